@@ -1,0 +1,25 @@
+"""The clock that is passed in: epoch microseconds that never run backwards within a process."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Anything that tells the time; tests pass one that they move by hand."""
+
+    def now_us(self) -> int:
+        """Returns the time in epoch microseconds. Does not block."""
+        ...
+
+
+class SystemClock:
+    """Wall-clock time at the start, moved on by the monotonic clock: comparable across processes, never backwards."""
+
+    def __init__(self) -> None:
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+
+    def now_us(self) -> int:
+        """Returns epoch microseconds. Does not block."""
+        return (time.monotonic_ns() + self._offset_ns) // 1_000

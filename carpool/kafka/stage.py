@@ -1,0 +1,141 @@
+"""The seam between the loop and a service: units go in, done work comes out, and Kafka is nowhere to be seen.
+
+The loop calls a stage from one thread (the polling thread); a stage gives results back through its `Sink` from any
+thread. Nothing here blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from carpool.errors import CarpoolError
+from schemas.errors import RecordError
+from schemas.record import Headers, Record, Source
+
+R = TypeVar("R", bound=Record)
+R_contra = TypeVar("R_contra", bound=Record, contravariant=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """A record as the broker gave it. `received_us`: epoch microseconds when it was polled."""
+
+    source: Source
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    received_us: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of key, value and headers, as credit counts them."""
+        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + headers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """A record to write. `partition` None: by the key, with Java's partitioner; a number: exactly there (lanes)."""
+
+    topic: str
+    key: bytes | None
+    value: bytes
+    headers: Headers = ()
+    partition: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit(Generic[R]):
+    """One input record and what it owes: `parts` results, of which an earlier life committed `parts_done`.
+
+    `id` is unique within the process: a unit that was revoked and read again is another unit.
+    """
+
+    id: int
+    record: R
+    message: Message
+    parts: int = 1
+    parts_done: frozenset[int] = field(default_factory=frozenset)
+
+    @property
+    def source(self) -> Source:
+        """Where the record was read."""
+        return self.message.source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """Acknowledged (unit id, part) pairs and the outputs that commit together with them, or not at all."""
+
+    parts: tuple[tuple[int, int], ...]
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credit:
+    """What a stage will take now, in records and bytes; none of either pauses its topic partitions."""
+
+    records: int
+    size_bytes: int
+
+
+class Sink(Protocol):
+    """Where a stage puts what it has done. Every call is thread-safe and returns at once; results come in any order."""
+
+    def done(self, done: Done) -> None:
+        """Hands over finished work. A normal return does not promise that it is committed: it may still be revoked."""
+        ...
+
+    def hint(self, output: Output) -> None:
+        """Sends a best-effort record, outside every commit: it may be lost, late or repeated."""
+        ...
+
+    def refuse(self, unit: Unit[Any], error: RecordError) -> None:
+        """Ends a whole unit of `rag.queries.v1` that turned out bad: dead letter, and a `failed` answer to its id."""
+        ...
+
+    def fail(self, error: CarpoolError) -> None:
+        """Reports that the service cannot go on: the loop stops consuming, is not ready, and the process ends."""
+        ...
+
+
+class Stage(Protocol[R_contra]):
+    """A service's work. All methods are called from the polling thread and must not block."""
+
+    def start(self, sink: Sink) -> None:
+        """Starts worker threads, if any. Called once, before anything else."""
+        ...
+
+    def credit(self) -> Credit:
+        """Returns what the stage will take now."""
+        ...
+
+    def offer(self, unit: Unit[R_contra], now_us: int) -> None:  # type: ignore[misc]
+        """Takes one unit, within the credit last given."""
+        ...
+
+    def tick(self, now_us: int, waiting: int) -> int | None:
+        """Closes windows, expires work; returns when to be called next (epoch microseconds), or None: when records come.
+
+        Called after every batch of offers. `waiting`: records known to wait at the broker; 0 means that nothing more is
+        there, so what is in hand should leave.
+        """
+        ...
+
+    def revoke(self, unit_ids: frozenset[int]) -> None:
+        """Forgets these units now; results that still come for them are discarded by the loop."""
+        ...
+
+    def drain(self, until_us: int) -> None:
+        """Says that nothing more comes: finish what is in hand. The loop goes on ticking until all is done, or `until_us`."""
+        ...
+
+    def not_ready(self) -> Sequence[str]:
+        """Returns what is missing before the stage can work (index, model, server), in words; empty when ready."""
+        ...
+
+    def close(self) -> None:
+        """Stops the worker threads and lets go of files. Called once, after the last tick; may block for a second."""
+        ...

@@ -1,0 +1,10 @@
+"""How is it set? Frozen sections of plain values, from defaults, a TOML file, the environment and flags, in that order.
+
+*Invariant:* settings are validated once, at start, all together. *Invariant:* a secret comes from the environment only
+and is never printed. Absent on purpose: globals; whoever needs a value is passed it.
+"""
+
+from carpool.settings.sections import Secret, Settings, describe, environment_name
+from carpool.settings.load import load_settings
+
+__all__ = ["Secret", "Settings", "describe", "environment_name", "load_settings"]

@@ -1,0 +1,75 @@
+"""The base of a section of settings, and what can be read off its type: names, units, defaults, documentation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+ENVIRONMENT_PREFIX = "CARPOOL_"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A section: plain values with defaults, each `Annotated[..., Meta(description=...)]`.
+
+    A description says what the value bounds, its unit, and what too low and too high do. `check` says what types cannot.
+    """
+
+    def check(self) -> list[str]:
+        """Returns what is wrong between the values of this section, each a sentence; empty when all is well."""
+        return []
+
+
+class Secret(msgspec.Struct, frozen=True):
+    """A value that is only read from the environment and prints as stars."""
+
+    value: str = ""
+
+    def __repr__(self) -> str:
+        """Returns stars, or nothing where the secret is unset."""
+        return "Secret('********')" if self.value else "Secret('')"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingDoc:
+    """One setting as `carpool config` shows it."""
+
+    section: str
+    name: str
+    environment: str
+    type_name: str
+    default: Any
+    description: str
+    is_secret: bool
+
+
+def environment_name(section: str, name: str) -> str:
+    """Returns the environment variable of a setting: CARPOOL_SECTION_NAME."""
+    return f"{ENVIRONMENT_PREFIX}{section}_{name}".upper()
+
+
+def describe(section: str, kind: type[Settings]) -> list[SettingDoc]:
+    """Returns the documentation of every setting of a section, in the order of its fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    docs = []
+    for field in msgspec.structs.fields(kind):
+        hint = hints[field.name]
+        description = ""
+        if get_origin(hint) is Annotated:
+            base, *extras = get_args(hint)
+            description = next((meta.description or "" for meta in extras if isinstance(meta, msgspec.Meta)), "")
+        else:
+            base = hint
+        docs.append(
+            SettingDoc(
+                section=section,
+                name=field.name,
+                environment=environment_name(section, field.name),
+                type_name=getattr(base, "__name__", str(base)) if not get_args(base) else str(base).replace("typing.", ""),
+                default=field.default if field.default is not msgspec.NODEFAULT else None,
+                description=description,
+                is_secret=base is Secret,
+            )
+        )
+    return docs

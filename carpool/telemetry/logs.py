@@ -1,0 +1,43 @@
+"""JSON log lines on standard error, one event a line (structlog, rendered by orjson)."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Literal
+
+import orjson
+import structlog
+
+LogFormat = Literal["json", "console"]
+
+
+def configure_logs(*, service: str, level: str = "info", log_format: LogFormat = "json") -> None:
+    """Sets up logging for this process, once, at start. Standard-library loggers end in the same lines.
+
+    Fields that identify work have fixed names: `query_id`, `trace_id`, `topic`, `partition`, `offset`.
+    """
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer(serializer=lambda event, **_: orjson.dumps(event, default=str).decode())
+        if log_format == "json"
+        else structlog.dev.ConsoleRenderer()
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processor=renderer, foreign_pre_chain=shared))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)

@@ -1,0 +1,238 @@
+"""Bytes and headers to records and back: CloudEvents 1.0 in binary and structured mode, bare JSON, bare text.
+
+What we write is binary mode (Kafka binding: attributes are `ce_` headers, the value is the JSON record). What an
+application may write to `rag.queries.v1` is any of the four (`records.md`, rule 1).
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from schemas.answer import Answer, PartialAnswer
+from schemas.errors import Reason, RecordError
+from schemas.group import Group
+from schemas.query import QUERY_BYTES_MAX, Query, check_query
+from schemas.record import Headers, Record, Source, header
+from schemas.retrieval import Retrieval
+
+R = TypeVar("R", bound=Record)
+
+CONTENT_TYPE = "content-type"
+JSON_TYPE = "application/json"
+STRUCTURED_TYPE = "application/cloudevents+json"
+TEXT_TYPE = "text/plain"
+SPEC_VERSION = "1.0"
+DEADLINE_HEADER = "rag-deadline-ms"
+PRIORITY_HEADER = "rag-priority"
+TENANT_HEADER = "rag-tenant"
+
+PASSED_ON = ("traceparent", "tracestate", "correlation_id", "reply_to", "rag-attempt")
+"""Headers of a query that every record made from it carries too."""
+
+EVENT_TYPES: dict[type[Record], str] = {
+    Query: "rag.query.submitted",
+    Group: "rag.group.planned",
+    Retrieval: "rag.retrieval.completed",
+    Answer: "rag.answer.completed",
+    PartialAnswer: "rag.answer.extended",
+}
+
+SCHEMAS: dict[type[Record], str] = {
+    Query: "urn:carpool:query:1",
+    Group: "urn:carpool:group:1",
+    Retrieval: "urn:carpool:retrieval:1",
+    Answer: "urn:carpool:answer:1",
+    PartialAnswer: "urn:carpool:partial-answer:1",
+}
+"""The version of each record, as the CloudEvents attribute `dataschema`. A reader refuses versions it does not know."""
+
+_encoder = msgspec.json.Encoder()
+_decoders: dict[type[Record], msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in EVENT_TYPES}
+
+
+def encode(record: Record, *, event_id: str, source: str, time_us: int, passed_on: Headers = ()) -> tuple[bytes, Headers]:
+    """Returns (value, headers) of `record` in CloudEvents binary mode.
+
+    `event_id` is stable: writing the same result twice gives the same id. `source` names the service, `time_us` is in
+    epoch microseconds, and of `passed_on` (the headers of the query) tracing and reply headers are copied.
+    """
+    time = datetime.fromtimestamp(time_us / 1_000_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    kind = type(record)
+    attributes = (
+        (CONTENT_TYPE, JSON_TYPE),
+        ("ce_specversion", SPEC_VERSION),
+        ("ce_id", event_id),
+        ("ce_source", source),
+        ("ce_type", EVENT_TYPES[kind]),
+        ("ce_time", time),
+        ("ce_dataschema", SCHEMAS[kind]),
+    )
+    headers = tuple((name, text.encode()) for name, text in attributes)
+    return _encoder.encode(record), headers + tuple(pair for pair in passed_on if pair[0] in PASSED_ON)
+
+
+def decode(kind: type[R], value: bytes | None, headers: Headers) -> R:
+    """Returns the record of an internal topic (binary mode or bare JSON). Raises `RecordError` that names the field."""
+    if not value:
+        raise RecordError("empty", "the record has no value")
+    _check_version(kind, _text(headers, "ce_specversion"), _text(headers, "ce_dataschema"))
+    return _decode_json(kind, value)
+
+
+def decode_query(value: bytes | None, headers: Headers, source: Source, bytes_max: int = QUERY_BYTES_MAX) -> Query:
+    """Returns the query of a record of `rag.queries.v1`, however its application wrote it, checked and with its id.
+
+    The id is header `ce_id`, else the body's, else UUIDv5 of (topic, partition, offset). Raises `RecordError`, whose
+    `query_id` is the id to answer to where one could be read.
+    """
+    try:
+        header_id = _text(headers, "ce_id")
+    except RecordError as error:
+        raise _identified(error, value) from None
+    try:
+        query = _decode_query(value, headers, source, bytes_max, header_id)
+        check_query(query)
+    except RecordError as error:
+        raise _identified(error, value if value and len(value) <= bytes_max else None, header_id) from None
+    return query
+
+
+def _decode_query(value: bytes | None, headers: Headers, source: Source, bytes_max: int, header_id: str | None) -> Query:
+    if not value:
+        raise RecordError("empty", "the record has no value; send a question")
+    if len(value) > bytes_max:
+        raise RecordError("too_large", f"the query is {len(value)} bytes; at most {bytes_max} are accepted")
+    content_type = (_text(headers, CONTENT_TYPE) or _sniff(value)).split(";")[0].strip().lower()
+    if content_type == TEXT_TYPE:
+        _check_version(Query, _text(headers, "ce_specversion"), _text(headers, "ce_dataschema"))
+        body: dict[str, Any] = {"text": _utf8(value)}
+    elif content_type == STRUCTURED_TYPE:
+        event = _json_object(value)
+        if event.get("specversion") is None:
+            raise RecordError("bad_envelope", "a structured CloudEvent needs `specversion`", field="$.specversion")
+        for name in ("specversion", "dataschema", "id"):
+            if not isinstance(event.get(name), str | None):
+                raise RecordError("bad_envelope", f"`{name}` must be a string", field=f"$.{name}")
+        _check_version(Query, event["specversion"], event.get("dataschema"))
+        data = event.get("data")
+        if not isinstance(data, dict | str):
+            raise RecordError("missing_field", "a structured CloudEvent needs `data`: a query or a text", field="$.data")
+        body = {"text": data} if isinstance(data, str) else data
+        header_id = header_id or event.get("id")
+    elif content_type == JSON_TYPE or content_type.endswith("+json"):
+        _check_version(Query, _text(headers, "ce_specversion"), _text(headers, "ce_dataschema"))
+        body = _json_object(value)
+    else:
+        raise RecordError("bad_envelope", f"content-type {content_type!r} is not known; use {JSON_TYPE} or {TEXT_TYPE}")
+    body = {**body, **_header_wishes(headers)}
+    fallback = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kafka:{source.topic}/{source.partition}/{source.offset}"))
+    if header_id is not None:
+        body["query_id"] = header_id
+    elif body.get("query_id") is None:
+        body["query_id"] = fallback
+    # Decoded from bytes, not converted: base64 of vectors and raw JSON of filters are the decoder's business.
+    return _decode_json(Query, _encoder.encode(body))
+
+
+def _header_wishes(headers: Headers) -> dict[str, Any]:
+    """What the headers say of a query; where header and body both say something, the header wins (rule 2)."""
+    wishes: dict[str, Any] = {}
+    for name, field in ((DEADLINE_HEADER, "deadline"), (PRIORITY_HEADER, "priority")):
+        text = _text(headers, name)
+        if text is not None:
+            try:
+                wishes[field] = int(text)
+            except ValueError:
+                raise RecordError("wrong_type", f"header {name}: {text[:40]!r} is not a whole number", field=name) from None
+    tenant = _text(headers, TENANT_HEADER)
+    if tenant is not None:
+        wishes["tenant"] = tenant
+    return wishes
+
+
+def _sniff(value: bytes) -> str:
+    """The content type of a value that came without one: what begins like JSON is JSON, anything else a question."""
+    return JSON_TYPE if value.lstrip()[:1] in (b"{", b"[") else TEXT_TYPE
+
+
+def _check_version(kind: type[Record], spec_version: str | None, schema: str | None) -> None:
+    if spec_version not in (None, SPEC_VERSION):
+        raise RecordError("unknown_version", f"CloudEvents {spec_version!r} is not known; use {SPEC_VERSION}")
+    if schema is not None and schema.startswith("urn:carpool:") and schema != SCHEMAS[kind]:
+        raise RecordError("unknown_version", f"{schema!r} is not known to this build, which reads {SCHEMAS[kind]!r}")
+
+
+def _text(headers: Headers, name: str) -> str | None:
+    value = header(headers, name)
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise RecordError("bad_envelope", f"header {name} is not UTF-8", field=name) from None
+
+
+def _utf8(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise RecordError("invalid_utf8", f"the value is not UTF-8: byte {error.start} ({error.reason})") from None
+
+
+def _json_object(value: bytes) -> dict[str, Any]:
+    _utf8(value)
+    try:
+        body = msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RecordError("not_json", f"the value is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise RecordError("wrong_type", f"the value is a JSON {type(body).__name__}, not an object", field="$")
+    return body
+
+
+def _decode_json(kind: type[R], value: bytes) -> R:
+    try:
+        record: R = _decoders[kind].decode(value)
+        return record
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        _utf8(value)
+        raise RecordError("not_json", f"the value is not JSON: {error}") from None
+    except UnicodeDecodeError as error:
+        raise RecordError("invalid_utf8", f"the value is not UTF-8: {error.reason}") from None
+
+
+def _invalid(message: str) -> RecordError:
+    """Sorts msgspec's message, such as "Expected `int`, got `str` - at `$.top_k`", into a reason and a field."""
+    text, _, path = message.partition(" - at `")
+    field = path.rstrip("`") or "$"
+    reason: Reason = "invalid_value"
+    if "missing required field" in text:
+        reason = "missing_field"
+        field = f"{field}.{text.rsplit('`', 2)[1]}"
+    elif ", got `" in text:
+        reason = "wrong_type"
+    return RecordError(reason, f"{field}: {text}", field=field)
+
+
+def _identified(error: RecordError, value: bytes | None, header_id: str | None = None) -> RecordError:
+    """Adds the id to answer to, where one can still be read: from the header, or out of a body that is otherwise bad."""
+    query_id = error.query_id or header_id
+    if query_id is None and value:
+        try:
+            body = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            body = None
+        if isinstance(body, dict):
+            data = body.get("data")
+            named = (body.get("id") if "specversion" in body else None, body.get("query_id"))
+            inner = (data.get("query_id"),) if isinstance(data, dict) else ()
+            query_id = next((name for name in named + inner if isinstance(name, str)), None)
+    if query_id is not None and not 1 <= len(query_id) <= 256:
+        query_id = None
+    return RecordError(error.reason, str(error), field=error.field, query_id=query_id)

@@ -1,0 +1,59 @@
+"""The record of `rag.groups.v1`: queries that share clusters, in search order, and advice on what comes next."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from schemas.query import Query
+from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, Source
+
+
+class GroupedQuery(Record, frozen=True, kw_only=True):
+    """One query of a group. `vector` is (dim,) little-endian float32, L2-normalised; `clusters` is C(q), nearest first.
+
+    `query` is as published, less its vector. Times are epoch microseconds; `timings_us` holds what the stages so far took.
+    """
+
+    query: Query
+    source: Source
+    headers: Headers = ()
+    arrival_us: NonNegative
+    deadline_us: NonNegative | None = None
+    vector: bytes
+    clusters: Annotated[tuple[ClusterId, ...], msgspec.Meta(min_length=1)]
+    timings_us: dict[str, int] = {}
+
+
+class NextGroup(Record, frozen=True, kw_only=True):
+    """The first query of the next group of this lane and its clusters (CaGR-RAG, Eq. 4-5)."""
+
+    query_id: Identifier
+    clusters: tuple[ClusterId, ...]
+
+
+class HorizonEntry(Record, frozen=True, kw_only=True):
+    """When a cluster is needed next: `windows` from now, by `queries` queries."""
+
+    cluster: ClusterId
+    windows: NonNegative
+    queries: NonNegative
+
+
+class Group(Record, frozen=True, kw_only=True):
+    """An ordered group of one window (CaGR-RAG, Eq. 5). `next` and `horizon` are advice: they never change a result."""
+
+    index_version: Identifier
+    centroids_fingerprint: Identifier
+    embedding_model: Identifier
+    grouper: Identifier
+    window_id: NonNegative
+    lane: NonNegative
+    lane_count: Annotated[int, msgspec.Meta(ge=1)]
+    sequence: NonNegative
+    groups_in_window_for_lane: Annotated[int, msgspec.Meta(ge=1)]
+    queries: Annotated[tuple[GroupedQuery, ...], msgspec.Meta(min_length=1)]
+    clusters: tuple[ClusterId, ...]
+    next: NextGroup | None = None
+    horizon: tuple[HorizonEntry, ...] = ()

@@ -1,0 +1,115 @@
+"""The record of `rag.queries.v1`: a question, and what its asker wishes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from schemas.errors import RecordError
+from schemas.record import Identifier, NonNegative, Record
+
+QUERY_BYTES_MAX = 256 * 1024
+TOP_K_MAX = 100
+NPROBE_MAX = 65_536
+
+
+class Generation(Record, frozen=True, kw_only=True):
+    """Wishes for the generated answer; what is unset is the generator's default."""
+
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=32_768)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    seed: int | None = None
+    template: Identifier | None = None
+
+
+class History(Record, frozen=True, kw_only=True):
+    """What an earlier round of the same workflow found (*later*: refused by this build)."""
+
+    clusters: Annotated[tuple[int, ...], msgspec.Meta(max_length=20)] = ()
+    doc_ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=20)] = ()
+
+
+class Workflow(Record, frozen=True, kw_only=True):
+    """The place of a query in a graph of queries (*later*: refused by this build)."""
+
+    root_id: Identifier
+    parent_id: Identifier | None = None
+    node: str | None = None
+    round: NonNegative = 0
+
+
+class Query(Record, frozen=True, kw_only=True):
+    """A question as it was published.
+
+    At least one of `text` and `vector` is set. `vector` is little-endian float32, base64 in JSON, and comes with
+    `embedding_model`, the fingerprint of the model that made it. `deadline` is in epoch milliseconds. `priority`: lower
+    is sooner, as in vLLM.
+    """
+
+    query_id: Identifier
+    text: Annotated[str, msgspec.Meta(max_length=65_536)] | None = None
+    vector: bytes | None = None
+    embedding_model: Identifier | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=1, le=TOP_K_MAX)] | None = None
+    nprobe: Annotated[int, msgspec.Meta(ge=1, le=NPROBE_MAX)] | None = None
+    recall_target: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    deadline: NonNegative | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-1_000, le=1_000)] = 0
+    tenant: Identifier | None = None
+    filter: msgspec.Raw | None = None
+    conversation_id: Identifier | None = None
+    generation: Generation | None = None
+    drafts: bool = False
+    history: History | None = None
+    workflow: Workflow | None = None
+    speculative: bool = False
+    supersedes: Identifier | None = None
+
+
+NOT_YET: tuple[tuple[str, str], ...] = (
+    ("tenant", "tenants are not isolated by this build, so it will not take a query that asks for it"),
+    ("filter", "filters are not applied by this build"),
+    ("recall_target", "recall targets are not calibrated by this build; set nprobe"),
+    ("drafts", "drafts are not sent by this build"),
+    ("history", "history is not used by this build"),
+    ("workflow", "workflows are not run by this build"),
+    ("speculative", "speculative queries are not scheduled by this build"),
+    ("supersedes", "queries cannot be superseded in this build"),
+)
+
+
+def check_query(query: Query) -> None:
+    """Checks what types cannot say: a question is there, vector and model come together, every wish can be met.
+
+    Raises `RecordError` that names the field. Dimension and fingerprint are the grouper's to check: it has the index.
+    """
+
+    def refuse(field: str, message: str) -> RecordError:
+        return RecordError("invalid_value", f"{field}: {message}", field=f"$.{field}", query_id=query.query_id)
+
+    if query.text is None and query.vector is None:
+        raise RecordError(
+            "missing_field",
+            "a query needs `text` or `vector`: neither is set",
+            field="$.text",
+            query_id=query.query_id,
+        )
+    if query.text is not None:
+        if "\x00" in query.text:
+            raise refuse("text", "holds NUL characters; send plain text")
+        if not query.text.strip():
+            raise refuse("text", "is blank; send a question")
+    if query.vector is not None:
+        if not query.vector or len(query.vector) % 4:
+            raise refuse("vector", f"holds {len(query.vector)} bytes, not a whole number of float32 values")
+        if query.embedding_model is None:
+            raise RecordError(
+                "missing_field",
+                "embedding_model: a vector needs the fingerprint of the model that made it (`carpool index stats`)",
+                field="$.embedding_model",
+                query_id=query.query_id,
+            )
+    for field, why in NOT_YET:
+        if getattr(query, field):
+            raise RecordError("unsupported", f"{field}: {why}", field=f"$.{field}", query_id=query.query_id)

@@ -1,0 +1,38 @@
+"""The base of every record, and the parts that several records share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, NewType
+
+import msgspec
+
+ClusterId = NewType("ClusterId", int)
+
+Headers = tuple[tuple[str, bytes | None], ...]
+"""Kafka headers in order; names may repeat and a value may be null. In JSON a value is base64."""
+
+Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A value that travels. Unknown fields are ignored (`records.md`, rule 5); fields at their default are left out."""
+
+
+class Source(Record, frozen=True, kw_only=True):
+    """Where a query was read: names one input record for good, and is what is acknowledged in the end."""
+
+    topic: Annotated[str, msgspec.Meta(min_length=1)]
+    partition: NonNegative
+    offset: NonNegative
+    timestamp_ms: int = 0
+
+
+def header(headers: Iterable[tuple[str, bytes | None]], name: str) -> bytes | None:
+    """Returns the last value of the header `name` (Kafka's rule for repeated names), or None."""
+    found = None
+    for key, value in headers:
+        if key == name:
+            found = value
+    return found
