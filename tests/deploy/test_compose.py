@@ -1,0 +1,76 @@
+"""The compose stack: valid, complete under each profile, hardened, and its commands are commands that run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = ROOT / "docker-compose.yml"
+PROFILES: tuple[tuple[str, ...], ...] = ((), ("cpu",), ("gpu",))
+RUN_AS_NON_ROOT_BY_THEIR_IMAGE = {"kafka", "kafka-ui"}
+END_BY_THEMSELVES = {"topics", "index", "models"}
+
+
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]
+    return found
+
+
+def enabled(profiles: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    return {
+        name: it for name, it in services().items() if not it.get("profiles") or set(profiles) & set(it["profiles"])
+    }
+
+
+@pytest.mark.compose
+@pytest.mark.parametrize("profiles", PROFILES, ids=lambda profiles: "+".join(profiles) or "none")
+def test_the_specifications_own_parser_accepts_it(profiles: tuple[str, ...], tmp_path: Path) -> None:
+    document = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
+    document["services"] = enabled(profiles)
+    reduced = ROOT / f".carpool-compose-test-{os.getpid()}.yml"  # beside the real one: paths in it are relative
+    reduced.write_text(yaml.safe_dump(document), encoding="utf-8")
+    try:
+        for file in (COMPOSE, reduced):
+            done = subprocess.run(
+                [os.environ["CARPOOL_COMPOSE_CONFIG"], "-format", "json", file],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+    finally:
+        reduced.unlink()
+    assert set(json.loads(done.stdout)["services"]) == set(enabled(profiles))
+
+
+@pytest.mark.parametrize("profiles", PROFILES, ids=lambda profiles: "+".join(profiles) or "none")
+def test_whatever_a_service_waits_for_is_there_under_the_same_profile(profiles: tuple[str, ...]) -> None:
+    here = enabled(profiles)
+    waits = {(name, other) for name, it in here.items() for other in it.get("depends_on", {})}
+    assert {pair for pair in waits if pair[1] not in here} == set()
+
+
+@pytest.mark.parametrize("name", sorted(services()))
+def test_a_service_gives_up_what_it_does_not_need(name: str) -> None:
+    it = services()[name]
+    assert it["cap_drop"] == ["ALL"]
+    assert it["security_opt"] == ["no-new-privileges:true"]
+    assert not it.get("privileged")
+    assert it.get("user", "0").split(":")[0] != "0" or name in RUN_AS_NON_ROOT_BY_THEIR_IMAGE
+    assert all(str(port).startswith("127.0.0.1:") for port in it.get("ports", []))
+    assert ("healthcheck" in it) is (name not in END_BY_THEMSELVES)
+
+
+@pytest.mark.parametrize("name", sorted(services()))
+def test_images_are_pinned_to_a_version(name: str) -> None:
+    image, _, tag = services()[name]["image"].rpartition(":")
+    assert image
+    assert any(character.isdigit() for character in tag)
+    assert not image.startswith("bitnami/")

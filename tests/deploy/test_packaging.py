@@ -1,0 +1,95 @@
+"""The locks, the light base install, and the lines that say what a machine lacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = ("base", "services", "vllm", "dev")
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split(" ;")[0].split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_all_locks_agree_on_every_version() -> None:
+    every = [(package, version) for name in LOCKS for package, version in pins(name).items()]
+    versions = dict(every)
+    assert [pin for pin in every if versions[pin[0]] != pin[1]] == []
+    assert pins("base").items() <= pins("services").items() <= pins("dev").items()
+    assert pins("services").items() <= pins("vllm").items()
+
+
+@pytest.mark.parametrize("name", [*LOCKS, "demo"])
+def test_a_lock_holds_exact_pins_and_no_places(name: str) -> None:
+    for line in (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8").splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[a-z0-9_.-]+==[a-z0-9_.+]+( ; .*)?", line), line
+
+
+def test_the_client_needs_neither_torch_nor_faiss_nor_numpy() -> None:
+    assert {"torch", "faiss-cpu", "numpy", "openai", "scikit-learn", "sentence-transformers"}.isdisjoint(pins("base"))
+
+
+NEEDY = """
+import pytest
+@pytest.mark.kafka
+def test_one(): ...
+@pytest.mark.kafka
+def test_two(): ...
+@pytest.mark.kafka
+def test_skips_itself(): pytest.skip("no port")
+@pytest.mark.slow
+def test_long(): ...
+def test_plain(): ...
+"""
+
+
+def run_needy(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    shutil.copy(ROOT / "tests/conftest.py", folder / "conftest.py")
+    shutil.copy(ROOT / "pyproject.toml", folder / "pyproject.toml")
+    (folder / "test_needy.py").write_text(NEEDY, encoding="utf-8")
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("CARPOOL_", "KAFKA_", "PYTEST_"))
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_needy.py"],
+        cwd=folder, env={**inherited, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_what_is_lacking_is_said_once_with_its_reason(tmp_path: Path) -> None:
+    done = run_needy(tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "kafka: 3 tests skipped: KAFKA_HOME is not set" in done.stdout
+    assert "slow: 1 test skipped: --run-slow was not given" in done.stdout
+
+
+def test_a_skip_for_want_of_something_required_fails_the_run(tmp_path: Path) -> None:
+    done = run_needy(tmp_path, CARPOOL_REQUIRE="kafka")
+    assert done.returncode == 1
+    assert "CARPOOL_REQUIRE names kafka, and its tests were skipped" in done.stdout
+
+
+def test_a_test_that_skips_itself_although_its_need_is_met_fails_a_run_that_requires_it(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/java").write_text("#!/bin/sh\n")
+    (tmp_path / "bin/java").chmod(0o755)
+    (tmp_path / "libs").mkdir()
+    (tmp_path / "libs/some.jar").touch()
+    here = {"KAFKA_HOME": str(tmp_path), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    assert run_needy(tmp_path, **here).returncode == 0
+    assert run_needy(tmp_path, **here, CARPOOL_REQUIRE="kafka").returncode == 1
+
+
+def test_requiring_what_no_test_needs_is_an_error(tmp_path: Path) -> None:
+    done = run_needy(tmp_path, CARPOOL_REQUIRE="kafak")
+    assert done.returncode == 4
+    assert "kafak" in done.stderr
