@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from schemas.errors import RecordError
 
-__all__ = ["CarpoolError", "ConfigError", "CorruptionError", "DeploymentError", "FencedError", "RecordError", "RetryableError"]
+__all__ = [
+    "CarpoolError",
+    "ConfigError",
+    "CorruptionError",
+    "DeploymentError",
+    "FencedError",
+    "RecordError",
+    "RetryableError",
+]
 
 
 class CarpoolError(Exception):

@@ -86,7 +86,7 @@ class Answer(Record, frozen=True, kw_only=True):
     finish_reason: str | None = None
     usage: Usage | None = None
     model: str | None = None
-    timings_ms: dict[str, float] = {}
+    timings_ms: dict[str, float] = msgspec.field(default_factory=dict)
     cache: CacheUse | None = None
     provenance: Provenance | None = None
     error: AnswerError | None = None

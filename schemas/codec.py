@@ -54,7 +54,9 @@ _encoder = msgspec.json.Encoder()
 _decoders: dict[type[Record], msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in EVENT_TYPES}
 
 
-def encode(record: Record, *, event_id: str, source: str, time_us: int, passed_on: Headers = ()) -> tuple[bytes, Headers]:
+def encode(
+    record: Record, *, event_id: str, source: str, time_us: int, passed_on: Headers = ()
+) -> tuple[bytes, Headers]:
     """Returns (value, headers) of `record` in CloudEvents binary mode.
 
     `event_id` is stable: writing the same result twice gives the same id. `source` names the service, `time_us` is in
@@ -101,41 +103,46 @@ def decode_query(value: bytes | None, headers: Headers, source: Source, bytes_ma
     return query
 
 
-def _decode_query(value: bytes | None, headers: Headers, source: Source, bytes_max: int, header_id: str | None) -> Query:
+def _decode_query(
+    value: bytes | None, headers: Headers, source: Source, bytes_max: int, header_id: str | None
+) -> Query:
     if not value:
         raise RecordError("empty", "the record has no value; send a question")
     if len(value) > bytes_max:
         raise RecordError("too_large", f"the query is {len(value)} bytes; at most {bytes_max} are accepted")
     content_type = (_text(headers, CONTENT_TYPE) or _sniff(value)).split(";")[0].strip().lower()
-    if content_type == TEXT_TYPE:
-        _check_version(Query, _text(headers, "ce_specversion"), _text(headers, "ce_dataschema"))
-        body: dict[str, Any] = {"text": _utf8(value)}
-    elif content_type == STRUCTURED_TYPE:
-        event = _json_object(value)
-        if event.get("specversion") is None:
-            raise RecordError("bad_envelope", "a structured CloudEvent needs `specversion`", field="$.specversion")
-        for name in ("specversion", "dataschema", "id"):
-            if not isinstance(event.get(name), str | None):
-                raise RecordError("bad_envelope", f"`{name}` must be a string", field=f"$.{name}")
-        _check_version(Query, event["specversion"], event.get("dataschema"))
-        data = event.get("data")
-        if not isinstance(data, dict | str):
-            raise RecordError("missing_field", "a structured CloudEvent needs `data`: a query or a text", field="$.data")
-        body = {"text": data} if isinstance(data, str) else data
-        header_id = header_id or event.get("id")
-    elif content_type == JSON_TYPE or content_type.endswith("+json"):
-        _check_version(Query, _text(headers, "ce_specversion"), _text(headers, "ce_dataschema"))
-        body = _json_object(value)
+    event_id: str | None = None
+    if content_type == STRUCTURED_TYPE:
+        body, event_id = _structured(value)
     else:
-        raise RecordError("bad_envelope", f"content-type {content_type!r} is not known; use {JSON_TYPE} or {TEXT_TYPE}")
-    body = {**body, **_header_wishes(headers)}
+        _check_version(Query, _text(headers, "ce_specversion"), _text(headers, "ce_dataschema"))
+        if content_type == TEXT_TYPE:
+            body = {"text": _utf8(value)}
+        elif content_type == JSON_TYPE or content_type.endswith("+json"):
+            body = _json_object(value)
+        else:
+            raise RecordError(
+                "bad_envelope", f"content-type {content_type!r} is not known; use {JSON_TYPE} or {TEXT_TYPE}"
+            )
     fallback = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kafka:{source.topic}/{source.partition}/{source.offset}"))
-    if header_id is not None:
-        body["query_id"] = header_id
-    elif body.get("query_id") is None:
-        body["query_id"] = fallback
+    named = next((name for name in (header_id, event_id, body.get("query_id")) if name is not None), fallback)
     # Decoded from bytes, not converted: base64 of vectors and raw JSON of filters are the decoder's business.
-    return _decode_json(Query, _encoder.encode(body))
+    return _decode_json(Query, _encoder.encode({**body, **_header_wishes(headers), "query_id": named}))
+
+
+def _structured(value: bytes) -> tuple[dict[str, Any], str | None]:
+    """Returns (body, event id) of a structured CloudEvent, whose `data` is a query or a text."""
+    event = _json_object(value)
+    if event.get("specversion") is None:
+        raise RecordError("bad_envelope", "a structured CloudEvent needs `specversion`", field="$.specversion")
+    for name in ("specversion", "dataschema", "id"):
+        if not isinstance(event.get(name), str | None):
+            raise RecordError("bad_envelope", f"`{name}` must be a string", field=f"$.{name}")
+    _check_version(Query, event["specversion"], event.get("dataschema"))
+    data = event.get("data")
+    if not isinstance(data, dict | str):
+        raise RecordError("missing_field", "a structured CloudEvent needs `data`: a query or a text", field="$.data")
+    return ({"text": data} if isinstance(data, str) else data), event.get("id")
 
 
 def _header_wishes(headers: Headers) -> dict[str, Any]:
@@ -147,7 +154,9 @@ def _header_wishes(headers: Headers) -> dict[str, Any]:
             try:
                 wishes[field] = int(text)
             except ValueError:
-                raise RecordError("wrong_type", f"header {name}: {text[:40]!r} is not a whole number", field=name) from None
+                raise RecordError(
+                    "wrong_type", f"header {name}: {text[:40]!r} is not a whole number", field=name
+                ) from None
     tenant = _text(headers, TENANT_HEADER)
     if tenant is not None:
         wishes["tenant"] = tenant

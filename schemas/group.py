@@ -23,7 +23,7 @@ class GroupedQuery(Record, frozen=True, kw_only=True):
     deadline_us: NonNegative | None = None
     vector: bytes
     clusters: Annotated[tuple[ClusterId, ...], msgspec.Meta(min_length=1)]
-    timings_us: dict[str, int] = {}
+    timings_us: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class NextGroup(Record, frozen=True, kw_only=True):

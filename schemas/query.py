@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from schemas.errors import RecordError
+from schemas.errors import Reason, RecordError
 from schemas.record import Identifier, NonNegative, Record
 
 QUERY_BYTES_MAX = 256 * 1024
@@ -85,31 +85,23 @@ def check_query(query: Query) -> None:
     Raises `RecordError` that names the field. Dimension and fingerprint are the grouper's to check: it has the index.
     """
 
-    def refuse(field: str, message: str) -> RecordError:
-        return RecordError("invalid_value", f"{field}: {message}", field=f"$.{field}", query_id=query.query_id)
-
     if query.text is None and query.vector is None:
-        raise RecordError(
-            "missing_field",
-            "a query needs `text` or `vector`: neither is set",
-            field="$.text",
-            query_id=query.query_id,
-        )
+        raise _refusal(query, "text", "a query needs `text` or `vector`: neither is set", "missing_field")
     if query.text is not None:
         if "\x00" in query.text:
-            raise refuse("text", "holds NUL characters; send plain text")
+            raise _refusal(query, "text", "holds NUL characters; send plain text")
         if not query.text.strip():
-            raise refuse("text", "is blank; send a question")
+            raise _refusal(query, "text", "is blank; send a question")
     if query.vector is not None:
         if not query.vector or len(query.vector) % 4:
-            raise refuse("vector", f"holds {len(query.vector)} bytes, not a whole number of float32 values")
+            raise _refusal(query, "vector", f"holds {len(query.vector)} bytes, not a whole number of float32 values")
         if query.embedding_model is None:
-            raise RecordError(
-                "missing_field",
-                "embedding_model: a vector needs the fingerprint of the model that made it (`carpool index stats`)",
-                field="$.embedding_model",
-                query_id=query.query_id,
-            )
+            why = "a vector needs the fingerprint of the model that made it (`carpool index stats` shows the index's)"
+            raise _refusal(query, "embedding_model", why, "missing_field")
     for field, why in NOT_YET:
         if getattr(query, field):
-            raise RecordError("unsupported", f"{field}: {why}", field=f"$.{field}", query_id=query.query_id)
+            raise _refusal(query, field, why, "unsupported")
+
+
+def _refusal(query: Query, field: str, why: str, reason: Reason = "invalid_value") -> RecordError:
+    return RecordError(reason, f"{field}: {why}", field=f"$.{field}", query_id=query.query_id)

@@ -58,7 +58,7 @@ class Retrieval(Record, frozen=True, kw_only=True):
     skipped_clusters: tuple[ClusterId, ...]
     probes: tuple[Probe, ...] = ()
     bytes_read: NonNegative = 0
-    timings_us: dict[str, int] = {}
+    timings_us: dict[str, int] = msgspec.field(default_factory=dict)
     batch_size: NonNegative = 0
     completed_us: NonNegative = 0
     clusters_done: NonNegative | None = None

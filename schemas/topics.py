@@ -6,8 +6,6 @@ from typing import Literal
 
 import msgspec
 
-from schemas.query import QUERY_BYTES_MAX
-
 KIB = 1024
 MIB = 1024 * KIB
 HOUR_MS = 3_600_000
@@ -87,6 +85,3 @@ QUERIES_DEAD = dead_letters_of(QUERIES)
 TOPICS: tuple[Topic, ...] = (QUERIES, GROUPS, RETRIEVALS, ANSWERS, PARTIAL_ANSWERS, QUERIES_DEAD)
 
 MESSAGE_BYTES_MAX = max(topic.max_message_bytes for topic in TOPICS)
-
-if QUERY_BYTES_MAX >= QUERIES.max_message_bytes:  # a query over its limit must still reach us, to be refused in words
-    raise AssertionError("the topic of queries must take more than the largest query that is accepted")

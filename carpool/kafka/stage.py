@@ -15,7 +15,6 @@ from schemas.errors import RecordError
 from schemas.record import Headers, Record, Source
 
 R = TypeVar("R", bound=Record)
-R_contra = TypeVar("R_contra", bound=Record, contravariant=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +100,7 @@ class Sink(Protocol):
         ...
 
 
-class Stage(Protocol[R_contra]):
+class Stage(Protocol[R]):
     """A service's work. All methods are called from the polling thread and must not block."""
 
     def start(self, sink: Sink) -> None:
@@ -112,7 +111,7 @@ class Stage(Protocol[R_contra]):
         """Returns what the stage will take now."""
         ...
 
-    def offer(self, unit: Unit[R_contra], now_us: int) -> None:  # type: ignore[misc]
+    def offer(self, unit: Unit[R], now_us: int) -> None:
         """Takes one unit, within the credit last given."""
         ...
 

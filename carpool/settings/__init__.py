@@ -4,7 +4,7 @@
 and is never printed. Absent on purpose: globals; whoever needs a value is passed it.
 """
 
-from carpool.settings.sections import Secret, Settings, describe, environment_name
 from carpool.settings.load import load_settings
+from carpool.settings.sections import Secret, Settings, describe, environment_name
 
 __all__ = ["Secret", "Settings", "describe", "environment_name", "load_settings"]

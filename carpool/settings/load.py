@@ -43,7 +43,9 @@ def load_settings(
         except msgspec.ValidationError as error:
             problems.append(f"[{name}] {error}")
     if problems:
-        raise ConfigError("the settings do not fit:\n  " + "\n  ".join(problems) + "\n`carpool config` documents each one.")
+        raise ConfigError(
+            "the settings do not fit:\n  " + "\n  ".join(problems) + "\n`carpool config` documents each one."
+        )
     return kind(**built)
 
 

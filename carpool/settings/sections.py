@@ -66,7 +66,9 @@ def describe(section: str, kind: type[Settings]) -> list[SettingDoc]:
                 section=section,
                 name=field.name,
                 environment=environment_name(section, field.name),
-                type_name=getattr(base, "__name__", str(base)) if not get_args(base) else str(base).replace("typing.", ""),
+                type_name=getattr(base, "__name__", str(base))
+                if not get_args(base)
+                else str(base).replace("typing.", ""),
                 default=field.default if field.default is not msgspec.NODEFAULT else None,
                 description=description,
                 is_secret=base is Secret,

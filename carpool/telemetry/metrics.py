@@ -27,25 +27,35 @@ class Metrics:
         # The loop
         self.records_consumed = counter("records_consumed_total", "Records taken in. A halt means no work.", "topic")
         self.records_produced = counter("records_produced_total", "Records acknowledged by the brokers.", "topic")
-        self.hints_dropped = counter("hints_dropped_total", "Best-effort records that were lost. A rise: brokers are slow.")
+        self.hints_dropped = counter(
+            "hints_dropped_total", "Best-effort records that were lost. A rise: brokers are slow."
+        )
         self.dead_letters = counter("dead_letters_total", "Records refused. A rise: somebody sends rubbish.", "reason")
         self.answers = counter("answers_total", "Terminal answers by status.", "stage", "status")
         self.commits = counter("commits_total", "Commits by outcome. A rise of failures: brokers refuse.", "outcome")
         self.commit_seconds = histogram("commit_seconds", "Time of a commit, outputs included.", SECONDS)
         self.units_in_flight = gauge("units_in_flight", "Input records taken in and not yet committed.")
         self.bytes_in_flight = gauge("bytes_in_flight", "Bytes of the input records in flight.")
-        self.lag_records = gauge("lag_records", "Records waiting, from position(). A rise: too slow.", "topic", "partition")
+        self.lag_records = gauge(
+            "lag_records", "Records waiting, from position(). A rise: too slow.", "topic", "partition"
+        )
         self.lag_seconds = gauge("lag_seconds", "Age of the newest record taken in. A rise: too slow.")
         self.paused_seconds = counter("paused_seconds_total", "Time with intake paused for lack of credit.")
-        self.rebalances = counter("rebalances_total", "Assignments and revocations. A rise: members come and go.", "event")
+        self.rebalances = counter(
+            "rebalances_total", "Assignments and revocations. A rise: members come and go.", "event"
+        )
         self.done_discarded = counter("done_discarded_total", "Finished parts whose partition was lost meanwhile.")
-        self.last_progress_seconds = gauge("last_progress_timestamp_seconds", "Epoch seconds of the last commit or idle poll.")
+        self.last_progress_seconds = gauge(
+            "last_progress_timestamp_seconds", "Epoch seconds of the last commit or idle poll."
+        )
         self.stage_seconds = histogram("stage_seconds", "Time of one stage of a query.", SECONDS, "stage")
         # The grouper
         self.window_queries = histogram("window_queries", "Queries a window. A rise: backlog.", COUNTS)
         self.window_wait_seconds = histogram("window_wait_seconds", "Wait of a query for its window to close.", SECONDS)
         self.group_queries = histogram("group_queries", "Queries a group. A rise: more sharing.", COUNTS)
-        self.group_overlap = histogram("group_overlap_ratio", "Share of a group's probes that are not its first.", SHARES)
+        self.group_overlap = histogram(
+            "group_overlap_ratio", "Share of a group's probes that are not its first.", SHARES
+        )
         # The searcher
         self.cluster_requests = counter("cluster_requests_total", "Clusters asked for, by tier where found.", "tier")
         self.bytes_read = counter("bytes_read_total", "Bytes read from the index.", "purpose")

@@ -1,0 +1,262 @@
+"""How finished work becomes durable: outputs first, then the offsets they acknowledge, on a thread of its own.
+
+*At least once*: outputs are written and acknowledged by the brokers; then their parts count as complete; then the moved
+offsets are committed, with what is complete above them in the metadata. A crash between the two writes an output again,
+under the same record id. Order of steps: `send` → `acknowledged` → `complete` → `commit`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from carpool.clock import Clock
+from carpool.errors import CarpoolError, DeploymentError, FencedError, RetryableError
+from carpool.kafka.clients import ConsumerClient, ProducerClient, TopicPartition
+from carpool.kafka.ledger import WorkLedger
+from carpool.kafka.settings import METADATA_BYTES_MAX
+from carpool.kafka.stage import Done, Output, Unit
+from carpool.telemetry.metrics import Metrics
+
+log = structlog.get_logger()
+
+IDLE_WAIT_S = 0.05
+SENDING_WAIT_S = 0.002
+COMMIT_RETRY_US = 500_000
+
+
+@dataclass(slots=True)
+class _Sending:
+    """Finished work on its way to the brokers; `unacknowledged` outputs are not confirmed yet."""
+
+    done: Done
+    unacknowledged: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unacknowledged = len(self.done.outputs)
+
+
+class AtLeastOnceDelivery:
+    """Writes outputs, then commits. `submit` and `hint` are thread-safe; all else is its own thread's."""
+
+    def __init__(
+        self,
+        *,
+        ledger: WorkLedger,
+        consumer: ConsumerClient,
+        make_producer: Callable[[], ProducerClient],
+        make_hint_producer: Callable[[], ProducerClient],
+        clock: Clock,
+        metrics: Metrics,
+        commit_interval_ms: int,
+        reoffer: Callable[[list[Unit[Any]]], None],
+        fail: Callable[[CarpoolError], None],
+        queue_max: int = 10_000,
+    ) -> None:
+        """`reoffer` gets the units whose finished work was discarded because it shared outputs with a lost partition."""
+        self._ledger = ledger
+        self._consumer = consumer
+        self._make_producer = make_producer
+        self._make_hint_producer = make_hint_producer
+        self._clock = clock
+        self._metrics = metrics
+        self._commit_interval_us = commit_interval_ms * 1_000
+        self._reoffer = reoffer
+        self._fail = fail
+        self._queue_max = queue_max
+        self._submitted: deque[Done] = deque()
+        self._hints: deque[Output] = deque()
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._stop_by_us: int | None = None
+        self.commit_lock = threading.RLock()
+        self._producer: ProducerClient | None = None
+        self._hint_producer: ProducerClient | None = None
+        self._to_send: deque[tuple[_Sending, Output]] = deque()
+        self._in_flight = 0
+        self._must_rebuild = False
+        self._next_commit_us = 0
+        self._thread = threading.Thread(target=self._run, name="delivery", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def submit(self, done: Done) -> None:
+        """Takes finished work. Bounded by what the loop takes in: every unit owes its parts once."""
+        self._submitted.append(done)
+        self._wake.set()
+
+    def hint(self, output: Output) -> None:
+        """Takes a best-effort record; drops it when too many wait."""
+        if len(self._hints) >= self._queue_max:
+            self._metrics.hints_dropped.inc()
+            return
+        self._hints.append(output)
+        self._wake.set()
+
+    def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
+        """Commits what is complete, forgets the partitions, and returns the ids of their units.
+
+        Called from inside the consumer's poll. Waits for a running commit; does at most one itself, none when `lost`.
+        """
+        with self.commit_lock:
+            if not lost:
+                self._commit()
+            return self._ledger.revoke(partitions)
+
+    def close(self, until_us: int) -> bool:
+        """Sends and commits what was submitted, until `until_us`; True when nothing is left."""
+        self._stop_by_us = until_us
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(max(0.0, (until_us - self._clock.now_us()) / 1_000_000) + 5.0)
+        return not (self._submitted or self._to_send or self._in_flight)
+
+    @property
+    def backlog(self) -> int:
+        """Finished work and outputs that are not acknowledged yet."""
+        return len(self._submitted) + len(self._to_send) + self._in_flight
+
+    # What follows runs on the delivery thread.
+
+    def _run(self) -> None:
+        try:
+            self._producer = self._make_producer()
+            while not self._finished():
+                self.step()
+            with self.commit_lock:
+                self._commit()
+            left = self._producer.close(1.0)
+            if self._hint_producer is not None:
+                self._hint_producer.close(1.0)
+            if left:
+                log.warning("outputs not written at the end; they are made again after the restart", outputs=left)
+        except Exception as error:  # the thread must not die in silence: the loop ends the process
+            log.exception("delivery failed")
+            self._fail(error if isinstance(error, CarpoolError) else CarpoolError(f"delivery failed: {error!r}"))
+
+    def _finished(self) -> bool:
+        if not self._closing.is_set():
+            return False
+        late = self._stop_by_us is not None and self._clock.now_us() >= self._stop_by_us
+        return late or not (self._submitted or self._to_send or self._in_flight)
+
+    def step(self) -> None:
+        """Does one round: take what is finished, send it, serve acknowledgements, commit when it is time."""
+        if not (self._submitted or self._hints or self._to_send or self._in_flight):
+            self._wake.wait(self._idle_wait_s())
+        self._wake.clear()
+        self._take_submitted()
+        self._send_hints()
+        self._send()
+        producer = self._producer
+        assert producer is not None, "the producer is made before the first step"
+        producer.poll(SENDING_WAIT_S if self._in_flight else 0)
+        if self._must_rebuild:
+            self._rebuild()
+        if self._ledger.has_uncommitted and self._clock.now_us() >= self._next_commit_us:
+            with self.commit_lock:
+                self._commit()
+
+    def _idle_wait_s(self) -> float:
+        if not self._ledger.has_uncommitted:
+            return IDLE_WAIT_S
+        return min(IDLE_WAIT_S, max(0.0, (self._next_commit_us - self._clock.now_us()) / 1_000_000))
+
+    def _take_submitted(self) -> None:
+        while self._submitted:
+            done = self._submitted.popleft()
+            if not self._ledger.is_live(done):
+                survivors = self._ledger.survivors(done)
+                self._metrics.done_discarded.inc(len(done.parts) - len(survivors))
+                self._reoffer(survivors)
+                continue
+            sending = _Sending(done)
+            if not done.outputs:
+                self._ledger.complete(done)
+            self._to_send.extend((sending, output) for output in done.outputs)
+
+    def _send(self) -> None:
+        producer = self._producer
+        assert producer is not None, "the producer is made before the first step"
+        while self._to_send:
+            sending, output = self._to_send[0]
+            if not producer.produce(output, functools.partial(self._delivered, sending, output)):
+                return  # its queue is full: acknowledgements make room
+            self._to_send.popleft()
+            self._in_flight += 1
+
+    def _delivered(self, sending: _Sending, output: Output, error: CarpoolError | None) -> None:
+        self._in_flight -= 1
+        if error is None:
+            self._metrics.records_produced.labels(topic=output.topic).inc()
+            sending.unacknowledged -= 1
+            if sending.unacknowledged == 0:
+                self._ledger.complete(sending.done)
+            return
+        if isinstance(error, DeploymentError):
+            self._fail(error)
+            return
+        self._must_rebuild |= isinstance(error, FencedError)
+        log.warning("a record was not taken; it is sent again", topic=output.topic, error=str(error))
+        self._to_send.append((sending, output))
+
+    def _rebuild(self) -> None:
+        """Replaces a Kafka producer that failed for good; what it had in flight comes back through its reports."""
+        assert self._producer is not None, "the producer is made before the first step"
+        self._producer.close(0)
+        self._producer = self._make_producer()
+        self._must_rebuild = False
+
+    def _send_hints(self) -> None:
+        if not self._hints:
+            if self._hint_producer is not None:
+                self._hint_producer.poll(0)
+            return
+        if self._hint_producer is None:
+            self._hint_producer = self._make_hint_producer()
+        while self._hints:
+            if not self._hint_producer.produce(self._hints.popleft(), self._hint_delivered):
+                self._metrics.hints_dropped.inc()
+        self._hint_producer.poll(0)
+
+    def _hint_delivered(self, error: CarpoolError | None) -> None:
+        if error is not None:
+            self._metrics.hints_dropped.inc()
+
+    def _commit(self) -> None:
+        """Commits what moved. The caller holds the commit lock. Failures are tried again, except for lost membership."""
+        offsets = self._ledger.to_commit()
+        if not offsets:
+            return
+        started_us = self._clock.now_us()
+        self._next_commit_us = started_us + self._commit_interval_us
+        for at, position in offsets.items():
+            if len(position.metadata) > METADATA_BYTES_MAX:
+                # At least once may forget what is complete above the watermark; the loop stops its intake long before.
+                offsets[at] = position._replace(metadata="")
+        try:
+            self._consumer.commit(offsets)
+        except RetryableError as error:
+            self._next_commit_us = started_us + COMMIT_RETRY_US
+            self._ledger.not_committed(offsets)
+            self._metrics.commits.labels(outcome="retried").inc()
+            log.warning("commit failed; it is tried again", error=str(error))
+        except FencedError as error:
+            # The next poll learns of the rebalance and takes the partitions away; their work is repeated elsewhere.
+            self._next_commit_us = started_us + COMMIT_RETRY_US
+            self._ledger.not_committed(offsets)
+            self._metrics.commits.labels(outcome="fenced").inc()
+            log.warning("commit refused: the group went on without this member", error=str(error))
+        else:
+            now_us = self._clock.now_us()
+            self._metrics.commits.labels(outcome="ok").inc()
+            self._metrics.commit_seconds.observe((now_us - started_us) / 1_000_000)
+            self._metrics.last_progress_seconds.set(now_us / 1_000_000)

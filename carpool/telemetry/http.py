@@ -1,0 +1,68 @@
+"""The three pages of a process: /healthz (the loop turns), /readyz (it does its work), /metrics (Prometheus)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from carpool.errors import ConfigError
+
+
+class TelemetryServer:
+    """Serves the three pages on a thread of its own until `close`."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        is_alive: Callable[[], bool],
+        not_ready: Callable[[], Sequence[str]],
+    ) -> None:
+        """Binds at once; port 0 takes a free one. Raises `ConfigError` when the port is taken."""
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                if path == "/metrics":
+                    self._reply(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+                elif path == "/healthz":
+                    alive = is_alive()
+                    self._reply(200 if alive else 503, orjson.dumps({"alive": alive}))
+                elif path == "/readyz":
+                    reasons = list(not_ready())
+                    self._reply(503 if reasons else 200, orjson.dumps({"ready": not reasons, "missing": reasons}))
+                else:
+                    self._reply(404, orjson.dumps({"pages": ["/healthz", "/readyz", "/metrics"]}))
+
+            def _reply(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Keeps scrapes out of the log."""
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot serve /healthz at {host}:{port}: {error.strerror}; is another service there? Set http.port"
+            ) from error
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="telemetry", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops serving and frees the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=2)

@@ -1,0 +1,31 @@
+"""The sections `http` and `log`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from carpool.settings import Settings
+
+
+class HttpSettings(Settings, frozen=True, kw_only=True):
+    """Where a service serves /healthz, /readyz and /metrics."""
+
+    host: Annotated[
+        str, Meta(description="Address to listen at. Loopback by default; 0.0.0.0 only inside a container.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=-1, le=65_535, description="Port; 0: a free one (logged at start); -1: no HTTP pages at all.")
+    ] = 0
+
+
+class LogSettings(Settings, frozen=True, kw_only=True):
+    """What is logged, and how."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Least severity that is logged.")
+    ] = "info"
+    format: Annotated[
+        Literal["json", "console"], Meta(description="json: a line an event; console: for reading along.")
+    ] = "json"
