@@ -39,7 +39,7 @@ def _lacks_data() -> str | None:
 def _lacks_vllm() -> str | None:
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed (make setup-vllm)"
-    model = Path(os.environ.get("CARPOOL_LLM_MODEL") or DEFAULT_LLM_MODEL)
+    model = Path(os.environ.get("CARPOOL_TEST_MODEL") or DEFAULT_LLM_MODEL)
     return None if (model / "config.json").is_file() else f"{model} is not a model folder (make setup-vllm)"
 
 
