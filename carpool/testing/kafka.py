@@ -38,7 +38,9 @@ class KafkaServer:
         """Chooses ports and writes the configuration. Raises `ConfigError` without a distribution or Java."""
         found = home or kafka_home()
         if found is None:
-            raise ConfigError("no Kafka to start: set KAFKA_HOME to a distribution with libs/*.jar, and install Java 17")
+            raise ConfigError(
+                "no Kafka to start: set KAFKA_HOME to a distribution with libs/*.jar, and install Java 17"
+            )
         self._classpath = str(found.resolve() / "libs" / "*")
         self._folder = folder
         self.port = free_port()
@@ -67,7 +69,9 @@ class KafkaServer:
         }
         self._properties = folder / "server.properties"
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        self._run("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(self._properties), "--ignore-formatted")
+        self._run(
+            "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(self._properties), "--ignore-formatted"
+        )
 
     @property
     def bootstrap(self) -> str:
@@ -78,16 +82,23 @@ class KafkaServer:
         return ["java", f"-Xmx{HEAP}", "-XX:+UseSerialGC", "-cp", self._classpath, *arguments]
 
     def _run(self, *arguments: str) -> None:
-        done = subprocess.run(self._java(*arguments), capture_output=True, text=True, check=False)  # noqa: S603 - fixed
+        done = subprocess.run(self._java(*arguments), capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConfigError(f"Kafka cannot be set up: {done.stdout}{done.stderr}")
 
     def start(self, timeout_s: float = 60.0) -> None:
         """Starts the broker, on its old data if it has any, and waits until it accepts connections."""
-        command = self._java(f"-Dlog4j2.configurationFile={self._folder / 'log4j2.xml'}", "kafka.Kafka", str(self._properties))
+        command = self._java(
+            f"-Dlog4j2.configurationFile={self._folder / 'log4j2.xml'}", "kafka.Kafka", str(self._properties)
+        )
         with (self._folder / "log").open("ab") as output:
-            self._process = subprocess.Popen(  # noqa: S603 - fixed
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=self._folder
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                cwd=self._folder,
             )
         deadline = time.monotonic() + timeout_s
         while True:
@@ -113,6 +124,8 @@ class KafkaServer:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Ends it: nothing in a test's broker is worth a clean stop."""
         self.kill()

@@ -1,0 +1,144 @@
+"""A stage that does what a test tells it to, and a loop around it on the broker in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client import CollectorRegistry
+
+from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer
+from carpool.kafka.stage import Credit, Done, Message, Output, Sink, Unit
+from carpool.telemetry.metrics import Metrics
+from schemas.codec import decode_query
+from schemas.query import Query
+from schemas.topics import QUERIES, RETRIEVALS
+
+
+class HandClock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.time_us = 1_000_000_000
+
+    def now_us(self) -> int:
+        self.time_us += 1
+        return self.time_us
+
+    def sleep(self, us: int) -> None:
+        self.time_us += us
+
+
+class HandStage:
+    """Collects units; the test completes their parts in the order it likes."""
+
+    def __init__(self, credit: int = 1_000) -> None:
+        self.units: list[Unit[Query]] = []
+        self.revoked: list[frozenset[int]] = []
+        self.credit_records = credit
+        self.ticks: list[int] = []
+        self.draining = False
+        self.sink: Sink | None = None
+
+    def start(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def credit(self) -> Credit:
+        return Credit(records=self.credit_records - len(self.units), size_bytes=1_000_000)
+
+    def offer(self, unit: Unit[Query], now_us: int) -> None:
+        self.units.append(unit)
+
+    def tick(self, now_us: int, waiting: int) -> int | None:
+        self.ticks.append(waiting)
+        return None
+
+    def revoke(self, unit_ids: frozenset[int]) -> None:
+        self.revoked.append(unit_ids)
+        self.units = [unit for unit in self.units if unit.id not in unit_ids]
+
+    def drain(self, until_us: int) -> None:
+        self.draining = True
+
+    def not_ready(self) -> Sequence[str]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def unit(self, text: str) -> Unit[Query]:
+        return next(unit for unit in self.units if unit.record.text == text)
+
+    def finish(self, *texts: str, part: int = 0) -> None:
+        """Completes one part of each of these units, together, with one output each."""
+        units = [self.unit(text) for text in texts]
+        assert self.sink is not None
+        self.sink.done(
+            Done(
+                parts=tuple((unit.id, part) for unit in units),
+                outputs=tuple(result(f"{unit.record.text}/{part}") for unit in units),
+            )
+        )
+
+
+def result(text: str) -> Output:
+    return Output(topic=RETRIEVALS.name, key=text.encode(), value=text.encode())
+
+
+def query_of(message: Message) -> Query:
+    return decode_query(message.value, message.headers, message.source)
+
+
+class Bench:
+    """A broker in memory, and loops on it that a test steps by hand: no threads, no waiting."""
+
+    def __init__(self, partitions: int = 2) -> None:
+        self.clock = HandClock()
+        self.broker = MemoryBroker(
+            self.clock,
+            {QUERIES.name: partitions, RETRIEVALS.name: 1, "rag.answers.v1": 1, "rag.queries.v1.dlq": partitions},
+        )
+
+    def loop(
+        self, stage: HandStage, *, parts: Callable[[Query], int] = lambda _: 1
+    ) -> tuple[Loop[Query], MemoryConsumer]:
+        consumer = MemoryConsumer(self.broker, "carpool-test")
+        loop = Loop[Query](
+            name="grouper",
+            group="carpool-test",
+            intake=Intake(topic=QUERIES.name, decode=query_of, bad_input="refuse", parts=parts),
+            stage=stage,
+            consumer=consumer,
+            make_producer=lambda: MemoryProducer(self.broker),
+            make_hint_producer=lambda: MemoryProducer(self.broker),
+            clock=self.clock,
+            metrics=Metrics(CollectorRegistry()),
+            commit_interval_ms=0,
+        )
+        stage.start(loop)
+        consumer.subscribe(QUERIES.name, loop)
+        loop.delivery._producer = MemoryProducer(self.broker)  # stepped by hand: its thread is not started
+        return loop, consumer
+
+    def publish(self, *texts: str, partition: int = 0) -> None:
+        for text in texts:
+            self.broker.append(QUERIES.name, text.encode(), partition=partition)
+
+    def results(self, topic: str = RETRIEVALS.name) -> list[str]:
+        return [(message.value or b"").decode() for message in self.broker.records(topic)]
+
+    def committed(self, partition: int = 0) -> tuple[int | None, str]:
+        from carpool.kafka.clients import TopicPartition
+
+        position = self.broker.committed("carpool-test").get(TopicPartition(QUERIES.name, partition))
+        return (position.offset, position.metadata) if position else (None, "")
+
+
+def turn(loop: Loop[Query], times: int = 3) -> None:
+    """Steps the loop and its delivery."""
+    for _ in range(times):
+        loop.step()
+        loop.delivery._wake.set()
+        loop.delivery.step()
+        loop.delivery.step()
+    loop.ledger.check_integrity()

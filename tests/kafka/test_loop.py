@@ -1,0 +1,319 @@
+"""The loop on a broker in memory: out of order, in parts, through revocations, crashes and refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from carpool.errors import DeploymentError, RetryableError
+from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.stage import Done
+from schemas.query import Query
+from tests.kafka.support import Bench, HandStage, query_of, result, turn
+
+
+def test_work_completes_out_of_order_and_offsets_wait_for_the_slowest() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.publish("a", "b", "c")
+    turn(loop)
+    stage.finish("c")
+    stage.finish("b")
+    turn(loop)
+    assert bench.results() == ["c/0", "b/0"]
+    assert bench.committed() == (0, "1;1+2")
+    stage.finish("a")
+    turn(loop)
+    assert bench.committed() == (3, "")
+    assert loop.ledger.in_flight == 0
+
+
+def test_a_unit_with_several_parts_is_done_when_its_last_part_is() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, _ = bench.loop(stage, parts=lambda _: 3)
+    bench.publish("a", "b")
+    turn(loop)
+    stage.finish("a", part=2)
+    stage.finish("a", part=0)
+    turn(loop)
+    assert bench.committed() == (0, "1;0:0.2")
+    stage.finish("a", part=1)
+    turn(loop)
+    assert bench.committed() == (1, "")
+    assert loop.ledger.in_flight == 1
+
+
+def test_a_restart_repeats_no_part_that_was_committed() -> None:
+    bench, first = Bench(), HandStage()
+    loop, consumer = bench.loop(first, parts=lambda _: 2)
+    bench.publish("a", "b", "c")
+    turn(loop)
+    first.finish("a", part=1)
+    first.finish("b", part=0)
+    first.finish("b", part=1)
+    turn(loop)
+    consumer.crash()
+
+    second = HandStage()
+    again, _ = bench.loop(second, parts=lambda _: 2)
+    turn(again)
+    assert [(unit.record.text, unit.parts_done) for unit in second.units] == [("a", {1}), ("c", frozenset())]
+    second.finish("a", part=0)
+    second.finish("c", part=0)
+    second.finish("c", part=1)
+    turn(again)
+    assert bench.committed() == (3, "")
+    assert sorted(bench.results()) == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1"]
+
+
+def test_a_revocation_commits_once_forgets_and_discards_what_completes_later() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, consumer = bench.loop(stage)
+    bench.publish("a", "b", partition=0)
+    bench.publish("x", partition=1)
+    turn(loop)
+    lost = stage.unit("b")
+    stage.finish("a")
+    turn(loop)
+    bench.broker.assign("carpool-test", {1: consumer})
+    commits = len(bench.broker.commits)
+    turn(loop)
+    assert len(bench.broker.commits) <= commits + 1
+    assert stage.revoked == [frozenset({lost.id})]
+    assert stage.sink is not None
+    stage.sink.done(Done(parts=((lost.id, 0),), outputs=(result("b/late"),)))
+    stage.finish("x")
+    turn(loop)
+    assert bench.results() == ["a/0", "x/0"], "the late result is not written"
+    assert (bench.committed(0), bench.committed(1)) == ((1, ""), (1, ""))
+
+
+def test_work_shared_with_a_lost_partition_is_offered_again_without_it() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, consumer = bench.loop(stage)
+    bench.publish("a", partition=0)
+    bench.publish("x", "y", partition=1)
+    turn(loop)
+    units = [stage.unit(text) for text in ("a", "x", "y")]
+    bench.broker.assign("carpool-test", {1: consumer})
+    turn(loop)
+    stage.units.clear()
+    assert stage.sink is not None
+    stage.sink.done(Done(parts=tuple((unit.id, 0) for unit in units), outputs=(result("a+x+y"),)))
+    turn(loop)
+    assert bench.results() == [], "a window with a lost query does not commit"
+    assert [unit.record.text for unit in stage.units] == ["x", "y"]
+    stage.finish("x", "y")
+    turn(loop)
+    assert bench.results() == ["x/0", "y/0"]
+    assert bench.committed(1) == (2, "")
+
+
+def test_two_members_share_the_partitions_and_a_crash_hands_them_over() -> None:
+    bench, one, two = Bench(partitions=4), HandStage(), HandStage()
+    loop_one, consumer_one = bench.loop(one)
+    turn(loop_one)
+    loop_two, _ = bench.loop(two)
+    for partition in range(4):
+        bench.publish(f"p{partition}", partition=partition)
+    turn(loop_one)
+    turn(loop_two)
+    turn(loop_one)
+    assert sorted(unit.record.text or "" for unit in one.units + two.units) == ["p0", "p1", "p2", "p3"]
+    assert len(one.units) == len(two.units) == 2
+    consumer_one.crash()
+    turn(loop_two)
+    assert sorted(unit.record.text or "" for unit in two.units) == ["p0", "p1", "p2", "p3"]
+    two.finish("p0", "p1", "p2", "p3")
+    turn(loop_two)
+    assert [bench.committed(partition)[0] for partition in range(4)] == [1, 1, 1, 1]
+
+
+def test_nothing_is_taken_without_credit_and_the_backlog_waits_at_the_broker() -> None:
+    bench, stage = Bench(), HandStage(credit=2)
+    loop, consumer = bench.loop(stage)
+    bench.publish("a", "b", "c")
+    turn(loop)
+    assert [unit.record.text for unit in stage.units] == ["a", "b"]
+    assert sum(consumer.waiting().values()) == 1
+    stage.finish("a")
+    stage.units.pop(0)
+    turn(loop)
+    assert [unit.record.text for unit in stage.units] == ["b", "c"]
+
+
+def test_a_stage_hears_how_many_records_wait() -> None:
+    bench, stage = Bench(), HandStage(credit=2)
+    loop, _ = bench.loop(stage)
+    bench.publish("a", "b", "c", "d", "e")
+    loop.step()
+    loop.step()
+    assert stage.ticks[-1] == 3
+
+
+def test_a_bad_record_ends_in_the_dead_letters_with_its_reason_and_the_next_goes_on() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.broker.append(
+        "rag.queries.v1", b'{"query_id": "q-7", "top_k": "many"}', headers=(("own", b"1"),), partition=0
+    )
+    bench.publish("good")
+    turn(loop)
+    stage.finish("good")
+    turn(loop)
+    (letter,) = bench.broker.records("rag.queries.v1.dlq")
+    assert letter.value == b'{"query_id": "q-7", "top_k": "many"}'
+    headers = dict(letter.headers)
+    assert headers["own"] == b"1"
+    assert headers["rag.errors.exception.class.name"] == b"RecordError.wrong_type"
+    assert headers["rag.errors.offset"] == b"0"
+    (answer,) = bench.results("rag.answers.v1")
+    assert json.loads(answer)["status"] == "failed"
+    assert json.loads(answer)["error"]["type"] == "wrong_type"
+    assert bench.committed() == (2, "")
+
+
+def test_a_dead_letter_that_outgrew_its_topic_is_cut_and_says_so() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.broker.append("rag.queries.v1", bytes(5_000_000), partition=0)
+    turn(loop)
+    (letter,) = bench.broker.records("rag.queries.v1.dlq")
+    assert len(letter.value or b"") < 1_114_112
+    assert dict(letter.headers)["rag.errors.truncated.from.bytes"] == b"5000000"
+
+
+def test_an_unreadable_internal_record_stops_consumption_and_loses_nothing() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, _ = bench.loop(stage)
+    loop._intake = Intake(topic="rag.queries.v1", decode=query_of, bad_input="stop")
+    bench.publish("good")
+    bench.broker.append("rag.queries.v1", b'{"text": 5}', partition=0)
+    bench.publish("after")
+    turn(loop)
+    assert isinstance(loop.failure, DeploymentError)
+    assert [unit.record.text for unit in stage.units] == ["good"]
+    loop._next_review_us = 0
+    turn(loop)
+    assert any("cannot be read by this build" in reason for reason in loop.not_ready())
+    stage.finish("good")
+    turn(loop)
+    assert bench.committed() == (1, ""), "the unreadable record is not passed over"
+    assert bench.results("rag.queries.v1.dlq") == []
+
+
+def test_outputs_that_were_not_taken_are_sent_again_before_offsets_move() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.publish("a")
+    turn(loop)
+    bench.broker.produce_faults.append(RetryableError("broker is away"))
+    stage.finish("a")
+    loop.delivery.step()
+    assert (bench.results(), bench.committed()) == ([], (None, ""))
+    turn(loop)
+    assert (bench.results(), bench.committed()) == (["a/0"], (1, ""))
+
+
+def test_a_failed_commit_is_tried_again() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.publish("a")
+    turn(loop)
+    bench.broker.commit_faults.append(RetryableError("coordinator moved"))
+    stage.finish("a")
+    turn(loop)
+    bench.clock.sleep(1_000_000)
+    turn(loop)
+    assert bench.committed() == (1, "")
+
+
+def test_a_topic_that_refuses_outputs_ends_the_service_instead_of_losing_them() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.publish("a")
+    turn(loop)
+    bench.broker.produce_faults.append(DeploymentError("too large"))
+    stage.finish("a")
+    turn(loop)
+    assert isinstance(loop.failure, DeploymentError)
+    assert bench.committed() == (None, "")
+
+
+def test_the_intake_stops_while_too_much_is_complete_above_the_watermark() -> None:
+    bench, stage = Bench(), HandStage(credit=10_000)
+    loop, _ = bench.loop(stage)
+    texts = [f"q{n}" for n in range(2_000)]
+    bench.publish(*texts)
+    turn(loop)
+    for text in texts[1::2]:
+        stage.finish(text)
+    turn(loop, 1)
+    loop._next_review_us = 0
+    turn(loop, 1)
+    bench.publish("more")
+    turn(loop)
+    assert all(unit.record.text != "more" for unit in stage.units)
+    for text in texts[0::2]:
+        stage.finish(text)
+    turn(loop, 1)
+    loop._next_review_us = 0
+    turn(loop)
+    assert any(unit.record.text == "more" for unit in stage.units)
+
+
+def test_hints_are_sent_and_acknowledge_nothing() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.publish("a")
+    turn(loop)
+    loop.hint(result("draft"))
+    turn(loop)
+    assert (bench.results(), bench.committed()) == (["draft"], (None, ""))
+
+
+def test_stop_drains_what_is_in_hand_and_leaves_the_group() -> None:
+    bench = Bench()
+
+    class Draining(HandStage):
+        def tick(self, now_us: int, waiting: int) -> int | None:
+            if self.draining and self.units:
+                self.finish(self.units[0].record.text or "")
+                self.units.pop(0)
+            return None
+
+    stage = Draining()
+    loop, consumer = bench.loop(stage)
+    consumer.close()
+    consumer._listener = None
+    bench.publish("a", "b")
+    runner: Loop[Query] = loop
+    polls = iter(range(10_000))
+
+    original = stage.credit
+
+    def credit_then_stop() -> object:
+        if next(polls) == 5:
+            runner.stop()
+        return original()
+
+    stage.credit = credit_then_stop  # type: ignore[method-assign,assignment]
+    runner.run(drain_us=10**12)
+    assert sorted(bench.results()) == ["a/0", "b/0"]
+    assert bench.committed() == (2, "")
+    assert bench.broker.groups["carpool-test"].members == []
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_unit_is_refused_with_all_the_parts_it_owes(parts: int) -> None:
+    from schemas.errors import RecordError
+
+    bench, stage = Bench(), HandStage()
+    loop, _ = bench.loop(stage, parts=lambda _: parts)
+    bench.publish("a")
+    turn(loop)
+    loop.refuse(stage.unit("a"), RecordError("wrong_dimension", "12, not 384", query_id="a"))
+    turn(loop)
+    assert bench.committed() == (1, "")
+    assert len(bench.results("rag.queries.v1.dlq")) == 1
