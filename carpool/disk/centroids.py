@@ -1,0 +1,65 @@
+"""The centroids: a raw float32 file, its fingerprint, and which clusters a query probes, C(q)."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from carpool.disk.files import read_checked, write_atomically
+from carpool.disk.manifest import Manifest
+from carpool.errors import ConfigError
+
+CENTROIDS_NAME = "centroids.f32"
+PROBE_CHUNK_ROWS = 256
+"""Queries scored at once: bounds the scores in memory to 256 * nlist float32."""
+
+Float32 = npt.NDArray[np.float32]
+
+
+def write_centroids(index_dir: Path, centroids: Float32) -> None:
+    """Writes centroids: (nlist, dim) float32, row-normalised. Atomic, durable."""
+    write_atomically(index_dir / CENTROIDS_NAME, np.ascontiguousarray(centroids, dtype="<f4").tobytes())
+
+
+def read_centroids(index_dir: Path, manifest: Manifest) -> Float32:
+    """Returns (nlist, dim) float32, read-only. Raises `CorruptionError` on damage, `ConfigError` on a size that cannot be."""
+    entry = manifest.file(CENTROIDS_NAME)
+    expected_bytes = manifest.nlist * manifest.dimension * 4
+    if entry.size_bytes != expected_bytes:
+        raise ConfigError(
+            f"the manifest lists {CENTROIDS_NAME} with {entry.size_bytes} bytes; {manifest.nlist} centroids of dimension "
+            f"{manifest.dimension} have {expected_bytes}. Rebuild the index."
+        )
+    content = read_checked(index_dir / CENTROIDS_NAME, size_bytes=entry.size_bytes, crc32=entry.crc32)
+    centroids: Float32 = np.frombuffer(content, dtype="<f4").reshape(manifest.nlist, manifest.dimension)
+    return centroids
+
+
+def centroids_fingerprint(centroids: Float32) -> str:
+    """Returns 16 hex digits that change when any centroid does: without it a cluster id means nothing."""
+    digest = hashlib.sha256(repr(centroids.shape).encode())
+    digest.update(np.ascontiguousarray(centroids, dtype="<f4").data)
+    return digest.hexdigest()[:16]
+
+
+def probe(centroids: Float32, queries: Float32, nprobe: int) -> npt.NDArray[np.int32]:
+    """Returns C(q) of each query: (n, min(nprobe, nlist)) int32, nearest first (largest inner product), ties by id.
+
+    `centroids`: (nlist, dim) float32; `queries`: (n, dim) float32. Costs a matrix product and a sort of nlist scores a
+    query; does not block. Raises `ValueError` where shapes do not fit or nprobe is below 1.
+    """
+    if nprobe < 1:
+        raise ValueError(f"nprobe is {nprobe}; at least one cluster must be probed")
+    if queries.ndim != 2 or queries.shape[1] != centroids.shape[1]:
+        raise ValueError(f"queries have shape {queries.shape}; expected (n, {centroids.shape[1]})")
+    count = min(nprobe, centroids.shape[0])
+    probes = np.empty((len(queries), count), dtype=np.int32)
+    for start in range(0, len(queries), PROBE_CHUNK_ROWS):
+        scores = queries[start : start + PROBE_CHUNK_ROWS] @ centroids.T
+        np.negative(scores, out=scores)
+        # A stable sort keeps equal scores in the order of their ids.
+        probes[start : start + PROBE_CHUNK_ROWS] = np.argsort(scores, axis=1, kind="stable")[:, :count]
+    return probes

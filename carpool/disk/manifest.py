@@ -1,0 +1,131 @@
+"""The manifest: what an index is, which files it has, and their checksums; written last, so that it means "complete"."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from carpool.disk.files import write_atomically
+from carpool.errors import ConfigError, CorruptionError
+
+MANIFEST_NAME = "manifest.json"
+FORMAT = "v0"
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of the index as it was written."""
+
+    size_bytes: NonNegative
+    crc32: NonNegative
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What an index is. Cluster ids mean something only together with `centroids_fingerprint`.
+
+    `read_latency_us` has one entry for each cluster (a cold read of it on the machine of the build), or none where it was
+    not profiled. `files` names everything but the manifest itself.
+    """
+
+    format: str
+    index_version: str
+    dimension: Positive
+    metric: Literal["inner_product"]
+    nlist: Positive
+    codec: Literal["Flat"]
+    vector_dtype: Literal["float32"]
+    embedding_model: str
+    embedding_model_name: str
+    centroids_fingerprint: str
+    row_count: Positive
+    nprobe_default: Positive
+    read_latency_us: tuple[NonNegative, ...] = ()
+    files: dict[str, FileEntry] = {}
+
+    def problems(self) -> list[str]:
+        """Returns what does not fit between the fields; empty when all is well."""
+        found = []
+        if self.nprobe_default > self.nlist:
+            found.append(f"nprobe_default {self.nprobe_default} is more than nlist {self.nlist}")
+        if self.read_latency_us and len(self.read_latency_us) != self.nlist:
+            found.append(f"read_latency_us has {len(self.read_latency_us)} entries for {self.nlist} clusters")
+        return found
+
+    def file(self, name: str) -> FileEntry:
+        """Returns the entry of a file that every v0 index has. Raises `ConfigError` when it is not listed."""
+        entry = self.files.get(name)
+        if entry is None:
+            raise ConfigError(f"the manifest lists no {name}: this is not a whole {FORMAT} index; rebuild it")
+        return entry
+
+
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    format: str
+    crc32: NonNegative
+    manifest: msgspec.Raw
+
+
+class _FormatOnly(msgspec.Struct, frozen=True):
+    format: str
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Returns the bytes of the manifest's file: readable JSON with a checksum of its own, always the same for one value."""
+    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    head = f'{{"format":"{manifest.format}","crc32":{zlib.crc32(body)},"manifest":'
+    return head.encode() + body + b"}\n"
+
+
+def write_manifest(index_dir: Path, manifest: Manifest) -> None:
+    """Declares the index at `index_dir` complete: temp, fsync, rename, fsync of the folder. Call it last."""
+    write_atomically(index_dir / MANIFEST_NAME, encode_manifest(manifest))
+
+
+def read_manifest(index_dir: Path) -> Manifest:
+    """Returns the manifest of the index at `index_dir`.
+
+    Raises `ConfigError` where there is no index or one of another format, and `CorruptionError` where the manifest is
+    damaged. Says nothing about the other files.
+    """
+    path = index_dir / MANIFEST_NAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(_absent(index_dir)) from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; check the folder of the index") from error
+    try:
+        found = msgspec.json.decode(content, type=_FormatOnly).format
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _damaged(path, "it is not JSON with a format") from None
+    if found != FORMAT:
+        raise ConfigError(
+            f"{path} has format {found!r}; this build reads {FORMAT!r}. Rebuild the index: carpool index build CORPUS --out DIR"
+        )
+    try:
+        envelope = msgspec.json.decode(content, type=_Envelope)
+        manifest = msgspec.json.decode(envelope.manifest, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _damaged(path, str(error)) from None
+    if encode_manifest(manifest) != content:
+        raise _damaged(path, "its checksum does not match")
+    if problems := manifest.problems():
+        raise ConfigError(f"{path}: {'; '.join(problems)}. Rebuild the index.")
+    return manifest
+
+
+def _absent(index_dir: Path) -> str:
+    if not index_dir.is_dir():
+        return f"there is no index at {index_dir} (no such folder); build one: carpool index build CORPUS --out {index_dir}"
+    if (index_dir / ".build").is_dir():
+        return f"the index at {index_dir} is unfinished: its build was interrupted; run the same `carpool index build` again"
+    return f"there is no index at {index_dir}: it has no {MANIFEST_NAME}; build one: carpool index build CORPUS --out {index_dir}"
+
+
+def _damaged(path: Path, why: str) -> CorruptionError:
+    return CorruptionError(f"{path} is damaged: {why}; restore the index or rebuild it", path=str(path), offset_bytes=0)
