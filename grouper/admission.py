@@ -1,0 +1,94 @@
+"""Does a query fit this index? What types cannot say: vector, model, clusters to probe, time left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carpool.kafka.stage import Unit
+from schemas.errors import Reason, RecordError
+from schemas.query import Query
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexFacts:
+    """What the grouper must know of an index. `nprobe_default` is what a query probes that does not say."""
+
+    index_version: str
+    centroids_fingerprint: str
+    embedding_model: str
+    embedding_model_name: str
+    dimension: int
+    nlist: int
+    nprobe_default: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Admitted:
+    """A query that can be planned. `vector`: (dim,) float32, L2-normalised, or None where its text is to be embedded."""
+
+    unit: Unit[Query]
+    vector: NDArray[np.float32] | None
+    nprobe: int
+    deadline_us: int | None
+
+    def is_expired(self, now_us: int) -> bool:
+        """Returns whether its asker waits no more."""
+        return self.deadline_us is not None and self.deadline_us <= now_us
+
+
+def admit(unit: Unit[Query], facts: IndexFacts) -> Admitted:
+    """Returns the query of `unit`, ready to be planned. Does not look at the clock.
+
+    A query with text and vector is searched by its vector. Raises `RecordError` that carries the query's id.
+    """
+    query = unit.record
+    nprobe = query.nprobe or facts.nprobe_default
+    if nprobe > facts.nlist:
+        raise _refusal(
+            query,
+            "invalid_value",
+            "nprobe",
+            f"is {nprobe}, but the index has {facts.nlist} clusters; ask for at most that",
+        )
+    return Admitted(
+        unit=unit,
+        vector=_vector(query, query.vector, facts) if query.vector is not None else None,
+        nprobe=nprobe,
+        deadline_us=query.deadline * 1_000 if query.deadline is not None else None,
+    )
+
+
+def _vector(query: Query, content: bytes, facts: IndexFacts) -> NDArray[np.float32]:
+    if len(content) != facts.dimension * 4:
+        raise _refusal(
+            query,
+            "wrong_dimension",
+            "vector",
+            f"has {len(content) / 4:g} float32 values; the index has dimension {facts.dimension}. "
+            f"Embed with {facts.embedding_model_name} ({facts.embedding_model}), or send text",
+        )
+    if query.embedding_model != facts.embedding_model:
+        raise _refusal(
+            query,
+            "wrong_model",
+            "embedding_model",
+            f"is {query.embedding_model!r}; scores against an index of another model mean nothing. "
+            f"Embed with {facts.embedding_model_name} and say {facts.embedding_model!r}, or send text",
+        )
+    vector = np.frombuffer(content, dtype="<f4").astype(np.float64)
+    if not np.isfinite(vector).all():
+        raise _refusal(
+            query, "invalid_value", "vector", "holds values that are not finite; its direction is not defined"
+        )
+    # In float64 no sum of squares of float32 values overflows, and none of a non-zero vector vanishes.
+    norm = float(np.linalg.norm(vector))
+    if norm == 0.0:
+        raise _refusal(query, "invalid_value", "vector", "is all zeros: it has no direction to search in")
+    return (vector / norm).astype(np.float32)
+
+
+def _refusal(query: Query, reason: Reason, field: str, message: str) -> RecordError:
+    return RecordError(reason, f"{field}: {message}", field=f"$.{field}", query_id=query.query_id)

@@ -1,0 +1,116 @@
+"""Groups of a window as records: who travels together, on which clusters, and what comes next (CaGR-RAG, Eq. 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from schemas.group import Group, GroupedQuery, NextGroup
+from schemas.record import ClusterId
+
+ENVELOPE_BYTES = 512
+"""More than the field names, braces and numbers of a group take without its queries, clusters, `next` and identifiers."""
+
+ESCAPED_BYTES_MAX = 6
+"""The most bytes that JSON spends on one character of a string."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """What all groups of a window have in common. `lane` is one of `lane_count`; this plan is made for one lane."""
+
+    index_version: str
+    centroids_fingerprint: str
+    embedding_model: str
+    grouper: str
+    window_id: int
+    lane: int
+    lane_count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedGroup:
+    """A record to write, and the positions in the window of the queries it carries."""
+
+    group: Group
+    members: tuple[int, ...]
+
+
+def plan_records(
+    groups: Sequence[Sequence[int]],
+    queries: Sequence[GroupedQuery],
+    header: Header,
+    *,
+    first_sequence: int,
+    group_bytes_max: int,
+) -> tuple[PlannedGroup, ...]:
+    """Returns the records of one lane's groups, in order: Eq. 5, cut so that each encodes to at most `group_bytes_max`.
+
+    `groups` holds positions in `queries`. Order is kept, of groups and within them. A group that is too large becomes
+    several records, one behind the other; a query that is too large alone travels alone. `sequence` counts on from
+    `first_sequence`; `next` is the first query of the record that follows, so the last has none.
+    """
+    sizes = [len(msgspec.json.encode(query)) + 1 for query in queries]  # and its comma
+    nexts = [NextGroup(query_id=query.query.query_id, clusters=query.clusters) for query in queries]
+    room = group_bytes_max - _fixed_bytes(header, nexts)
+    pieces = [piece for members in groups for piece in _split(members, queries, sizes, room)]
+    records = []
+    for number, members in enumerate(pieces):
+        following = pieces[number + 1][0] if number + 1 < len(pieces) else None
+        group = Group(
+            index_version=header.index_version,
+            centroids_fingerprint=header.centroids_fingerprint,
+            embedding_model=header.embedding_model,
+            grouper=header.grouper,
+            window_id=header.window_id,
+            lane=header.lane,
+            lane_count=header.lane_count,
+            sequence=first_sequence + number,
+            groups_in_window_for_lane=len(pieces),
+            queries=tuple(queries[member] for member in members),
+            clusters=union_of([queries[member] for member in members]),
+            next=nexts[following] if following is not None else None,
+        )
+        records.append(PlannedGroup(group=group, members=members))
+    return tuple(records)
+
+
+def union_of(queries: Sequence[GroupedQuery]) -> tuple[ClusterId, ...]:
+    """Returns C(G): every cluster that a query of the group probes, once, in ascending order."""
+    return tuple(sorted({cluster for query in queries for cluster in query.clusters}))
+
+
+def _fixed_bytes(header: Header, nexts: Sequence[NextGroup]) -> int:
+    """The most that a record of this window takes besides its queries and its clusters."""
+    identifiers = (header.index_version, header.centroids_fingerprint, header.embedding_model, header.grouper)
+    names_bytes = ESCAPED_BYTES_MAX * sum(len(identifier) for identifier in identifiers)
+    return ENVELOPE_BYTES + names_bytes + max((len(msgspec.json.encode(following)) for following in nexts), default=0)
+
+
+def _split(
+    members: Sequence[int], queries: Sequence[GroupedQuery], sizes: Sequence[int], room: int
+) -> Iterator[tuple[int, ...]]:
+    """Cuts a group into runs whose queries and clusters fit into `room` bytes, each as long as it can be."""
+    piece: list[int] = []
+    clusters: set[ClusterId] = set()
+    used = 0
+    for member in members:
+        added = set(queries[member].clusters) - clusters
+        cost = sizes[member] + _digits(added)
+        if piece and used + cost > room:
+            yield tuple(piece)
+            piece, clusters, used = [], set(), 0
+            added = set(queries[member].clusters)
+            cost = sizes[member] + _digits(added)
+        piece.append(member)
+        clusters |= added
+        used += cost
+    if piece:
+        yield tuple(piece)
+
+
+def _digits(clusters: set[ClusterId]) -> int:
+    """What these cluster ids take in JSON, commas included."""
+    return sum(len(str(cluster)) + 1 for cluster in clusters)

@@ -1,0 +1,28 @@
+"""Jaccard similarity of the cluster sets of a window, as one matrix product (CaGR-RAG, Eq. 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def jaccard_matrix(clusters: Sequence[Sequence[int]]) -> NDArray[np.float64]:
+    """Returns J of each pair of queries: (n, n) float64, symmetric, 1 on the diagonal.
+
+    `clusters[i]` is C(q_i): distinct cluster ids in any order, at least one; queries may probe different numbers of
+    them. The incidence has a column for each cluster that the window touches, so memory is bounded by n x sum |C|,
+    whatever nlist is. Each J is the float64 nearest to its fraction: a theta written as a decimal compares as one expects.
+    """
+    if not clusters:
+        return np.zeros((0, 0))
+    sizes = np.array([len(of_query) for of_query in clusters])
+    touched, columns = np.unique(np.concatenate([np.asarray(c, dtype=np.int64) for c in clusters]), return_inverse=True)
+    incidence = np.zeros((len(clusters), len(touched)), dtype=np.float32)
+    incidence[np.repeat(np.arange(len(clusters)), sizes), columns] = 1.0
+    # |A ∩ B|: exact, float32 counts to 2^24.
+    shared = (incidence @ incidence.T).astype(np.float64)
+    # J(A, B) = |A ∩ B| / |A ∪ B|, with |A ∪ B| = |A| + |B| - |A ∩ B|
+    similarity: NDArray[np.float64] = shared / (sizes[:, None] + sizes[None, :] - shared)
+    return similarity

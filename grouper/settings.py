@@ -1,0 +1,128 @@
+"""The section `grouper` of the settings: windows, grouping, and how much may be in hand."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from carpool.settings import Settings
+from grouper.plan.policies import PolicyName
+from schemas.query import NPROBE_MAX, QUERY_BYTES_MAX
+from schemas.topics import GROUPS
+
+MIB = 1024 * 1024
+GROUP_HEADERS_BYTES = 64 * 1024
+"""Left free in the topic's limit for key, headers and framing of a group."""
+
+
+class GrouperSettings(Settings, frozen=True, kw_only=True):
+    """Which queries are planned together, by which policy, and the bounds on what is held."""
+
+    window_queries_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000,
+            description="Queries a window at most (CaGR-RAG: 100). Low: few to share with; high: long batches.",
+        ),
+    ] = 100
+    window_queries_min: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000,
+            description="Queries that a window waits for while more are known to be on their way (CaGR-RAG: 20). Low: small "
+            "windows; high: slow brokers delay the first. Never waited for when nothing more is waiting.",
+        ),
+    ] = 20
+    window_ms_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="How long a window waits for queries that are on their way, ms; four times that below "
+            "window_queries_min. Low: smaller windows under backlog; high: latency. An idle system never waits.",
+        ),
+    ] = 50
+    policy: Annotated[
+        PolicyName,
+        Meta(
+            description="Which queries share a group: none; greedy (the paper's Algorithm 1: like one member); "
+            "agglomerative (its Eq. 3: like every member; loads scikit-learn). The default is the paper's algorithm and the cheapest."
+        ),
+    ] = "greedy"
+    jaccard_similarity_min: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Share of clusters that puts two queries into a group, 0 to 1 (the paper's theta, 0.5; equal joins). "
+            "Low: large groups that share little; high: every query travels alone.",
+        ),
+    ] = 0.5
+    nprobe: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=NPROBE_MAX,
+            description="Clusters a query probes unless it says so itself; 0: what the index was measured for. Low: fast, misses "
+            "passages; high: reads more of the disk for each query.",
+        ),
+    ] = 0
+    group_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=64 * 1024,
+            description="Encoded size at which a group is cut into several records, bytes; a larger query travels alone. Low: "
+            "groups are torn apart; high: large records. Must stay below what the topic of groups takes.",
+        ),
+    ] = 4 * MIB
+    intake_queries_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="Queries held at once: in the window, and in the one being planned. Low: the next window is small; "
+            "high: memory, and more to do again after a crash.",
+        ),
+    ] = 400
+    intake_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=QUERY_BYTES_MAX,
+            description="Bytes of the queries held at once. Low: large queries make small windows; high: memory.",
+        ),
+    ] = 32 * MIB
+    lanes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_024,
+            description="Partitions of the topic of groups that are written to. This build has one lane.",
+        ),
+    ] = 1
+
+    def check(self) -> list[str]:
+        """Returns what is wrong between these values."""
+        problems = []
+        if self.window_queries_min > self.window_queries_max:
+            problems.append(
+                f"window_queries_min {self.window_queries_min} is more than window_queries_max {self.window_queries_max}: "
+                "lower the first"
+            )
+        if self.intake_queries_max < 2 * self.window_queries_max:
+            problems.append(
+                f"intake_queries_max {self.intake_queries_max} holds less than two windows of {self.window_queries_max}: one is "
+                f"gathered while the other is planned; set at least {2 * self.window_queries_max}"
+            )
+        if self.group_bytes_max > GROUPS.max_message_bytes - GROUP_HEADERS_BYTES:
+            problems.append(
+                f"group_bytes_max {self.group_bytes_max} leaves no room for headers below the {GROUPS.max_message_bytes} bytes "
+                f"that {GROUPS.name} takes; set at most {GROUPS.max_message_bytes - GROUP_HEADERS_BYTES}"
+            )
+        if self.lanes != 1:
+            problems.append(
+                f"lanes is {self.lanes}, but this build plans for one lane: more are not built yet; set lanes = 1"
+            )
+        return problems
