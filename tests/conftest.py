@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests.brokers"]
+
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_LLM_MODEL = ROOT / ".carpool" / "models" / "smollm2-135m-instruct"
 

@@ -1,0 +1,36 @@
+"""Brokers for tests: embedded and real Kafka, each started once a session. A plugin of `tests/conftest.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from carpool.errors import ConfigError
+from carpool.kafka.embedded import EmbeddedBroker, find_broker_binary
+from carpool.testing.kafka import KafkaServer
+
+
+@pytest.fixture(scope="session")
+def embedded_bootstrap() -> Iterator[str]:
+    """The address of an embedded broker."""
+    try:
+        find_broker_binary()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    with EmbeddedBroker() as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real Kafka broker; tests that use it are marked `kafka`."""
+    with KafkaServer(tmp_path_factory.mktemp("kafka")) as server:
+        yield server.bootstrap
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+def bootstrap(request: pytest.FixtureRequest) -> str:
+    """The address of each kind of broker in turn."""
+    address: str = request.getfixturevalue(f"{request.param}_bootstrap")
+    return address
