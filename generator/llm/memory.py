@@ -1,0 +1,96 @@
+"""A model in memory that writes what a script says: for tests, and for trying the generator out without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from generator.llm.protocol import Event, Finished, LlmRefusal, LlmRequest, Piece, PromptRefused
+
+NAME = "carpool-memory-model"
+_WORDS = re.compile(r"\S+\s*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """What happens to one request: it writes `text` (None: an answer made from the prompt), after which it may fail.
+
+    `hangs_after`: pieces after which nothing comes any more; `error`: raised after the last piece.
+    """
+
+    text: str | None = None
+    finish_reason: str = "stop"
+    hangs_after: int | None = None
+    error: LlmRefusal | PromptRefused | None = None
+
+
+@dataclass
+class MemoryEngine:
+    """Plays `script`, one turn a request; after its end every request is answered from its own prompt.
+
+    `checks` is the same for `check`: each entry is an error or None, and after its end every check passes. `requests`
+    and `cancelled` list what came, and the ids of what was broken off. A prompt seen before counts as cached.
+    """
+
+    script: Sequence[Turn] = ()
+    checks: Sequence[LlmRefusal | None] = ()
+    requests: list[LlmRequest] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._turns = deque(self.script)
+        self._checks = deque(self.checks)
+
+    @property
+    def address(self) -> str:
+        """See `LlmEngine`."""
+        return "memory"
+
+    async def check(self) -> None:
+        """See `LlmEngine`."""
+        error = self._checks.popleft() if self._checks else None
+        if error is not None:
+            raise error
+
+    async def stream(self, request: LlmRequest) -> AsyncGenerator[Event, None]:
+        """See `LlmEngine`."""
+        turn = self._turns.popleft() if self._turns else Turn()
+        is_cached = any((seen.system, seen.user) == (request.system, request.user) for seen in self.requests)
+        self.requests.append(request)
+        pieces = _WORDS.findall(turn.text if turn.text is not None else _answer(request))
+        try:
+            for index, piece in enumerate(pieces):
+                if index == turn.hangs_after:
+                    await asyncio.Event().wait()
+                await asyncio.sleep(0)
+                yield Piece(text=piece)
+            if turn.error is not None:
+                raise turn.error
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled.append(request.id)
+            raise
+        tokens = len(request.system.split()) + len(request.user.split())
+        yield Finished(
+            finish_reason=turn.finish_reason,
+            model=NAME,
+            input_tokens=tokens,
+            output_tokens=len(pieces),
+            cached_tokens=tokens if is_cached else 0,
+        )
+
+    async def close(self) -> None:
+        """See `LlmEngine`."""
+
+
+def _answer(request: LlmRequest) -> str:
+    """The last line of the prompt, citing the first passage that it numbers, if any."""
+    first = re.search(r"^\[(\d+)\]", request.user, re.MULTILINE)
+    numbers = [int(first[1])] if first else []
+    marker = f" [{numbers[0]}]" if numbers else ""
+    last_line = request.user.rstrip().rpartition("\n")[2]
+    return msgspec.json.encode({"answer": f"{NAME} was asked: {last_line}{marker}", "citations": numbers}).decode()

@@ -1,0 +1,240 @@
+"""A server that speaks OpenAI's API, such as vLLM: streaming chat completions, held to a JSON schema."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient, Timeout
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletionChunk
+
+from generator.llm.protocol import Event, Finished, LlmRefusal, LlmRequest, Piece, PromptRefused
+from generator.settings import LlmSettings
+
+CHECK_TIMEOUT_S = 10.0
+SCHEMA_NAME = "cited_answer"
+_DETAIL_CHARS_MAX = 300
+_NO_CONNECTION = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol")
+"""Errors of the client's HTTP library: httpx or httpx2, after its version."""
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_TOO_LONG = (
+    "maximum context length",
+    "context_length_exceeded",
+    "max_model_len",
+    "longer than the maximum",
+    "too long",
+)
+
+
+class OpenAiEngine:
+    """See `LlmEngine`. Makes its client at the first call, inside the event loop. Retries nothing by itself."""
+
+    def __init__(self, settings: LlmSettings) -> None:
+        self._settings = settings
+        self._client_or_none: AsyncOpenAI | None = None
+        self._has_answered = False
+
+    @property
+    def address(self) -> str:
+        """The server's URL."""
+        return self._settings.base_url
+
+    def _client(self) -> AsyncOpenAI:
+        if self._client_or_none is None:
+            settings = self._settings
+            timeout = Timeout(None, connect=settings.connect_timeout_s)
+            self._client_or_none = AsyncOpenAI(
+                base_url=settings.base_url,
+                api_key=settings.api_key.value or "none",  # the client insists on one; servers without keys ignore it
+                max_retries=0,
+                timeout=timeout,
+                http_client=DefaultAsyncHttpxClient(
+                    timeout=timeout,
+                    trust_env=urlsplit(settings.base_url).hostname
+                    not in _LOOPBACK,  # no proxy reaches our own loopback
+                ),
+            )
+        return self._client_or_none
+
+    async def check(self) -> None:
+        """Asks for the list of models. Raises `LlmRefusal` if there is no answer, or the model is not in it."""
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                page = await self._client().models.list()
+            names = [model.id for model in page.data]
+        except openai.NotFoundError as error:
+            raise LlmRefusal(
+                "unreachable", f"it lists no models ({_detail(error)}); base_url ends in /v1, for vLLM"
+            ) from error
+        except (
+            Exception
+        ) as error:  # the client passes on errors of its HTTP library, which differs between its versions
+            raise self._failure(error, "the list of its models") from error
+        if self._settings.model not in names:
+            listed = ", ".join(names[:10]) or "none"
+            raise LlmRefusal(
+                "model_missing",
+                f"it has no model {self._settings.model!r}, only: {listed}; set llm.model to one of these",
+            )
+
+    async def stream(self, request: LlmRequest) -> AsyncGenerator[Event, None]:
+        """See `LlmEngine`."""
+        ended = _Ending(model=self._settings.model)
+        try:
+            async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
+                response = await self._client().chat.completions.create(**self._body(request))
+                first_token_at = timeout.when()
+            async with response:
+                async for text in self._pieces(response, ended, first_token_at):
+                    yield Piece(text=text)
+        except (LlmRefusal, PromptRefused):
+            raise
+        except Exception as error:  # see `check`
+            raise self._failure(error, "an answer") from error
+        self._has_answered = True
+        yield ended.finished()
+
+    def _body(self, request: LlmRequest) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._settings.model,
+            "messages": [{"role": "system", "content": request.system}, {"role": "user", "content": request.user}],
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "extra_headers": {"X-Request-Id": request.id},
+        }
+        if request.seed is not None:
+            body["seed"] = request.seed
+        if request.schema is not None:
+            schema = {"name": SCHEMA_NAME, "schema": dict(request.schema), "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if self._settings.sends_priority:
+            body["extra_body"] = {"priority": request.priority}
+        return body
+
+    async def _pieces(
+        self, response: AsyncStream[ChatCompletionChunk], ended: _Ending, first_token_at: float | None
+    ) -> AsyncIterator[str]:
+        """Yields the text of each chunk that has one. Raises what the client raises, and TimeoutError."""
+        chunks = response.__aiter__()
+        deadline = first_token_at
+        while True:
+            async with asyncio.timeout_at(deadline):
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                break
+            text = ended.take(chunk)
+            if text or deadline != first_token_at:
+                deadline = asyncio.get_running_loop().time() + self._settings.next_token_timeout_s
+            if text:
+                yield text
+        if ended.finish_reason is None:
+            raise LlmRefusal(
+                "broken", "it ended its answer without a finish_reason: the connection or the server broke off"
+            )
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._client_or_none is not None:
+            await self._client_or_none.close()
+            self._client_or_none = None
+
+    def _failure(self, error: Exception, what: str) -> LlmRefusal | PromptRefused:
+        """Sorts what the client raised by what is to be done about it."""
+        cause = error.__cause__ or error
+        detail = f"{type(cause).__name__}: {cause}"[:_DETAIL_CHARS_MAX]
+        if type(cause).__name__ in _NO_CONNECTION:
+            return LlmRefusal("unreachable", f"it cannot be reached ({detail}); is it running, and is base_url right?")
+        if isinstance(error, TimeoutError | openai.APITimeoutError):
+            return LlmRefusal(
+                "timeout", f"it went silent over {what}; it hangs or is overloaded (the timeouts are llm.*_timeout_s)"
+            )
+        if isinstance(error, openai.APIStatusError):
+            return self._refusal(error, error.status_code)
+        return LlmRefusal("broken", f"it broke off {what}, or wrote something that is not its protocol ({detail})")
+
+    def _refusal(self, error: openai.APIStatusError, status: int) -> LlmRefusal | PromptRefused:
+        detail = f"HTTP {status}: {_detail(error)}"
+        retry_after_s = _retry_after_s(error.response.headers)
+        if status in (409, 425, 429, 503):
+            return LlmRefusal("busy", f"it takes no more work now ({detail})", retry_after_s=retry_after_s)
+        if status in (401, 403, 407):
+            return LlmRefusal("forbidden", f"it wants another key ({detail}); set CARPOOL_LLM_API_KEY")
+        if status == 404:
+            return LlmRefusal(
+                "model_missing",
+                f"it has no model {self._settings.model!r} ({detail}); set llm.model to one that it lists",
+            )
+        if status == 408:
+            return LlmRefusal("timeout", f"it gave up on the request ({detail})", retry_after_s=retry_after_s)
+        if status in (502, 504):
+            return LlmRefusal(
+                "unreachable", f"what stands before it does not reach it ({detail})", retry_after_s=retry_after_s
+            )
+        if status >= 500:
+            return LlmRefusal("broken", f"it failed ({detail})", retry_after_s=retry_after_s)
+        if self._has_answered or any(words in detail.lower() for words in _TOO_LONG):
+            return PromptRefused(f"the LLM server refuses this prompt ({detail})")
+        return LlmRefusal(
+            "misfit",
+            f"it refuses a request, and has answered none so far ({detail}): does it know `response_format`, and `priority` if"
+            " llm.sends_priority is on?",
+        )
+
+
+class _Ending:
+    """Gathers, over the chunks of one answer, what `Finished` says."""
+
+    def __init__(self, model: str) -> None:
+        self.finish_reason: str | None = None
+        self._model = model
+        self._usage: CompletionUsage | None = None
+
+    def take(self, chunk: ChatCompletionChunk) -> str:
+        """Returns the text of the chunk, which may be empty. Raises anything if it is none of OpenAI's."""
+        self._model = chunk.model or self._model
+        self._usage = chunk.usage or self._usage
+        if not chunk.choices:
+            return ""
+        choice = chunk.choices[0]
+        self.finish_reason = choice.finish_reason or self.finish_reason
+        text = choice.delta.content or ""
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # lone surrogates cannot be sent on
+
+    def finished(self) -> Finished:
+        """Returns the end; a server that counts no tokens is taken to have used none."""
+        usage = self._usage
+        details = usage.prompt_tokens_details if usage else None
+        return Finished(
+            finish_reason=self.finish_reason or "stop",
+            model=self._model,
+            input_tokens=usage.prompt_tokens if usage else 0,
+            output_tokens=usage.completion_tokens if usage else 0,
+            cached_tokens=(details.cached_tokens or 0) if details else 0,
+        )
+
+
+def _detail(error: openai.APIStatusError) -> str:
+    body = error.body
+    message = body.get("message") if isinstance(body, dict) else body
+    return " ".join(str(message or error.message).split())[:_DETAIL_CHARS_MAX]
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Returns what the headers ask for: milliseconds, seconds, or a date, against the server's own clock."""
+    for name, units_a_second in (("retry-after-ms", 1_000), ("retry-after", 1)):
+        try:
+            return max(0.0, float(headers[name]) / units_a_second)
+        except (KeyError, ValueError):
+            continue
+    try:
+        wait = parsedate_to_datetime(headers["retry-after"]) - parsedate_to_datetime(headers["date"])
+    except (KeyError, ValueError, TypeError):
+        return None
+    return max(0.0, wait.total_seconds())

@@ -1,0 +1,132 @@
+"""Fills a prompt template with as many passages as its budget takes. The same input gives the same prompt, to the byte.
+
+Passages stand before the question and in the order in which they were found, so that prompts which share their first
+passages share a prefix, and with it the server's KV cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from carpool.errors import ConfigError
+from schemas.errors import RecordError
+
+SECTIONS = ("system", "user", "passage", "nothing_found")
+PLACEHOLDERS = {
+    "system": frozenset[str](),
+    "user": frozenset({"passages", "question"}),
+    "passage": frozenset({"n", "title", "text"}),
+    "nothing_found": frozenset[str](),
+}
+_HEADING = re.compile(r"^\[(\w+)\]$", re.MULTILINE)
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+PASSAGE_SEPARATOR = "\n\n"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Template:
+    """A prompt's parts: the system's words, the user's, one passage, and what stands there when nothing was found."""
+
+    name: str
+    system: str
+    user: str
+    passage: str
+    nothing_found: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passage:
+    """A passage as a prompt shows it."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptLimits:
+    """Bounds of a prompt: passages, characters of a passage's text, characters of the whole."""
+
+    passages_max: int
+    passage_chars_max: int
+    prompt_chars_max: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilledPrompt:
+    """What is sent. The first `passages` of the passages stand in it, numbered from 1."""
+
+    system: str
+    user: str
+    passages: int
+
+    def sha256(self) -> str:
+        """Returns the hash that names this prompt in an answer's provenance."""
+        return hashlib.sha256(f"{self.system}\0{self.user}".encode("utf-8", "replace")).hexdigest()
+
+
+def parse_template(name: str, content: str) -> Template:
+    """Returns the template in `content`: sections `[system]`, `[user]`, `[passage]`, `[nothing_found]`.
+
+    What stands before the first section is a comment. Raises `ConfigError` that names what is missing or unknown.
+    """
+    _, *rest = _HEADING.split(content)
+    sections = {heading: text.strip() for heading, text in zip(rest[::2], rest[1::2], strict=True)}
+    problems = [f"section [{section}] is missing" for section in SECTIONS if section not in sections]
+    for section, text in sections.items():
+        if section not in PLACEHOLDERS:
+            problems.append(f"section [{section}] is not known; there are: {', '.join(SECTIONS)}")
+            continue
+        used = set(_PLACEHOLDER.findall(text))
+        problems += [f"[{section}] does not use {{{{{one}}}}}" for one in sorted(PLACEHOLDERS[section] - used)]
+        problems += [f"[{section}] cannot use {{{{{one}}}}}" for one in sorted(used - PLACEHOLDERS[section])]
+    if problems:
+        raise ConfigError(f"the prompt template {name!r} cannot be used: {'; '.join(problems)}. See `cited.txt`.")
+    return Template(name=name, **sections)
+
+
+def fill(template: Template, question: str, passages: Sequence[Passage], limits: PromptLimits) -> FilledPrompt:
+    """Returns the prompt: the question whole, and passages from the first on until a limit is reached.
+
+    A passage's text is cut at a word. Raises `RecordError` if the question alone does not fit.
+    """
+    question = question.strip()
+    bare = len(template.system) + len(_put(template.user, {"passages": "", "question": question}))
+    left = limits.prompt_chars_max - bare - len(template.nothing_found)
+    if left < 0:
+        raise RecordError(
+            "too_large",
+            f"the question is {len(question)} characters; with its template it does not fit into a prompt of"
+            f" {limits.prompt_chars_max} characters (prompt_chars_max)",
+            field="$.text",
+        )
+    shown: list[str] = []
+    for passage in passages[: limits.passages_max]:
+        text = _put(template.passage, {
+            "n": str(len(shown) + 1),
+            "title": _one_line(passage.title, limits.passage_chars_max),
+            "text": _one_line(passage.text, limits.passage_chars_max),
+        })  # fmt: skip
+        left -= len(text) + len(PASSAGE_SEPARATOR)
+        if left < 0:
+            break
+        shown.append(text)
+    body = PASSAGE_SEPARATOR.join(shown) or template.nothing_found
+    user = _put(template.user, {"passages": body, "question": question})
+    return FilledPrompt(system=template.system, user=user, passages=len(shown))
+
+
+def _put(text: str, values: dict[str, str]) -> str:
+    """Fills placeholders in one pass: a question or passage that looks like a placeholder stays as it is."""
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], text)
+
+
+def _one_line(text: str, chars_max: int) -> str:
+    """Makes one line of `text`, so that no passage can look like two, cut at the last word that fits."""
+    line = " ".join(text[: 4 * chars_max].split())
+    if len(line) <= chars_max:
+        return line
+    cut = line[: chars_max + 1].rpartition(" ")[0]
+    return cut or line[:chars_max]
