@@ -3,7 +3,6 @@ SHELL  := bash -euo pipefail
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 LOCKS  := requirements
-PACKAGES := schemas producers grouper searcher generator indexer carpool cli bench
 
 # make demo CORPUS=my.jsonl MODEL=folder-of-an-LLM BOOTSTRAP=host:9092 PASSAGES=1000
 PASSAGES ?= 3000
@@ -35,7 +34,7 @@ bench: setup ## the benchmarks there are; ARGS="traffic --help"
 demo: setup $(VENV)/.stamp-vllm ## five questions, answered by a real LLM on this machine; CORPUS= MODEL= BOOTSTRAP= PASSAGES=
 	deploy/demo/demo
 docs: setup ## write what is generated (JSON Schemas), check the links of all pages
-	$(BIN)/python -m schemas && $(BIN)/pytest -q tests/deploy/test_docs.py
+	$(BIN)/python -m schemas.jsonschema && $(BIN)/pytest -q tests/deploy/test_docs.py
 lock: setup ## resolve pyproject.toml anew; ARGS="--upgrade"
 	requirements/lock $(VENV) $(ARGS)
 clean: ## remove the environment and everything made
