@@ -1,0 +1,73 @@
+"""Loading an embedding model: the one place where sentence-transformers and torch are imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from carpool.embedding.embedder import Embedder
+from carpool.embedding.files import find_model, model_fingerprint
+from carpool.embedding.hashing import HashingEmbedder
+from carpool.embedding.settings import HASHING_PATTERN, EmbeddingSettings
+from carpool.errors import ConfigError
+
+
+class SentenceTransformerEmbedder:
+    """A sentence-transformers model on the CPU."""
+
+    def __init__(self, model: Any, *, fingerprint: str, batch_size: int) -> None:
+        self._model = model
+        self._batch_size = batch_size
+        self.fingerprint = fingerprint
+        self.dimension = int(model.get_embedding_dimension())
+
+    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Returns (len(texts), dimension) float32, rows L2-normalised. Blocks; one thread at a time."""
+        if not texts:
+            return np.zeros((0, self.dimension), dtype=np.float32)
+        vectors = self._model.encode(
+            list(texts),
+            batch_size=self._batch_size,
+            normalize_embeddings=True,
+            convert_to_numpy=True,
+            show_progress_bar=False,
+        )
+        return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def load_embedder(settings: EmbeddingSettings) -> Embedder:
+    """Returns the embedder that `settings` names, ready to use. Takes seconds and hundreds of MB for a real model.
+
+    Raises `ConfigError` where the model is missing or is not one that sentence-transformers can load.
+    """
+    if match := HASHING_PATTERN.fullmatch(settings.model):
+        return HashingEmbedder(int(match[1]))
+    folder = find_model(settings)
+    model = _load(folder, settings)
+    return SentenceTransformerEmbedder(model, fingerprint=model_fingerprint(folder), batch_size=settings.batch_size)
+
+
+def _load(folder: Path, settings: EmbeddingSettings) -> Any:
+    try:
+        import torch
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging as transformers_logging
+    except ImportError as error:
+        raise ConfigError(
+            f"embedding needs the services' packages ({error}): pip install 'carpool[services]'"
+        ) from error
+    transformers_logging.disable_progress_bar()  # a service's standard error is JSON lines
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    try:
+        model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"the model in {folder} cannot be loaded ({error}); check embedding.model") from error
+    model.eval()
+    if settings.max_tokens:
+        model.max_seq_length = min(settings.max_tokens, model.max_seq_length or settings.max_tokens)
+    return model

