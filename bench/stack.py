@@ -1,0 +1,188 @@
+"""The services as processes, for benchmarks and crash tests: started, waited for, measured, killed, started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from carpool.errors import CarpoolError
+from carpool.kafka.embedded import free_port
+
+SERVICES = ("grouper", "searcher", "generator")
+LOOPBACK = "127.0.0.1"
+
+
+class ServiceProcess:
+    """One process of Carpool with HTTP pages of its own. Its log is appended to `log_file` over all its lives."""
+
+    def __init__(
+        self, command: Sequence[str], *, environ: Mapping[str, str], port: int, log_file: Path, ready_page: str
+    ) -> None:
+        """`command` is run as it is; `ready_page` answers 200 once it does its work."""
+        self.command = tuple(command)
+        self.port = port
+        self.log_file = log_file
+        self._environ = dict(environ)
+        self._ready_page = ready_page
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running life."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Starts it; returns at once."""
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
+        """Waits until it is ready. Raises `CarpoolError` with the end of its log when it ends or takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if self.page(self._ready_page)[0] == 200:
+                return
+            if not self.is_running or time.monotonic() > deadline:
+                tail = self.log_file.read_text(errors="replace")[-3_000:] if self.log_file.exists() else ""
+                what = "is not ready" if self.is_running else "has ended"
+                raise CarpoolError(f"{' '.join(self.command[-2:])} {what}; {self.page(self._ready_page)[1]}\n{tail}")
+            time.sleep(0.05)
+
+    def page(self, path: str) -> tuple[int, str]:
+        """Returns (status, text) of one of its HTTP pages; status 0 when nothing answers."""
+        try:
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}{path}", timeout=5) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode(errors="replace")
+        except OSError:
+            return 0, "nothing answers"
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Returns the sum of a metric's samples that carry these labels; 0 when there are none."""
+        status, text = self.page("/metrics")
+        if status != 200:
+            return 0.0
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def kill(self) -> None:
+        """Ends it with SIGKILL and waits."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self, timeout_s: float = 40.0) -> int:
+        """Ends it with SIGTERM, by SIGKILL if that takes too long; returns its exit status."""
+        if self._process is None:
+            return 0
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+class Stack:
+    """Grouper, searcher, generator and, if asked for, the LLM stand-in, on a broker that is there. A context manager."""
+
+    def __init__(
+        self,
+        *,
+        bootstrap: str,
+        index_dir: Path,
+        work_dir: Path,
+        services: Sequence[str] = SERVICES,
+        settings: Mapping[str, str] | None = None,
+        llm_url: str | None = None,
+    ) -> None:
+        """`settings` are further environment variables (CARPOOL_SECTION_NAME). Without `llm_url` the stand-in is run."""
+        work_dir.mkdir(parents=True, exist_ok=True)
+        self.bootstrap = bootstrap
+        self.processes: dict[str, ServiceProcess] = {}
+        base = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
+        base |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        if "generator" in services and llm_url is None:
+            port = free_port()
+            command = [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(port)]
+            self.processes["llm"] = ServiceProcess(
+                command, environ=base, port=port, log_file=work_dir / "llm.log", ready_page="/health"
+            )
+            llm_url = f"http://{LOOPBACK}:{port}/v1"
+        for service in services:
+            port = free_port()
+            environ = base | {
+                "CARPOOL_KAFKA_BOOTSTRAP": bootstrap,
+                "CARPOOL_INDEX_DIR": str(index_dir),
+                "CARPOOL_HTTP_PORT": str(port),
+                **({"CARPOOL_LLM_BASE_URL": llm_url} if llm_url else {}),
+                **(settings or {}),
+            }
+            self.processes[service] = ServiceProcess(
+                [sys.executable, "-m", "cli.main", service],
+                environ=environ,
+                port=port,
+                log_file=work_dir / f"{service}.log",
+                ready_page="/readyz",
+            )
+
+    def __getitem__(self, service: str) -> ServiceProcess:
+        """Returns one process by its name."""
+        return self.processes[service]
+
+    def start(self, timeout_s: float = 90.0) -> None:
+        """Starts all and waits until all are ready."""
+        for process in self.processes.values():
+            process.start()
+        for process in self.processes.values():
+            process.wait_ready(timeout_s)
+
+    def stop(self) -> None:
+        """Ends all, those that feed others first."""
+        for name in (*SERVICES, "llm"):
+            if name in self.processes:
+                self.processes[name].stop()
+
+    def __enter__(self) -> Stack:
+        """Starts all."""
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends all."""
+        self.stop()
