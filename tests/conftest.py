@@ -69,6 +69,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
 }
 _REASONS = pytest.StashKey[dict[str, str]]()
 _SKIPPED = pytest.StashKey[Counter[str]]()
+_SKIPPED_OTHERWISE = pytest.StashKey[Counter[str]]()
 
 
 def _required() -> set[str]:
@@ -89,6 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _required()
     config.stash[_REASONS] = {}
     config.stash[_SKIPPED] = Counter()
+    config.stash[_SKIPPED_OTHERWISE] = Counter()
 
 
 def _lacking(item: pytest.Item) -> tuple[str, str] | None:
@@ -114,9 +116,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
     if report.skipped and not hasattr(report, "wasxfail"):
         lacking = _lacking(item)
-        for name in [lacking[0]] if lacking else [name for name in NEEDS if item.get_closest_marker(name)]:
+        reason = str(report.longrepr[-1]).removeprefix("Skipped: ")
+        names = [lacking[0]] if lacking else [name for name in NEEDS if item.get_closest_marker(name)]
+        for name in names:
             item.config.stash[_SKIPPED][name] += 1
-            item.config.stash[_REASONS].setdefault(name, str(report.longrepr[-1]))
+            item.config.stash[_REASONS].setdefault(name, reason)
+        if not names:
+            item.config.stash[_SKIPPED_OTHERWISE][reason] += 1
     return report
 
 
@@ -130,8 +136,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for name, count in sorted(config.stash[_SKIPPED].items()):
-        tests = "test" if count == 1 else "tests"
-        terminalreporter.write_line(f"{name}: {count} {tests} skipped: {config.stash[_REASONS][name]}", yellow=True)
+    lines = [
+        (f"{name}: ", count, config.stash[_REASONS][name]) for name, count in sorted(config.stash[_SKIPPED].items())
+    ]
+    lines += [("", count, reason) for reason, count in sorted(config.stash[_SKIPPED_OTHERWISE].items())]
+    for what, count, reason in lines:
+        terminalreporter.write_line(f"{what}{count} test{'s' * (count > 1)} skipped: {reason}", yellow=True)
     for name in _missed(config):
         terminalreporter.write_line(f"FAILED: CARPOOL_REQUIRE names {name}, and its tests were skipped", red=True)
