@@ -1,0 +1,304 @@
+"""The planner of reads: which cluster to read next, what to evict for it, and what to read ahead for the next group.
+
+A state machine (`step(event) -> actions`) that keeps the books of the budget. Demand reads (what the current query
+lacks) go first. Reading ahead is CaGR-RAG's opportunistic prefetch (section 3.2.2, Alg. 1 step 4) with one change:
+instead of starting after the last search of a group, it starts as soon as the current query waits for no read and the
+budget holds what the current group still wants *and* the next query's clusters: it overlaps with the group's searches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from schemas.record import ClusterId
+from searcher.cache.policy import CachePolicy
+from searcher.plan.steps import (
+    Action,
+    Deny,
+    Event,
+    Evict,
+    FoundIn,
+    Grant,
+    GroupBegan,
+    GroupEnded,
+    NextChanged,
+    PrefetchEnded,
+    PrefetchResult,
+    Purpose,
+    QueryBegan,
+    QueryEnded,
+    Read,
+    ReadEnded,
+    ReadFailed,
+    Released,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadLimits:
+    """What bounds the planner. `prefetch_reads_max` 0 turns reading ahead off."""
+
+    budget_bytes: int
+    demand_reads_max: int
+    prefetch_reads_max: int
+
+
+class ReadPlanner:
+    """Owns the budget: every byte resident or being read is in its books before it is in memory.
+
+    `size_bytes` has every cluster of the index, none larger than the budget. One query is searched at a time. Costs
+    O(clusters of the group + resident clusters) a step. An event that cannot happen is an `AssertionError`.
+    """
+
+    def __init__(self, limits: ReadLimits, size_bytes: Mapping[ClusterId, int], policy: CachePolicy) -> None:
+        self._limits = limits
+        self._size_bytes = size_bytes
+        self._largest_bytes = max(size_bytes.values(), default=0)
+        assert self._largest_bytes <= limits.budget_bytes, "a cluster is larger than the whole budget"
+        self._policy = policy
+        self._resident: set[ClusterId] = set()
+        self._reading: dict[ClusterId, Purpose] = {}
+        self._used_bytes = 0
+        # The current group: how many of its queries still want a cluster (the current one until it releases it).
+        self._queries: tuple[tuple[ClusterId, ...], ...] = ()
+        self._position = -1
+        self._wanted: dict[ClusterId, int] = {}
+        # The current query.
+        self._waiting: dict[ClusterId, None] = {}  # demanded, not being read; in the order of the demand
+        self._joined: set[ClusterId] = set()  # demanded, being read
+        self._leased: set[ClusterId] = set()  # granted, not released yet
+        # What comes next.
+        self._group_number = 0
+        self._next: tuple[ClusterId, ...] = ()
+        self._given_up: set[ClusterId] = set()  # of `_next`: their read failed
+        self._pinned: dict[ClusterId, int] = {}  # resident or being read, to the number of the group they are kept for
+        self._unused: set[ClusterId] = set()  # of `_pinned`: read ahead, not asked for yet
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the clusters that are resident or being read."""
+        return self._used_bytes
+
+    @property
+    def reading_bytes(self) -> int:
+        """Bytes of the reads in flight."""
+        return sum(self._size_bytes[cluster] for cluster in self._reading)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes kept for the next group, resident or being read."""
+        return sum(self._size_bytes[cluster] for cluster in self._pinned)
+
+    def residents(self) -> frozenset[ClusterId]:
+        """Returns the clusters that are in memory, whole."""
+        return frozenset(self._resident)
+
+    def step(self, event: Event) -> tuple[Action, ...]:
+        """Takes in what happened; returns what to do now, in this order."""
+        actions: list[Action] = []
+        match event:
+            case GroupBegan():
+                self._begin_group(event, actions)
+            case NextChanged():
+                self._change_next(event.clusters, actions)
+            case QueryBegan():
+                self._begin_query(event.position, actions)
+            case Released():
+                self._leased.remove(event.cluster)
+                self._want_less(event.cluster)
+            case QueryEnded():
+                self._end_query()
+            case GroupEnded():
+                self._end_group(actions)
+            case ReadEnded():
+                self._end_read(event.cluster, actions)
+            case ReadFailed():
+                self._fail_read(event.cluster, actions)
+        self._read_demanded(actions)
+        self._read_ahead(actions)
+        return tuple(actions)
+
+    # ---- the group and its queries
+
+    def _begin_group(self, event: GroupBegan, actions: list[Action]) -> None:
+        self._end_group(actions)
+        self._group_number += 1
+        self._queries = tuple(tuple(dict.fromkeys(clusters)) for clusters in event.queries)
+        for clusters in self._queries:
+            for cluster in clusters:
+                self._wanted[cluster] = self._wanted.get(cluster, 0) + 1
+        self._change_next(event.next_query, actions)
+
+    def _end_group(self, actions: list[Action]) -> None:
+        self._end_query()
+        self._queries, self._position = (), -1
+        self._wanted.clear()
+        for cluster in [c for c, number in self._pinned.items() if number <= self._group_number]:
+            self._unpin(cluster, "wasted", actions)
+
+    def _change_next(self, clusters: tuple[ClusterId, ...], actions: list[Action]) -> None:
+        # Advice: what is not in this index is not an error, it is passed over.
+        self._next = tuple(dict.fromkeys(cluster for cluster in clusters if cluster in self._size_bytes))
+        self._given_up.clear()
+        for cluster in [c for c, number in self._pinned.items() if number > self._group_number and c not in self._next]:
+            self._unpin(cluster, "wasted", actions)
+
+    def _begin_query(self, position: int, actions: list[Action]) -> None:
+        assert self._position < position < len(self._queries), f"query {position} after {self._position}"
+        self._end_query()
+        for passed in self._queries[self._position + 1 : position]:
+            for cluster in passed:
+                self._want_less(cluster)
+        self._position = position
+        for cluster in self._queries[position]:
+            self._policy.touch(cluster)
+            if cluster in self._resident:
+                self._unpin(cluster, "used", actions)
+                self._grant(cluster, "ram", actions)
+            elif cluster in self._reading:
+                self._unpin(cluster, "late", actions)
+                self._joined.add(cluster)
+            else:
+                self._waiting[cluster] = None
+
+    def _end_query(self) -> None:
+        for cluster in (*self._waiting, *self._joined, *self._leased):
+            self._want_less(cluster)
+        self._waiting.clear()
+        self._joined.clear()
+        self._leased.clear()
+
+    def _want_less(self, cluster: ClusterId) -> None:
+        self._wanted[cluster] -= 1
+        if not self._wanted[cluster]:
+            del self._wanted[cluster]
+
+    def _grant(self, cluster: ClusterId, tier: FoundIn, actions: list[Action]) -> None:
+        self._leased.add(cluster)
+        actions.append(Grant(cluster=cluster, tier=tier))
+
+    def _unpin(self, cluster: ClusterId, result: PrefetchResult, actions: list[Action]) -> None:
+        self._pinned.pop(cluster, None)
+        if cluster in self._unused:
+            self._unused.remove(cluster)
+            actions.append(PrefetchEnded(cluster=cluster, result=result))
+
+    # ---- reads
+
+    def _end_read(self, cluster: ClusterId, actions: list[Action]) -> None:
+        del self._reading[cluster]
+        self._resident.add(cluster)
+        self._policy.insert(cluster)
+        if cluster in self._joined:
+            self._joined.remove(cluster)
+            self._grant(cluster, "ssd", actions)
+
+    def _fail_read(self, cluster: ClusterId, actions: list[Action]) -> None:
+        del self._reading[cluster]
+        self._used_bytes -= self._size_bytes[cluster]
+        self._pinned.pop(cluster, None)
+        self._unused.discard(cluster)
+        self._given_up.add(cluster)
+        if cluster in self._joined:
+            self._joined.remove(cluster)
+            self._want_less(cluster)
+            actions.append(Deny(cluster=cluster))
+
+    def _start_read(self, cluster: ClusterId, purpose: Purpose, actions: list[Action]) -> None:
+        self._reading[cluster] = purpose
+        self._used_bytes += self._size_bytes[cluster]
+        assert self._used_bytes <= self._limits.budget_bytes, "the budget is overdrawn"
+        actions.append(Read(cluster=cluster, purpose=purpose))
+
+    def _reads_in_flight(self, purpose: Purpose) -> int:
+        return sum(1 for other in self._reading.values() if other == purpose)
+
+    def _read_demanded(self, actions: list[Action]) -> None:
+        """Starts what the current query lacks, nearest cluster first, while readers and bytes are free."""
+        while self._waiting and self._reads_in_flight("demand") < self._limits.demand_reads_max:
+            cluster = next(iter(self._waiting))
+            held_bytes = self.reading_bytes + self._sum_bytes(self._leased)
+            if held_bytes + self._size_bytes[cluster] > self._limits.budget_bytes:
+                return  # scoring or a read in flight will free enough: what is held was granted before
+            self._make_room(cluster, actions)
+            del self._waiting[cluster]
+            self._joined.add(cluster)
+            self._start_read(cluster, "demand", actions)
+
+    def _make_room(self, cluster: ClusterId, actions: list[Action]) -> None:
+        """Evicts by policy: first what nobody in sight wants, then what this group wants later, pins last of all."""
+        spared: tuple[Set[ClusterId], ...] = (
+            self._leased | self._pinned.keys() | self._wanted.keys(),
+            self._leased | self._pinned.keys(),
+            self._leased,
+        )
+        for protected in spared:
+            while self._used_bytes + self._size_bytes[cluster] > self._limits.budget_bytes:
+                victim = self._policy.victim(protected)
+                if victim is None:
+                    break
+                self._evict(victim, actions)
+
+    def _evict(self, victim: ClusterId, actions: list[Action]) -> None:
+        self._unpin(victim, "wasted", actions)
+        self._policy.remove(victim)
+        self._resident.remove(victim)
+        self._used_bytes -= self._size_bytes[victim]
+        actions.append(Evict(cluster=victim))
+
+    # ---- reading ahead
+
+    def _read_ahead(self, actions: list[Action]) -> None:
+        """Pins and reads the next query's clusters, nearest first, as far as nobody in the current group is in the way."""
+        has_group_to_begin = bool(self._queries) and self._position < 0
+        if has_group_to_begin or self._waiting or self._joined or not self._limits.prefetch_reads_max:
+            return
+        for cluster in self._next:
+            if cluster in self._pinned or cluster in self._given_up:
+                continue
+            is_here = cluster in self._resident or cluster in self._reading
+            if not is_here and self._reads_in_flight("prefetch") >= self._limits.prefetch_reads_max:
+                return
+            if not self._has_room_ahead(cluster):
+                return
+            self._pinned[cluster] = self._group_number + 1
+            if not is_here:
+                self._make_room(cluster, actions)
+                self._unused.add(cluster)
+                self._start_read(cluster, "prefetch", actions)
+
+    def _has_room_ahead(self, cluster: ClusterId) -> bool:
+        """Whether the budget holds `cluster` beside what it must not push out.
+
+        That is what the current group still wants and what is pinned or being read; and whatever is pinned, the largest
+        cluster must fit beside it, so that a demand never waits for a prefetch, not even where the advice was wrong.
+        """
+        ahead = self._pinned.keys() | {cluster}
+        claimed = ahead | self._wanted.keys() | self._reading.keys()
+        return (
+            self._sum_bytes(claimed) <= self._limits.budget_bytes
+            and self._sum_bytes(ahead) + self._largest_bytes <= self._limits.budget_bytes
+        )
+
+    def _sum_bytes(self, clusters: Set[ClusterId]) -> int:
+        return sum(self._size_bytes[cluster] for cluster in clusters)
+
+    # ---- the books
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where the books do not agree with each other."""
+        here = self._resident | self._reading.keys()
+        assert self._used_bytes == self._sum_bytes(here) <= self._limits.budget_bytes
+        assert self._policy.residents() == self._resident
+        assert not self._resident & self._reading.keys()
+        assert not self._waiting.keys() & here
+        assert self._joined <= self._reading.keys()
+        assert self._leased <= self._resident
+        assert self._pinned.keys() <= here
+        assert self._unused <= self._pinned.keys()
+        assert self._reads_in_flight("demand") <= self._limits.demand_reads_max
+        assert self._reads_in_flight("prefetch") <= self._limits.prefetch_reads_max
+        assert all(number > 0 for number in self._wanted.values())
+        current = self._waiting.keys() | self._joined | self._leased
+        assert current <= self._wanted.keys()

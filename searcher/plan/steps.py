@@ -1,0 +1,116 @@
+"""What the planner of reads is told (events) and what it answers (actions): frozen values, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.record import ClusterId
+
+Purpose = Literal["demand", "prefetch"]
+PrefetchResult = Literal["used", "late", "wasted"]
+FoundIn = Literal["ram", "ssd"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupBegan:
+    """A group is searched from now on. `queries`: the clusters of each query, in search order, nearest first.
+
+    `next_query`: the clusters of the first query of the next group, as far as known (CaGR-RAG, Eq. 4); advice.
+    """
+
+    queries: tuple[tuple[ClusterId, ...], ...]
+    next_query: tuple[ClusterId, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextChanged:
+    """Something else than was thought comes after the current group: the clusters of its first query."""
+
+    clusters: tuple[ClusterId, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryBegan:
+    """The query at `position` of the current group is searched now; those before it are done or skipped."""
+
+    position: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Released:
+    """The current query has scored this cluster and holds no view of it any more."""
+
+    cluster: ClusterId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryEnded:
+    """The current query is done or was given up; what it still held or waited for, it does not need any more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupEnded:
+    """The current group has passed, whether or not all its queries were searched."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadEnded:
+    """A read that was asked for is done, and the cluster is whole."""
+
+    cluster: ClusterId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadFailed:
+    """A read that was asked for failed for good; its bytes are free again."""
+
+    cluster: ClusterId
+
+
+Event = GroupBegan | NextChanged | QueryBegan | Released | QueryEnded | GroupEnded | ReadEnded | ReadFailed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evict:
+    """Free the bytes of this cluster now, before the actions that follow."""
+
+    cluster: ClusterId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Read:
+    """Start to read this cluster; its bytes are reserved."""
+
+    cluster: ClusterId
+    purpose: Purpose
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grant:
+    """The current query may score this cluster until it releases it. `tier` "ssd": it had to wait for a read."""
+
+    cluster: ClusterId
+    tier: FoundIn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deny:
+    """The current query will not get this cluster: its read failed."""
+
+    cluster: ClusterId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefetchEnded:
+    """What became of a prefetched cluster.
+
+    "used": a query found it resident; "late": a query found it still being read, and joined; "wasted": it was evicted,
+    or its group passed, before a query asked for it.
+    """
+
+    cluster: ClusterId
+    result: PrefetchResult
+
+
+Action = Evict | Read | Grant | Deny | PrefetchEnded

@@ -1,0 +1,330 @@
+"""A small index on disk, groups over it, and a sink that keeps what it is given."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from carpool.clock import SystemClock
+from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, probe, write_centroids
+from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentWriter
+from carpool.disk.files import file_crc32
+from carpool.disk.index import INDEX_FILES
+from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
+from carpool.disk.segment import (
+    EXTENTS_NAME,
+    SEGMENT_NAME,
+    ClusterExtent,
+    encode_cluster,
+    extent_crc32,
+    write_extents,
+)
+from carpool.disk.settings import IndexSettings
+from carpool.errors import CarpoolError
+from carpool.kafka.stage import Done, Message, Output, Unit
+from carpool.telemetry.metrics import Metrics
+from schemas.answer import Answer
+from schemas.codec import decode
+from schemas.errors import RecordError
+from schemas.group import Group, GroupedQuery, NextGroup
+from schemas.query import Query
+from schemas.record import ClusterId, Source
+from schemas.retrieval import Retrieval
+from schemas.topics import ANSWERS, RETRIEVALS
+from searcher.service import SearcherStage, build_stage
+from searcher.settings import SearcherSettings
+
+Float32 = npt.NDArray[np.float32]
+MODEL = "model-fingerprint"
+
+
+def normalised(rows: npt.NDArray[Any]) -> Float32:
+    """Rows of length one, float32."""
+    rows = rows.astype(np.float32)
+    scaled: Float32 = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return scaled
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallIndex:
+    """What was written: vectors: (n, dim), the cluster of each row, centroids: (nlist, dim)."""
+
+    dir: Path
+    vectors: Float32
+    assigned: npt.NDArray[np.int64]
+    centroids: Float32
+    manifest: Manifest
+    extents: tuple[ClusterExtent, ...]
+
+    @property
+    def segment_path(self) -> Path:
+        return self.dir / SEGMENT_NAME
+
+    @property
+    def settings(self) -> IndexSettings:
+        return IndexSettings(dir=str(self.dir))
+
+    def clusters_of(self, query: Float32, nprobe: int) -> tuple[ClusterId, ...]:
+        return tuple(ClusterId(int(c)) for c in probe(self.centroids, query[None, :], nprobe)[0])
+
+    def damage(self, cluster: int) -> None:
+        """Flips one byte in the middle of a cluster."""
+        extent = self.extents[cluster]
+        with self.segment_path.open("r+b") as file:
+            file.seek(extent.offset_bytes + 100)
+            byte = file.read(1)[0]
+            file.seek(extent.offset_bytes + 100)
+            file.write(bytes([byte ^ 0xFF]))
+
+
+def write_index(
+    folder: Path,
+    vectors: Float32,
+    centroids: Float32,
+    *,
+    documents: Iterable[Document] | None = None,
+    read_latency_us: tuple[int, ...] = (),
+    nprobe: int = 3,
+) -> SmallIndex:
+    """Writes an index in which each row is in the cluster of its nearest centroid."""
+    folder.mkdir(parents=True, exist_ok=True)
+    nlist, dimension = centroids.shape
+    assigned = probe(centroids, vectors, 1)[:, 0].astype(np.int64)
+    write_centroids(folder, centroids)
+    extents, end_bytes = [], 0
+    with (folder / SEGMENT_NAME).open("wb") as segment:
+        for cluster in range(nlist):
+            rows = np.flatnonzero(assigned == cluster).astype(np.int64)
+            content = encode_cluster(vectors[rows], rows)
+            crc32 = extent_crc32(cluster, len(rows), content)
+            extents.append(
+                ClusterExtent(
+                    cluster=cluster,
+                    offset_bytes=end_bytes,
+                    size_bytes=len(content),
+                    row_count=len(rows),
+                    crc32=crc32,
+                )
+            )
+            segment.write(content)
+            end_bytes += len(content)
+    write_extents(folder, extents)
+    writer = DocumentWriter(folder)
+    for row, document in enumerate(documents or ()):
+        assert row < len(vectors)
+        writer.append(document)
+    if documents is None:
+        for row in range(len(vectors)):
+            writer.append(Document(doc_id=f"d{row}", title=f"Title {row}", text=f"The text of row {row}."))
+    writer.close()
+    assert {CENTROIDS_NAME, EXTENTS_NAME, SEGMENT_NAME, DOCUMENTS_NAME, OFFSETS_NAME} == set(INDEX_FILES)
+    files = {
+        name: FileEntry(size_bytes=(folder / name).stat().st_size, crc32=file_crc32(folder / name))
+        for name in INDEX_FILES
+    }
+    manifest = Manifest(
+        format=FORMAT,
+        index_version="v-test",
+        dimension=dimension,
+        metric="inner_product",
+        nlist=nlist,
+        codec="Flat",
+        vector_dtype="float32",
+        embedding_model=MODEL,
+        embedding_model_name="made-up",
+        centroids_fingerprint=centroids_fingerprint(centroids),
+        row_count=len(vectors),
+        nprobe_default=nprobe,
+        read_latency_us=read_latency_us,
+        files=files,
+    )
+    write_manifest(folder, manifest)
+    return SmallIndex(
+        dir=folder,
+        vectors=vectors,
+        assigned=assigned,
+        centroids=centroids,
+        manifest=manifest,
+        extents=tuple(extents),
+    )
+
+
+def random_index(folder: Path, *, rows: int = 600, dimension: int = 16, nlist: int = 8, seed: int = 1) -> SmallIndex:
+    """Writes an index of random directions; its clusters are uneven."""
+    generator = np.random.default_rng(seed)
+    vectors = normalised(generator.standard_normal((rows, dimension)))
+    centroids = normalised(generator.standard_normal((nlist, dimension)))
+    return write_index(folder, vectors, centroids)
+
+
+def make_group(
+    index: SmallIndex,
+    vectors: Sequence[Float32],
+    *,
+    clusters: Sequence[tuple[int, ...]] | None = None,
+    nprobe: int = 3,
+    next_clusters: tuple[int, ...] | None = None,
+    top_k: int | None = None,
+    deadline_us: int | None = None,
+    sequence: int = 0,
+    **changes: Any,
+) -> Group:
+    """A group of these query vectors; without `clusters`, each probes its nearest."""
+    probed = [tuple(map(ClusterId, c)) for c in clusters] if clusters is not None else None
+    queries = []
+    for position, vector in enumerate(vectors):
+        queries.append(
+            GroupedQuery(
+                query=Query(query_id=f"q{sequence}-{position}", text="why?", top_k=top_k),
+                source=Source(topic="rag.queries.v1", partition=0, offset=1000 * sequence + position),
+                headers=(("traceparent", b"00-1-2-01"), ("other", b"x")),
+                arrival_us=1,
+                deadline_us=deadline_us,
+                vector=vector.astype("<f4").tobytes(),
+                clusters=probed[position] if probed is not None else index.clusters_of(vector, nprobe),
+                timings_us={"window_wait": 7},
+            )
+        )
+    fields: dict[str, Any] = {
+        "index_version": index.manifest.index_version,
+        "centroids_fingerprint": index.manifest.centroids_fingerprint,
+        "embedding_model": MODEL,
+        "grouper": "greedy",
+        "window_id": 1,
+        "lane": 0,
+        "lane_count": 1,
+        "sequence": sequence,
+        "groups_in_window_for_lane": 1,
+        "queries": tuple(queries),
+        "clusters": tuple(sorted({c for q in queries for c in q.clusters})),
+        "next": None
+        if next_clusters is None
+        else NextGroup(query_id="next", clusters=tuple(map(ClusterId, next_clusters))),
+    }
+    return Group(**{**fields, **changes})
+
+
+def make_unit(
+    unit_id: int, group: Group, *, parts_done: frozenset[int] = frozenset(), size_bytes: int = 0
+) -> Unit[Group]:
+    """A unit as the loop would offer it."""
+    message = Message(
+        source=Source(topic="rag.groups.v1", partition=0, offset=unit_id, timestamp_ms=1),
+        key=None,
+        value=b"x" * size_bytes,
+        headers=(),
+        received_us=1,
+    )
+    return Unit(id=unit_id, record=group, message=message, parts=len(group.queries), parts_done=parts_done)
+
+
+@dataclass
+class ListSink:
+    """Keeps everything, and lets a test wait for it."""
+
+    dones: list[Done] = field(default_factory=list)
+    failures: list[CarpoolError] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def done(self, done: Done) -> None:
+        with self.changed:
+            self.dones.append(done)
+            self.changed.notify_all()
+
+    def hint(self, output: Output) -> None:
+        raise AssertionError("the searcher sends no hints")
+
+    def refuse(self, unit: Unit[Any], error: RecordError) -> None:
+        raise AssertionError("the searcher refuses no units")
+
+    def fail(self, error: CarpoolError) -> None:
+        with self.changed:
+            self.failures.append(error)
+            self.changed.notify_all()
+
+    def wait(self, is_reached: Callable[[], bool], what: str) -> None:
+        """Waits until the sink shows what is expected; fails the test after a generous while."""
+        with self.changed:
+            assert self.changed.wait_for(is_reached, timeout=30), f"{what}: {len(self.dones)} done, {self.failures}"
+
+    def wait_done(self, count: int) -> None:
+        self.wait(lambda: len(self.dones) >= count or bool(self.failures), f"waiting for {count} results")
+        assert not self.failures, self.failures
+
+    def wait_failure(self) -> CarpoolError:
+        self.wait(lambda: bool(self.failures), "waiting for a failure")
+        return self.failures[0]
+
+    def parts(self) -> list[tuple[int, int]]:
+        return [pair for done in self.dones for pair in done.parts]
+
+    def outputs(self) -> list[Output]:
+        return [output for done in self.dones for output in done.outputs]
+
+    def retrievals(self) -> dict[str, Retrieval]:
+        found = [decode(Retrieval, o.value, o.headers) for o in self.outputs() if o.topic == RETRIEVALS.name]
+        return {retrieval.query.query_id: retrieval for retrieval in found}
+
+    def answers(self) -> dict[str, Answer]:
+        found = [decode(Answer, o.value, o.headers) for o in self.outputs() if o.topic == ANSWERS.name]
+        return {answer.query_id: answer for answer in found}
+
+
+@dataclass
+class Running:
+    """A stage at work, with the sink and metrics that it was given."""
+
+    stage: SearcherStage
+    sink: ListSink
+    metrics: Metrics
+
+    def __enter__(self) -> Running:
+        self.stage.start(self.sink)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stage.check_integrity()
+        finally:
+            self.stage.close()
+
+    def wait_ready(self) -> None:
+        until = time.monotonic() + 30
+        while self.stage.not_ready() and not self.sink.failures:
+            assert time.monotonic() < until, self.stage.not_ready()
+            time.sleep(0.002)
+        assert not self.sink.failures, self.sink.failures
+
+    def search(self, *groups: Group) -> dict[str, Retrieval]:
+        """Offers groups and returns the retrievals of all of them."""
+        self.wait_ready()
+        before = len(self.sink.dones)
+        for number, group in enumerate(groups):
+            self.stage.offer(make_unit(before + number, group), 0)
+        self.sink.wait_done(before + sum(len(group.queries) for group in groups))
+        return self.sink.retrievals()
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"carpool_{name}", labels or None) or 0.0
+
+
+def running(index: SmallIndex, clock: Any = None, **given: Any) -> Running:
+    """A stage over `index`; settings by name, and the seams `events`, `scorer`, `open_reader`."""
+    seams = {name: given.pop(name) for name in ("events", "scorer", "open_reader") if name in given}
+    metrics = Metrics()
+    stage = build_stage(SearcherSettings(**given), index.settings, metrics, clock or SystemClock(), **seams)
+    return Running(stage=stage, sink=ListSink(), metrics=metrics)
+
+
+def exact_top_k(index: SmallIndex, query: Float32, clusters: Iterable[int], top_k: int) -> list[int]:
+    """The dumb version: every row of the probed clusters, scored and sorted."""
+    rows = np.flatnonzero(np.isin(index.assigned, list(clusters)))
+    scores = index.vectors[rows] @ query
+    return [int(row) for row in rows[np.lexsort((rows, -scores))][:top_k]]
