@@ -88,6 +88,8 @@ class Loop(Generic[R]):
             reoffer=self._reoffers.extend,
             fail=self.fail,
         )
+        metrics.units_in_flight.set_function(lambda: self.ledger.in_flight)
+        metrics.bytes_in_flight.set_function(lambda: self.ledger.in_flight_bytes)
         self._stopping = threading.Event()
         self.failure: CarpoolError | None = None
         self._assigned: set[TopicPartition] = set()
@@ -266,13 +268,11 @@ class Loop(Generic[R]):
             self._consumer.resume()
 
     def _review(self, now_us: int) -> None:
-        """What is looked at twice a second: lag, what is in flight, commit metadata, readiness."""
+        """What is looked at twice a second: lag, commit metadata, readiness."""
         self._next_review_us = now_us + REVIEW_US
         waiting = self._consumer.waiting()
         for at, records in waiting.items():
             self._metrics.lag_records.labels(topic=at.topic, partition=str(at.partition)).set(records)
-        self._metrics.units_in_flight.set(self.ledger.in_flight)
-        self._metrics.bytes_in_flight.set(self.ledger.in_flight_bytes)
         if not self.ledger.in_flight and not any(waiting.values()):
             self._metrics.lag_seconds.set(0)
             self._metrics.last_progress_seconds.set(now_us / 1_000_000)

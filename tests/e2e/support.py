@@ -1,0 +1,152 @@
+"""What end-to-end tests share: a small index, fresh brokers, raw Kafka clients that see every record."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from schemas.record import Headers, header
+
+MODEL = "hashing:64"
+WORDS = "river mountain painter treaty orbit enzyme harbour violin glacier senate lantern copper meadow comet dialect".split()
+
+
+def build_index(folder: Path, *, documents: int = 400, nlist: int = 16) -> Path:
+    """Builds an index of made-up passages with the command that users run; returns its folder."""
+    rng = random.Random(7)
+    corpus = folder / "corpus.jsonl"
+    with corpus.open("w") as file:
+        for number in range(documents):
+            text = " ".join(rng.choice(WORDS) for _ in range(30))
+            file.write(json.dumps({"id": f"doc-{number}", "title": f"Passage {number}", "text": text}) + "\n")
+    index = folder / "index"
+    command = [sys.executable, "-m", "cli.main", "index", "build", str(corpus), "--out", str(index)]
+    subprocess.run([*command, "--model", MODEL, "--nlist", str(nlist)], check=True, capture_output=True)
+    return index
+
+
+def question(rng: random.Random) -> str:
+    return "what of the " + " ".join(rng.choice(WORDS) for _ in range(4)) + "?"
+
+
+def quick_settings(prefix: str) -> dict[str, str]:
+    """Settings that make rebalances after a kill quick, with a consumer group of the test's own."""
+    return {
+        "CARPOOL_KAFKA_SESSION_TIMEOUT_MS": "2000",
+        "CARPOOL_KAFKA_GROUP_PREFIX": prefix,
+        "CARPOOL_EMBEDDING_MODEL": MODEL,
+    }
+
+
+@dataclass(frozen=True)
+class Found:
+    """One record as it stands in the log."""
+
+    key: bytes | None
+    value: bytes
+    headers: Headers
+    partition: int
+
+    @property
+    def body(self) -> dict[str, Any]:
+        decoded: dict[str, Any] = json.loads(self.value)
+        return decoded
+
+    def text(self, name: str) -> str | None:
+        value = header(self.headers, name)
+        return value.decode() if value is not None else None
+
+
+class Publisher:
+    """Writes raw records and waits until the broker has them."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "message.max.bytes": 20_000_000, "partitioner": "murmur2_random"}
+        )
+
+    def send(
+        self, topic: str, value: bytes | None, *, key: str | None = None, headers: Headers = ()
+    ) -> KafkaError | None:
+        """Returns the broker's error, or None once the record is written."""
+        outcome: list[KafkaError | None] = []
+        self.queue(topic, value, key=key, headers=headers, report=outcome.append)
+        self._producer.flush(20)
+        return outcome[0]
+
+    def queue(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: str | None = None,
+        headers: Headers = (),
+        report: Callable[[KafkaError | None], None] = lambda _: None,
+    ) -> None:
+        self._producer.produce(
+            topic, value=value, key=key, headers=list(headers), on_delivery=lambda error, _: report(error)
+        )
+
+    def flush(self) -> None:
+        assert self._producer.flush(30) == 0
+
+
+def read_all(bootstrap: str, topic: str, *, until: Callable[[list[Found]], bool], timeout_s: float) -> list[Found]:
+    """Reads a topic from its beginning until `until` holds or time is up; returns every record read."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "unused",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+        }
+    )
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    found: list[Found] = []
+    deadline = time.monotonic() + timeout_s
+    try:
+        while not until(found) and time.monotonic() < deadline:
+            for message in consumer.consume(500, timeout=0.2):
+                if message.error() is None:
+                    found.append(
+                        Found(
+                            message.key(),  # type: ignore[arg-type]
+                            message.value() or b"",  # type: ignore[arg-type]
+                            tuple(message.headers() or ()),  # type: ignore[arg-type]
+                            message.partition() or 0,
+                        )
+                    )
+    finally:
+        consumer.close()
+    return found
+
+
+def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused"})
+    try:
+        partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        return {n: consumer.get_watermark_offsets(TopicPartition(topic, n), timeout=10)[1] for n in partitions}
+    finally:
+        consumer.close()
+
+
+def committed_offsets(bootstrap: str, group: str, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, n) for n in partitions])
+    result = admin.list_consumer_group_offsets([request])[group].result()
+    return {raw.partition: max(0, raw.offset) for raw in result.topic_partitions}
+
+
+def at_least(count: int) -> Callable[[Sequence[Found]], bool]:
+    return lambda found: len(found) >= count
