@@ -1,0 +1,298 @@
+"""A stand-in for an LLM server, for crash and load tests: OpenAI's API on loopback, texts without a model behind them.
+
+Its name stands in its model's name and in every text that it writes, so that nobody takes one for an answer. What it
+writes is made from the prompt alone: the same prompt gets the same text, which cites a passage that the prompt numbers.
+
+    python -m carpool.testing.llm_server --port 8000 --latency-ms 100 --tokens-per-second 50
+
+It answers GET /health, GET /v1/models and POST /v1/chat/completions (streamed or whole). POST /_faults switches a `Fault`
+on or off while it runs; GET /_requests counts what was asked, so that a test can tell how often a prompt was generated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from carpool.testing.http import Refused, Request, Responder, serve_connection
+from carpool.testing.llm_text import NAME, prompt_hash, prompt_text, words, write
+
+HOST = "127.0.0.1"
+
+T = TypeVar("T")
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is wrong with the next `count` requests (None: with all) for a completion.
+
+    `429`, `503`, `500`, `400`: that status, with `retry_after_s`. `hang`: silence, until the client leaves. `reset`: the
+    connection is broken off. `garbage`: something that is no stream of events. The last three come after `after_tokens`
+    tokens.
+    """
+
+    mode: Literal["none", "400", "429", "500", "503", "hang", "reset", "garbage"]
+    count: int | None = None
+    retry_after_s: float | None = None
+    after_tokens: int = 0
+
+
+NO_FAULT = Fault(mode="none")
+
+
+class Requests(msgspec.Struct, kw_only=True):
+    """Counts of requests for a completion. By id: the header X-Request-Id; by prompt: `prompt_hash` of its messages.
+
+    `started` counts those that were taken, `completed` those written to the end, `disconnected` those whose client left
+    first, `faulted` those that met a fault. `in_flight_max` is the most that were written at once.
+    """
+
+    started: int = 0
+    completed: int = 0
+    disconnected: int = 0
+    faulted: int = 0
+    in_flight: int = 0
+    in_flight_max: int = 0
+    started_by_id: dict[str, int] = {}
+    completed_by_id: dict[str, int] = {}
+    started_by_prompt: dict[str, int] = {}
+    completed_by_prompt: dict[str, int] = {}
+
+
+class Chat(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read of a request for a completion."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class LlmServer:
+    """The stand-in, running in a thread of its own. As a context manager it starts, and stops at the end.
+
+    `port` 0 takes a free one; `url` says which. `model` is the model's name; the stand-in's own name is put before it
+    where it does not hold it.
+    """
+
+    def __init__(
+        self, *, port: int = 0, model: str = NAME, latency_ms: float = 0.0, tokens_per_second: float | None = None
+    ) -> None:
+        self.model = model if NAME in model else f"{NAME}-{model}"
+        self.requests = Requests()
+        self.fault = NO_FAULT
+        self.port = port
+        self._latency_s = latency_ms / 1_000
+        self._token_s = 1 / tokens_per_second if tokens_per_second else 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._started = threading.Event()
+        self._error: OSError | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        """The base URL of its API."""
+        return f"http://{HOST}:{self.port}/v1"
+
+    def __enter__(self) -> LlmServer:
+        """Starts; returns when it can be asked. Raises `OSError` if the port is taken."""
+        self._started.clear()
+        self._thread = threading.Thread(target=self._run_in_thread, name="llm-stand-in", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stops, and breaks off what is being written."""
+        if self._loop is not None and self._stop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run_in_thread(self) -> None:
+        try:
+            asyncio.run(self.serve())
+        except OSError as error:
+            self._error = error
+            self._started.set()
+
+    async def serve(self, *, announce: bool = False) -> None:
+        """Serves until it is stopped or cancelled; `announce` prints where. Raises `OSError` if the port is taken."""
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._serve, HOST, self.port)
+        self.port = server.sockets[0].getsockname()[1]
+        self._started.set()
+        if announce:
+            print(f"{self.model} listens on {self.url}", flush=True)  # noqa: T201
+        try:
+            await self._stop.wait()
+        finally:
+            server.close()
+            for task in tuple(self._connections):
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await serve_connection(reader, writer, self._answer)
+        except asyncio.CancelledError:
+            writer.transport.abort()  # the server stops; nothing above waits for this task
+        finally:
+            self._connections.discard(task)
+
+    async def _answer(self, request: Request, responder: Responder) -> None:
+        match (request.method, request.path):
+            case ("GET", "/health"):
+                await responder.json({"status": "ok", "server": NAME})
+            case ("GET", "/v1/models"):
+                listed = {"id": self.model, "object": "model", "created": 0, "owned_by": NAME, "max_model_len": 32_768}
+                await responder.json({"object": "list", "data": [listed]})
+            case ("POST", "/v1/chat/completions"):
+                await self._complete(request, responder)
+            case ("POST", "/_faults"):
+                self.fault = _decode(request.body, Fault)
+                await responder.json(self.fault)
+            case ("GET", "/_requests"):
+                await responder.json(self.requests)
+            case _:
+                raise Refused(404, f"{NAME} has no {request.method} {request.path}")
+
+    async def _complete(self, request: Request, responder: Responder) -> None:
+        chat = _decode(request.body, Chat)
+        if chat.model != self.model:
+            raise Refused(404, f"The model `{chat.model}` does not exist.")
+        prompt = prompt_hash(chat.messages)
+        request_id = request.headers.get("x-request-id", prompt)
+        counts = self.requests
+        counts.started += 1
+        _count(counts.started_by_id, request_id)
+        _count(counts.started_by_prompt, prompt)
+        fault = self._next_fault()
+        if fault.mode.isdigit():
+            counts.faulted += 1
+            raise Refused(int(fault.mode), f"{NAME} was told to refuse", retry_after_s=fault.retry_after_s)
+        counts.in_flight += 1
+        counts.in_flight_max = max(counts.in_flight_max, counts.in_flight)
+        try:
+            await self._write(chat, fault, request_id, responder)
+        except (ConnectionError, asyncio.CancelledError):
+            counts.disconnected += fault.mode != "reset"
+            raise
+        finally:
+            counts.in_flight -= 1
+        if fault.mode == "none":
+            counts.completed += 1
+            _count(counts.completed_by_id, request_id)
+            _count(counts.completed_by_prompt, prompt)
+
+    def _next_fault(self) -> Fault:
+        fault = self.fault
+        if fault.mode == "none" or fault.count == 0:
+            return NO_FAULT
+        if fault.count is not None:
+            self.fault = msgspec.structs.replace(fault, count=fault.count - 1)
+        return fault
+
+    async def _write(self, chat: Chat, fault: Fault, request_id: str, responder: Responder) -> None:
+        """Writes the answer a token at a time, or whole, or up to the fault."""
+        text = write(prompt_text(chat.messages), chat.response_format)
+        tokens = words(text)
+        limit = len(tokens) if chat.max_tokens is None else chat.max_tokens
+        cut, finish_reason = tokens[:limit], "stop" if len(tokens) <= limit else "length"
+        usage = {
+            "prompt_tokens": len(words(prompt_text(chat.messages))),
+            "completion_tokens": len(cut),
+            "total_tokens": len(words(prompt_text(chat.messages))) + len(cut),
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+        head = {"id": request_id, "created": 0, "model": self.model}
+        await responder.wait(self._latency_s)
+        written = []
+        for index, token in enumerate(cut):
+            if fault.mode != "none" and index >= fault.after_tokens:
+                break
+            await responder.wait(self._token_s)
+            written.append(token)
+            if chat.stream:
+                delta = {"role": "assistant", "content": token}
+                choice = {"index": 0, "delta": delta, "finish_reason": None}
+                await responder.event({**head, "object": "chat.completion.chunk", "choices": [choice]})
+        if fault.mode != "none":
+            self.requests.faulted += 1
+            await _fail(fault, responder)
+        elif chat.stream:
+            choice = {"index": 0, "delta": {}, "finish_reason": finish_reason}
+            await responder.event({**head, "object": "chat.completion.chunk", "choices": [choice]})
+            if (chat.stream_options or {}).get("include_usage"):
+                await responder.event({**head, "object": "chat.completion.chunk", "choices": [], "usage": usage})
+            await responder.end_events()
+        else:
+            message = {"role": "assistant", "content": "".join(written)}
+            choice = {"index": 0, "message": message, "finish_reason": finish_reason}
+            await responder.json({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+
+
+async def _fail(fault: Fault, responder: Responder) -> None:
+    match fault.mode:
+        case "hang":
+            await responder.wait(None)
+        case "reset":
+            responder.reset()
+            raise ConnectionResetError("told to break off")
+        case _:
+            await responder.raw_event(f"<html>{NAME} writes what is no event</html>")
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise Refused(400, f"the body is no {kind.__name__}: {error}") from error
+
+
+def _count(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the stand-in until it is interrupted. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m carpool.testing.llm_server", description="A stand-in for an LLM server."
+    )
+    parser.add_argument("--port", type=int, default=8000, help="port on loopback; 0 takes a free one (default: 8000)")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="wait before the first token (default: 0)")
+    parser.add_argument("--tokens-per-second", type=float, default=None, help="speed of one answer (default: at once)")
+    parser.add_argument("--model", default=NAME, help=f"name of the model; {NAME} is put before it (default: {NAME})")
+    options = parser.parse_args(arguments)
+    server = LlmServer(
+        port=options.port,
+        model=options.model,
+        latency_ms=options.latency_ms,
+        tokens_per_second=options.tokens_per_second,
+    )
+    try:
+        asyncio.run(server.serve(announce=True))
+    except KeyboardInterrupt:
+        return 0
+    except OSError as error:
+        print(f"cannot listen on {HOST}:{options.port}: {error.strerror}; choose another --port", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

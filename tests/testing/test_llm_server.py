@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from carpool.testing.llm_server import Fault, LlmServer
+from carpool.testing.llm_text import NAME, cited_number, prompt_hash, words, write
+
+MESSAGES = [
+    {"role": "system", "content": "Answer."},
+    {"role": "user", "content": "[1] A: a\n\n[2] B: b\n\n[3] C: c\n\nQuestion: why?"},
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "answer": {"type": "string", "minLength": 1, "maxLength": 60},
+        "citations": {"type": "array", "items": {"type": "integer", "enum": [1, 2, 3]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["answer", "citations"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def server() -> Iterator[LlmServer]:
+    with LlmServer() as server:
+        yield server
+
+
+def ask(server: LlmServer, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        content = response.read()
+        is_json = response.headers.get_content_type() == "application/json"
+        return response.status, json.loads(content) if is_json else content.decode(), dict(response.headers)
+    finally:
+        connection.close()
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    return {"model": NAME, "messages": MESSAGES, **more}
+
+
+def events(content: str) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in content.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def test_its_name_stands_in_the_model_and_in_every_text(server: LlmServer) -> None:
+    assert ask(server, "GET", "/v1/models")[1]["data"][0]["id"] == NAME
+    plain = ask(server, "POST", "/v1/chat/completions", chat())[1]["choices"][0]["message"]["content"]
+    held = ask(
+        server,
+        "POST",
+        "/v1/chat/completions",
+        chat(response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}}),
+    )[1]["choices"][0]["message"]["content"]
+    assert NAME in plain
+    assert NAME in json.loads(held)["answer"]
+
+
+def test_a_name_of_ones_own_is_put_behind_its_own() -> None:
+    assert LlmServer(model="tiny").model == f"{NAME}-tiny"
+    assert LlmServer(model=f"{NAME}-tiny").model == f"{NAME}-tiny"
+
+
+def test_an_object_is_valid_under_its_schema_and_cites_a_passage_of_the_prompt() -> None:
+    for question in map(str, range(50)):
+        prompt = f"[1] A: a\n[2] B: b\n[3] C: c\n{question}"
+        value = json.loads(write(prompt, {"type": "json_schema", "json_schema": {"schema": SCHEMA}}))
+        jsonschema.validate(value, SCHEMA)
+        assert value["citations"] == [cited_number(prompt)]
+
+
+def test_over_many_prompts_every_passage_is_cited_and_the_same_prompt_cites_the_same() -> None:
+    prompts = [f"[1] A\n[2] B\n[3] C\n{index}" for index in range(50)]
+    assert {cited_number(prompt) for prompt in prompts} == {1, 2, 3}
+    assert [cited_number(prompt) for prompt in prompts] == [cited_number(prompt) for prompt in prompts]
+    assert cited_number("nothing [1] at the beginning of a line") is None
+
+
+def test_a_stream_is_the_same_text_in_tokens_then_a_reason_then_usage(server: LlmServer) -> None:
+    whole = ask(server, "POST", "/v1/chat/completions", chat())[1]
+    chunks = events(
+        ask(server, "POST", "/v1/chat/completions", chat(stream=True, stream_options={"include_usage": True}))[1]
+    )
+    *pieces, end, usage = chunks
+    text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in pieces)
+    assert text == whole["choices"][0]["message"]["content"]
+    assert len(pieces) == len(words(text)) > 3
+    assert end["choices"][0]["finish_reason"] == "stop"
+    assert usage["choices"] == []
+    assert usage["usage"] == whole["usage"]
+    assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert usage["usage"]["completion_tokens"] == len(pieces)
+
+
+def test_max_tokens_cuts_the_text_and_says_so(server: LlmServer) -> None:
+    answer = ask(server, "POST", "/v1/chat/completions", chat(max_tokens=2))[1]
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert len(words(answer["choices"][0]["message"]["content"])) == 2
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+def test_health_is_ok_and_another_model_or_path_is_not_found(server: LlmServer) -> None:
+    assert ask(server, "GET", "/health")[:2] == (200, {"status": "ok", "server": NAME})
+    status, body, _ = ask(server, "POST", "/v1/chat/completions", {**chat(), "model": "other"})
+    assert (status, body["error"]["message"]) == (404, "The model `other` does not exist.")
+    assert ask(server, "GET", "/v1/other")[0] == 404
+    assert ask(server, "POST", "/v1/chat/completions", {"model": 3})[0] == 400
+
+
+@pytest.mark.parametrize("mode", ["400", "429", "500", "503"])
+def test_a_refusal_lasts_for_as_many_requests_as_it_was_set_to(server: LlmServer, mode: str) -> None:
+    assert ask(server, "POST", "/_faults", {"mode": mode, "count": 2, "retry_after_s": 1.5})[0] == 200
+    answers = [ask(server, "POST", "/v1/chat/completions", chat()) for _ in range(3)]
+    assert [status for status, _, _ in answers] == [int(mode), int(mode), 200]
+    assert answers[0][2]["Retry-After"] == "1.5"
+    assert NAME in answers[0][1]["error"]["message"]
+
+
+def test_a_fault_without_count_lasts_until_it_is_switched_off(server: LlmServer) -> None:
+    ask(server, "POST", "/_faults", {"mode": "503"})
+    assert [ask(server, "POST", "/v1/chat/completions", chat())[0] for _ in range(3)] == [503, 503, 503]
+    ask(server, "POST", "/_faults", {"mode": "none"})
+    assert ask(server, "POST", "/v1/chat/completions", chat())[0] == 200
+    assert ask(server, "POST", "/_faults", {"mode": "nonsense"})[0] == 400
+
+
+def test_a_reset_breaks_off_in_the_middle(server: LlmServer) -> None:
+    server.fault = Fault(mode="reset", after_tokens=2)
+    with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+        ask(server, "POST", "/v1/chat/completions", chat(stream=True))
+    assert ask(server, "GET", "/_requests")[1]["faulted"] == 1
+
+
+def test_garbage_is_no_json(server: LlmServer) -> None:
+    server.fault = Fault(mode="garbage")
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("POST", "/v1/chat/completions", json.dumps(chat(stream=True)))
+    line = connection.getresponse().readline()
+    connection.close()
+    assert line.startswith(b"data: <html>")
+
+
+def test_a_hanging_request_ends_when_its_client_leaves(server: LlmServer) -> None:
+    server.fault = Fault(mode="hang")
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("POST", "/v1/chat/completions", json.dumps(chat(stream=True)))
+    wait_until(lambda: server.requests.in_flight == 1)
+    connection.close()
+    wait_until(lambda: server.requests.in_flight == 0)
+    assert server.requests.disconnected == 1
+    assert server.requests.completed == 0
+
+
+def wait_until(condition: Any) -> None:
+    for _ in range(1_000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come about within 10 seconds")
+
+
+def test_it_counts_generations_by_id_and_by_prompt(server: LlmServer) -> None:
+    server.fault = Fault(mode="429", count=1)
+    for _ in range(3):
+        ask(server, "POST", "/v1/chat/completions", chat(), **{"X-Request-Id": "q-1"})
+    other = [{"role": "user", "content": "another"}]
+    ask(server, "POST", "/v1/chat/completions", {"model": NAME, "messages": other})
+    counts = ask(server, "GET", "/_requests")[1]
+    assert (counts["started"], counts["completed"], counts["faulted"], counts["in_flight"]) == (4, 3, 1, 0)
+    assert counts["started_by_id"] == {"q-1": 3, prompt_hash(other): 1}
+    assert counts["completed_by_id"] == {"q-1": 2, prompt_hash(other): 1}
+    assert counts["started_by_prompt"] == {prompt_hash(MESSAGES): 3, prompt_hash(other): 1}
+    assert counts["completed_by_prompt"] == {prompt_hash(MESSAGES): 2, prompt_hash(other): 1}
+
+
+def test_requests_run_side_by_side() -> None:
+    with LlmServer(latency_ms=300) as server:
+        threads = [
+            threading.Thread(target=ask, args=(server, "POST", "/v1/chat/completions", chat())) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert server.requests.in_flight_max > 1
+
+
+def test_what_is_no_http_ends_the_connection_and_nothing_else(server: LlmServer) -> None:
+    import socket
+
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as rude:
+        rude.sendall(b"\x00\xff nonsense\r\n\r\n")
+        assert rude.recv(100) == b""
+    assert ask(server, "GET", "/health")[0] == 200
+
+
+def test_a_taken_port_is_an_error_that_says_so(server: LlmServer) -> None:
+    with pytest.raises(OSError, match="in use"), LlmServer(port=server.port):
+        pass
+    command = [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(server.port)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{server.port}" in ended.stderr
+
+
+def test_it_runs_as_a_program_that_says_where_it_listens() -> None:
+    command = [sys.executable, "-m", "carpool.testing.llm_server", "--port", "0", "--model", "tiny"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(f"{NAME}-tiny listens on http://127.0.0.1:")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
