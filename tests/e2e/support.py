@@ -18,7 +18,23 @@ from confluent_kafka.admin import AdminClient
 from schemas.record import Headers, header
 
 MODEL = "hashing:64"
-WORDS = "river mountain painter treaty orbit enzyme harbour violin glacier senate lantern copper meadow comet dialect".split()
+WORDS = (
+    "river",
+    "mountain",
+    "painter",
+    "treaty",
+    "orbit",
+    "enzyme",
+    "harbour",
+    "violin",
+    "glacier",
+    "senate",
+    "lantern",
+    "copper",
+    "meadow",
+    "comet",
+    "dialect",
+)
 
 
 def build_index(folder: Path, *, documents: int = 400, nlist: int = 16) -> Path:

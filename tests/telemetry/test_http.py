@@ -1,0 +1,56 @@
+"""The three HTTP pages, and the one list of metrics."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from carpool.errors import ConfigError
+from carpool.telemetry.http import TelemetryServer
+from carpool.telemetry.metrics import Metrics
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_the_pages_say_alive_ready_and_what_is_missing() -> None:
+    metrics, missing, alive = Metrics(CollectorRegistry()), ["index"], [True]
+    server = TelemetryServer(
+        host="127.0.0.1", port=0, registry=metrics.registry, is_alive=lambda: alive[0], not_ready=lambda: missing
+    )
+    try:
+        metrics.dead_letters.labels(reason="empty").inc()
+        assert get(server.port, "/healthz") == (200, '{"alive":true}')
+        assert get(server.port, "/readyz") == (503, '{"ready":false,"missing":["index"]}')
+        missing.clear()
+        alive[0] = False
+        assert get(server.port, "/readyz")[0] == 200
+        assert get(server.port, "/healthz")[0] == 503
+        assert 'carpool_dead_letters_total{reason="empty"} 1.0' in get(server.port, "/metrics?x=1")[1]
+        status, text = get(server.port, "/etc/passwd")
+        assert (status, json.loads(text)["pages"]) == (404, ["/healthz", "/readyz", "/metrics"])
+        with pytest.raises(ConfigError, match=r"http\.port"):
+            TelemetryServer(
+                host="127.0.0.1", port=server.port, registry=metrics.registry, is_alive=lambda: True, not_ready=list
+            )
+    finally:
+        server.close()
+
+
+def test_every_metric_has_our_prefix_a_unit_and_a_meaning() -> None:
+    metrics = Metrics(CollectorRegistry())
+    for family in metrics.registry.collect():
+        assert family.name.startswith("carpool_"), family.name
+        assert family.documentation.endswith("."), family.name
+        if family.type == "histogram":
+            assert family.name.rpartition("_")[2] in {"seconds", "queries", "ratio"}, family.name

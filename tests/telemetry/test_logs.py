@@ -1,0 +1,32 @@
+"""Log lines are JSON, one event a line, those of the standard library included."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+PROGRAM = """
+import logging, structlog
+from carpool.telemetry.logs import configure_logs
+configure_logs(service="grouper", level="info")
+log = structlog.get_logger()
+log.debug("hidden")
+log.info("window closed", queries=3, topic="rag.queries.v1", offset=7)
+logging.getLogger("elsewhere").warning("an old hand")
+try:
+    1 / 0
+except ZeroDivisionError:
+    log.exception("it broke", odd=object)
+"""
+
+
+def test_each_event_is_one_json_line_with_service_level_and_time() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["event"] for line in lines] == ["window closed", "an old hand", "it broke"]
+    assert {line["service"] for line in lines} == {"grouper"}
+    assert [line["level"] for line in lines] == ["info", "warning", "error"]
+    assert (lines[0]["queries"], lines[0]["offset"]) == (3, 7)
+    assert "ZeroDivisionError" in lines[2]["exception"]
+    assert all(line["timestamp"].endswith("Z") for line in lines)
