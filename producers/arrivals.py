@@ -1,0 +1,71 @@
+"""When questions arrive: schedules of a load, as pure functions of rate, seed and length.
+
+A schedule is the *intended* sending times, in microseconds after the start. The load is open: a question is due whether
+or not earlier ones were answered, so a slow system is measured as slow instead of slowing its own load.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Literal
+
+from carpool.errors import ConfigError
+
+ArrivalProcess = Literal["poisson", "even", "recorded"]
+
+US_PER_S = 1_000_000
+
+
+def poisson(rate_per_s: float, seed: int) -> Iterator[int]:
+    """Yields for ever the arrival times of a Poisson process, in microseconds, never decreasing; the same for a seed.
+
+    Raises `ConfigError` when the rate is not positive.
+    """
+    _check_rate(rate_per_s)
+    # Intervals of a Poisson process are exponential: seconds = -ln(U) / rate.
+    generator = random.Random(seed)
+    at_us = 0.0
+    while True:
+        at_us += generator.expovariate(rate_per_s) * US_PER_S
+        yield int(at_us)
+
+
+def even(rate_per_s: float) -> Iterator[int]:
+    """Yields for ever arrival times at equal distances, the first at 0. Raises `ConfigError` on a rate of 0 or less."""
+    _check_rate(rate_per_s)
+    index = 0
+    while True:
+        yield int(index * US_PER_S / rate_per_s)  # multiplied, not added up: no drift
+        index += 1
+
+
+def recorded(times_ms: Iterable[float], speed: float = 1.0) -> Iterator[int]:
+    """Yields the arrival times of a recording, the first at 0, `speed` times as fast.
+
+    `times_ms` are milliseconds of any epoch, in the order of the file. Raises `ConfigError` when they run backwards.
+    """
+    _check_rate(speed)
+    first: float | None = None
+    last = 0
+    for row, time_ms in enumerate(times_ms):
+        first = time_ms if first is None else first
+        at_us = int((time_ms - first) * 1_000 / speed)
+        if at_us < last:
+            raise ConfigError(f"the recorded times run backwards at row {row}: sort the file by `at_ms`")
+        last = at_us
+        yield at_us
+
+
+def bounded(times_us: Iterator[int], *, duration_s: float | None, limit: int | None) -> Iterator[int]:
+    """Yields `times_us` up to, not including, `duration_s`, and at most `limit` of them; None bounds nothing."""
+    for at_us in islice(times_us, limit):
+        if duration_s is not None and at_us >= duration_s * US_PER_S:
+            return
+        yield at_us
+
+
+def _check_rate(rate: float) -> None:
+    if not 0 < rate < float("inf"):
+        raise ConfigError(f"a rate or speed of {rate} never sends anything; give a number above 0")

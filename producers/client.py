@@ -1,0 +1,300 @@
+"""The Python client: publish questions, and wait for one's own answers, from asyncio.
+
+async with Client(bootstrap="127.0.0.1:9092") as client:
+    answer = await client.ask("When was the Eiffel Tower built?", top_k=3, timeout_s=30)
+    print(answer.answer, [citation.title for citation in answer.citations])
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+from carpool.clock import Clock, SystemClock
+from carpool.errors import ConfigError, RecordError, RetryableError
+from carpool.kafka.settings import KafkaSettings
+from producers.errors import AnswerTimeout, PublishError
+from producers.matching import Expectations, PartialText, Place, Ticket
+from producers.publisher import Publisher
+from producers.questioning import QueryRecord, QuestionArgs, build_record
+from producers.reader import AnswerReader
+from producers.settings import ClientSettings
+from schemas.answer import Answer, PartialAnswer
+from schemas.codec import decode
+from schemas.record import Headers
+from schemas.topics import ANSWERS
+
+T = TypeVar("T")
+Event = Answer | PartialAnswer | Exception
+
+
+@dataclass(kw_only=True)
+class _Ask:
+    """One `ask` in flight. Everything but `loop` and `events` is touched under the client's lock."""
+
+    loop: asyncio.AbstractEventLoop
+    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    place: Place | None = None
+    partial: PartialText | None = None
+
+    def put(self, event: Event) -> None:
+        """Hands an event to the task that asked, from any thread; a loop that is closed wants nothing any more."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.events.put_nowait, event)
+
+
+class Client:
+    """Publishes questions and waits for their answers. Many asks at once share one connection and one reader.
+
+    Open it with `async with`; it may be used from tasks of that event loop. It needs the base install only.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | None = None,
+        *,
+        kafka: KafkaSettings | None = None,
+        settings: ClientSettings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Takes the brokers as `bootstrap`, or as `kafka` settings where they need security."""
+        if bootstrap is not None and kafka is not None:
+            raise ConfigError("give either `bootstrap` or `kafka`: both name brokers")
+        self._kafka = kafka or (KafkaSettings(bootstrap=bootstrap) if bootstrap is not None else KafkaSettings())
+        self._settings = settings or ClientSettings()
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._expected = Expectations()
+        self._asks: dict[Ticket, _Ask] = {}
+        self._publisher: Publisher | None = None
+        self._reader: AnswerReader | None = None
+        self._lost_count = 0
+        self._lost_first: PublishError | None = None
+
+    async def __aenter__(self) -> Self:
+        """Connects. Raises `ConfigError` when no broker answers in time or the topics are not there."""
+        reader = AnswerReader(self._kafka, self._settings, self._arrived)
+        await asyncio.to_thread(reader.start)
+        self._reader = reader
+        self._publisher = Publisher(self._kafka, self._settings)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Waits for acknowledgements of what was published (not for answers), and disconnects."""
+        publisher, reader = self._publisher, self._reader
+        self._publisher = self._reader = None
+        if publisher is not None:
+            await asyncio.to_thread(publisher.close, self._settings.publish_timeout_ms / 1_000)
+        if reader is not None:
+            await asyncio.to_thread(reader.close)
+
+    async def publish(
+        self,
+        text: str | None = None,
+        *,
+        deadline_s: float | None = None,
+        **question: Unpack[QuestionArgs],
+    ) -> str:
+        """Publishes a question and returns its id once the brokers have it. `question`: see `QuestionArgs`.
+
+        `deadline_s`: seconds from now after which nobody wants the answer. Raises `RecordError`, `RecordTooLarge`,
+        `PublishError`.
+        """
+        record = self._record(text, deadline_s, question)
+        loop = asyncio.get_running_loop()
+        placed: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: PublishError | None) -> None:
+            if not placed.done():
+                placed.set_exception(error) if error is not None else placed.set_result(None)
+
+        self._opened(self._publisher).send(record, lambda _, error: _call(loop, settle, error))
+        await placed
+        return record.query_id
+
+    def publish_nowait(
+        self,
+        text: str | None = None,
+        *,
+        deadline_s: float | None = None,
+        **question: Unpack[QuestionArgs],
+    ) -> str:
+        """As `publish`, but returns before the brokers have the question; `flush` tells what became of it."""
+        record = self._record(text, deadline_s, question)
+        self._opened(self._publisher).send(record, self._delivered)
+        return record.query_id
+
+    async def flush(self, timeout_s: float = 30.0) -> None:
+        """Waits until all that was published is acknowledged. Raises `PublishError` when something was not."""
+        publisher = self._opened(self._publisher)
+        waiting = await asyncio.to_thread(publisher.flush, timeout_s)
+        with self._lock:
+            lost_count, first, self._lost_count, self._lost_first = self._lost_count, self._lost_first, 0, None
+        if waiting or lost_count:
+            why = f" The first: {first}" if first else ""
+            raise PublishError(
+                f"{lost_count} questions failed and {waiting} are unacknowledged after {timeout_s:g} s.{why}"
+            )
+
+    async def ask(
+        self,
+        text: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        **question: Unpack[QuestionArgs],
+    ) -> Answer:
+        """Publishes a question and returns its own terminal answer, whatever its status (`raise_for_status` is strict).
+
+        `timeout_s` also travels as the deadline, so that services drop what comes too late. Arguments as for `publish`.
+        Raises `AnswerTimeout`, `PublishError`, `RecordError`, `RecordTooLarge`; `RetryableError` beyond `client.asks_max`.
+        """
+        async with aclosing(self._events(text, timeout_s, question, stream=False)) as events:
+            async for event in events:
+                if isinstance(event, Answer):
+                    return event
+        raise AssertionError("a stream of events ends with an answer or an error")
+
+    async def ask_stream(
+        self,
+        text: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        **question: Unpack[QuestionArgs],
+    ) -> AsyncGenerator[PartialAnswer | Answer, None]:
+        """As `ask`, yielding pieces of the answer as they are written, and the terminal answer last.
+
+        Pieces are best effort: some or all may be missing. A piece with another `generation_id` than the one before
+        discards the text so far. Only the terminal answer counts.
+        """
+        await asyncio.to_thread(self._opened(self._reader).follow_partials)
+        async with aclosing(self._events(text, timeout_s, question, stream=True)) as events:
+            async for event in events:
+                yield event
+
+    async def _events(
+        self,
+        text: str | None,
+        timeout_s: float | None,
+        question: QuestionArgs,
+        *,
+        stream: bool,
+    ) -> AsyncGenerator[PartialAnswer | Answer, None]:
+        within_s = self._settings.answer_timeout_ms / 1_000 if timeout_s is None else timeout_s
+        if not 0 < within_s < float("inf"):
+            raise ConfigError(f"timeout_s is {within_s}: an ask needs a time above 0 within which it ends")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within_s
+        record = self._record(text, within_s, question)
+        publisher = self._opened(self._publisher)
+        ask = _Ask(loop=loop, partial=PartialText() if stream else None)
+        ticket = self._expect(record.query_id, ask)
+        try:
+            publisher.send(record, lambda place, error: self._placed(ticket, place, error))
+            while True:
+                try:
+                    event = await asyncio.wait_for(ask.events.get(), until - loop.time())
+                except TimeoutError:
+                    partition, offset = ask.place or (None, None)
+                    raise AnswerTimeout(record.query_id, within_s, partition=partition, offset=offset) from None
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+                if isinstance(event, Answer):
+                    return
+        finally:
+            with self._lock:
+                self._expected.forget(ticket)
+                del self._asks[ticket]
+
+    def _record(
+        self,
+        text: str | None,
+        deadline_s: float | None,
+        question: QuestionArgs,
+    ) -> QueryRecord:
+        now_us = self._clock.now_us()
+        return build_record(
+            text,
+            deadline_ms=None if deadline_s is None else now_us // 1_000 + int(deadline_s * 1_000),
+            now_us=now_us,
+            **question,
+        )
+
+    def _expect(self, query_id: str, ask: _Ask) -> Ticket:
+        with self._lock:
+            if len(self._expected) >= self._settings.asks_max:
+                raise RetryableError(
+                    f"{len(self._expected)} questions wait for answers already; nothing was sent. Ask fewer at once, or raise"
+                    " client.asks_max"
+                )
+            ticket = self._expected.expect(query_id)
+            self._asks[ticket] = ask
+            return ticket
+
+    def _delivered(self, place: Place | None, error: PublishError | None) -> None:
+        """The brokers' word on a question of `publish_nowait`; called from the publisher's thread."""
+        if error is not None:
+            with self._lock:
+                self._lost_count += 1
+                self._lost_first = self._lost_first or error
+
+    def _placed(self, ticket: Ticket, place: Place | None, error: PublishError | None) -> None:
+        """The brokers' word on a question; called from the publisher's thread."""
+        with self._lock:
+            ask = self._asks.get(ticket)
+            if ask is None:
+                return
+            ask.place = place
+            event = error if error is not None else self._expected.placed(ticket, place)
+        if event is not None:
+            ask.put(event)
+
+    def _arrived(self, topic: str, key: bytes, value: bytes, headers: Headers) -> None:
+        """A record of the answers' topics; called from the reader's thread. Most are somebody else's: the key tells."""
+        query_id = key.decode(errors="replace")
+        with self._lock:
+            if not self._expected.wants(query_id):
+                return
+        record: Answer | PartialAnswer
+        try:
+            record = decode(Answer, value, headers) if topic == ANSWERS.name else decode(PartialAnswer, value, headers)
+        except RecordError as error:
+            failure = ConfigError(
+                f"the answer to {query_id} cannot be read by this client ({error}): are versions mixed?"
+            )
+            with self._lock:
+                asks = [self._asks[ticket] for ticket in self._expected.tickets(query_id)]
+            for ask in asks if topic == ANSWERS.name else ():
+                ask.put(failure)
+            return
+        with self._lock:
+            asks = self._takers(record)
+        for ask in asks:
+            ask.put(record)
+
+    def _takers(self, record: Answer | PartialAnswer) -> list[_Ask]:
+        if isinstance(record, Answer):
+            return [self._asks[ticket] for ticket in self._expected.answered(record)]
+        asks = [self._asks[ticket] for ticket in self._expected.tickets(record.query_id)]
+        return [ask for ask in asks if ask.partial is not None and ask.partial.add(record)]
+
+    @staticmethod
+    def _opened(part: T | None) -> T:
+        if part is None:
+            raise ConfigError("this client is not open: use `async with Client(...) as client`")
+        return part
+
+
+def _call(
+    loop: asyncio.AbstractEventLoop, function: Callable[[PublishError | None], None], error: PublishError | None
+) -> None:
+    """Calls `function` in its event loop, from another thread; a loop that is closed wants nothing any more."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function, error)

@@ -1,0 +1,189 @@
+"""The load generator: questions sent at their intended times, whether or not earlier ones were answered."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from carpool.clock import Clock
+from carpool.errors import CarpoolError, RecordError
+from producers.errors import PublishError
+from producers.publisher import Place, Placed
+from producers.questioning import QueryRecord, QuestionArgs, build_record
+from producers.questions import Question
+
+TURN_S = 0.1
+"""Longest sleep: how soon a stop is noticed and progress told."""
+
+
+class Sender(Protocol):
+    """What a load needs of a publisher."""
+
+    def send(self, record: QueryRecord, on_placed: Placed) -> None:
+        """Queues a record; raises `PublishError` when it cannot."""
+        ...
+
+    def flush(self, timeout_s: float) -> int:
+        """Waits for acknowledgements; returns how many are missing."""
+        ...
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """One question that was sent, in epoch microseconds. Latency counts from `intended_us`, not from when we got to it."""
+
+    query_id: str
+    row: int
+    intended_us: int
+    sent_us: int
+
+
+class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A load so far. `behind_us`: how late the last question left."""
+
+    sent: int
+    acknowledged: int
+    errors: int
+    elapsed_us: int
+    behind_us: int
+
+
+class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a load. `behind_ms_max`: the latest that a question left; when it is large, this machine was too slow
+    to offer the rate. `run_id` begins the id of each question.
+    """
+
+    run_id: str
+    sent: int
+    acknowledged: int
+    errors: int
+    unacknowledged: int
+    duration_s: float
+    rate_per_s: float
+    behind_ms_max: float
+    first_error: str | None
+
+
+class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to send besides the questions' text and vectors.
+
+    `deadline_s` counts from the intended time. `keep_ids` publishes the ids of the file: sent again, they are answered from
+    the ledger (`replayed`); otherwise each question gets an id of its own.
+    """
+
+    embedding_model: str | None = None
+    top_k: int | None = None
+    nprobe: int | None = None
+    priority: int = 0
+    deadline_s: float | None = None
+    keep_ids: bool = False
+    run_id: str | None = None
+
+
+class _Books:
+    """What the brokers said so far. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.acknowledged = 0
+        self.errors = 0
+        self.first_error: str | None = None
+
+    def placed(self, place: Place | None, error: PublishError | None) -> None:
+        with self._lock:
+            if error is None:
+                self.acknowledged += 1
+        if error is not None:
+            self.failed(error)
+
+    def failed(self, error: Exception) -> None:
+        with self._lock:
+            self.errors += 1
+            self.first_error = self.first_error or str(error)
+
+
+def run_load(
+    sender: Sender,
+    questions: Sequence[Question],
+    times_us: Iterator[int],
+    *,
+    plan: LoadPlan,
+    clock: Clock,
+    on_sent: Callable[[Sent], None] | None = None,
+    on_progress: Callable[[LoadProgress], None] | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+    sleep: Callable[[float], None] = time.sleep,
+    flush_timeout_s: float = 30.0,
+) -> LoadSummary:
+    """Sends `questions`, over and over, at `times_us` (see `producers.arrivals`); returns when all are acknowledged.
+
+    Blocks. A question that cannot be sent is counted, never retried, and never holds up the next. Callbacks come from the
+    calling thread.
+    """
+    run_id = plan.run_id or uuid.uuid4().hex[:8]
+    books = _Books()
+    start_us = clock.now_us()
+    sent = behind_us = behind_us_max = 0
+
+    def progress() -> LoadProgress:
+        return LoadProgress(
+            sent=sent,
+            acknowledged=books.acknowledged,
+            errors=books.errors,
+            elapsed_us=clock.now_us() - start_us,
+            behind_us=behind_us,
+        )
+
+    for number, at_us in enumerate(times_us):
+        intended_us = start_us + at_us
+        while (wait_us := intended_us - clock.now_us()) > 0 and not is_stopped():
+            sleep(min(wait_us / 1_000_000, TURN_S))
+            if on_progress is not None and wait_us / 1_000_000 > TURN_S:
+                on_progress(progress())
+        if is_stopped():
+            break
+        row = number % len(questions)
+        sent_us = clock.now_us()
+        behind_us = max(0, sent_us - intended_us)
+        behind_us_max = max(behind_us_max, behind_us)
+        try:
+            record = _record(questions[row], plan, f"{run_id}-{number}", intended_us)
+            sender.send(record, books.placed)
+        except (CarpoolError, RecordError) as error:
+            books.failed(error)
+        else:
+            sent += 1
+            if on_sent is not None:
+                on_sent(Sent(query_id=record.query_id, row=row, intended_us=intended_us, sent_us=sent_us))
+        if on_progress is not None:
+            on_progress(progress())
+    unacknowledged = sender.flush(flush_timeout_s)
+    duration_s = max(clock.now_us() - start_us, 1) / 1_000_000
+    return LoadSummary(
+        run_id=run_id,
+        sent=sent,
+        acknowledged=books.acknowledged,
+        errors=books.errors,
+        unacknowledged=unacknowledged,
+        duration_s=duration_s,
+        rate_per_s=sent / duration_s,
+        behind_ms_max=behind_us_max / 1_000,
+        first_error=books.first_error,
+    )
+
+
+def _record(question: Question, plan: LoadPlan, query_id: str, intended_us: int) -> QueryRecord:
+    arguments: QuestionArgs = {
+        "query_id": str(question.id) if plan.keep_ids and question.id is not None else query_id,
+        "top_k": plan.top_k,
+        "nprobe": plan.nprobe,
+        "priority": plan.priority,
+    }
+    if question.vector is not None:
+        arguments |= {"vector": question.vector, "embedding_model": plan.embedding_model}
+    deadline_ms = None if plan.deadline_s is None else intended_us // 1_000 + int(plan.deadline_s * 1_000)
+    return build_record(question.text, deadline_ms=deadline_ms, now_us=intended_us, **arguments)

@@ -1,0 +1,99 @@
+"""Writing questions to `rag.queries.v1` over librdkafka, with the broker's acknowledgement for each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import confluent_kafka
+
+from carpool.kafka.settings import KafkaSettings, producer_config
+from producers.errors import PublishError
+from producers.questioning import QueryRecord
+from producers.settings import ClientSettings
+from schemas.topics import QUERIES
+
+LOGGER = logging.getLogger("carpool.client")
+LOGGER.addHandler(logging.NullHandler())  # librdkafka's log lines go where the application sends them, or nowhere
+
+Placed = Callable[["Place | None", PublishError | None], None]
+Place = tuple[int, int]
+
+
+class Publisher:
+    """A Kafka producer of questions. Thread-safe. A thread of its own serves acknowledgements, which call `on_placed`."""
+
+    def __init__(self, kafka: KafkaSettings, client: ClientSettings) -> None:
+        self._producer = confluent_kafka.Producer(
+            producer_config(kafka)
+            | {
+                "message.timeout.ms": client.publish_timeout_ms,
+                "queue.buffering.max.kbytes": client.queue_kib,
+                "client.id": "carpool-client",
+            },
+            logger=LOGGER,
+        )
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="carpool-publisher", daemon=True)
+        self._thread.start()
+
+    def send(self, record: QueryRecord, on_placed: Placed) -> None:
+        """Queues a question; does not block. `on_placed` is called once, from another thread, with the record's partition
+        and offset (None: the broker did not tell), or with the error. Raises `PublishError` when the queue is full.
+        """
+
+        def delivered(error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
+            if error is not None:
+                on_placed(None, _publish_error(error))
+                return
+            partition, offset = message.partition(), message.offset()
+            on_placed(
+                (partition, offset) if partition is not None and offset is not None and offset >= 0 else None, None
+            )
+
+        try:
+            self._producer.produce(
+                QUERIES.name,
+                key=record.query_id.encode(),
+                value=record.value,
+                headers=list(record.headers),
+                on_delivery=delivered,
+            )
+        except BufferError:
+            raise PublishError(
+                "the queue of unsent questions is full: the brokers take them more slowly than they come. Nothing was sent;"
+                " send more slowly, or raise client.queue_kib"
+            ) from None
+        except confluent_kafka.KafkaException as error:
+            raise _publish_error(error.args[0]) from error
+
+    def waiting(self) -> int:
+        """Returns the questions that are not acknowledged yet."""
+        return len(self._producer)
+
+    def flush(self, timeout_s: float) -> int:
+        """Waits until all are acknowledged, up to `timeout_s`; returns how many are not. Blocks."""
+        return int(self._producer.flush(timeout_s))
+
+    def close(self, timeout_s: float) -> int:
+        """Flushes and stops; returns how many questions were not acknowledged. Blocks."""
+        unsent = self.flush(timeout_s)
+        self._stopping.set()
+        self._thread.join()
+        return unsent
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            self._producer.poll(0.1)
+
+
+def _publish_error(error: confluent_kafka.KafkaError) -> PublishError:
+    if error.fatal():
+        return PublishError(
+            f"the Kafka producer cannot go on ({error.str()}): was the broker started anew? Open a new client."
+        )
+    return PublishError(
+        f"the brokers did not take the question ({error.str()}): it is not known to be in rag.queries.v1. Check that the brokers"
+        " are up (`carpool topics list`), and publish again."
+    )

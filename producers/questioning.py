@@ -1,0 +1,85 @@
+"""From what a caller says to the record that is published: one place that builds, checks and encodes a query."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
+
+from producers.errors import RecordTooLarge
+from schemas.codec import decode, encode
+from schemas.query import QUERY_BYTES_MAX, Generation, Query, check_query
+from schemas.record import Headers
+
+SOURCE_NAME = "urn:carpool:client"
+
+
+Vector = bytes | Iterable[float]
+
+
+class QuestionArgs(TypedDict, total=False):
+    """What may be said of a question besides its text. What is left out is the services' default.
+
+    `vector`: (dim,) float32, L2-normalised, as little-endian bytes or as numbers, with the fingerprint of the
+    `embedding_model` that made it. `query_id`: a new UUIDv4 where it is left out. `priority`: lower is sooner. `headers`
+    that are passed on to the answer: traceparent, tracestate, correlation_id, reply_to.
+    """
+
+    vector: Vector | None
+    embedding_model: str | None
+    query_id: str | None
+    top_k: int | None
+    nprobe: int | None
+    priority: int
+    conversation_id: str | None
+    generation: Generation | None
+    headers: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryRecord:
+    """A query as it goes to the broker."""
+
+    query_id: str
+    value: bytes
+    headers: Headers
+
+
+def build_record(
+    text: str | None, *, deadline_ms: int | None = None, now_us: int, **question: Unpack[QuestionArgs]
+) -> QueryRecord:
+    """Returns the record of a question; `deadline_ms` is in epoch milliseconds.
+
+    Raises `RecordError` that names the field when the services would refuse it, `RecordTooLarge` when it is over
+    `QUERY_BYTES_MAX`, `TypeError` when a name is not one of `QuestionArgs`.
+    """
+    if unknown := sorted(set(question) - QuestionArgs.__annotations__.keys()):
+        raise TypeError(f"a question has no {', '.join(unknown)}")
+    query_id, vector = question.get("query_id"), question.get("vector")
+    query = Query(
+        query_id=query_id if query_id is not None else str(uuid.uuid4()),
+        text=text,
+        vector=vector if vector is None or isinstance(vector, bytes) else pack_vector(vector),
+        embedding_model=question.get("embedding_model"),
+        top_k=question.get("top_k"),
+        nprobe=question.get("nprobe"),
+        deadline=deadline_ms,
+        priority=question.get("priority", 0),
+        conversation_id=question.get("conversation_id"),
+        generation=question.get("generation"),
+    )
+    passed_on: Headers = tuple((name, text.encode()) for name, text in (question.get("headers") or {}).items())
+    value, headers = encode(query, event_id=query.query_id, source=SOURCE_NAME, time_us=now_us, passed_on=passed_on)
+    if len(value) > QUERY_BYTES_MAX:
+        raise RecordTooLarge(len(value), QUERY_BYTES_MAX)
+    # Decoded as the grouper will: values are checked by the same code, before anything is sent.
+    check_query(decode(Query, value, headers))
+    return QueryRecord(query_id=query.query_id, value=value, headers=headers)
+
+
+def pack_vector(values: Iterable[float]) -> bytes:
+    """Returns numbers as little-endian float32."""
+    numbers = [float(value) for value in values]
+    return struct.pack(f"<{len(numbers)}f", *numbers)
