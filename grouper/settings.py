@@ -49,7 +49,7 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         PolicyName,
         Meta(
             description="Which queries share a group: none; greedy (the paper's Algorithm 1: like one member); "
-            "agglomerative (its Eq. 3: like every member; loads scikit-learn). The default is the paper's algorithm and the cheapest."
+            "agglomerative (its Eq. 3: like every member; loads scikit-learn). The default is the paper's, and cheap."
         ),
     ] = "greedy"
     jaccard_similarity_min: Annotated[

@@ -18,7 +18,7 @@ DISTANCE_THRESHOLD = 1.5
 class Agglomerative:
     """Groups in which J >= theta holds for every pair (Eq. 3), merged closest first.
 
-    Not for bursts of near-duplicates only: `greedy` finds the same groups for less. O(n²) here, and about a millisecond
+    Not for bursts of near-duplicates only: `greedy` finds the same groups for less. O(n²) here, and about half a millisecond
     in scikit-learn whatever n is.
     """
 

@@ -1,0 +1,99 @@
+"""A query is planned only if it fits the index: by model, dimension, vector and number of clusters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from carpool.kafka.stage import Message, Unit
+from grouper.admission import Admitted, IndexFacts, admit
+from schemas.errors import RecordError
+from schemas.query import Query
+from schemas.record import Source
+
+FACTS = IndexFacts(
+    index_version="v-1",
+    centroids_fingerprint="c1d2",
+    embedding_model="e3f4",
+    embedding_model_name="all-MiniLM-L6-v2",
+    dimension=4,
+    nlist=10,
+    nprobe_default=3,
+)
+
+
+def admitted(query: Query) -> Admitted:
+    message = Message(
+        source=Source(topic="rag.queries.v1", partition=0, offset=0), key=None, value=b"", headers=(), received_us=0
+    )
+    return admit(Unit(id=1, record=query, message=message), FACTS)
+
+
+def with_vector(*values: float, model: str = "e3f4") -> Query:
+    return Query(query_id="q-1", vector=np.array(values, dtype="<f4").tobytes(), embedding_model=model)
+
+
+def refused(query: Query) -> RecordError:
+    with pytest.raises(RecordError) as caught:
+        admitted(query)
+    assert caught.value.query_id == "q-1", "whoever asked can be told"
+    return caught.value
+
+
+def test_a_text_is_admitted_with_the_default_nprobe_and_no_deadline() -> None:
+    query = admitted(Query(query_id="q-1", text="why?"))
+    assert (query.vector, query.nprobe, query.deadline_us) == (None, 3, None)
+    assert not query.is_expired(10**18)
+
+
+def test_a_vector_is_normalised() -> None:
+    vector = admitted(with_vector(3, 0, 0, -4)).vector
+    assert vector is not None
+    assert vector.dtype == np.float32
+    assert vector.tolist() == pytest.approx([0.6, 0, 0, -0.8])
+
+
+@pytest.mark.parametrize("scale", [1e-45, 1e-30, 3.4e38])
+def test_a_vector_of_any_length_has_a_direction(scale: float) -> None:
+    vector = admitted(with_vector(scale, scale, 0, 0)).vector
+    assert vector is not None
+    assert vector.tolist() == pytest.approx([0.5**0.5, 0.5**0.5, 0, 0])
+
+
+def test_a_query_may_ask_for_every_cluster_but_not_for_more() -> None:
+    assert admitted(Query(query_id="q-1", text="why?", nprobe=10)).nprobe == 10
+    error = refused(Query(query_id="q-1", text="why?", nprobe=11))
+    assert (error.reason, error.field) == ("invalid_value", "$.nprobe")
+    assert "the index has 10 clusters" in str(error)
+
+
+def test_a_vector_of_another_dimension_is_refused_with_the_right_one() -> None:
+    error = refused(with_vector(1, 2, 3))
+    assert (error.reason, error.field) == ("wrong_dimension", "$.vector")
+    assert "has 3 float32 values; the index has dimension 4" in str(error)
+
+
+def test_a_vector_of_another_model_is_refused_with_the_model_to_embed_with() -> None:
+    error = refused(with_vector(1, 2, 3, 4, model="other"))
+    assert (error.reason, error.field) == ("wrong_model", "$.embedding_model")
+    assert "Embed with all-MiniLM-L6-v2 and say 'e3f4'" in str(error)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_vector_that_is_not_finite_is_refused(value: float) -> None:
+    error = refused(with_vector(1, value, 0, 0))
+    assert (error.reason, error.field) == ("invalid_value", "$.vector")
+    assert "not finite" in str(error)
+
+
+def test_a_vector_of_zeros_is_refused() -> None:
+    error = refused(with_vector(0, 0, -0.0, 0))
+    assert (error.reason, error.field) == ("invalid_value", "$.vector")
+    assert "all zeros" in str(error)
+
+
+def test_a_deadline_has_passed_from_its_very_microsecond_on() -> None:
+    query = admitted(Query(query_id="q-1", text="why?", deadline=7))
+    assert query.deadline_us == 7_000
+    assert not query.is_expired(6_999)
+    assert query.is_expired(7_000)

@@ -1,0 +1,210 @@
+"""Groups as records: Eq. 5 of CaGR-RAG, cut to what the topic takes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grouper.plan.emit import ENVELOPE_BYTES, Header, PlannedGroup, plan_records, union_of
+from schemas.group import Group, GroupedQuery, NextGroup
+from schemas.query import Query
+from schemas.record import ClusterId, Source
+
+HEADER = Header(
+    index_version="v-7",
+    centroids_fingerprint="c1d2",
+    embedding_model="e3f4",
+    grouper="host-1",
+    window_id=42,
+    lane=3,
+    lane_count=8,
+)
+LARGE = 1_000_000
+
+
+def grouped(query_id: str, clusters: Sequence[int], *, text: str = "why?") -> GroupedQuery:
+    return GroupedQuery(
+        query=Query(query_id=query_id, text=text),
+        source=Source(topic="rag.queries.v1", partition=0, offset=1),
+        arrival_us=5,
+        vector=b"\x00\x01\x02\x03",
+        clusters=tuple(map(ClusterId, clusters)),
+    )
+
+
+def planned(
+    groups: Sequence[Sequence[int]], queries: Sequence[GroupedQuery], *, group_bytes_max: int = LARGE, first: int = 10
+) -> tuple[PlannedGroup, ...]:
+    return plan_records(groups, queries, HEADER, first_sequence=first, group_bytes_max=group_bytes_max)
+
+
+def test_a_group_carries_its_queries_their_clusters_and_what_comes_next() -> None:
+    """Eq. 5: (G, its queries, C(G), first query of the next group, its clusters)."""
+    a, b, c = grouped("a", (7, 2)), grouped("b", (9, 1)), grouped("c", (2, 11))
+    assert planned([(0, 2), (1,)], [a, b, c]) == (
+        PlannedGroup(
+            group=Group(
+                index_version="v-7",
+                centroids_fingerprint="c1d2",
+                embedding_model="e3f4",
+                grouper="host-1",
+                window_id=42,
+                lane=3,
+                lane_count=8,
+                sequence=10,
+                groups_in_window_for_lane=2,
+                queries=(a, c),
+                clusters=(ClusterId(2), ClusterId(7), ClusterId(11)),
+                next=NextGroup(query_id="b", clusters=(ClusterId(9), ClusterId(1))),
+            ),
+            members=(0, 2),
+        ),
+        PlannedGroup(
+            group=Group(
+                index_version="v-7",
+                centroids_fingerprint="c1d2",
+                embedding_model="e3f4",
+                grouper="host-1",
+                window_id=42,
+                lane=3,
+                lane_count=8,
+                sequence=11,
+                groups_in_window_for_lane=2,
+                queries=(b,),
+                clusters=(ClusterId(1), ClusterId(9)),
+                next=None,
+            ),
+            members=(1,),
+        ),
+    )
+
+
+def test_the_order_that_the_policy_gave_is_kept_not_sorted() -> None:
+    queries = [grouped(name, (0,)) for name in "abcd"]
+    records = planned([(3, 1), (2, 0)], queries)
+    assert [record.members for record in records] == [(3, 1), (2, 0)]
+    assert [[query.query.query_id for query in record.group.queries] for record in records] == [["d", "b"], ["c", "a"]]
+    assert records[0].group.next == NextGroup(query_id="c", clusters=(ClusterId(0),))
+
+
+def test_no_groups_make_no_records() -> None:
+    assert planned([], []) == ()
+
+
+def test_the_union_holds_each_cluster_once_in_ascending_order() -> None:
+    assert union_of([grouped("a", (9, 3)), grouped("b", (3, 1))]) == (1, 3, 9)
+    assert union_of([]) == ()
+
+
+def test_a_group_that_is_too_large_becomes_several_records_one_behind_the_other() -> None:
+    queries = [grouped(name, (0,), text=name * 1_000) for name in "abcde"]
+    # Room for two of them: each takes about 1,130 bytes.
+    records = planned([(0, 1, 2, 3), (4,)], queries, group_bytes_max=3_500)
+    assert [record.members for record in records] == [(0, 1), (2, 3), (4,)]
+    assert [record.group.sequence for record in records] == [10, 11, 12]
+    assert [record.group.groups_in_window_for_lane for record in records] == [3, 3, 3]
+    assert [record.group.next and record.group.next.query_id for record in records] == ["c", "e", None]
+
+
+def test_each_part_of_a_cut_group_names_its_own_clusters_only() -> None:
+    queries = [grouped("a", (5, 1), text="a" * 1_000), grouped("b", (1, 8), text="b" * 1_000)]
+    records = planned([(0, 1)], queries, group_bytes_max=2_000)
+    assert [record.group.clusters for record in records] == [(1, 5), (1, 8)]
+
+
+def test_a_query_that_is_too_large_alone_travels_alone() -> None:
+    queries = [grouped("a", (0,)), grouped("b", (0,), text="b" * 5_000), grouped("c", (0,))]
+    records = planned([(0, 1, 2)], queries, group_bytes_max=2_000)
+    assert [record.members for record in records] == [(0,), (1,), (2,)]
+
+
+def test_shared_clusters_are_paid_for_once() -> None:
+    clusters = tuple(range(10_000, 10_500))  # 3,000 bytes in JSON
+    queries = [grouped(name, clusters) for name in "ab"]
+    each_bytes = len(msgspec.json.encode(queries[0])) + 1
+    next_bytes = len(msgspec.json.encode(NextGroup(query_id="a", clusters=queries[0].clusters)))
+    fixed_bytes = ENVELOPE_BYTES + 6 * len("v-7c1d2e3f4host-1") + next_bytes
+    exact_bytes = fixed_bytes + 2 * each_bytes + 500 * 6
+    assert [record.members for record in planned([(0, 1)], queries, group_bytes_max=exact_bytes)] == [(0, 1)]
+    assert [record.members for record in planned([(0, 1)], queries, group_bytes_max=exact_bytes - 1)] == [(0,), (1,)]
+
+
+def test_after_a_cut_the_clusters_are_counted_anew() -> None:
+    clusters = tuple(range(10_000, 10_500))
+    queries = [grouped(name, clusters) for name in "abc"]
+    each_bytes = len(msgspec.json.encode(queries[0])) + 1
+    next_bytes = len(msgspec.json.encode(NextGroup(query_id="a", clusters=queries[0].clusters)))
+    exact_bytes = ENVELOPE_BYTES + 6 * len("v-7c1d2e3f4host-1") + next_bytes + 2 * each_bytes + 500 * 6
+    four = [*queries, grouped("d", clusters)]
+    assert [record.members for record in planned([(0, 1, 2, 3)], four, group_bytes_max=exact_bytes)] == [(0, 1), (2, 3)]
+    assert [record.members for record in planned([(0, 1, 2, 3)], four, group_bytes_max=exact_bytes - 1)] == [
+        (0,), (1,), (2,), (3,),
+    ]  # fmt: skip
+
+
+TEXTS = st.text(alphabet=st.sampled_from('a"\\\x01é中😀\n'), min_size=1, max_size=120)
+QUERIES = st.lists(
+    st.builds(
+        grouped,
+        query_id=TEXTS.map(lambda text: text[:20]),
+        clusters=st.lists(st.integers(0, 99_999), min_size=1, max_size=12, unique=True),
+        text=TEXTS,
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(queries=QUERIES, group_bytes_max=st.integers(700, 4_000), data=st.data())
+def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
+    queries: list[GroupedQuery], group_bytes_max: int, data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(len(queries))))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(queries)), max_size=4)) | {0, len(queries)})
+    groups = [tuple(order[start:end]) for start, end in itertools.pairwise(cuts)]
+    header = Header(
+        index_version='"' * 40,
+        centroids_fingerprint="\x01" * 20,
+        embedding_model="é" * 20,
+        grouper="g",
+        window_id=2**63,
+        lane=2**31,
+        lane_count=2**32,
+    )
+    records = plan_records(groups, queries, header, first_sequence=2**62, group_bytes_max=group_bytes_max)
+    assert [member for record in records for member in record.members] == order
+    assert [record.group.sequence - 2**62 for record in records] == list(range(len(records)))
+    for number, record in enumerate(records):
+        group = record.group
+        assert group.queries == tuple(queries[member] for member in record.members)
+        assert set(group.clusters) == {cluster for query in group.queries for cluster in query.clusters}
+        assert group.groups_in_window_for_lane == len(records)
+        assert any(set(record.members) <= set(members) for members in groups), "a record is of one group"
+        if len(record.members) > 1:
+            assert len(msgspec.json.encode(group)) <= group_bytes_max
+        if number + 1 == len(records):
+            assert group.next is None
+            continue
+        first = records[number + 1].group.queries[0]
+        assert group.next == NextGroup(query_id=first.query.query_id, clusters=first.clusters)
+        together = (*record.members, records[number + 1].members[0])
+        if any(set(together) <= set(members) for members in groups):
+            # Cut only where the next query may not have fitted: within what is set aside for `next`, names and braces.
+            wider = msgspec.structs.replace(
+                group, queries=(*group.queries, first), clusters=union_of([*group.queries, first]), next=None
+            )
+            aside = (
+                ENVELOPE_BYTES + 6 * 81 + max(len(msgspec.json.encode(q.query.query_id)) + 6 * 12 + 40 for q in queries)
+            )
+            assert len(msgspec.json.encode(wider)) > group_bytes_max - aside
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_sequences_count_on_from_where_the_lane_is(first: int) -> None:
+    queries = [grouped(name, (0,)) for name in "ab"]
+    assert [record.group.sequence for record in planned([(0,), (1,)], queries, first=first)] == [first, first + 1]

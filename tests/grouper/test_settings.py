@@ -1,0 +1,54 @@
+"""The grouper's settings: the paper's defaults, and relations that are checked together."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.errors import ConfigError
+from carpool.settings import describe
+from grouper.settings import GrouperSettings
+from schemas.topics import GROUPS
+
+
+def test_the_defaults_are_the_papers_and_fit_together() -> None:
+    """Batches of 20 to 100 queries, theta 0.5 (CaGR-RAG, section 4)."""
+    settings = GrouperSettings()
+    assert settings.check() == []
+    assert (settings.window_queries_min, settings.window_queries_max) == (20, 100)
+    assert (settings.policy, settings.jaccard_similarity_min) == ("greedy", 0.5)
+
+
+def test_every_setting_is_documented() -> None:
+    docs = describe("grouper", GrouperSettings)
+    assert all(len(doc.description) > 40 for doc in docs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (GrouperSettings(window_queries_min=101), "window_queries_min 101 is more than window_queries_max 100"),
+        (GrouperSettings(intake_queries_max=199), "set at least 200"),
+        (GrouperSettings(group_bytes_max=GROUPS.max_message_bytes), "leaves no room for headers"),
+        (GrouperSettings(lanes=2), "more are not built yet"),
+    ],
+)
+def test_relations_that_do_not_hold_are_named(settings: GrouperSettings, says: str) -> None:
+    problems = settings.check()
+    assert len(problems) == 1
+    assert says in problems[0]
+
+
+def test_the_largest_group_that_is_allowed_fits_its_topic() -> None:
+    assert GrouperSettings(group_bytes_max=GROUPS.max_message_bytes - 64 * 1024).check() == []
+    assert len(GrouperSettings(group_bytes_max=GROUPS.max_message_bytes - 64 * 1024 + 1).check()) == 1
+
+
+def test_a_stage_is_not_built_from_settings_that_clash() -> None:
+    from carpool.clock import SystemClock
+    from carpool.disk.settings import IndexSettings
+    from carpool.embedding import EmbeddingSettings
+    from carpool.telemetry.metrics import Metrics
+    from grouper.service import build_stage
+
+    with pytest.raises(ConfigError, match="more are not built yet"):
+        build_stage(GrouperSettings(lanes=4), IndexSettings(), EmbeddingSettings(), Metrics(), SystemClock())

@@ -1,0 +1,193 @@
+"""Windows conserve work: nobody waits for nothing, and nothing is carried over."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grouper.plan.window import STALL_WINDOWS, Wait, Window, WindowPlanner
+
+
+def planner(*, least: int = 2, most: int = 4, window_us: int = 100) -> WindowPlanner:
+    return WindowPlanner(queries_min=least, queries_max=most, window_us_max=window_us)
+
+
+def filled(count: int, *, at_us: int = 0, **bounds: int) -> WindowPlanner:
+    made = planner(**bounds)
+    for query_id in range(count):
+        made.add(query_id, 10, at_us)
+    return made
+
+
+def test_an_empty_planner_has_nothing_to_close_and_no_time_to_wake() -> None:
+    assert planner().step(5, waiting=9, busy=False) == Wait(until_us=None)
+
+
+def test_what_is_there_leaves_at_once_when_nothing_more_waits() -> None:
+    made = filled(1, at_us=7)
+    assert made.step(7, waiting=0, busy=False) == Window(window_id=0, query_ids=(0,), opened_us=7, closed_us=7)
+    assert made.queries == 0
+    assert made.size_bytes == 0
+    made.check_integrity()
+
+
+def test_a_full_window_leaves_at_once_however_many_wait() -> None:
+    window = filled(4, at_us=3).step(3, waiting=1_000, busy=False)
+    assert window == Window(window_id=0, query_ids=(0, 1, 2, 3), opened_us=3, closed_us=3)
+
+
+def test_under_a_backlog_a_window_one_short_of_full_waits_for_its_age() -> None:
+    made = filled(3, at_us=50)
+    assert made.step(50, waiting=1, busy=False) == Wait(until_us=150)
+    assert made.step(149, waiting=1, busy=False) == Wait(until_us=150)
+    assert made.step(150, waiting=1, busy=False) == Window(
+        window_id=0, query_ids=(0, 1, 2), opened_us=50, closed_us=150
+    )
+
+
+def test_a_window_of_the_least_size_need_not_wait_longer_than_its_age() -> None:
+    assert filled(2).step(99, waiting=1, busy=False) == Wait(until_us=100)
+    assert isinstance(filled(2).step(100, waiting=1, busy=False), Window)
+
+
+def test_below_the_least_size_a_window_goes_on_but_only_four_times_as_long() -> None:
+    assert STALL_WINDOWS == 4
+    made = filled(1, at_us=50)
+    assert made.step(150, waiting=1, busy=False) == Wait(until_us=450)
+    assert made.step(449, waiting=1, busy=False) == Wait(until_us=450)
+    assert made.step(450, waiting=1, busy=False) == Window(window_id=0, query_ids=(0,), opened_us=50, closed_us=450)
+
+
+def test_a_small_window_leaves_as_soon_as_the_backlog_dries_up() -> None:
+    made = filled(1)
+    assert isinstance(made.step(10, waiting=1, busy=False), Wait)
+    assert isinstance(made.step(10, waiting=0, busy=False), Window)
+
+
+def test_the_age_of_a_window_is_that_of_its_oldest_query() -> None:
+    made = planner()
+    made.add(1, 10, 5)
+    made.add(2, 10, 80)
+    assert made.step(90, waiting=1, busy=False) == Wait(until_us=105)
+    made.drop(frozenset({1}))
+    made.add(3, 10, 90)
+    assert made.step(90, waiting=1, busy=False) == Wait(until_us=180)
+
+
+def test_while_the_worker_is_busy_arrivals_gather_and_nothing_closes() -> None:
+    made = filled(9)
+    assert made.step(10_000, waiting=0, busy=True) == Wait(until_us=None)
+    assert made.queries == 9
+    assert made.size_bytes == 90
+
+
+def test_what_gathered_beyond_one_window_makes_the_next_ones_in_order_of_arrival() -> None:
+    made = filled(9)
+    windows = [made.step(20, waiting=0, busy=False) for _ in range(3)]
+    assert [window.query_ids for window in windows if isinstance(window, Window)] == [(0, 1, 2, 3), (4, 5, 6, 7), (8,)]
+    assert [window.window_id for window in windows if isinstance(window, Window)] == [0, 1, 2]
+    assert made.step(20, waiting=0, busy=False) == Wait(until_us=None)
+
+
+def test_a_dropped_query_is_in_no_window_and_unknown_ones_are_ignored() -> None:
+    made = filled(3)
+    made.drop(frozenset({1, 77}))
+    assert made.queries == 2
+    assert made.size_bytes == 20
+    made.check_integrity()
+    window = made.step(0, waiting=0, busy=False)
+    assert isinstance(window, Window)
+    assert window.query_ids == (0, 2)
+
+
+def test_the_books_count_the_bytes_of_what_is_gathered() -> None:
+    made = planner(most=2)
+    for query_id, size_bytes in enumerate((5, 7, 11)):
+        made.add(query_id, size_bytes, 0)
+    assert made.size_bytes == 23
+    made.step(0, waiting=0, busy=False)
+    assert (made.queries, made.size_bytes) == (1, 11)
+
+
+def test_a_query_is_not_taken_in_twice_until_it_has_left() -> None:
+    made = filled(1)
+    with pytest.raises(ValueError, match="query 0 is in the window already"):
+        made.add(0, 10, 1)
+    made.step(1, waiting=0, busy=False)
+    made.add(0, 10, 1)
+    assert made.queries == 1
+
+
+def test_a_zero_window_time_never_waits() -> None:
+    made = filled(1, window_us=0, at_us=3)
+    assert isinstance(made.step(3, waiting=5, busy=False), Window)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "window_us"),
+    [(0, 4, 1), (5, 4, 1), (1, 0, 1), (1, 1, -1)],
+)
+def test_bounds_that_cannot_be_are_refused(least: int, most: int, window_us: int) -> None:
+    with pytest.raises(ValueError, match=r"1 <= .* <= .* queries"):
+        planner(least=least, most=most, window_us=window_us)
+
+
+def test_a_window_of_exactly_one_query_can_be_asked_for() -> None:
+    assert isinstance(filled(1, least=1, most=1).step(0, waiting=9, busy=False), Window)
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 6)),
+        st.tuples(st.just("pass"), st.integers(0, 300)),
+        st.tuples(st.just("drop"), st.integers(0, 20)),
+        st.tuples(st.just("step"), st.sampled_from([(0, False), (0, True), (5, False), (5, True)])),
+    ),
+    max_size=60,
+)
+
+
+@given(events=EVENTS, least=st.integers(1, 4), spare=st.integers(0, 4), window_us=st.integers(0, 200))
+def test_windows_keep_their_promises_in_any_order_of_events(
+    events: list[tuple[str, int | tuple[int, bool]]], least: int, spare: int, window_us: int
+) -> None:
+    """Against the dumb version: a list of (id, when), and the rules written out."""
+    most = least + spare
+    made = planner(least=least, most=most, window_us=window_us)
+    gathered: list[tuple[int, int]] = []
+    now_us = next_id = windows = 0
+    for kind, value in events:
+        if kind == "add":
+            assert isinstance(value, int)
+            for _ in range(value):
+                made.add(next_id, 3, now_us)
+                gathered.append((next_id, now_us))
+                next_id += 1
+        elif kind == "pass":
+            assert isinstance(value, int)
+            now_us += value
+        elif kind == "drop":
+            made.drop(frozenset({value}))  # type: ignore[arg-type]
+            gathered = [entry for entry in gathered if entry[0] != value]
+        else:
+            assert isinstance(value, tuple)
+            waiting, busy = value
+            decision = made.step(now_us, waiting=waiting, busy=busy)
+            due_us = gathered[0][1] + window_us * (4 if len(gathered) < least else 1) if gathered else 0
+            if busy or not gathered:
+                assert decision == Wait(until_us=None)
+            elif waiting == 0 or len(gathered) >= most or now_us >= due_us:
+                leaving, gathered = gathered[:most], gathered[most:]
+                assert decision == Window(
+                    window_id=windows,
+                    query_ids=tuple(query_id for query_id, _ in leaving),
+                    opened_us=leaving[0][1],
+                    closed_us=now_us,
+                )
+                windows += 1
+            else:
+                assert decision == Wait(until_us=due_us)
+        made.check_integrity()
+        assert made.queries == len(gathered)
+        assert made.size_bytes == 3 * len(gathered)
