@@ -125,7 +125,15 @@ class GiveUp:
     attempts: int
 
 
-Action: TypeAlias = Send | Check | Cancel | Expire | GiveUp
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deliver:
+    """Hand over what this request came to: it ended in time, at the `attempts`th try."""
+
+    id: int
+    attempts: int
+
+
+Action: TypeAlias = Send | Check | Cancel | Expire | GiveUp | Deliver
 
 
 @dataclass(slots=True)
@@ -180,27 +188,24 @@ class Dispatcher:
     def step(self, event: Event, now_us: int) -> tuple[Action, ...]:
         """Takes one event and returns what to do now, in order. Events about prompts that are gone change nothing."""
         actions: list[Action] = []
+        if isinstance(event, Arrived):
+            prompt = event.prompt
+            assert prompt.id not in self._waiting and prompt.id not in self._running, f"prompt {prompt.id} came twice"
+            self._waiting[prompt.id] = _Entry(prompt)
+        self._expire(now_us, actions)  # first, so that what ends late is expired
         match event:
-            case Arrived(prompt=prompt):
-                assert prompt.id not in self._waiting and prompt.id not in self._running, (
-                    f"prompt {prompt.id} came twice"
-                )
-                self._waiting[prompt.id] = _Entry(prompt)
             case Accepted(id=id):
                 self._took(id)
             case Ended(id=id):
-                self._took(id)
-                if self._running.pop(id, None) is not None:
-                    self._ended += 1
+                self._end(id, actions)
             case Refused():
-                self._refused(event, now_us, actions)
+                self._refuse(event, now_us, actions)
             case CheckPassed():
                 self._took("check")
             case Revoked(ids=ids):
-                self._revoked(ids, actions)
-            case Ticked():
+                self._revoke(ids, actions)
+            case Arrived() | Ticked():
                 pass
-        self._expire(now_us, actions)
         if self._server == "paused" and now_us >= self._paused_until_us:
             self._server, self._probe = "probing", None
         self._send(actions)
@@ -224,7 +229,14 @@ class Dispatcher:
             # Only a prompt ends the backoff: a server may list its models and still refuse to generate.
             self._refusals_in_row = 0
 
-    def _refused(self, event: Refused, now_us: int, actions: list[Action]) -> None:
+    def _end(self, id: int, actions: list[Action]) -> None:
+        self._took(id)
+        entry = self._running.pop(id, None)
+        if entry is not None:
+            self._ended += 1
+            actions.append(Deliver(id=id, attempts=entry.attempts))
+
+    def _refuse(self, event: Refused, now_us: int, actions: list[Action]) -> None:
         if event.id is None:
             if self._probe != "check":
                 return
@@ -261,7 +273,7 @@ class Dispatcher:
         self._server, self._probe = "paused", None
         self._paused_until_us = now_us + max(backoff_us, asked_us)
 
-    def _revoked(self, ids: frozenset[int], actions: list[Action]) -> None:
+    def _revoke(self, ids: frozenset[int], actions: list[Action]) -> None:
         for id in sorted(ids):
             self._waiting.pop(id, None)
             if self._running.pop(id, None) is not None:

@@ -1,0 +1,228 @@
+"""What a query ends in on the wire: its answer, or the words that say why there is none. And its answer so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+import carpool
+from carpool.kafka.stage import Output
+from generator.llm.protocol import Finished
+from generator.plan.answer_text import Written
+from generator.plan.citations import Citations, Cited, cite
+from generator.prompts import Prepared
+from schemas.answer import (
+    Answer,
+    AnswerError,
+    CacheUse,
+    Citation,
+    ErrorType,
+    PartialAnswer,
+    Provenance,
+    Retrieved,
+    Status,
+    Usage,
+    unanswered,
+)
+from schemas.codec import encode
+from schemas.retrieval import Retrieval
+from schemas.topics import ANSWERS, PARTIAL_ANSWERS
+
+SOURCE = "carpool/generator"
+TITLE_CHARS_MAX = 500
+RECORD_EXTRA_BYTES = 4 * 1024
+"""What a record weighs beside its value, at the broker: key, our own headers, framing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """When what happened to one query, in epoch microseconds; None: it did not."""
+
+    arrived_us: int
+    sent_us: int | None = None
+    first_token_us: int | None = None
+    ended_us: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """What one request came to."""
+
+    generation_id: str
+    written: Written
+    finished: Finished
+
+
+def answered(
+    retrieval: Retrieval,
+    prepared: Prepared,
+    generated: Generated,
+    timings: Timings,
+    *,
+    attempts: int,
+    citations_max: int,
+) -> tuple[Answer, Citations]:
+    """Returns the answer that the model wrote, and its citations as they were counted.
+
+    `ok`: a whole object, its text within bounds, and all clusters searched. `partial`: the text was cut off (then
+    `finish_reason` is `length`) or is no object of ours, or damaged clusters were skipped (then `error` says so).
+    `failed`: there is no text.
+    """
+    written, finished = generated.written, generated.finished
+    citations = cite(written.answer, written.numbers, passages=len(prepared.given), citations_max=citations_max)
+    is_full = len(written.answer) >= prepared.answer_chars_max
+    finish_reason = "length" if is_full and finished.finish_reason == "stop" else finished.finish_reason
+    error = _skipped(retrieval)
+    status: Status = "ok" if written.is_complete and not is_full and error is None else "partial"
+    if not written.answer.strip():
+        status, error = "failed", _no_text(finish_reason)
+    answer = Answer(
+        query_id=retrieval.query.query_id,
+        status=status,
+        is_final=True,
+        replayed=False,
+        attempts=attempts,
+        citations=tuple(_citation(cited, prepared) for cited in citations.valid),
+        retrieved=tuple(Retrieved(id=hit.doc_id, score=hit.score) for hit in prepared.given),
+        source=retrieval.source,
+        generation_id=generated.generation_id,
+        answer=written.answer if status != "failed" else None,
+        finish_reason=finish_reason,
+        usage=Usage(
+            input_tokens=finished.input_tokens,
+            output_tokens=finished.output_tokens,
+            cached_tokens=finished.cached_tokens,
+        ),
+        model=finished.model,
+        timings_ms=timings_ms(retrieval, timings),
+        cache=_cache_use(retrieval, finished.cached_tokens),
+        provenance=Provenance(
+            index_version=retrieval.index_version,
+            embedding_model=retrieval.embedding_model,
+            prompt_hash=prepared.prompt_hash,
+            software=f"carpool/{carpool.__version__}",
+        ),
+        error=error,
+    )
+    return answer, citations
+
+
+def not_answered(
+    retrieval: Retrieval,
+    timings: Timings,
+    *,
+    status: Status,
+    error_type: ErrorType,
+    message: str,
+    retryable: bool,
+    attempts: int = 0,
+) -> Answer:
+    """Returns the terminal answer of a query that gets none."""
+    answer = unanswered(
+        query_id=retrieval.query.query_id,
+        status=status,
+        stage="generator",
+        error_type=error_type,
+        message=message,
+        retryable=retryable,
+        source=retrieval.source,
+        timings_ms=timings_ms(retrieval, timings),
+    )
+    return msgspec.structs.replace(answer, attempts=max(1, attempts))
+
+
+def timings_ms(retrieval: Retrieval, timings: Timings) -> dict[str, float]:
+    """Returns the milliseconds of every stage: those of the retrieval, and ours.
+
+    `queue_llm` ends when the request that was answered was sent, pauses and earlier tries included; `total` begins with
+    the timestamp of the query's record.
+    """
+    sent_us = timings.ended_us if timings.sent_us is None else timings.sent_us
+    ours = {"queue_llm": sent_us - timings.arrived_us}
+    if timings.sent_us is not None and timings.first_token_us is not None:
+        ours["ttft"] = timings.first_token_us - timings.sent_us
+        ours["decode"] = timings.ended_us - timings.first_token_us
+    ours["total"] = max(0, timings.ended_us - retrieval.source.timestamp_ms * 1_000)
+    return {stage: time_us / 1_000 for stage, time_us in {**retrieval.timings_us, **ours}.items()}
+
+
+def answer_output(answer: Answer, retrieval: Retrieval, now_us: int) -> Output:
+    """Returns the record of `answer`. One that its topic would not take is replaced by a `failed` answer that says so."""
+    output = _output(answer, retrieval, now_us)
+    size_bytes = len(output.value) + sum(len(name) + len(value or b"") for name, value in output.headers)
+    if size_bytes <= ANSWERS.max_message_bytes - RECORD_EXTRA_BYTES:
+        return output
+    message = f"the answer's record has {size_bytes} bytes, and {ANSWERS.name} takes {ANSWERS.max_message_bytes}"
+    too_large = unanswered(
+        query_id=answer.query_id,
+        status="failed",
+        stage="generator",
+        error_type="too_large",
+        message=f"{message}; ask for fewer tokens or passages, and send small headers",
+        source=answer.source,
+    )
+    # Without the query's headers: they may be what is too large.
+    return _output(too_large, msgspec.structs.replace(retrieval, headers=()), now_us)
+
+
+def partial_output(retrieval: Retrieval, generation_id: str, seq: int, text: str, now_us: int) -> Output:
+    """Returns the record of a piece of an answer."""
+    query_id = retrieval.query.query_id
+    value, headers = encode(
+        PartialAnswer(query_id=query_id, generation_id=generation_id, seq=seq, text=text),
+        event_id=f"{generation_id}/{seq}",
+        source=SOURCE,
+        time_us=now_us,
+        passed_on=retrieval.headers,
+    )
+    return Output(topic=PARTIAL_ANSWERS.name, key=query_id.encode(), value=value, headers=headers)
+
+
+def _output(answer: Answer, retrieval: Retrieval, now_us: int) -> Output:
+    source = retrieval.source
+    value, headers = encode(
+        answer,
+        event_id=f"{source.topic}/{source.partition}/{source.offset}/answer",
+        source=SOURCE,
+        time_us=now_us,
+        passed_on=retrieval.headers,
+    )
+    return Output(topic=ANSWERS.name, key=answer.query_id.encode(), value=value, headers=headers)
+
+
+def _citation(cited: Cited, prepared: Prepared) -> Citation:
+    hit = prepared.given[cited.n - 1]
+    title = hit.title[:TITLE_CHARS_MAX]
+    return Citation(n=cited.n, doc_id=hit.doc_id, title=title, start=cited.start, end=cited.end, score=hit.score)
+
+
+def _cache_use(retrieval: Retrieval, kv_hit_tokens: int) -> CacheUse:
+    tiers = [probe.tier for probe in retrieval.probes]
+    return CacheUse(
+        gpu=tiers.count("gpu"),
+        ram=tiers.count("ram"),
+        ssd=tiers.count("ssd"),
+        bytes_read=retrieval.bytes_read,
+        kv_hit_tokens=kv_hit_tokens,
+    )
+
+
+def _skipped(retrieval: Retrieval) -> AnswerError | None:
+    if not retrieval.skipped_clusters:
+        return None
+    clusters = ", ".join(map(str, retrieval.skipped_clusters[:20]))
+    return AnswerError(
+        type="index_damaged",
+        message=f"{len(retrieval.skipped_clusters)} clusters could not be read and were not searched ({clusters}); better"
+        " passages may be missing",
+        retryable=True,
+        stage="searcher",
+    )
+
+
+def _no_text(finish_reason: str) -> AnswerError:
+    is_cut = finish_reason == "length"
+    advice = "; ask again with a larger generation.max_tokens" if is_cut else ""
+    message = f"the model wrote no answer (finish_reason {finish_reason!r}){advice}"
+    return AnswerError(type="llm_refused", message=message, retryable=is_cut, stage="generator")

@@ -1,0 +1,104 @@
+"""From a retrieval to a request: which template, which passages, which wishes; and what of it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from carpool.errors import ConfigError
+from generator.llm.protocol import LlmRequest
+from generator.plan.answer_text import answer_schema
+from generator.plan.prompt import Passage, PromptLimits, Template, fill, parse_template
+from generator.settings import GeneratorSettings
+from schemas.errors import RecordError
+from schemas.query import Generation
+from schemas.retrieval import Hit, Retrieval
+
+BUILT_IN = Path(__file__).parent / "templates"
+SUFFIX = ".txt"
+ANSWER_CHARS_PER_TOKEN = 2
+"""The text of an answer is held to so many characters a token of `max_tokens` (a token of prose has about four), so that
+the object around it, with the citations behind it, is complete before the tokens are used up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A request, the passages that stand in its prompt (numbered from 1), and the bound of its answer's text."""
+
+    request: LlmRequest
+    prompt_hash: str
+    given: tuple[Hit, ...]
+    answer_chars_max: int
+
+
+def load_templates(settings: GeneratorSettings) -> Mapping[str, Template]:
+    """Returns all templates by name. Raises `ConfigError` if the folder, a file, or the default one cannot be used."""
+    folder = Path(settings.template_dir) if settings.template_dir else BUILT_IN
+    templates = {}
+    try:
+        for path in sorted(folder.iterdir()):
+            if path.suffix == SUFFIX:
+                templates[path.stem] = parse_template(path.stem, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the prompt templates in {folder} cannot be read: {error}; see generator.template_dir"
+        ) from error
+    if settings.template not in templates:
+        raise ConfigError(
+            f"there is no prompt template {settings.template!r} in {folder}, only: {', '.join(templates) or 'none'};"
+            " see generator.template and generator.template_dir"
+        )
+    return MappingProxyType(templates)
+
+
+def prepare(retrieval: Retrieval, settings: GeneratorSettings, templates: Mapping[str, Template]) -> Prepared:
+    """Returns the request for a retrieval. The same retrieval gives the same request.
+
+    Where nothing was found, the model is asked all the same: its prompt says so, and it can cite nothing. Raises
+    `RecordError` for a query without text (a vector is no question), a template that is not there, a question too long.
+    """
+    query = retrieval.query
+    if query.text is None:
+        raise RecordError(
+            "unsupported",
+            "text: a query with only a vector has no question that a model could answer; send its text along, or read its"
+            " passages from rag.retrievals.v1",
+            field="$.text",
+        )
+    wishes = query.generation or Generation()
+    name = wishes.template or settings.template
+    template = templates.get(name)
+    if template is None:
+        raise RecordError(
+            "invalid_value",
+            f"generation.template: there is no template {name!r}; there are: {', '.join(templates)}",
+            field="$.generation.template",
+        )
+    limits = PromptLimits(
+        passages_max=settings.passages_max,
+        passage_chars_max=settings.passage_chars_max,
+        prompt_chars_max=settings.prompt_chars_max,
+    )
+    passages = [Passage(title=hit.title, text=hit.text) for hit in retrieval.hits]
+    prompt = fill(template, query.text, passages, limits)
+    max_tokens = min(wishes.max_tokens or settings.max_tokens, settings.max_tokens_cap)
+    answer_chars_max = max_tokens * ANSWER_CHARS_PER_TOKEN
+    source = retrieval.source
+    request = LlmRequest(
+        id=f"{source.topic}/{source.partition}/{source.offset}",
+        system=prompt.system,
+        user=prompt.user,
+        max_tokens=max_tokens,
+        temperature=settings.temperature if wishes.temperature is None else wishes.temperature,
+        seed=wishes.seed,
+        priority=query.priority,
+        schema=answer_schema(prompt.passages, answer_chars_max=answer_chars_max),
+    )
+    return Prepared(
+        request=request,
+        prompt_hash=prompt.sha256(),
+        given=retrieval.hits[: prompt.passages],
+        answer_chars_max=answer_chars_max,
+    )

@@ -1,0 +1,420 @@
+"""The generator as a stage: takes retrievals, asks the model for up to `concurrency` of them at once, hands over answers.
+
+The polling thread and an event loop in a thread of its own share the dispatcher under one lock. Its actions are carried
+out by the event loop, in the order in which they were decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import structlog
+
+from carpool.clock import Clock
+from carpool.errors import CarpoolError
+from carpool.kafka.stage import Credit, Done, Sink, Unit
+from carpool.telemetry.metrics import Metrics
+from generator.answers import Generated, Timings, answer_output, answered, not_answered, partial_output
+from generator.asking import generate
+from generator.llm.none import NoneEngine
+from generator.llm.openai_api import OpenAiEngine
+from generator.llm.protocol import LlmEngine, LlmRefusal, PromptRefused
+from generator.plan.dispatch import (
+    Accepted,
+    Action,
+    Arrived,
+    Cancel,
+    Check,
+    CheckPassed,
+    Deliver,
+    Dispatcher,
+    Ended,
+    Event,
+    Expire,
+    GiveUp,
+    Limits,
+    Refused,
+    Revoked,
+    Send,
+    Ticked,
+)
+from generator.plan.order import Prompt
+from generator.plan.prompt import Template
+from generator.prompts import Prepared, load_templates, prepare
+from generator.settings import GeneratorSettings, LlmSettings
+from schemas.answer import Answer, ErrorType, Status
+from schemas.errors import RecordError
+from schemas.retrieval import Retrieval
+
+log = structlog.get_logger()
+
+CHECK_ID = -1
+WAKE_US = 50_000
+"""Longest wait between two ticks while there is work: pauses begin between ticks, where the polling thread sees none."""
+CLOSE_TIMEOUT_S = 5.0
+
+
+def build_stage(settings: GeneratorSettings, llm: LlmSettings, metrics: Metrics, clock: Clock) -> GeneratorStage:
+    """Returns the stage. Raises `ConfigError` for a prompt template that cannot be used.
+
+    The server is not asked yet: that happens from `start` on, and `not_ready` says what came of it.
+    """
+    engine: LlmEngine = NoneEngine() if llm.engine == "none" else OpenAiEngine(llm)
+    return GeneratorStage(settings, llm, load_templates(settings), engine, metrics, clock)
+
+
+def limits_of(settings: GeneratorSettings, llm: LlmSettings) -> Limits:
+    """Returns the dispatcher's bounds."""
+    return Limits(
+        concurrency=settings.concurrency,
+        in_hand_max=settings.intake_records_max,
+        backoff_us_min=llm.backoff_ms_min * 1_000,
+        backoff_us_max=llm.backoff_ms_max * 1_000,
+        retry_after_us_max=llm.retry_after_ms_max * 1_000,
+        failures_max=llm.failures_max,
+    )
+
+
+@dataclass(slots=True)
+class _Work:
+    """A query in hand. `outcome` is what its last request came to, `trouble` why its last try came to nothing."""
+
+    unit: Unit[Retrieval]
+    prepared: Prepared
+    arrived_us: int
+    sent_us: int | None = None
+    first_token_us: int | None = None
+    outcome: Generated | PromptRefused | None = None
+    trouble: str = "it was not sent yet"
+
+
+class GeneratorStage:
+    """Implements `Stage[Retrieval]`; see `carpool.kafka.stage` for what each method promises.
+
+    While the LLM server refuses, nothing is taken in (`credit` is zero), what is in hand is kept, and `not_ready` says why.
+    """
+
+    def __init__(
+        self,
+        settings: GeneratorSettings,
+        llm: LlmSettings,
+        templates: Mapping[str, Template],
+        engine: LlmEngine,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._templates = templates
+        self._engine = engine
+        self._metrics = metrics
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._planner = Dispatcher(limits_of(settings, llm))
+        self._work: dict[int, _Work] = {}
+        self._in_hand_bytes = 0
+        self._trouble = "has not answered yet"
+        self._is_draining = False
+        self._is_closed = False
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # of the event loop only
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="generator", daemon=True)
+        self._sink: Sink | None = None
+
+    # ---- the polling thread
+
+    def start(self, sink: Sink) -> None:
+        """Starts the event loop, which asks the server whether it has the model."""
+        self._sink = sink
+        self._thread.start()
+        self._step(Ticked())
+
+    def credit(self) -> Credit:
+        """Returns room for retrievals; none while the server refuses."""
+        with self._lock:
+            if self._is_draining:
+                return Credit(records=0, size_bytes=0)
+            return Credit(
+                records=max(0, self._planner.credit()),
+                size_bytes=max(0, self._settings.intake_bytes_max - self._in_hand_bytes),
+            )
+
+    def offer(self, unit: Unit[Retrieval], now_us: int) -> None:
+        """Takes a retrieval. What cannot be asked of any model is answered `failed` at once."""
+        retrieval = unit.record
+        try:
+            prepared = prepare(retrieval, self._settings, self._templates)
+        except RecordError as error:
+            timings = Timings(arrived_us=now_us, ended_us=now_us)
+            answer = not_answered(
+                retrieval, timings, status="failed", error_type=error.reason, message=str(error), retryable=False
+            )
+            self._hand_over(unit, answer)
+            return
+        deadline_us = retrieval.deadline_us
+        if deadline_us is None and retrieval.query.deadline is not None:
+            deadline_us = retrieval.query.deadline * 1_000
+        prompt = Prompt(id=unit.id, arrival_us=now_us, priority=retrieval.query.priority, deadline_us=deadline_us)
+        with self._lock:
+            self._work[unit.id] = _Work(unit=unit, prepared=prepared, arrived_us=now_us)
+            self._in_hand_bytes += unit.message.size_bytes
+        self._step(Arrived(prompt=prompt))
+
+    def tick(self, now_us: int, waiting: int) -> int | None:
+        """Expires what is late, and ends pauses."""
+        self._step(Ticked())
+        with self._lock:
+            wake_us = self._planner.wake_us()
+            is_idle = self._planner.server == "open" and not self._planner.in_hand
+        soon_us = now_us + WAKE_US
+        return wake_us if is_idle else min(soon_us, wake_us if wake_us is not None else soon_us)
+
+    def revoke(self, unit_ids: frozenset[int]) -> None:
+        """Forgets queries, and breaks off their requests."""
+        with self._lock:
+            for unit_id in unit_ids:
+                self._forget(unit_id)
+        self._step(Revoked(ids=unit_ids))
+
+    def drain(self, until_us: int) -> None:
+        """Takes nothing more; what is in hand goes on."""
+        with self._lock:
+            self._is_draining = True
+
+    def not_ready(self) -> Sequence[str]:
+        """Returns what the server refuses with, unless it takes work."""
+        with self._lock:
+            if self._planner.server == "open":
+                return ()
+            return (f"LLM server at {self._engine.address} {self._trouble}",)
+
+    def close(self) -> None:
+        """Breaks off what still runs, and closes the connections."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(CLOSE_TIMEOUT_S)
+        elif not self._loop.is_closed():
+            self._loop.close()
+
+    # ---- both threads
+
+    def _step(self, event: Event) -> None:
+        """Has the planner decide, and the event loop do, in the same order."""
+        with self._lock:
+            if self._is_closed:
+                return
+            actions = self._planner.step(event, self._clock.now_us())
+            if actions:
+                self._loop.call_soon_threadsafe(self._act, actions)
+
+    def _forget(self, unit_id: int) -> _Work | None:
+        """Lets go of a query. The lock is held."""
+        work = self._work.pop(unit_id, None)
+        if work is not None:
+            self._in_hand_bytes -= work.unit.message.size_bytes
+        return work
+
+    def _hand_over(self, unit: Unit[Retrieval], answer: Answer) -> None:
+        assert self._sink is not None, "a stage is started before it is offered anything"
+        self._metrics.answers.labels(stage="generator", status=answer.status).inc()
+        for stage in ("queue_llm", "decode", "total"):
+            if stage in answer.timings_ms:
+                self._metrics.stage_seconds.labels(stage=stage).observe(answer.timings_ms[stage] / 1_000)
+        output = answer_output(answer, unit.record, self._clock.now_us())
+        self._sink.done(Done(parts=((unit.id, 0),), outputs=(output,)))
+
+    # ---- the event loop
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._wind_up())
+        finally:
+            self._loop.close()
+
+    async def _wind_up(self) -> None:
+        tasks = tuple(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._engine.close()
+
+    def _act(self, actions: tuple[Action, ...]) -> None:
+        try:
+            for action in actions:
+                self._do(action)
+        except Exception as error:  # the event loop would log it, and go on without the query
+            self._fail(error)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Send(id=id):
+                self._send(id)
+            case Check():
+                self._start(CHECK_ID, self._check())
+            case Cancel(id=id):
+                if (task := self._tasks.pop(id, None)) is not None:
+                    task.cancel()
+                    self._metrics.llm_requests.labels(outcome="cancelled").inc()
+            case Expire(id=id, attempts=attempts):
+                message = "the deadline passed before an answer was written; ask again with a later one"
+                self._end(id, "expired", "expired", message, attempts)
+            case GiveUp(id=id, attempts=attempts):
+                message = f"the LLM server answers others, and did not answer this query in {attempts} tries"
+                self._end(id, "failed", "llm_refused", message, attempts, add_trouble=True)
+            case Deliver(id=id, attempts=attempts):
+                self._deliver(id, attempts)
+
+    def _send(self, id: int) -> None:
+        with self._lock:
+            work = self._work.get(id)
+        if work is not None:  # else it was revoked meanwhile, and a Cancel follows
+            self._start(id, self._ask(id, work))
+
+    def _start(self, id: int, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks[id] = task
+        task.add_done_callback(lambda task: self._ended(id, task))
+
+    def _ended(self, id: int, task: asyncio.Task[None]) -> None:
+        """Forgets a task."""
+        if self._tasks.get(id) is task:
+            del self._tasks[id]
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Ends the service over an error that nobody foresaw: going on would lose a query silently."""
+        log.error("a request failed in a way that was not foreseen", exc_info=error)
+        assert self._sink is not None
+        what = f"{type(error).__name__}: {error}"
+        self._sink.fail(
+            CarpoolError(f"the generator failed over a query ({what}); the log says where. Nothing is lost.")
+        )
+
+    async def _check(self) -> None:
+        try:
+            await self._engine.check()
+        except LlmRefusal as refusal:
+            self._refused(None, refusal)
+        else:
+            self._step(CheckPassed())
+
+    async def _ask(self, id: int, work: _Work) -> None:
+        """Sends one request, and tells the planner what becomes of it."""
+        work.sent_us, work.first_token_us = self._clock.now_us(), None
+        self._metrics.llm_in_flight.inc()
+        try:
+            work.outcome = await generate(
+                self._engine,
+                work.prepared.request,
+                on_first_token=partial(self._first_token, id, work),
+                on_text=partial(self._hint, work),
+            )
+        except PromptRefused as refused:
+            work.outcome = refused
+            self._metrics.llm_requests.labels(outcome="prompt_refused").inc()
+        except LlmRefusal as refusal:
+            work.trouble = str(refusal)
+            self._refused(id, refusal)
+            return
+        else:
+            self._metrics.llm_requests.labels(outcome="answered").inc()
+        finally:
+            self._metrics.llm_in_flight.dec()
+        self._step(Ended(id=id))
+
+    def _first_token(self, id: int, work: _Work) -> None:
+        work.first_token_us = self._clock.now_us()
+        assert work.sent_us is not None
+        self._metrics.time_to_first_token_seconds.observe((work.first_token_us - work.sent_us) / 1_000_000)
+        self._step(Accepted(id=id))
+
+    def _hint(self, work: _Work, generation_id: str, seq: int, text: str) -> None:
+        if not self._settings.partials:
+            return
+        assert self._sink is not None
+        self._sink.hint(partial_output(work.unit.record, generation_id, seq, text, self._clock.now_us()))
+
+    def _refused(self, id: int | None, refusal: LlmRefusal) -> None:
+        self._metrics.llm_requests.labels(outcome=refusal.kind).inc()
+        trouble = f"refuses: {refusal}"
+        with self._lock:
+            is_news, self._trouble = trouble != self._trouble, trouble
+        if is_news:
+            log.warning("the LLM server refuses", address=self._engine.address, kind=refusal.kind, refusal=str(refusal))
+        asked_us = None if refusal.retry_after_s is None else int(refusal.retry_after_s * 1_000_000)
+        self._step(Refused(id=id, retry_after_us=asked_us, suspect=refusal.is_suspect))
+
+    def _deliver(self, id: int, attempts: int) -> None:
+        with self._lock:
+            work = self._work.get(id)
+        if work is None:
+            return
+        if not isinstance(work.outcome, Generated):
+            self._end(id, "failed", "llm_refused", str(work.outcome), attempts)
+            return
+        answer, citations = answered(
+            work.unit.record,
+            work.prepared,
+            work.outcome,
+            self._timings(work),
+            attempts=attempts,
+            citations_max=self._settings.citations_max,
+        )
+        finished = work.outcome.finished
+        self._metrics.tokens.labels(kind="input").inc(finished.input_tokens)
+        self._metrics.tokens.labels(kind="cached").inc(finished.cached_tokens)
+        self._metrics.tokens.labels(kind="output").inc(finished.output_tokens)
+        self._metrics.citations.labels(result="valid").inc(len(citations.valid))
+        self._metrics.citations.labels(result="dropped").inc(citations.dropped)
+        with self._lock:
+            self._forget(id)
+        self._hand_over(work.unit, answer)
+
+    def _end(
+        self,
+        id: int,
+        status: Status,
+        error_type: ErrorType,
+        message: str,
+        attempts: int,
+        *,
+        add_trouble: bool = False,
+    ) -> None:
+        """Hands over the answer of a query that gets none."""
+        with self._lock:
+            work = self._forget(id)
+        if work is None:
+            return
+        if add_trouble:
+            message = f"{message}; the last time: {work.trouble}"
+        answer = not_answered(
+            work.unit.record,
+            self._timings(work),
+            status=status,
+            error_type=error_type,
+            message=message,
+            retryable=status == "expired" or add_trouble,
+            attempts=attempts,
+        )
+        self._hand_over(work.unit, answer)
+
+    def _timings(self, work: _Work) -> Timings:
+        return Timings(
+            arrived_us=work.arrived_us,
+            sent_us=work.sent_us,
+            first_token_us=work.first_token_us,
+            ended_us=self._clock.now_us(),
+        )
