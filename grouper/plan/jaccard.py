@@ -18,7 +18,7 @@ def jaccard_matrix(clusters: Sequence[Sequence[int]]) -> NDArray[np.float64]:
     if not clusters:
         return np.zeros((0, 0))
     sizes = np.array([len(of_query) for of_query in clusters])
-    touched, columns = np.unique(np.concatenate([np.asarray(c, dtype=np.int64) for c in clusters]), return_inverse=True)
+    touched, columns = np.unique(np.concatenate(clusters), return_inverse=True)
     incidence = np.zeros((len(clusters), len(touched)), dtype=np.float32)
     incidence[np.repeat(np.arange(len(clusters)), sizes), columns] = 1.0
     # |A ∩ B|: exact, float32 counts to 2^24.

@@ -134,6 +134,16 @@ def test_shared_clusters_are_paid_for_once() -> None:
     assert [record.members for record in planned([(0, 1)], queries, group_bytes_max=exact_bytes - 1)] == [(0,), (1,)]
 
 
+def test_clusters_are_paid_for_once_although_others_came_between() -> None:
+    shared, other = tuple(range(10_000, 10_500)), tuple(range(20_000, 20_500))
+    queries = [grouped("a", shared), grouped("b", other), grouped("c", shared)]
+    each_bytes = len(msgspec.json.encode(queries[0])) + 1
+    next_bytes = len(msgspec.json.encode(NextGroup(query_id="a", clusters=queries[0].clusters)))
+    exact_bytes = ENVELOPE_BYTES + 6 * len("v-7c1d2e3f4host-1") + next_bytes + 3 * each_bytes + 1_000 * 6
+    assert [r.members for r in planned([(0, 1, 2)], queries, group_bytes_max=exact_bytes)] == [(0, 1, 2)]
+    assert [r.members for r in planned([(0, 1, 2)], queries, group_bytes_max=exact_bytes - 1)] == [(0, 1), (2,)]
+
+
 def test_after_a_cut_the_clusters_are_counted_anew() -> None:
     clusters = tuple(range(10_000, 10_500))
     queries = [grouped(name, clusters) for name in "abc"]

@@ -34,7 +34,6 @@ class Agglomerative:
         # Eq. 3 is decided on similarities, where J = theta joins exactly. Comparing 1 - J with 1 - theta would leave it to
         # rounding; so distances only order the merges, and pairs below theta lie beyond the threshold.
         distance = np.where(similarity >= self._theta, 1.0 - similarity, NEVER_TOGETHER)
-        np.fill_diagonal(distance, 0.0)
         labels = AgglomerativeClustering(
             n_clusters=None, metric="precomputed", linkage="complete", distance_threshold=DISTANCE_THRESHOLD
         ).fit_predict(distance)
