@@ -3,32 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from carpool.disk.documents import Document
+import structlog
+
+from carpool.clock import Clock
+from carpool.disk.documents import Document, DocumentStore
+from carpool.errors import CorruptionError, RetryableError
 from carpool.kafka.stage import Output
 from schemas.answer import ErrorType, Status, unanswered
 from schemas.codec import encode
 from schemas.group import Group, GroupedQuery
-from schemas.record import ClusterId, Headers
+from schemas.record import ClusterId
 from schemas.retrieval import Hit, Retrieval
 from schemas.topics import ANSWERS, RETRIEVALS
 from searcher.execution import Found
 
+_log = structlog.get_logger(__name__)
+
 SOURCE = "carpool/searcher"
+HEADER_BYTES = 16
+"""What a broker counts for a header beside its name and value, at most."""
 FRAME_BYTES = 1024
 """What a broker counts beside key, value and headers: lengths, the frame of the batch; generous."""
 
 
-def retrieval_of(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """The one record that a query owes. `answered` is None for a retrieval, else the status of the terminal answer."""
+
+    output: Output
+    timings_us: dict[str, int]
+    answered: Status | None = None
+
+
+def finish(
+    group: Group, part: int, found: Found, documents: DocumentStore, *, published_us: int, clock: Clock
+) -> Outcome:
+    """Returns what the search of query `part` comes to, passages fetched. Blocks for their reads.
+
+    A retrieval; or a `failed` answer where no cluster or no passage could be read, or the record would be too large.
+    """
+    grouped = group.queries[part]
+    timings_us = {
+        **grouped.timings_us,
+        "queue_search": max(0, found.started_us - published_us),
+        "load": found.load_us,
+        "search": found.search_us,
+    }
+    if found.errors and len(found.skipped) == len(found.probes):
+        message = f"none of the {len(found.skipped)} clusters that it probes could be read: {found.errors[0]}"
+        is_passing = all(isinstance(error, RetryableError) for error in found.errors)
+        return _failed(grouped, "index_damaged", message, is_passing, timings_us, clock.now_us())
+    started_us = clock.now_us()
+    try:
+        passages = documents.get(found.best.rows.tolist())
+    except (CorruptionError, OSError) as error:
+        _log.error("passages_unreadable", query_id=grouped.query.query_id, error=str(error))
+        message = f"its passages were found and could not be read: {error}"
+        return _failed(grouped, "index_damaged", message, isinstance(error, OSError), timings_us, clock.now_us())
+    now_us = clock.now_us()
+    timings_us["passages"] = now_us - started_us
+    output = _retrieval_output(_retrieval(group, grouped, found, passages, timings_us, now_us))
+    if wire_bytes(output) > RETRIEVALS.max_message_bytes:
+        message = (
+            f"its {len(passages)} passages make a record of {len(output.value)} bytes, and {RETRIEVALS.name} takes "
+            f"{RETRIEVALS.max_message_bytes}; ask for a smaller top_k"
+        )
+        return _failed(grouped, "too_large", message, False, timings_us, now_us)
+    return Outcome(output=output, timings_us=timings_us)
+
+
+def expire(grouped: GroupedQuery, now_us: int) -> Outcome:
+    """Returns the terminal answer of a query whose deadline has passed."""
+    late_ms = (now_us - (grouped.deadline_us or 0)) / 1_000
+    message = f"the deadline passed {late_ms:.0f} ms before the search was done; ask again with a later one"
+    output = _answer_output(grouped, "expired", "expired", message, True, grouped.timings_us, now_us)
+    return Outcome(output=output, timings_us=grouped.timings_us, answered="expired")
+
+
+def wire_bytes(output: Output) -> int:
+    """Returns an upper bound of the bytes that a broker counts for `output`."""
+    headers_bytes = sum(len(name) + len(value or b"") + HEADER_BYTES for name, value in output.headers)
+    return len(output.key or b"") + len(output.value) + headers_bytes + FRAME_BYTES
+
+
+def _retrieval(
     group: Group,
     grouped: GroupedQuery,
     found: Found,
-    documents: Sequence[Document],
+    passages: Sequence[Document],
     timings_us: dict[str, int],
     now_us: int,
 ) -> Retrieval:
-    """Returns the final retrieval of a query. `documents` are those of `found.best`, in its order."""
-    ranked = zip(documents, found.best.scores.tolist(), found.best.clusters.tolist(), strict=True)
+    ranked = zip(passages, found.best.scores.tolist(), found.best.clusters.tolist(), strict=True)
     return Retrieval(
         query=grouped.query,
         source=grouped.source,
@@ -39,14 +107,8 @@ def retrieval_of(
         index_version=group.index_version,
         embedding_model=group.embedding_model,
         hits=tuple(
-            Hit(
-                doc_id=document.doc_id,
-                score=score,
-                cluster=ClusterId(cluster),
-                title=document.title,
-                text=document.text,
-            )
-            for document, score, cluster in ranked
+            Hit(doc_id=doc.doc_id, score=score, cluster=ClusterId(cluster), title=doc.title, text=doc.text)
+            for doc, score, cluster in ranked
         ),
         skipped_clusters=found.skipped,
         probes=found.probes,
@@ -57,11 +119,10 @@ def retrieval_of(
     )
 
 
-def retrieval_output(retrieval: Retrieval) -> Output:
-    """Returns the record of a retrieval; its id is the same however often the query is searched."""
+def _retrieval_output(retrieval: Retrieval) -> Output:
     value, headers = encode(
         retrieval,
-        event_id=event_id(retrieval, "r1"),
+        event_id=_event_id(retrieval, "r1"),
         source=SOURCE,
         time_us=retrieval.completed_us,
         passed_on=retrieval.headers,
@@ -69,41 +130,38 @@ def retrieval_output(retrieval: Retrieval) -> Output:
     return Output(topic=RETRIEVALS.name, key=retrieval.query.query_id.encode(), value=value, headers=headers)
 
 
-def answer_output(
+def _failed(
+    grouped: GroupedQuery, kind: ErrorType, message: str, retryable: bool, timings_us: dict[str, int], now_us: int
+) -> Outcome:
+    output = _answer_output(grouped, "failed", kind, message, retryable, timings_us, now_us)
+    return Outcome(output=output, timings_us=timings_us, answered="failed")
+
+
+def _answer_output(
     grouped: GroupedQuery,
-    *,
     status: Status,
-    error_type: ErrorType,
+    kind: ErrorType,
     message: str,
     retryable: bool,
     timings_us: dict[str, int],
     now_us: int,
 ) -> Output:
-    """Returns the record of the terminal answer of a query that gets no retrieval."""
     answer = unanswered(
         query_id=grouped.query.query_id,
         status=status,
         stage="searcher",
-        error_type=error_type,
+        error_type=kind,
         message=message,
         retryable=retryable,
         source=grouped.source,
         timings_ms={name: time_us / 1_000 for name, time_us in timings_us.items()},
     )
-    value, headers = encode(
-        answer, event_id=event_id(grouped, "answer"), source=SOURCE, time_us=now_us, passed_on=grouped.headers
-    )
+    event_id = _event_id(grouped, "answer")
+    value, headers = encode(answer, event_id=event_id, source=SOURCE, time_us=now_us, passed_on=grouped.headers)
     return Output(topic=ANSWERS.name, key=grouped.query.query_id.encode(), value=value, headers=headers)
 
 
-def event_id(record: GroupedQuery | Retrieval, what: str) -> str:
-    """Returns an id that names this result of this input record for good."""
+def _event_id(record: GroupedQuery | Retrieval, what: str) -> str:
+    """An id that names this result of this input record for good, however often it is made."""
     source = record.source
     return f"{source.topic}/{source.partition}/{source.offset}/{what}"
-
-
-def wire_bytes(output: Output) -> int:
-    """Returns an upper bound of the bytes that a broker counts for `output`."""
-    headers: Headers = output.headers
-    sizes = (len(name) + len(value or b"") + 16 for name, value in headers)
-    return len(output.key or b"") + len(output.value) + sum(sizes) + FRAME_BYTES

@@ -16,18 +16,16 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from carpool.clock import Clock
 from carpool.disk.settings import IndexSettings
-from carpool.errors import CarpoolError, CorruptionError, DeploymentError, RetryableError
-from carpool.kafka.stage import Credit, Done, Output, Sink, Unit
+from carpool.errors import CarpoolError, DeploymentError
+from carpool.kafka.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
-from schemas.answer import ErrorType, Status
-from schemas.group import Group, GroupedQuery
+from schemas.group import Group
 from schemas.record import ClusterId
-from schemas.topics import RETRIEVALS
 from searcher.events import EventLog, NoEvents
 from searcher.execution import Found, Search
 from searcher.opening import Opened, OpenReader, open_searcher
 from searcher.plan.upcoming import next_query
-from searcher.results import answer_output, retrieval_of, retrieval_output, wire_bytes
+from searcher.results import Outcome, expire, finish
 from searcher.scoring import Scorer, score_cluster
 from searcher.settings import SearcherSettings
 
@@ -256,80 +254,24 @@ class SearcherStage:
         now_us = self._clock.now_us()
         if grouped.deadline_us is None or now_us < grouped.deadline_us:
             return True
-        message = f"the deadline passed {(now_us - grouped.deadline_us) / 1_000:.0f} ms before the search was done"
-        self._answer(unit, part, sink, "expired", "expired", message, retryable=True, timings_us=grouped.timings_us)
+        self._hand_over(unit, part, expire(grouped, now_us), sink)
         return False
 
     def _finish(self, unit: Unit[Group], part: int, found: Found, opened: Opened, sink: Sink) -> None:
-        grouped = unit.record.queries[part]
-        timings_us = {
-            **grouped.timings_us,
-            "queue_search": max(0, found.started_us - _published_us(unit)),
-            "load": found.load_us,
-            "search": found.search_us,
-        }
-        if len(found.skipped) == len(set(grouped.clusters)):
-            message = f"none of the {len(found.skipped)} clusters that it probes could be read: {found.errors[0]}"
-            retryable = all(isinstance(error, RetryableError) for error in found.errors)
-            self._answer(
-                unit, part, sink, "failed", "index_damaged", message, retryable=retryable, timings_us=timings_us
-            )
-            return
-        read_us = self._clock.now_us()
-        try:
-            documents = opened.documents.get(found.best.rows.tolist())
-        except (CorruptionError, OSError) as error:
-            _log.error("passages_unreadable", query_id=grouped.query.query_id, error=str(error))
-            message = f"its passages were found and could not be read: {error}"
-            retryable = isinstance(error, OSError)
-            self._answer(
-                unit, part, sink, "failed", "index_damaged", message, retryable=retryable, timings_us=timings_us
-            )
-            return
-        now_us = self._clock.now_us()
-        timings_us["passages"] = now_us - read_us
-        output = retrieval_output(retrieval_of(unit.record, grouped, found, documents, timings_us, now_us))
-        if wire_bytes(output) > RETRIEVALS.max_message_bytes:
-            message = (
-                f"its {len(documents)} passages make a record of {len(output.value)} bytes, and {RETRIEVALS.name} takes "
-                f"{RETRIEVALS.max_message_bytes}; ask for a smaller top_k"
-            )
-            self._answer(unit, part, sink, "failed", "too_large", message, retryable=False, timings_us=timings_us)
-            return
-        for stage in ("queue_search", "load", "search", "passages"):
-            self._metrics.stage_seconds.labels(stage=stage).observe(timings_us[stage] / 1_000_000)
-        self._hand_over(unit, part, output, sink)
+        published_us = _published_us(unit)
+        outcome = finish(unit.record, part, found, opened.documents, published_us=published_us, clock=self._clock)
+        self._hand_over(unit, part, outcome, sink)
 
-    def _answer(
-        self,
-        unit: Unit[Group],
-        part: int,
-        sink: Sink,
-        status: Status,
-        error_type: ErrorType,
-        message: str,
-        *,
-        retryable: bool,
-        timings_us: dict[str, int],
-    ) -> None:
-        grouped: GroupedQuery = unit.record.queries[part]
-        output = answer_output(
-            grouped,
-            status=status,
-            error_type=error_type,
-            message=message,
-            retryable=retryable,
-            timings_us=timings_us,
-            now_us=self._clock.now_us(),
-        )
-        self._metrics.answers.labels(stage="searcher", status=status).inc()
-        self._hand_over(unit, part, output, sink)
-
-    def _hand_over(self, unit: Unit[Group], part: int, output: Output, sink: Sink) -> None:
+    def _hand_over(self, unit: Unit[Group], part: int, outcome: Outcome, sink: Sink) -> None:
         with self._changed:
             if self._is_current_revoked:
                 return
-        sink.done(Done(parts=((unit.id, part),), outputs=(output,)))
+        if outcome.answered is not None:
+            self._metrics.answers.labels(stage="searcher", status=outcome.answered).inc()
+        else:
+            for stage in ("queue_search", "load", "search", "passages"):
+                self._metrics.stage_seconds.labels(stage=stage).observe(outcome.timings_us[stage] / 1_000_000)
+        sink.done(Done(parts=((unit.id, part),), outputs=(outcome.output,)))
 
 
 def _owed(unit: Unit[Group]) -> tuple[int, ...]:

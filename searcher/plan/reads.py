@@ -250,23 +250,31 @@ class ReadPlanner:
     # ---- reading ahead
 
     def _read_ahead(self, actions: list[Action]) -> None:
-        """Pins and reads the next query's clusters, nearest first, as far as nobody in the current group is in the way."""
+        """Pins what the next query wants and is here, then reads the rest, nearest first, while there is room for it.
+
+        What is here comes first, so that no prefetch evicts what another one would have to read again.
+        """
         has_group_to_begin = bool(self._queries) and self._position < 0
         if has_group_to_begin or self._waiting or self._joined or not self._limits.prefetch_reads_max:
             return
+        absent = []
         for cluster in self._next:
-            if cluster in self._pinned or cluster in self._given_up:
+            if cluster not in self._resident and cluster not in self._reading:
+                absent.append(cluster)
+            elif cluster not in self._pinned:
+                if not self._has_room_ahead(cluster):
+                    return
+                self._pinned[cluster] = self._group_number + 1
+        for cluster in absent:
+            if cluster in self._given_up:
                 continue
-            is_here = cluster in self._resident or cluster in self._reading
-            if not is_here and self._reads_in_flight("prefetch") >= self._limits.prefetch_reads_max:
-                return
-            if not self._has_room_ahead(cluster):
+            is_busy = self._reads_in_flight("prefetch") >= self._limits.prefetch_reads_max
+            if is_busy or not self._has_room_ahead(cluster):
                 return
             self._pinned[cluster] = self._group_number + 1
-            if not is_here:
-                self._make_room(cluster, actions)
-                self._unused.add(cluster)
-                self._start_read(cluster, "prefetch", actions)
+            self._make_room(cluster, actions)
+            self._unused.add(cluster)
+            self._start_read(cluster, "prefetch", actions)
 
     def _has_room_ahead(self, cluster: ClusterId) -> bool:
         """Whether the budget holds `cluster` beside what it must not push out.
