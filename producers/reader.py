@@ -7,9 +7,11 @@ which it decodes only its own.
 
 from __future__ import annotations
 
+import queue
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import confluent_kafka
 
@@ -22,6 +24,9 @@ from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES
 
 Arrived = Callable[[str, bytes, bytes, Headers], None]
 """Called with topic, key, value and headers of every record read, from the reader's thread."""
+
+
+POLL_S = 0.05
 
 
 class AnswerReader:
@@ -46,7 +51,7 @@ class AnswerReader:
         )
         self._partitions: dict[str, tuple[int, ...]] = {}
         self._followed: set[str] = set()
-        self._lock = threading.Lock()
+        self._follows: queue.SimpleQueue[Future[None]] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="carpool-answers", daemon=True)
 
@@ -70,10 +75,15 @@ class AnswerReader:
         self._thread.start()
 
     def follow_partials(self) -> None:
-        """Begins to read partial answers too; nothing happens where their topic does not exist. Blocks at the first call."""
-        with self._lock:
-            if PARTIAL_ANSWERS.name in self._partitions and PARTIAL_ANSWERS.name not in self._followed:
-                self._follow(PARTIAL_ANSWERS.name)
+        """Begins to read partial answers too, from their end as it is now; where their topic does not exist, nothing.
+
+        Thread-safe. Blocks at the first call. Raises `ConfigError`.
+        """
+        if PARTIAL_ANSWERS.name in self._partitions and PARTIAL_ANSWERS.name not in self._followed:
+            # Calls of one consumer wait for each other, and a poll follows a poll: only the reader's thread may make them.
+            done: Future[None] = Future()
+            self._follows.put(done)
+            done.result(timeout=POLL_S + self._timeout_s * (1 + len(self._partitions[PARTIAL_ANSWERS.name])))
 
     def close(self) -> None:
         """Stops reading. Blocks for a moment."""
@@ -111,10 +121,21 @@ class AnswerReader:
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
-            message = self._consumer.poll(0.1)
+            while not self._follows.empty():
+                self._follow_for(self._follows.get())
+            message = self._consumer.poll(POLL_S)
             # Errors here are transient (a leader moves, a broker is away): librdkafka goes on, and deadlines bound the wait.
             if message is None or message.error() is not None:
                 continue
             key, value = message.key(), message.value()
             if isinstance(key, bytes) and value:
                 self._arrived(message.topic(), key, value, tuple(message.headers() or ()))
+
+    def _follow_for(self, done: Future[None]) -> None:
+        try:
+            if PARTIAL_ANSWERS.name not in self._followed:
+                self._follow(PARTIAL_ANSWERS.name)
+        except ConfigError as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
