@@ -1,0 +1,57 @@
+"""What runs on this machine and where: `run.json`, written by `carpool up` and read by the other commands."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Addresses of a running `carpool up`. `http`: name of a service to host:port."""
+
+    pid: int
+    bootstrap: str
+    http: dict[str, str]
+    llm_url: str | None = None
+    index_dir: str = ""
+    is_ready: bool = False
+
+
+class RunFile:
+    """The file in the state folder. What a dead process left behind counts as absent."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.path = state_dir / "run.json"
+
+    def write(self, run: Run) -> None:
+        """Writes the file; a reader sees all of it or the one before."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".run-", dir=self.path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n")
+        Path(name).replace(self.path)
+
+    def read(self) -> Run | None:
+        """Returns what runs, or None: no file, one that cannot be read, or one of a process that is gone."""
+        try:
+            run = msgspec.json.decode(self.path.read_bytes(), type=Run)
+        except (OSError, msgspec.DecodeError):
+            return None
+        return run if _lives(run.pid) else None
+
+    def remove(self) -> None:
+        """Removes the file, if it is there."""
+        self.path.unlink(missing_ok=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

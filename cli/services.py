@@ -1,0 +1,140 @@
+"""The commands that run one service: `carpool grouper`, `searcher`, `generator`."""
+
+from __future__ import annotations
+
+import typer
+
+from cli.options import BootstrapOption, ConfigOption, SetOption, given
+from cli.settings import CarpoolSettings, load
+from schemas.codec import decode, decode_query
+from schemas.group import Group
+from schemas.query import Query
+from schemas.retrieval import Retrieval
+from schemas.topics import GROUPS, QUERIES, RETRIEVALS
+
+IndexOption = typer.Option(None, "--index", metavar="DIR", help="Folder of the index.", show_default=False)
+PortOption = typer.Option(
+    None, "--port", help="Port of /healthz, /readyz, /metrics; 0: a free one.", show_default=False
+)
+
+
+def grouper(
+    bootstrap: BootstrapOption = None,
+    index: str | None = IndexOption,
+    port: int | None = PortOption,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Run the grouper: which queries should share a trip, and in which order?
+
+    Reads rag.queries.v1, writes rag.groups.v1. SIGTERM finishes what is in hand; a second one stops at once.
+
+    Example:  carpool grouper --index .carpool/index --set grouper.policy=agglomerative
+    """
+    settings = load(
+        given(config, assignments, kafka={"bootstrap": bootstrap}, index={"dir": index}, http={"port": port})
+    )
+    run_grouper(settings)
+
+
+def searcher(
+    bootstrap: BootstrapOption = None,
+    index: str | None = IndexOption,
+    port: int | None = PortOption,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Run the searcher: clusters from disk within a memory budget, a result for each query.
+
+    Reads rag.groups.v1, writes rag.retrievals.v1. SIGTERM finishes what is in hand; a second one stops at once.
+
+    Example:  carpool searcher --index .carpool/index --set searcher.budget_bytes=1073741824
+    """
+    settings = load(
+        given(config, assignments, kafka={"bootstrap": bootstrap}, index={"dir": index}, http={"port": port})
+    )
+    run_searcher(settings)
+
+
+def generator(
+    bootstrap: BootstrapOption = None,
+    llm_url: str | None = typer.Option(
+        None, "--llm-url", metavar="URL", help="The LLM server's API.", show_default=False
+    ),
+    model: str | None = typer.Option(None, "--model", help="Its model's name.", show_default=False),
+    port: int | None = PortOption,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Run the generator: prompts to the LLM server, cited answers to the log.
+
+    Reads rag.retrievals.v1, writes rag.answers.v1 (and pieces to rag.answers.partial.v1). An LLM server that is away pauses
+    it. SIGTERM finishes what is in hand; a second one stops at once.
+
+    Example:  carpool generator --llm-url http://127.0.0.1:8000/v1 --model my-model
+    """
+    flags = {"base_url": llm_url, "model": model}
+    run_generator(load(given(config, assignments, kafka={"bootstrap": bootstrap}, llm=flags, http={"port": port})))
+
+
+def run_grouper(settings: CarpoolSettings) -> None:
+    """Runs the grouper until it is told to stop. Raises `CarpoolError`."""
+    from carpool.chassis import run_service
+    from carpool.kafka.loop import Intake
+    from carpool.kafka.stage import Message
+    from grouper.service import build_stage
+
+    def decode_message(message: Message) -> Query:
+        return decode_query(message.value, message.headers, message.source)
+
+    run_service(
+        name="grouper",
+        intake=Intake(topic=QUERIES.name, decode=decode_message, bad_input="refuse"),
+        build_stage=lambda metrics, clock: build_stage(
+            settings.grouper, settings.index, settings.embedding, metrics, clock
+        ),
+        kafka=settings.kafka,
+        http=settings.http,
+        logs=settings.log,
+    )
+
+
+def run_searcher(settings: CarpoolSettings) -> None:
+    """Runs the searcher until it is told to stop. Raises `CarpoolError`."""
+    from carpool.chassis import run_service
+    from carpool.kafka.loop import Intake
+    from searcher.service import build_stage
+
+    run_service(
+        name="searcher",
+        intake=Intake(
+            topic=GROUPS.name,
+            decode=lambda message: decode(Group, message.value, message.headers),
+            bad_input="stop",
+            parts=lambda group: len(group.queries),
+        ),
+        build_stage=lambda metrics, clock: build_stage(settings.searcher, settings.index, metrics, clock),
+        kafka=settings.kafka,
+        http=settings.http,
+        logs=settings.log,
+    )
+
+
+def run_generator(settings: CarpoolSettings) -> None:
+    """Runs the generator until it is told to stop. Raises `CarpoolError`."""
+    from carpool.chassis import run_service
+    from carpool.kafka.loop import Intake
+    from generator.service import build_stage
+
+    run_service(
+        name="generator",
+        intake=Intake(
+            topic=RETRIEVALS.name,
+            decode=lambda message: decode(Retrieval, message.value, message.headers),
+            bad_input="stop",
+        ),
+        build_stage=lambda metrics, clock: build_stage(settings.generator, settings.llm, metrics, clock),
+        kafka=settings.kafka,
+        http=settings.http,
+        logs=settings.log,
+    )

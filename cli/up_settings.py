@@ -1,0 +1,88 @@
+"""The sections `up` and `vllm`: what `carpool up` starts, and where."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from carpool.settings import Settings
+
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+
+
+class UpSettings(Settings, frozen=True, kw_only=True):
+    """Addresses on loopback and patience of `carpool up`. A default port that is taken gives way to a free one."""
+
+    state_dir: Annotated[
+        str, Meta(min_length=1, description="Folder for the logs of what is started, and its addresses (run.json).")
+    ] = ".carpool/run"
+    broker_port: Annotated[int, Meta(ge=0, le=65_535, description="Port of the embedded broker; 0: a free one.")] = 9092
+    grouper_port: Annotated[
+        int, Meta(ge=0, le=65_535, description="Port of the grouper's HTTP pages; 0: a free one.")
+    ] = 9101
+    searcher_port: Annotated[
+        int, Meta(ge=0, le=65_535, description="Port of the searcher's HTTP pages; 0: a free one.")
+    ] = 9102
+    generator_port: Annotated[
+        int, Meta(ge=0, le=65_535, description="Port of the generator's HTTP pages; 0: a free one.")
+    ] = 9103
+    ready_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3_600,
+            description="How long each part may take to be ready, s. Low: slow machines give up; high: hangs last.",
+        ),
+    ] = 300.0
+    stop_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=600,
+            description="How long each part may take to end, s, before it is killed. Low: work is done again.",
+        ),
+    ] = 35.0
+    restarts_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000,
+            description="Restarts of a part that ends by itself, without a quiet time between, before all is ended.",
+        ),
+    ] = 5
+    restart_delay_s: Annotated[
+        float, Meta(gt=0, le=60, description="Pause before the first restart, s; doubled for each more, to 30 s.")
+    ] = 0.5
+    quiet_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="Time ready after which earlier restarts are forgotten, s.")
+    ] = 60.0
+
+
+class VllmSettings(Settings, frozen=True, kw_only=True):
+    """The vLLM server that `carpool up` starts where no --llm-url names one."""
+
+    model_dir: Annotated[
+        str, Meta(min_length=1, description="Folder of the model: config.json, tokenizer and weights.")
+    ] = ".carpool/models/smollm2-135m-instruct"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="Port of its API; 0: a free one.")] = 8000
+    kvcache_gib: Annotated[
+        int, Meta(ge=1, le=4_096, description="Memory for the KV cache on a CPU, GiB. Low: fewer prompts stay cached.")
+    ] = 1
+    cpu_cores: Annotated[
+        str, Meta(description='Cores to compute on, such as "0-3"; empty: all. vLLM by itself takes one core only.')
+    ] = ""
+    dtype: Annotated[
+        str, Meta(min_length=1, description="Number type. float32 is the fastest on CPUs without bfloat16 units.")
+    ] = "float32"
+    sequences_max: Annotated[
+        int,
+        Meta(ge=1, le=4_096, description="Prompts worked on at once. Low: the generator's requests queue up in vLLM."),
+    ] = 32
+    model_tokens_max: Annotated[
+        int,
+        Meta(ge=128, le=10_000_000, description="Tokens of prompt and answer together. Low: long prompts are refused."),
+    ] = 4_096
+    extra_args: Annotated[
+        tuple[str, ...], Meta(description="More arguments for vLLM's server, as it takes them; the last one wins.")
+    ] = ()
