@@ -1,0 +1,133 @@
+"""The evaluation data: corpus, claims with their evidence, questions, and their vectors, out of one folder.
+
+`CORPUS` and its vectors, `CLAIMS` with `EVIDENCE`, `TRAFFIC`; vectors lie in `embeddings/`, rows as in the file of the
+same name. Any corpus may stand behind these names; ids of evidence are ids of passages.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from carpool.errors import ConfigError
+from producers.questions import Question, read_questions
+
+Float32 = npt.NDArray[np.float32]
+
+DATA_VARIABLE = "CARPOOL_DATA"
+CORPUS = "wikipedia-16k"
+CLAIMS = "claims-fever"
+EVIDENCE = "qrels-fever.tsv"
+TRAFFIC = "queries-hotpotqa"
+
+
+class _Passage(msgspec.Struct):
+    id: str | int
+
+
+class EvaluationData(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder of evaluation data. Files are looked for when they are asked for: each command needs its own."""
+
+    folder: Path
+
+    @property
+    def corpus_path(self) -> Path:
+        """The passages, JSON lines."""
+        return self._there(f"{CORPUS}.jsonl.gz")
+
+    def vectors_path(self, name: str) -> Path:
+        """The vectors of `name`, (rows, dim) floats in a .npy file."""
+        return self._there(f"embeddings/{name}.npy")
+
+    def questions_path(self, name: str) -> Path:
+        """The questions `name`, JSON lines."""
+        return self._there(f"{name}.jsonl.gz")
+
+    @property
+    def evidence_path(self) -> Path:
+        """Lines of query id, tab, passage id."""
+        return self._there(EVIDENCE)
+
+    def questions(self, name: str, limit: int | None = None) -> tuple[Question, ...]:
+        """Returns the questions `name`, or the first `limit` of them."""
+        return read_questions(self.questions_path(name), limit)
+
+    def evidence(self) -> dict[str, frozenset[str]]:
+        """Returns the passages that are evidence, by query id."""
+        return read_evidence(self.evidence_path)
+
+    def _there(self, name: str) -> Path:
+        path = self.folder / name
+        if not path.is_file():
+            raise ConfigError(
+                f"the evaluation data at {self.folder} have no {name}: this benchmark measures on it; name the right folder "
+                f"with --data or {DATA_VARIABLE}"
+            )
+        return path
+
+
+def find_data(folder: Path | None, environ: Mapping[str, str] = os.environ) -> EvaluationData:
+    """Returns the data in `folder`, else in the folder that CARPOOL_DATA names. Raises `ConfigError` without either."""
+    named = folder or (Path(environ[DATA_VARIABLE]) if environ.get(DATA_VARIABLE) else None)
+    if named is None:
+        raise ConfigError(f"which evaluation data? Name their folder with --data, or set {DATA_VARIABLE}")
+    if not named.is_dir():
+        raise ConfigError(f"there is no folder {named}; check --data or {DATA_VARIABLE}")
+    return EvaluationData(folder=named)
+
+
+def read_evidence(path: Path) -> dict[str, frozenset[str]]:
+    """Returns passage ids by query id out of tab-separated lines. Raises `ConfigError` that names a line that is not."""
+    evidence: dict[str, frozenset[str]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        query_id, _, passage_id = line.partition("\t")
+        if not passage_id or "\t" in passage_id:
+            raise ConfigError(f"{path}:{number}: a line is: query id, tab, passage id")
+        evidence[query_id] = evidence.get(query_id, frozenset()) | {passage_id}
+    return evidence
+
+
+def read_passage_ids(path: Path) -> tuple[str, ...]:
+    """Returns the ids of a corpus of JSON lines (gzip or not), in order. Raises `ConfigError` that names a bad line."""
+    decoder = msgspec.json.Decoder(_Passage)
+    ids = []
+    for number, line in enumerate(_lines(path), start=1):
+        if line.strip():
+            try:
+                ids.append(str(decoder.decode(line).id))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{path}:{number}: not a passage: {error}") from error
+    return tuple(ids)
+
+
+def read_vectors(path: Path) -> Float32:
+    """Returns (rows, dim) float32, row-normalised, of a .npy file of floats. Raises `ConfigError` where it holds no rows."""
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read vectors from {path}: {error}") from error
+    if loaded.ndim != 2 or not len(loaded) or not np.issubdtype(loaded.dtype, np.floating):
+        raise ConfigError(f"{path} holds {loaded.dtype} of shape {loaded.shape}; it must hold rows of floats")
+    return normalised(loaded.astype(np.float32))
+
+
+def normalised(vectors: Float32) -> Float32:
+    """Returns `vectors`, (rows, dim) float32, each divided by its length. Raises `ConfigError` for a row that has none."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if not (np.isfinite(lengths) & (lengths > 0)).all():
+        raise ConfigError("a vector is zero or not finite, so it has no direction: make the vectors anew")
+    divided: Float32 = (vectors / lengths).astype(np.float32)
+    return divided
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        yield from file

