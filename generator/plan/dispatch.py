@@ -175,7 +175,7 @@ class Dispatcher:
 
     def credit(self) -> int:
         """Returns how many more prompts may arrive: none unless the server is open."""
-        return self._limits.in_hand_max - self.in_hand if self._server == "open" else 0
+        return max(0, self._limits.in_hand_max - self.in_hand) if self._server == "open" else 0
 
     def wake_us(self) -> int | None:
         """Returns when time alone will change something: the end of a pause, or the next deadline. None: never."""

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from generator.plan.answer_text import AnswerReader, Written, answer_schema, written
+
+TEXT = st.text(max_size=60)
+NUMBERS = st.lists(st.integers(0, 999_999_999), max_size=5)
+
+
+def read(text: str) -> AnswerReader:
+    reader = AnswerReader()
+    for char in text:
+        reader.feed(char)
+    return reader
+
+
+@given(TEXT, NUMBERS, st.booleans(), st.booleans(), st.sampled_from([None, 2]))
+def test_it_reads_what_a_json_encoder_wrote(
+    answer: str, numbers: list[int], is_ascii: bool, numbers_first: bool, indent: int | None
+) -> None:
+    fields = {"answer": answer, "citations": numbers}
+    value = dict(sorted(fields.items(), reverse=numbers_first))
+    text = json.dumps(value, ensure_ascii=is_ascii, indent=indent)
+    reader = read(text)
+    assert (reader.answer, reader.numbers) == (answer, numbers)
+    assert written(text) == Written(answer=answer, numbers=tuple(numbers), is_complete=True)
+
+
+@given(TEXT, st.lists(st.integers(0, 99), max_size=3), st.integers(0, 200), st.booleans())
+def test_of_an_object_that_is_cut_off_it_reads_a_beginning(
+    answer: str, numbers: list[int], length: int, is_ascii: bool
+) -> None:
+    text = json.dumps({"answer": answer, "citations": numbers}, ensure_ascii=is_ascii)
+    cut = text[:length]
+    got = written(cut)
+    assert answer.startswith(got.answer)
+    assert tuple(numbers[: len(got.numbers)]) == got.numbers
+    assert got.is_complete == (length >= len(text))
+
+
+@given(TEXT, NUMBERS, st.lists(st.integers(1, 20), max_size=30))
+def test_the_pieces_do_not_matter_and_what_is_returned_adds_up(
+    answer: str, numbers: list[int], sizes: list[int]
+) -> None:
+    text = json.dumps({"answer": answer, "citations": numbers})
+    reader, returned, rest = AnswerReader(), "", text
+    for size in sizes:
+        returned += reader.feed(rest[:size])
+        rest = rest[size:]
+    returned += reader.feed(rest)
+    assert returned == reader.answer == answer
+    assert reader.numbers == numbers
+
+
+def test_only_the_fields_of_the_top_level_count() -> None:
+    text = (
+        '{"note": "answer", "inner": {"answer": "no", "citations": [9]}, "list": ["answer", 8, [7]], "n": 6,'
+        ' "answer": "yes, \\"[1]\\", {2}", "citations": [1, 2], "more": [3]}'
+    )
+    assert (read(text).answer, read(text).numbers) == ('yes, "[1]", {2}', [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (r"a\n\t\"\\\/\b\f\r", 'a\n\t"\\/\b\f\r'),
+        (r"\u0041\u00e9", "Aé"),
+        (r"\ud83d\ude00!", "😀!"),
+        (r"\uD83D\uDE00", "😀"),
+        (r"\ud83dx", "\ufffdx"),
+        (r"\ud83d\n", "\ufffd\n"),
+        (r"\ud83d\u0041", "\ufffdA"),
+        (r"\ud83d\ud83d\ude00", "\ufffd😀"),
+        (r"\ude00", "\ufffd"),
+        (r"\ud83d", "\ufffd"),
+        (r"\q", "\ufffd"),
+        (r"\u00zz!", "\ufffd!"),
+        (r"\ud83d\u00zz", "\ufffd\ufffd"),
+        (r"\udbff\udfff", "\U0010ffff"),
+        (r"\ud800\udc00", "\U00010000"),
+    ],
+)
+def test_escapes_are_decoded_and_bad_ones_replaced(raw: str, text: str) -> None:
+    assert read('{"answer": "' + raw + '"').answer == text
+
+
+def test_a_key_in_escapes_is_the_same_key_and_a_long_one_is_no_trouble() -> None:
+    assert read('{"\\u0061nswer": "x"').answer == "x"
+    assert read('{"' + "k" * 1_000 + '": "no", "answer": "x"').answer == "x"
+    assert read('{"answers": "no", "xanswer": "no", "answer": "x"}').answer == "x"
+
+
+def test_a_number_that_is_cut_off_does_not_count_and_one_that_is_too_long_neither() -> None:
+    assert written('{"answer": "x", "citations": [1, 2').numbers == (1,)
+    assert written('{"answer": "x", "citations": [1, 2]').numbers == (1, 2)
+    assert written('{"answer": "x", "citations": [999999999, 1234567890, 3,').numbers == (999_999_999, 3)
+
+
+@pytest.mark.parametrize("text", ['{"answer": "x"}', '{"answer": "x", "citations": ["1"]}', '{"answer": "x"} and more'])
+def test_an_object_that_is_not_ours_is_not_complete(text: str) -> None:
+    assert written(text) == Written(answer="x", numbers=(), is_complete=False)
+
+
+def test_plain_text_is_kept_and_is_not_complete() -> None:
+    assert written("  In 1785 [1].\n") == Written(answer="In 1785 [1].", numbers=(), is_complete=False)
+    assert written("") == Written(answer="", numbers=(), is_complete=False)
+    assert written('  {"answer": "a ') == Written(answer="a ", numbers=(), is_complete=False)
+
+
+def test_the_schema_takes_numbers_of_the_passages_alone_and_a_text_within_bounds() -> None:
+    schema = answer_schema(3, answer_chars_max=5)
+    validator = jsonschema.Draft202012Validator(schema)
+    assert list(schema["properties"]) == ["answer", "citations"]  # type: ignore[call-overload]
+    for answer, numbers, is_valid in (
+        ("12345", [1], True),
+        ("x", [3, 1, 2], True),
+        ("123456", [1], False),
+        ("", [1], False),
+        ("x", [0], False),
+        ("x", [4], False),
+        ("x", [], False),
+        ("x", [1, 2, 3, 1], False),
+    ):
+        assert validator.is_valid({"answer": answer, "citations": numbers}) is is_valid, (answer, numbers)
+    assert not validator.is_valid({"answer": "x"})
+    assert not validator.is_valid({"citations": [1]})
+    assert not validator.is_valid({"answer": "x", "citations": [1], "more": 1})
+
+
+def test_without_passages_nothing_can_be_cited() -> None:
+    validator = jsonschema.Draft202012Validator(answer_schema(0, answer_chars_max=5))
+    assert validator.is_valid({"answer": "x", "citations": []})
+    assert not validator.is_valid({"answer": "x", "citations": [1]})

@@ -1,0 +1,558 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from generator.plan.dispatch import (
+    Accepted,
+    Action,
+    Arrived,
+    Cancel,
+    Check,
+    CheckPassed,
+    Deliver,
+    Dispatcher,
+    Ended,
+    Event,
+    Expire,
+    GiveUp,
+    Limits,
+    Refused,
+    Revoked,
+    Send,
+    Ticked,
+)
+from generator.plan.order import ArrivalOrder, Prompt
+
+LIMITS = Limits(
+    concurrency=2, in_hand_max=5, backoff_us_min=100, backoff_us_max=1_000, retry_after_us_max=5_000, failures_max=2
+)
+
+
+def opened(limits: Limits = LIMITS) -> Dispatcher:
+    """A dispatcher whose server has answered a check."""
+    dispatcher = Dispatcher(limits)
+    assert dispatcher.step(Ticked(), 0) == (Check(),)
+    assert dispatcher.step(CheckPassed(), 0) == ()
+    return dispatcher
+
+
+def arrive(dispatcher: Dispatcher, *ids: int, now_us: int = 0, deadline_us: int | None = None) -> list[Action]:
+    actions: list[Action] = []
+    for id in ids:
+        prompt = Prompt(id=id, arrival_us=now_us, deadline_us=deadline_us)
+        actions += dispatcher.step(Arrived(prompt=prompt), now_us)
+    return actions
+
+
+# ---- order
+
+
+def test_the_order_is_priority_then_deadline_then_arrival_then_id() -> None:
+    expected = [
+        Prompt(id=9, arrival_us=50, priority=-1),
+        Prompt(id=8, arrival_us=40, deadline_us=500),
+        Prompt(id=7, arrival_us=30, deadline_us=600),
+        Prompt(id=3, arrival_us=10),
+        Prompt(id=4, arrival_us=10),
+        Prompt(id=1, arrival_us=20),
+        Prompt(id=0, arrival_us=0, priority=1, deadline_us=100),
+    ]
+    waiting = sorted(expected, key=lambda prompt: prompt.id)
+    chosen = []
+    while waiting:
+        chosen.append(ArrivalOrder().first(waiting))
+        waiting.remove(chosen[-1])
+    assert chosen == expected
+
+
+@given(st.permutations([Prompt(id=id, arrival_us=id % 2, priority=id % 3) for id in range(6)]))
+def test_the_choice_does_not_depend_on_the_sequence_of_the_waiting(waiting: list[Prompt]) -> None:
+    assert ArrivalOrder().first(waiting).id == 0
+
+
+# ---- flow
+
+
+def test_it_begins_by_checking_the_server_and_takes_nothing_before_the_answer() -> None:
+    dispatcher = Dispatcher(LIMITS)
+    assert (dispatcher.server, dispatcher.credit()) == ("probing", 0)
+    assert dispatcher.step(Ticked(), 0) == (Check(),)
+    assert dispatcher.step(Ticked(), 1) == ()
+    assert dispatcher.credit() == 0
+    assert dispatcher.step(CheckPassed(), 2) == ()
+    assert (dispatcher.server, dispatcher.credit()) == ("open", 5)
+
+
+def test_no_more_than_concurrency_run_and_the_next_follows_when_one_ends() -> None:
+    dispatcher = opened()
+    assert arrive(dispatcher, 1, 2, 3) == [Send(id=1, attempt=1), Send(id=2, attempt=1)]
+    assert (dispatcher.running, dispatcher.in_hand, dispatcher.credit()) == (2, 3, 2)
+    assert dispatcher.step(Ended(id=2), 1) == (Deliver(id=2, attempts=1), Send(id=3, attempt=1))
+    assert dispatcher.step(Ended(id=1), 2) == (Deliver(id=1, attempts=1),)
+    assert dispatcher.step(Ended(id=3), 3) == (Deliver(id=3, attempts=1),)
+    assert (dispatcher.running, dispatcher.in_hand, dispatcher.credit()) == (0, 0, 5)
+    dispatcher.check_integrity()
+
+
+def test_what_is_gone_changes_nothing() -> None:
+    dispatcher = opened()
+    for event in (Accepted(id=7), Ended(id=7), Refused(id=7), Revoked(ids=frozenset({7})), Refused(id=None)):
+        assert dispatcher.step(event, 1) == ()
+        assert dispatcher.server == "open"
+
+
+def test_a_prompt_that_comes_twice_is_a_fault_of_the_caller() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1)
+    with pytest.raises(AssertionError, match="came twice"):
+        arrive(dispatcher, 1)
+    arrive(dispatcher, 2, 3)
+    with pytest.raises(AssertionError, match="came twice"):
+        arrive(dispatcher, 3)
+
+
+# ---- refusals
+
+
+def test_a_refusal_pauses_and_puts_the_prompt_back_then_one_probe_opens_again() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1, 2, 3)
+    assert dispatcher.step(Refused(id=1), 1_000) == ()
+    assert (dispatcher.server, dispatcher.credit(), dispatcher.wake_us()) == ("paused", 0, 1_100)
+    assert dispatcher.step(Refused(id=2), 1_000) == ()
+    assert dispatcher.step(Ticked(), 1_099) == ()
+    assert dispatcher.step(Ticked(), 1_100) == (Send(id=1, attempt=2),)
+    assert (dispatcher.server, dispatcher.credit(), dispatcher.running) == ("probing", 0, 1)
+    assert dispatcher.step(Ticked(), 1_200) == ()
+    assert dispatcher.step(Accepted(id=1), 1_300) == (Send(id=2, attempt=2),)
+    assert (dispatcher.server, dispatcher.credit()) == ("open", 2)
+
+
+def test_a_probe_that_ends_before_its_first_token_is_seen_opens_too() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1)
+    dispatcher.step(Refused(id=1), 0)
+    dispatcher.step(Ticked(), 100)
+    assert dispatcher.step(Ended(id=1), 101) == (Deliver(id=1, attempts=2),)
+    assert dispatcher.server == "open"
+
+
+def test_pauses_double_from_the_minimum_to_the_maximum_and_an_answered_prompt_begins_anew() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1)
+    now_us, pauses = 0, []
+    for _ in range(6):
+        dispatcher.step(Refused(id=1), now_us)
+        wake_us = dispatcher.wake_us()
+        assert wake_us is not None
+        pauses.append(wake_us - now_us)
+        now_us = wake_us
+        assert dispatcher.step(Ticked(), now_us)[-1] == Send(id=1, attempt=len(pauses) + 1)
+    assert pauses == [100, 200, 400, 800, 1_000, 1_000]
+    dispatcher.step(Accepted(id=1), now_us)
+    dispatcher.step(Refused(id=1), now_us)
+    assert dispatcher.wake_us() == now_us + 100
+
+
+def test_a_hundred_refusals_in_a_row_still_pause_for_the_maximum() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1)
+    now_us = 0
+    for _ in range(100):
+        dispatcher.step(Refused(id=1), now_us)
+        now_us = dispatcher.wake_us() or 0
+        dispatcher.step(Ticked(), now_us)
+    dispatcher.step(Refused(id=1), now_us)
+    assert dispatcher.wake_us() == now_us + 1_000
+
+
+def test_a_check_that_passes_does_not_shorten_the_pauses_but_a_prompt_does() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1)
+    dispatcher.step(Refused(id=1, suspect=True), 0)
+    assert dispatcher.step(Ticked(), 100) == (Check(),)
+    assert dispatcher.step(CheckPassed(), 100) == (Send(id=1, attempt=2),)
+    dispatcher.step(Refused(id=1, suspect=True), 100)
+    assert dispatcher.wake_us() == 300
+    assert dispatcher.step(Ticked(), 300) == (Check(),)
+    assert dispatcher.step(CheckPassed(), 300) == (Send(id=1, attempt=3),)
+    dispatcher.step(Accepted(id=1), 310)
+    dispatcher.step(Refused(id=1, suspect=True), 320)
+    assert dispatcher.wake_us() == 420
+
+
+def test_requests_that_fail_together_count_once() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1, 2)
+    dispatcher.step(Refused(id=1), 0)
+    dispatcher.step(Refused(id=2), 50)
+    assert dispatcher.wake_us() == 100
+    dispatcher.step(Ticked(), 100)
+    dispatcher.step(Refused(id=1), 100)
+    assert dispatcher.wake_us() == 300
+
+
+def test_retry_after_lengthens_a_pause_never_shortens_it_and_has_a_maximum() -> None:
+    for asked_us, pause_us in ((None, 100), (40, 100), (300, 300), (5_000, 5_000), (90_000, 5_000)):
+        dispatcher = opened()
+        arrive(dispatcher, 1)
+        dispatcher.step(Refused(id=1, retry_after_us=asked_us), 10)
+        assert dispatcher.wake_us() == 10 + pause_us
+    dispatcher = opened()
+    arrive(dispatcher, 1, 2)
+    dispatcher.step(Refused(id=1), 0)
+    dispatcher.step(Refused(id=2, retry_after_us=400), 20)
+    assert dispatcher.wake_us() == 420
+    dispatcher = opened()
+    arrive(dispatcher, 1, 2)
+    dispatcher.step(Refused(id=1, retry_after_us=400), 0)
+    dispatcher.step(Refused(id=2, retry_after_us=100), 20)
+    assert dispatcher.wake_us() == 400
+
+
+def test_a_refused_check_pauses_and_is_asked_again() -> None:
+    dispatcher = Dispatcher(LIMITS)
+    dispatcher.step(Ticked(), 0)
+    assert dispatcher.step(Refused(id=None), 0) == ()
+    assert (dispatcher.server, dispatcher.wake_us()) == ("paused", 100)
+    assert dispatcher.step(Ticked(), 100) == (Check(),)
+    dispatcher.step(Refused(id=None, retry_after_us=700), 100)
+    assert dispatcher.wake_us() == 800
+    assert dispatcher.step(Ticked(), 800) == (Check(),)
+    assert dispatcher.step(CheckPassed(), 900) == ()
+    assert dispatcher.server == "open"
+
+
+def test_what_was_sent_before_a_pause_neither_ends_it_nor_the_probing() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1, 2)
+    dispatcher.step(Refused(id=2), 0)
+    assert dispatcher.step(Accepted(id=1), 10) == ()
+    assert dispatcher.server == "paused"
+    assert dispatcher.step(Ticked(), 100) == (Send(id=2, attempt=2),)
+    assert dispatcher.step(Accepted(id=1), 110) == ()
+    assert dispatcher.step(Ended(id=1), 110) == (Deliver(id=1, attempts=1),)
+    assert dispatcher.server == "probing"
+    assert dispatcher.step(Ended(id=2), 120) == (Deliver(id=2, attempts=2),)
+    assert dispatcher.server == "open"
+
+
+def test_with_all_places_taken_the_probe_waits_for_one() -> None:
+    dispatcher = opened(replace(LIMITS, concurrency=1))
+    arrive(dispatcher, 1, 2)
+    dispatcher.step(Refused(id=1), 0)
+    assert dispatcher.step(Ticked(), 100) == (Send(id=1, attempt=2),)
+    dispatcher.check_integrity()
+    two = opened()
+    arrive(two, 1, 2, 3, 4)
+    two.step(Refused(id=1), 0)  # 2 runs on; one place is free
+    assert two.step(Ticked(), 100) == (Send(id=1, attempt=2),)
+    two.step(Refused(id=2), 100)  # the probe runs on, and is a probe no longer
+    assert two.server == "paused"
+    assert two.step(Accepted(id=1), 110) == ()
+    assert two.step(Ticked(), 300) == (Send(id=2, attempt=2),)
+    two.step(Refused(id=2), 300)
+    assert two.step(Ended(id=1), 350) == (Deliver(id=1, attempts=2),)
+    assert two.step(Ticked(), 700) == (Send(id=2, attempt=3),)
+    two.check_integrity()
+
+
+def test_a_revoked_probe_is_replaced_by_the_next_prompt_or_by_a_check() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1, 2)
+    dispatcher.step(Refused(id=1), 0)
+    dispatcher.step(Refused(id=2), 0)
+    assert dispatcher.step(Ticked(), 100) == (Send(id=1, attempt=2),)
+    assert dispatcher.step(Revoked(ids=frozenset({1})), 110) == (Cancel(id=1), Send(id=2, attempt=2))
+    assert dispatcher.step(Revoked(ids=frozenset({2})), 120) == (Cancel(id=2), Check())
+    assert dispatcher.in_hand == 0
+
+
+# ---- a prompt that is to blame
+
+
+def fail_once(dispatcher: Dispatcher, id: int, now_us: int) -> tuple[Action, ...]:
+    """Has prompt `id`, which runs, make the server break off, and gets it sent again."""
+    dispatcher.step(Refused(id=id, suspect=True), now_us)
+    return dispatcher.step(Ticked(), now_us + 100_000)
+
+
+def test_a_prompt_that_fails_while_others_are_answered_is_given_up() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1)
+    now_us, other = 0, 100
+    for attempt in (1, 2):
+        assert dispatcher.step(Refused(id=1, suspect=True), now_us) == ()
+        now_us += 100_000
+        assert dispatcher.step(Ticked(), now_us) == (Check(),)
+        assert dispatcher.step(CheckPassed(), now_us) == (Send(id=1, attempt=attempt + 1),)
+        other += 1
+        arrive(dispatcher, other, now_us=now_us)
+        assert dispatcher.step(Ended(id=other), now_us) == (Deliver(id=other, attempts=1),)
+    assert dispatcher.step(Refused(id=1, suspect=True), now_us) == (GiveUp(id=1, attempts=3),)
+    assert dispatcher.in_hand == 0
+    assert dispatcher.server == "paused"
+
+
+def test_a_prompt_that_fails_while_nothing_is_answered_is_tried_without_end() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1)
+    now_us = 0
+    for attempt in range(1, 30):
+        assert dispatcher.step(Refused(id=1, suspect=True), now_us) == ()
+        now_us += 100_000
+        assert dispatcher.step(Ticked(), now_us) == (Check(),)
+        assert dispatcher.step(CheckPassed(), now_us) == (Send(id=1, attempt=attempt + 1),)
+    assert dispatcher.in_hand == 1
+
+
+def test_a_busy_server_is_no_fault_of_a_prompt_however_many_are_answered() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1)
+    now_us, other = 0, 100
+    for attempt in range(1, 20):
+        assert dispatcher.step(Refused(id=1), now_us) == ()
+        now_us += 100_000
+        assert dispatcher.step(Ticked(), now_us) == (Send(id=1, attempt=attempt + 1),)
+        dispatcher.step(Accepted(id=1), now_us)
+        other += 1
+        arrive(dispatcher, other, now_us=now_us)
+        dispatcher.step(Ended(id=other), now_us)
+    assert dispatcher.in_hand == 1
+
+
+def test_a_prompt_under_suspicion_is_no_probe_while_another_waits() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1, 2)
+    dispatcher.step(Refused(id=1, suspect=True), 0)
+    dispatcher.step(Refused(id=2), 0)
+    assert dispatcher.step(Ticked(), 100) == (Send(id=2, attempt=2),)
+    assert dispatcher.step(Accepted(id=2), 110) == (Send(id=1, attempt=2),)
+
+
+# ---- deadlines
+
+
+def test_a_waiting_query_expires_at_its_deadline_and_not_before() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1, 2)
+    arrive(dispatcher, 3, deadline_us=500)
+    assert dispatcher.wake_us() == 500
+    assert dispatcher.step(Ticked(), 499) == ()
+    assert dispatcher.step(Ticked(), 500) == (Expire(id=3, attempts=0),)
+    assert dispatcher.wake_us() is None
+
+
+def test_a_running_query_is_cancelled_and_expired_and_makes_room() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1, deadline_us=500)
+    arrive(dispatcher, 2, 3)
+    assert dispatcher.wake_us() == 500
+    assert dispatcher.step(Ticked(), 600) == (Cancel(id=1), Expire(id=1, attempts=1), Send(id=3, attempt=1))
+
+
+def test_an_answer_that_comes_at_the_deadline_is_expired_not_delivered() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1, deadline_us=500)
+    assert dispatcher.step(Ended(id=1), 500) == (Cancel(id=1), Expire(id=1, attempts=1))
+    early = opened()
+    arrive(early, 1, deadline_us=500)
+    assert early.step(Ended(id=1), 499) == (Deliver(id=1, attempts=1),)
+
+
+def test_a_query_that_comes_late_is_expired_and_never_sent() -> None:
+    dispatcher = opened()
+    prompt = Prompt(id=1, arrival_us=600, deadline_us=500)
+    assert dispatcher.step(Arrived(prompt=prompt), 600) == (Expire(id=1, attempts=0),)
+
+
+def test_deadlines_pass_during_a_pause_and_wake_it() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1, deadline_us=50)
+    dispatcher.step(Refused(id=1), 0)
+    assert dispatcher.wake_us() == 50
+    assert dispatcher.step(Ticked(), 50) == (Expire(id=1, attempts=1),)
+    assert dispatcher.wake_us() == 100
+    assert dispatcher.step(Ticked(), 100) == (Check(),)
+
+
+def test_an_expired_probe_is_replaced() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1, deadline_us=150)
+    dispatcher.step(Refused(id=1), 0)
+    assert dispatcher.step(Ticked(), 100) == (Send(id=1, attempt=2),)
+    assert dispatcher.step(Ticked(), 150) == (Cancel(id=1), Expire(id=1, attempts=2), Check())
+
+
+# ---- revocation
+
+
+def test_revoked_queries_are_forgotten_and_their_requests_cancelled() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 5, 4, 3, 2)
+    assert dispatcher.step(Revoked(ids=frozenset({2, 5, 9})), 1) == (Cancel(id=5), Send(id=3, attempt=1))
+    assert dispatcher.in_hand == 2
+    assert dispatcher.step(Ended(id=5), 2) == ()
+    assert dispatcher.step(Revoked(ids=frozenset({4, 3})), 3) == (Cancel(id=3), Cancel(id=4))
+    assert dispatcher.in_hand == 0
+
+
+# ---- against a plain bookkeeper, over random histories
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["arrive", "accept", "end", "refuse", "suspect", "check", "check_refused", "revoke", "tick"]),
+        st.integers(0, 5),
+        st.integers(0, 400),
+    ),
+    max_size=120,
+)
+
+
+class Bookkeeper:
+    """Follows the actions alone, and knows nothing of how they were decided."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, Prompt] = {}
+        self.running: dict[int, Prompt] = {}
+        self.attempts: dict[int, int] = {}
+        self.terminal: dict[int, str] = {}
+        self.revoked: set[int] = set()
+        self.check_is_out = False
+        self.cancelled_now: list[int] = []
+
+    def note(self, event: Event, now_us: int) -> None:
+        """Takes in what happened. What is late is the dispatcher's to expire, whatever the event says of it."""
+        match event:
+            case Arrived(prompt=prompt):
+                self.waiting[prompt.id] = prompt
+            case Refused(id=None) | CheckPassed():
+                self.check_is_out = False
+            case Refused(id=id) if id is not None and not late(self.running[id], now_us):
+                self.waiting[id] = self.running.pop(id)
+            case Revoked(ids=ids):
+                gone = {id for id in ids if not late(self.waiting.get(id) or self.running[id], now_us)}
+                self.revoked |= gone
+                for id in gone:
+                    self.waiting.pop(id, None)
+                    self.running.pop(id, None)
+
+    def follow(self, actions: tuple[Action, ...], limits: Limits, now_us: int) -> None:
+        for action in actions:
+            match action:
+                case Send(id=id, attempt=attempt):
+                    self.running[id] = self.waiting.pop(id)
+                    self.attempts[id] = self.attempts.get(id, 0) + 1
+                    assert attempt == self.attempts[id]
+                    assert len(self.running) <= limits.concurrency
+                case Check():
+                    self.check_is_out = True
+                case Cancel(id=id):
+                    self.cancelled_now.append(id)
+                case Expire(id=id, attempts=attempts):
+                    prompt = self.running.pop(id, None) or self.waiting.pop(id)
+                    assert prompt.deadline_us is not None and now_us >= prompt.deadline_us
+                    assert attempts == self.attempts.get(id, 0)
+                    self.end(id, "expired")
+                case GiveUp(id=id, attempts=attempts):
+                    self.waiting.pop(id)
+                    assert attempts == self.attempts[id] > limits.failures_max
+                    self.end(id, "failed")
+                case Deliver(id=id, attempts=attempts):
+                    self.running.pop(id)
+                    assert attempts == self.attempts[id]
+                    self.end(id, "answered")
+
+    def end(self, id: int, how: str) -> None:
+        assert id not in self.terminal and id not in self.revoked, "a query ends once, and not after it was revoked"
+        self.terminal[id] = how
+
+
+def event_of(kind: str, number: int, books: Bookkeeper, next_id: int, now_us: int) -> Event | None:
+    running = sorted(books.running)
+    chosen = running[number % len(running)] if running else None
+    match kind:
+        case "arrive":
+            deadline_us = now_us + 300 * number if number > 2 else None
+            return Arrived(prompt=Prompt(id=next_id, arrival_us=now_us, priority=number % 2, deadline_us=deadline_us))
+        case "check" if books.check_is_out:
+            return CheckPassed()
+        case "check_refused" if books.check_is_out:
+            return Refused(id=None)
+        case "revoke":
+            return Revoked(ids=frozenset(sorted({*books.waiting, *books.running})[: number % 3]))
+        case "tick":
+            return Ticked()
+        case "accept" | "end" | "refuse" | "suspect" if chosen is not None:
+            return {
+                "accept": Accepted(id=chosen),
+                "end": Ended(id=chosen),
+                "refuse": Refused(id=chosen, retry_after_us=number * 50),
+                "suspect": Refused(id=chosen, suspect=True),
+            }[kind]
+        case _:
+            return None
+
+
+@given(STEPS)
+def test_over_any_history_each_query_ends_once_or_is_still_in_hand(steps: list[tuple[str, int, int]]) -> None:
+    limits = replace(LIMITS, failures_max=1)
+    dispatcher, books = Dispatcher(limits), Bookkeeper()
+    now_us, next_id = 0, 0
+    for kind, number, wait_us in steps:
+        now_us += wait_us
+        event = event_of(kind, number, books, next_id, now_us)
+        if event is None:
+            continue
+        before_open = dispatcher.server == "open"
+        books.cancelled_now = []
+        was_running = dict(books.running)
+        next_id += isinstance(event, Arrived)
+        books.note(event, now_us)
+        actions = dispatcher.step(event, now_us)
+        books.follow(actions, limits, now_us)
+        dispatcher.check_integrity()
+        assert (
+            dispatcher.in_hand
+            == len(books.waiting) + len(books.running)
+            == next_id - len(books.terminal) - len(books.revoked)
+        )
+        assert dispatcher.running == len(books.running)
+        for id in books.cancelled_now:
+            assert id in was_running and id not in books.running
+        sent = [action for action in actions if isinstance(action, Send)]
+        if not before_open and dispatcher.server != "open":
+            assert len(sent) <= 1, "only a probe is sent to a server that refused"
+        if dispatcher.server == "paused":
+            assert not sent
+            assert dispatcher.credit() == 0
+        wake_us = dispatcher.wake_us()
+        assert wake_us is None or wake_us > now_us, "what is due was done"
+
+
+def late(prompt: Prompt, now_us: int) -> bool:
+    return prompt.deadline_us is not None and now_us >= prompt.deadline_us
+
+
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 3), st.none() | st.integers(50, 53)), max_size=20))
+def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them(rows: list[tuple[int, int, int | None]]) -> None:
+    limits = replace(LIMITS, concurrency=1, in_hand_max=100)
+    dispatcher = Dispatcher(limits)
+    dispatcher.step(Ticked(), 0)
+    prompts = [
+        Prompt(id=id, priority=priority, arrival_us=arrival_us, deadline_us=deadline_us)
+        for id, (priority, arrival_us, deadline_us) in enumerate(rows)
+    ]
+    for prompt in prompts:
+        assert dispatcher.step(Arrived(prompt=prompt), 4) == ()
+    sent = [action.id for action in dispatcher.step(CheckPassed(), 4) if isinstance(action, Send)]
+    while dispatcher.running:
+        actions = dispatcher.step(Ended(id=sent[-1]), 5)
+        sent += [action.id for action in actions if isinstance(action, Send)]
+    infinity = 1_000
+    plain = sorted(prompts, key=lambda p: (p.priority, p.deadline_us or infinity, p.arrival_us, p.id))
+    assert sent == [prompt.id for prompt in plain]
