@@ -8,7 +8,7 @@ Absent on purpose: rerankers, remote embedding services, GPUs.
 
 from carpool.embedding.embedder import Embedder
 from carpool.embedding.hashing import HashingEmbedder
-from carpool.embedding.loader import load_embedder
+from carpool.embedding.loader import fingerprint_of, load_embedder
 from carpool.embedding.settings import EmbeddingSettings
 
-__all__ = ["Embedder", "EmbeddingSettings", "HashingEmbedder", "load_embedder"]
+__all__ = ["Embedder", "EmbeddingSettings", "HashingEmbedder", "fingerprint_of", "load_embedder"]

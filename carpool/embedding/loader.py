@@ -51,6 +51,13 @@ def load_embedder(settings: EmbeddingSettings) -> Embedder:
     return SentenceTransformerEmbedder(model, fingerprint=model_fingerprint(folder), batch_size=settings.batch_size)
 
 
+def fingerprint_of(settings: EmbeddingSettings) -> str:
+    """Returns the fingerprint that `load_embedder(settings)` would have, without loading it. Reads the files, blocks."""
+    if match := HASHING_PATTERN.fullmatch(settings.model):
+        return HashingEmbedder(int(match[1])).fingerprint
+    return model_fingerprint(find_model(settings))
+
+
 def _load(folder: Path, settings: EmbeddingSettings) -> Any:
     try:
         import torch

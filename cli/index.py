@@ -1,0 +1,207 @@
+"""`carpool index`: build an index from a corpus, verify one, look at one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from carpool.clock import SystemClock
+from carpool.settings import load_settings
+from indexer.build import BuildRequest, build_index, describe_problems
+from indexer.progress import BarProgress, PlainProgress, ProgressReport
+from indexer.settings import IndexerConfig
+from indexer.stats import IndexStats, Spread, index_stats
+from indexer.verify import verify_index
+
+PROBLEMS_SHOWN = 50
+
+app = typer.Typer(
+    name="index",
+    help="Build, verify and look at an index: documents, grouped into clusters, on disk.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+IndexDir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@app.command()
+def build(
+    corpus: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CORPUS", help='JSON lines, plain or gzip: {"id", "title", "text", "metadata"} a passage.'
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the index; made if it is not there.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME|DIR",
+            help="Embedding model: a name, a folder, or hashing:64. [dim]embedding.model[/dim]",
+        ),
+    ] = None,
+    nlist: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Clusters; 0: the square root of the passages, rounded to one digit (100 for 16,000)."
+        ),
+    ] = 0,
+    vectors: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.npy",
+            help="Precomputed vectors, float16 or float32, normalised, one a good line: skips embedding.",
+        ),
+    ] = None,
+    fingerprint: Annotated[
+        str,
+        typer.Option(
+            metavar="HEX", help="With --vectors: fingerprint of the model that made them; else taken from --model."
+        ),
+    ] = "",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse a corpus that has a bad line, instead of skipping it.")
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the sample and of k-means: the same seed gives the same bytes.")
+    ] = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an index at DIR, once the new one is complete.")
+    ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Throw away an interrupted build of another corpus or model.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Build an index: read, embed, cluster, write.
+
+    Killed at any moment, the same command goes on where it was. Bad lines are counted, listed with their number and skipped.
+
+    [bold]Example:[/bold] carpool index build corpus.jsonl.gz --out my-index
+    """
+    flags: dict[str, dict[str, Any]] = {"embedding": {"model": model}}
+    config = load_settings(IndexerConfig, file=None, environ=os.environ, flags=flags)
+    request = BuildRequest(
+        corpus=corpus,
+        index_dir=out,
+        nlist=nlist,
+        seed=seed,
+        strict=strict,
+        force=force,
+        restart=restart,
+        vectors=vectors,
+        fingerprint=fingerprint,
+    )
+    console = Console(stderr=True)
+    with _progress(console) as progress:
+        report = build_index(request, config, SystemClock(), progress)
+    if report.documents.problem_count:
+        console.print(
+            describe_problems(report.documents), markup=False, highlight=False, style="yellow", soft_wrap=True
+        )
+        console.print("They were skipped; --strict refuses a corpus that has any.", style="yellow", soft_wrap=True)
+    stats = index_stats(out)
+    if as_json:
+        _print_json(
+            {"index": stats, "bad_lines": report.documents.problem_count, "problems": report.documents.problems}
+        )
+    else:
+        _print_stats(out, stats)
+
+
+@app.command()
+def verify(index_dir: IndexDir, as_json: AsJson = False) -> None:
+    """Read all of an index and check every checksum and count. Exit code 1, with a list, when something is damaged."""
+    console = Console(stderr=True)
+    with _progress(console) as progress:
+        report = verify_index(index_dir, progress)
+    if as_json:
+        _print_json(
+            {
+                "ok": not report.problems,
+                "problems": report.problems,
+                "clusters": report.cluster_count,
+                "rows": report.row_count,
+                "size_bytes": report.size_bytes,
+            }
+        )
+    else:
+        _print_verdict(index_dir, report.problems, f"{report.row_count:,} rows in {report.cluster_count:,} clusters")
+    if report.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def stats(index_dir: IndexDir, as_json: AsJson = False) -> None:
+    """Show rows, clusters and how uneven they are, bytes, model, fingerprints, and how many clusters a query probes."""
+    found = index_stats(index_dir)
+    if as_json:
+        _print_json(found)
+    else:
+        _print_stats(index_dir, found)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[ProgressReport]:
+    """A bar on a terminal, lines elsewhere."""
+    if console.is_terminal:
+        with BarProgress(console) as bar:
+            yield bar
+    else:
+        yield PlainProgress(console, SystemClock())
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _print_verdict(index_dir: Path, problems: tuple[str, ...], what: str) -> None:
+    console = Console()
+    if not problems:
+        console.print(f"[green]whole[/green]: {what}; every checksum and count is right")
+        return
+    console.print(
+        f"[red]damaged[/red]: {len(problems)} problems in {index_dir}; restore it from a copy or build it again"
+    )
+    for problem in problems[:PROBLEMS_SHOWN]:
+        console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
+    if len(problems) > PROBLEMS_SHOWN:
+        console.print(f"  and {len(problems) - PROBLEMS_SHOWN} more (--json lists all)")
+
+
+def _print_stats(index_dir: Path, found: IndexStats) -> None:
+    table = Table(title=f"{index_dir}", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("version", f"{found.index_version}, format {found.format}")
+    table.add_row("passages", f"{found.row_count:,} of dimension {found.dimension}, {found.codec}")
+    table.add_row("model", f"{found.embedding_model_name} ({found.embedding_model})")
+    table.add_row(
+        "clusters", f"{found.nlist:,} (centroids {found.centroids_fingerprint}), {found.clusters_empty} empty"
+    )
+    table.add_row("probed by default", f"{found.nprobe_default} clusters a query")
+    table.add_row("passages a cluster", _spread(found.cluster_rows, ""))
+    table.add_row("bytes a cluster", _spread(found.cluster_size_bytes, ""))
+    if found.read_latency_us is not None:
+        table.add_row("read of a cluster", _spread(found.read_latency_us, " us"))
+    for name, size_bytes in found.files_bytes.items():
+        table.add_row(name, f"{size_bytes:,} bytes")
+    table.add_row("together", f"{found.size_bytes:,} bytes")
+    Console().print(table)
+
+
+def _spread(spread: Spread, unit: str) -> str:
+    return f"min {spread.min:,}{unit}, median {spread.p50:,}{unit}, p95 {spread.p95:,}{unit}, max {spread.max:,}{unit}"

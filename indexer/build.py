@@ -1,0 +1,270 @@
+"""Building an index: corpus to documents, documents to vectors, vectors to clusters, and into place. Resumable throughout."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from carpool.clock import Clock
+from carpool.disk.documents import Document, DocumentStore, DocumentWriter
+from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
+from carpool.embedding import EmbeddingSettings, fingerprint_of, load_embedder
+from carpool.errors import ConfigError
+from indexer.clustering import assign_rows, train_centroids
+from indexer.corpus import CorpusReader, file_sha256
+from indexer.plan import (
+    BuildIdentity,
+    BuildState,
+    ClusteringIdentity,
+    CorpusIdentity,
+    DocumentsDone,
+    LineProblem,
+    Resume,
+    VectorsIdentity,
+    default_nlist,
+    plan_resume,
+    plan_shards,
+    remaining_shards,
+)
+from indexer.progress import ProgressReport
+from indexer.settings import IndexerConfig
+from indexer.vectors import Vectors, embed_shards, open_precomputed, open_shards, present_shards
+from indexer.workspace import Workspace
+from indexer.write import finish, write_clusters
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """What to build. `nlist` 0: the default of the row count. `vectors`: an .npy file instead of embedding.
+
+    `fingerprint` names the model that made `vectors`; empty: the model of the settings. `force` replaces a complete index,
+    `restart` throws away an interrupted build of another corpus or model.
+    """
+
+    corpus: Path
+    index_dir: Path
+    nlist: int = 0
+    seed: int = 0
+    strict: bool = False
+    force: bool = False
+    restart: bool = False
+    vectors: Path | None = None
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildReport:
+    """What came of a build."""
+
+    manifest: Manifest
+    documents: DocumentsDone
+
+
+def build_index(request: BuildRequest, config: IndexerConfig, clock: Clock, progress: ProgressReport) -> BuildReport:
+    """Builds the index that is asked for, or goes on with it. Blocks for as long as the model needs.
+
+    Whenever it is killed, the same call goes on where it was and ends in the same bytes. Raises `ConfigError` where
+    something is missing or does not fit, and then leaves an index that was there as it was.
+    """
+    try:
+        return _build(request, config, clock, progress)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        raise ConfigError(
+            f"cannot write the index in {request.index_dir}: {error.strerror}; make room (vectors take 4 * dimension bytes a "
+            "passage, twice while building) and run the same command again: it goes on where it was"
+        ) from error
+
+
+def _build(request: BuildRequest, config: IndexerConfig, clock: Clock, progress: ProgressReport) -> BuildReport:
+    _refuse_existing(request)
+    identity = identify(request, config)
+    if (report := _roll_forward(request, identity, progress)) is not None:
+        return report
+    _refuse_existing(request)
+    with Workspace(request.index_dir) as workspace:
+        state = _resume(
+            workspace, request, plan_resume(workspace.read_state(), identity, now_us=clock.now_us()), progress
+        )
+        documents = _ensure_documents(workspace, request, config, state, progress)
+        state = msgspec.structs.replace(state, documents=documents)
+        workspace.write_state(state)
+        if request.vectors is None:
+            vectors = _embed(workspace, config.embedding, state, documents.row_count, progress)
+        else:
+            vectors = open_precomputed(request.vectors, documents.row_count)
+        manifest = _write(workspace, config, state, vectors, clock, progress)
+        workspace.publish()
+    return BuildReport(manifest=manifest, documents=documents)
+
+
+def identify(request: BuildRequest, config: IndexerConfig) -> BuildIdentity:
+    """Returns what the bytes of the index will depend on. Reads corpus, vectors and model files once, blocks."""
+    if not request.corpus.is_file():
+        raise ConfigError(f"there is no corpus at {request.corpus}: give a file of JSON lines, plain or gzip")
+    indexer, embedding = config.indexer, config.embedding
+    return BuildIdentity(
+        corpus=CorpusIdentity(
+            size_bytes=request.corpus.stat().st_size,
+            sha256=file_sha256(request.corpus, "corpus"),
+            passage_bytes_max=indexer.passage_bytes_max,
+            line_bytes_max=indexer.line_bytes_max,
+        ),
+        vectors=VectorsIdentity(
+            embedding_model=request.fingerprint or fingerprint_of(embedding),
+            embedding_model_name=embedding.model,
+            vectors_sha256=file_sha256(request.vectors, "vectors") if request.vectors else "",
+            shard_rows=indexer.shard_rows,
+            batch_size=embedding.batch_size,
+            max_tokens=embedding.max_tokens,
+        ),
+        clustering=ClusteringIdentity(
+            nlist=request.nlist,
+            seed=request.seed,
+            train_rows_per_cluster=indexer.train_rows_per_cluster,
+            train_iterations=indexer.train_iterations,
+        ),
+    )
+
+
+def _refuse_existing(request: BuildRequest) -> None:
+    if (request.index_dir / MANIFEST_NAME).exists() and not request.force:
+        raise ConfigError(
+            f"there is an index at {request.index_dir} already; it stays as it is. Give another --out, or --force to replace it "
+            "once the new one is complete"
+        )
+
+
+def _roll_forward(request: BuildRequest, identity: BuildIdentity, progress: ProgressReport) -> BuildReport | None:
+    """Puts a build in place that was killed when it was complete; its report, if it is the one that is asked for."""
+    with Workspace(request.index_dir) as workspace:
+        if not workspace.is_finished:
+            return None
+        state = workspace.read_state()
+        workspace.publish()
+    manifest = read_manifest(request.index_dir)
+    progress.note(f"an earlier build was complete: index {manifest.index_version} is in place")
+    if state is None or state.identity != identity or state.documents is None:
+        return None
+    return BuildReport(manifest=manifest, documents=state.documents)
+
+
+def _resume(workspace: Workspace, request: BuildRequest, resume: Resume, progress: ProgressReport) -> BuildState:
+    """Clears away what cannot be kept, or refuses to; says what changed and what goes on."""
+    if resume.discards and workspace.has_leftovers and not request.restart:
+        raise ConfigError(
+            f"an interrupted build in {request.index_dir} is of something else:\n  "
+            + "\n  ".join(resume.changes)
+            + "\nGive what it was begun with to go on, --restart to throw its work away, or another --out."
+        )
+    for change in resume.changes:
+        progress.note(f"changed since the interrupted build: {change}")
+    if not resume.keeps_shards:
+        workspace.clear(keep_documents=resume.state.documents is not None)
+    workspace.write_state(resume.state)
+    return resume.state
+
+
+def _ensure_documents(
+    workspace: Workspace, request: BuildRequest, config: IndexerConfig, state: BuildState, progress: ProgressReport
+) -> DocumentsDone:
+    """Reads the corpus into the document store, unless an earlier life did."""
+    documents = state.documents
+    if documents is None:
+        documents = _read_documents(workspace, request, config, progress)
+    else:
+        progress.note(f"going on with an interrupted build: {documents.row_count:,} passages are read already")
+    if request.strict and documents.problem_count:
+        raise ConfigError(describe_problems(documents) + "\nNothing was built (--strict).")
+    if not documents.row_count:
+        detail = "\n" + describe_problems(documents) if documents.problem_count else ""
+        raise ConfigError(f"the corpus {request.corpus} has no passage that can be taken{detail}")
+    return documents
+
+
+def _read_documents(
+    workspace: Workspace, request: BuildRequest, config: IndexerConfig, progress: ProgressReport
+) -> DocumentsDone:
+    limits = config.indexer
+    reader = CorpusReader(
+        request.corpus, passage_bytes_max=limits.passage_bytes_max, line_bytes_max=limits.line_bytes_max
+    )
+    progress.start("reading (bytes)", reader.size_bytes)
+    writer = DocumentWriter(workspace.finished)
+    problems: list[LineProblem] = []
+    problem_count = position_bytes = 0
+    try:
+        for found in reader:
+            if isinstance(found, Document):
+                writer.append(found)
+            else:
+                problem_count += 1
+                if len(problems) < limits.problems_listed:
+                    problems.append(found)
+            progress.advance(reader.position_bytes - position_bytes)
+            position_bytes = reader.position_bytes
+    except BaseException:
+        writer.abandon()
+        raise
+    writer.close()
+    progress.advance(reader.size_bytes - position_bytes)
+    return DocumentsDone(row_count=writer.row_count, problem_count=problem_count, problems=tuple(problems))
+
+
+def describe_problems(documents: DocumentsDone) -> str:
+    """Returns the bad lines of a corpus as text: the count, then the first of them with their numbers."""
+    lines = [f"{documents.problem_count:,} bad lines in the corpus ({documents.row_count:,} good ones):"]
+    lines += [f"  line {problem.line}: {problem.why}" for problem in documents.problems]
+    if documents.problem_count > len(documents.problems):
+        lines.append(f"  and {documents.problem_count - len(documents.problems):,} more (indexer.problems_listed)")
+    return "\n".join(lines)
+
+
+def _embed(
+    workspace: Workspace, settings: EmbeddingSettings, state: BuildState, row_count: int, progress: ProgressReport
+) -> Vectors:
+    """Embeds what is not embedded yet; the model is loaded only if something remains."""
+    shards = plan_shards(row_count, state.identity.vectors.shard_rows)
+    dimension = state.dimension
+    present = present_shards(workspace.shards, shards, dimension) if dimension else frozenset()
+    remaining = remaining_shards(shards, present)
+    if remaining or dimension is None:
+        progress.note(f"loading the model {settings.model}")
+        embedder = load_embedder(settings)
+        dimension = embedder.dimension
+        workspace.write_state(msgspec.structs.replace(state, dimension=dimension))
+        progress.start("embedding", row_count, row_count - sum(shard.stop - shard.start for shard in remaining))
+        with DocumentStore(workspace.finished, row_count) as store:
+            embed_shards(workspace.shards, remaining, store, embedder, progress.advance)
+    return open_shards(workspace.shards, shards, dimension)
+
+
+def _write(
+    workspace: Workspace,
+    config: IndexerConfig,
+    state: BuildState,
+    vectors: Vectors,
+    clock: Clock,
+    progress: ProgressReport,
+) -> Manifest:
+    nlist = state.identity.clustering.nlist or default_nlist(vectors.row_count)
+    progress.note(f"training {nlist} clusters")
+    centroids = train_centroids(vectors, nlist, state.identity.clustering, threads=config.indexer.threads)
+    progress.start("assigning", vectors.row_count)
+    clusters = assign_rows(vectors, centroids, progress.advance)
+    progress.start("writing clusters", nlist)
+    extents = write_clusters(workspace.finished, vectors, clusters, nlist, progress.advance)
+    progress.note("checksums and read profile")
+    return finish(
+        workspace.finished,
+        identity=state.identity,
+        started_us=state.started_us,
+        centroids=centroids,
+        extents=extents,
+        profile_read_count=config.indexer.profile_reads,
+        clock=clock,
+    )

@@ -1,0 +1,151 @@
+"""Reading a corpus: JSON lines (plain or gzip) to passages, and what is wrong with each line that is not one."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import unicodedata
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from carpool.disk.documents import Document
+from carpool.errors import ConfigError
+from indexer.plan import LineProblem
+
+GZIP_MAGIC = b"\x1f\x8b"
+ID_BYTES_MAX = 512
+CHUNK_BYTES = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+
+
+class _Line(msgspec.Struct, frozen=True):
+    id: str
+    text: str
+    title: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+_decoder = msgspec.json.Decoder(_Line)
+
+
+class CorpusReader:
+    """Iterates over a corpus: a `Document` for each good line, a `LineProblem` for each bad one, nothing for blank lines.
+
+    `position_bytes` of `size_bytes` of the file have been read. Memory: one line, and 16 bytes (and the set's overhead) for
+    each id seen. Raises `ConfigError` where the file cannot be read to its end.
+    """
+
+    def __init__(self, path: Path, *, passage_bytes_max: int, line_bytes_max: int) -> None:
+        self._path = path
+        self._passage_bytes_max = passage_bytes_max
+        self._line_bytes_max = line_bytes_max
+        self.size_bytes = _stat_size(path)
+        self.position_bytes = 0
+
+    def __iter__(self) -> Iterator[Document | LineProblem]:
+        """Yields documents and problems in the order of the lines. Blocks."""
+        seen: set[bytes] = set()
+        line_number = 0
+        try:
+            with self._path.open("rb") as raw:
+                for line_number, line in enumerate(self._lines(raw), start=1):
+                    self.position_bytes = raw.tell()
+                    if line is None or line.strip():
+                        document = self._read(line, seen)
+                        yield LineProblem(line=line_number, why=document) if isinstance(document, str) else document
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ConfigError(
+                f"the corpus {self._path} is damaged or cut short after line {line_number} ({error}); copy it again"
+            ) from error
+        except OSError as error:
+            raise ConfigError(f"cannot read the corpus {self._path}: {error.strerror}; check the path") from error
+
+    def _lines(self, raw: IO[bytes]) -> Iterator[bytes | None]:
+        """Lines without their end; None for one that is longer than allowed, which is passed over without holding it."""
+        magic = raw.read(2)
+        raw.seek(0)
+        stream = gzip.open(raw, "rb") if magic == GZIP_MAGIC else raw  # noqa: SIM115 (raw is closed by the caller)
+        is_first = True
+        while line := stream.readline(self._line_bytes_max + 1):
+            if len(line) > self._line_bytes_max and not line.endswith(b"\n"):
+                while rest := stream.readline(CHUNK_BYTES):
+                    if rest.endswith(b"\n"):
+                        break
+                yield None
+            else:
+                yield line.removeprefix(_BOM) if is_first else line
+            is_first = False
+
+    def _read(self, line: bytes | None, seen: set[bytes]) -> Document | str:
+        """The document of a line, or what is wrong with it."""
+        if line is None:
+            return f"the line is longer than {self._line_bytes_max} bytes (indexer.line_bytes_max)"
+        try:
+            found = _decoder.decode(line)
+        except msgspec.ValidationError as error:
+            return f"wrong shape: {error}"
+        except (msgspec.DecodeError, RecursionError) as error:
+            return f"not JSON: {error}"
+        except UnicodeDecodeError as error:
+            return f"not UTF-8: {error.reason}"
+        document = Document(found.id, found.title or "", found.text)
+        if why := self._unfit(document):
+            return why
+        digest = hashlib.blake2b(document.doc_id.encode(), digest_size=16).digest()
+        if digest in seen:
+            return f"duplicate id {_short(document.doc_id)}"
+        seen.add(digest)
+        return document
+
+    def _unfit(self, document: Document) -> str | None:
+        try:
+            id_bytes = len(document.doc_id.encode())
+            passage_bytes = len(document.title.encode()) + len(document.text.encode())
+        except UnicodeEncodeError:
+            return "not UTF-8: half of a surrogate pair"
+        if not document.doc_id.strip():
+            return "`id` is empty"
+        if id_bytes > ID_BYTES_MAX:
+            return f"`id` has {id_bytes} bytes; at most {ID_BYTES_MAX} are taken"
+        if any(unicodedata.category(character) == "Cc" for character in document.doc_id):
+            return "`id` holds control characters"
+        if not document.text.strip():
+            return "`text` is empty"
+        if passage_bytes > self._passage_bytes_max:
+            return (
+                f"too long: title and text have {passage_bytes} bytes; at most {self._passage_bytes_max} are taken "
+                "(indexer.passage_bytes_max); split it into passages"
+            )
+        return None
+
+
+def passage_text(document: Document) -> str:
+    """Returns what is embedded of a document: its title, a full stop, its text; the text alone where it has no title."""
+    return f"{document.title}. {document.text}" if document.title else document.text
+
+
+def file_sha256(path: Path, what: str) -> str:
+    """Returns the SHA-256 of a file. Streams, blocks. Raises `ConfigError` naming `what` where it cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}; check the path") from error
+    return digest.hexdigest()
+
+
+def _stat_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"cannot read the corpus {path}: {error.strerror}; check the path") from error
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -1,0 +1,148 @@
+"""What a build decides, as pure functions: what of an interrupted build is kept, what remains, how many clusters and probes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+import msgspec
+
+NPROBE_FACTOR = 2.4
+STATE_FORMAT = "v0"
+
+
+class CorpusIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides which passages an index holds, in which order."""
+
+    size_bytes: int
+    sha256: str
+    passage_bytes_max: int
+    line_bytes_max: int
+
+
+class VectorsIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides the bytes of the vectors; `vectors_sha256` is empty where the build embeds for itself."""
+
+    embedding_model: str
+    embedding_model_name: str
+    vectors_sha256: str
+    shard_rows: int
+    batch_size: int
+    max_tokens: int
+
+
+class ClusteringIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides which cluster a row is in; `nlist` 0 stands for the default of the row count."""
+
+    nlist: int
+    seed: int
+    train_rows_per_cluster: int
+    train_iterations: int
+
+
+class BuildIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the bytes of an index depend on, less the time that its build began."""
+
+    corpus: CorpusIdentity
+    vectors: VectorsIdentity
+    clustering: ClusteringIdentity
+
+
+class LineProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the corpus that was not taken, numbered from 1, and why."""
+
+    line: int
+    why: str
+
+
+class DocumentsDone(msgspec.Struct, frozen=True, kw_only=True):
+    """The corpus was read to its end and its documents are on disk. `problems` are the first of `problem_count`."""
+
+    row_count: int
+    problem_count: int
+    problems: tuple[LineProblem, ...]
+
+
+class BuildState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of a build that is under way; `dimension` is known once the model was loaded."""
+
+    format: str
+    started_us: int
+    identity: BuildIdentity
+    documents: DocumentsDone | None = None
+    dimension: int | None = None
+
+
+class Resume(NamedTuple):
+    """How a build starts: its state, whether shards of an earlier life are kept, and what changed since, in words."""
+
+    state: BuildState
+    keeps_shards: bool
+    changes: tuple[str, ...]
+
+    @property
+    def discards(self) -> bool:
+        """Whether work of the earlier build would be thrown away."""
+        return bool(self.changes) and not self.keeps_shards
+
+
+class Shard(NamedTuple):
+    """Rows that are embedded and saved together: [start, stop)."""
+
+    number: int
+    start: int
+    stop: int
+
+
+def plan_resume(found: BuildState | None, wanted: BuildIdentity, *, now_us: int) -> Resume:
+    """Returns what is kept of the build `found` for one of `wanted`; another corpus or model keeps less, other clusters all."""
+    fresh = BuildState(format=STATE_FORMAT, started_us=now_us, identity=wanted)
+    if found is None:
+        return Resume(fresh, False, ())
+    if found.format != STATE_FORMAT:
+        return Resume(fresh, False, (f"the state of the build has format {found.format!r}, not {STATE_FORMAT!r}",))
+    if changes := _changes("corpus", found.identity.corpus, wanted.corpus):
+        return Resume(fresh, False, changes)
+    if changes := _changes("vectors", found.identity.vectors, wanted.vectors):
+        return Resume(msgspec.structs.replace(fresh, documents=found.documents), False, changes)
+    changes = _changes("clusters", found.identity.clustering, wanted.clustering)
+    return Resume(msgspec.structs.replace(found, identity=wanted), True, changes)
+
+
+def _changes(what: str, found: msgspec.Struct, wanted: msgspec.Struct) -> tuple[str, ...]:
+    pairs = ((name, getattr(found, name), getattr(wanted, name)) for name in found.__struct_fields__)
+    return tuple(f"{what}: {name} was {old!r} and is {new!r}" for name, old, new in pairs if old != new)
+
+
+def plan_shards(row_count: int, shard_rows: int) -> tuple[Shard, ...]:
+    """Returns the shards of `row_count` rows; their bounds depend on nothing else, so that every life embeds the same batches."""
+    starts = range(0, row_count, shard_rows)
+    return tuple(Shard(number, start, min(start + shard_rows, row_count)) for number, start in enumerate(starts))
+
+
+def remaining_shards(shards: Sequence[Shard], present: AbstractSet[int]) -> tuple[Shard, ...]:
+    """Returns the shards whose number is not in `present`, in order."""
+    return tuple(shard for shard in shards if shard.number not in present)
+
+
+def default_nlist(row_count: int) -> int:
+    """Returns the square root of the row count, rounded to one significant digit: 50 for 3,000 rows, 100 for 16,000.
+
+    Near it, the work of a query (nlist centroids, and nprobe times rows / nlist vectors) is smallest, and a cluster
+    has about nlist rows. One digit keeps the number the same while a corpus grows a little.
+    """
+    root = max(1, math.isqrt(row_count))
+    digit = int(10 ** (len(str(root)) - 1))
+    return max(1, min(row_count, (root + digit // 2) // digit * digit))
+
+
+def default_nprobe(nlist: int) -> int:
+    """Returns 2.4 times the square root of nlist: 24 of 100 clusters, 48 of 400; never more than there are.
+
+    Measured with 539 FEVER claims over 16,152 passages of Wikipedia (all-MiniLM-L6-v2, three seeds), this keeps an evidence
+    page in the first five within 1 point of exact search at nlist 100, 200 and 400. Fewer, larger clusters need a larger
+    share of them, which the square root follows.
+    """
+    return max(1, min(nlist, round(NPROBE_FACTOR * math.sqrt(nlist))))

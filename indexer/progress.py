@@ -1,0 +1,140 @@
+"""How far a build or a verification is: a bar with rate and time left on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from carpool.clock import Clock
+
+PLAIN_INTERVAL_US = 5_000_000
+
+
+class ProgressReport(Protocol):
+    """What a long piece of work tells about itself."""
+
+    def start(self, step: str, total: int, done: int = 0) -> None:
+        """A step of `total` units begins, of which `done` were done in an earlier life; the step before it has ended."""
+        ...
+
+    def advance(self, count: int) -> None:
+        """`count` more units of the step are done."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+        ...
+
+
+class SilentProgress:
+    """Says nothing; for programs and tests."""
+
+    def start(self, step: str, total: int, done: int = 0) -> None:
+        """Does nothing."""
+
+    def advance(self, count: int) -> None:
+        """Does nothing."""
+
+    def note(self, text: str) -> None:
+        """Does nothing."""
+
+
+class PlainProgress:
+    """Writes a line at the start and end of each step, and every few seconds in between: for logs."""
+
+    def __init__(self, console: Console, clock: Clock) -> None:
+        self._console = console
+        self._clock = clock
+        self._step, self._total, self._done, self._resumed = "", 0, 0, 0
+        self._started_us = self._said_us = 0
+
+    def start(self, step: str, total: int, done: int = 0) -> None:
+        """Begins a step."""
+        self._step, self._total, self._done, self._resumed = step, total, done, done
+        self._started_us = self._said_us = self._clock.now_us()
+        self._say(f"{step}: {done:,} of {total:,} were done before" if done else f"{step}: {total:,}")
+
+    def advance(self, count: int) -> None:
+        """Counts, and says so when the last line is old or this is the end."""
+        if not count:
+            return
+        self._done += count
+        now_us = self._clock.now_us()
+        if self._done >= self._total or now_us - self._said_us >= PLAIN_INTERVAL_US:
+            self._said_us = now_us
+            self._say(describe_progress(self._step, self._done, self._total, self._resumed, now_us - self._started_us))
+
+    def note(self, text: str) -> None:
+        """Writes the line."""
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def describe_progress(step: str, done: int, total: int, resumed: int, elapsed_us: int) -> str:
+    """Returns a line such as "embedding: 1,024 of 3,000 (34 %), 85/s, 23 s left". `resumed` units cost no time in this life."""
+    rate = (done - resumed) * 1_000_000 / elapsed_us if elapsed_us > 0 else 0.0
+    left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
+    return f"{step}: {done:,} of {total:,} ({100 * done // max(1, total)} %), {rate:,.0f}/s{left}"
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f}/s" if speed else "", style="progress.data.speed")
+
+
+class BarProgress:
+    """A bar for each step; a context manager, for terminals."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._task: TaskID | None = None
+        self._bars = Progress(
+            TextColumn("{task.description:<20}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            _Rate(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+
+    def start(self, step: str, total: int, done: int = 0) -> None:
+        """Adds a bar."""
+        self._task = self._bars.add_task(step, total=total, completed=done)
+
+    def advance(self, count: int) -> None:
+        """Moves the newest bar."""
+        if self._task is not None:
+            self._bars.advance(self._task, count)
+
+    def note(self, text: str) -> None:
+        """Writes a line above the bars."""
+        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        """Shows the bars."""
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leaves the bars as they are."""
+        self._bars.stop()

@@ -1,0 +1,92 @@
+"""What bounds a build: the section `[indexer]` of the settings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from carpool.embedding import EmbeddingSettings
+from carpool.settings import Settings
+
+
+class IndexerSettings(Settings, frozen=True, kw_only=True):
+    """Bounds of `carpool index build`; those that change the bytes of an index are kept in the state of its build."""
+
+    passage_bytes_max: Annotated[
+        int,
+        msgspec.Meta(
+            ge=1,
+            le=8 << 20,
+            description="Bytes of title and text of one passage. Too low refuses passages; too high lets a retrieval with many "
+            "long passages outgrow the record that the brokers take (4 MiB).",
+        ),
+    ] = 32 << 10
+    line_bytes_max: Annotated[
+        int,
+        msgspec.Meta(
+            ge=64,
+            le=256 << 20,
+            description="Bytes of one line of the corpus, metadata included. Too low refuses lines; too high lets one line take "
+            "that much memory.",
+        ),
+    ] = 4 << 20
+    problems_listed: Annotated[
+        int,
+        msgspec.Meta(
+            ge=1,
+            le=100_000,
+            description="Bad lines that are listed; all are counted. Too low hides what is wrong, too high floods the screen.",
+        ),
+    ] = 20
+    shard_rows: Annotated[
+        int,
+        msgspec.Meta(
+            ge=1,
+            le=1 << 20,
+            description="Passages embedded between two saves. Too low makes many small files, too high loses more work when the "
+            "build is killed.",
+        ),
+    ] = 256
+    train_rows_per_cluster: Annotated[
+        int,
+        msgspec.Meta(
+            ge=1,
+            le=100_000,
+            description="Rows sampled to train each centroid. Too low gives poor clusters; too high takes time, and memory: "
+            "nlist * this * dimension * 4 bytes.",
+        ),
+    ] = 256
+    train_iterations: Annotated[
+        int,
+        msgspec.Meta(
+            ge=1,
+            le=1000,
+            description="Rounds of k-means. Too low gives uneven clusters, too high only takes time.",
+        ),
+    ] = 20
+    threads: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=1024,
+            description="Threads FAISS trains with; 0 leaves it to FAISS (all cores). Too low is slow, too high takes the cores "
+            "from what runs beside it.",
+        ),
+    ] = 0
+    profile_reads: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=1000,
+            description="Times each cluster is read past the page cache at the end, to store its read latency (the median); 0 "
+            "stores none. Too low is noisy, too high takes time.",
+        ),
+    ] = 3
+
+
+class IndexerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The sections that a build reads."""
+
+    embedding: EmbeddingSettings = EmbeddingSettings()
+    indexer: IndexerSettings = IndexerSettings()

@@ -1,0 +1,108 @@
+"""The folder `.build` of an index under construction: state, shards, finished files, a lock, and the move into place."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from carpool.disk.files import fsync_folder, write_atomically
+from carpool.disk.index import INDEX_FILES
+from carpool.disk.manifest import MANIFEST_NAME
+from carpool.errors import ConfigError
+from indexer.plan import BuildState
+
+BUILD_NAME = ".build"
+
+
+class Workspace:
+    """One build at a time in `index_dir`; a context manager that holds the lock. Raises `ConfigError` where it is taken.
+
+    The files of the new index grow in `finished/`, beside an index that may be in use. `publish` moves them into place, the
+    manifest last; once `finished/` has a manifest, every later life only has to repeat that move.
+    """
+
+    def __init__(self, index_dir: Path) -> None:
+        self.index_dir = index_dir
+        self.folder = index_dir / BUILD_NAME
+        self.shards = self.folder / "shards"
+        self.finished = self.folder / "finished"
+        self._state_path = self.folder / "state.json"
+        self._lock: int | None = None
+
+    def __enter__(self) -> Self:
+        """Makes the folders and takes the lock, which ends with the process."""
+        try:
+            for folder in (self.folder, self.shards, self.finished):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError(f"cannot build in {self.index_dir}: {error.strerror}; give another --out") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            self._lock = None
+            raise ConfigError(
+                f"another build is running in {self.index_dir}; wait for it, or give another --out"
+            ) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Gives the lock back; what was built stays for the next life."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def read_state(self) -> BuildState | None:
+        """Returns the state of the build that was interrupted here, None where there was none that can be read."""
+        try:
+            return msgspec.json.decode(self._state_path.read_bytes(), type=BuildState)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def write_state(self, state: BuildState) -> None:
+        """Remembers `state`. Atomic, durable."""
+        write_atomically(self._state_path, msgspec.json.format(msgspec.json.encode(state), indent=1))
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether an earlier life left anything that was embedded."""
+        return any(self.shards.glob("shard-*.f32"))
+
+    def clear(self, *, keep_documents: bool) -> None:
+        """Removes shards and finished files, the documents too unless they are kept."""
+        for path in self.shards.iterdir():
+            path.unlink()
+        for path in self.finished.iterdir():
+            if not (keep_documents and path.name.startswith("documents.")):
+                path.unlink()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the new index is complete and only has to be moved into place."""
+        return (self.finished / MANIFEST_NAME).is_file()
+
+    def publish(self) -> None:
+        """Moves the finished index into place and removes the workspace. May be repeated after a crash at any point.
+
+        In the moment between the removal of the old manifest and the new one in its place there is no index here, so nobody
+        can open a mixture. Who has the old one open keeps it.
+        """
+        (self.index_dir / MANIFEST_NAME).unlink(missing_ok=True)
+        fsync_folder(self.index_dir)
+        for name in INDEX_FILES:
+            # Missing here means moved already, by a life that was killed in this loop.
+            if (self.finished / name).is_file():
+                (self.finished / name).replace(self.index_dir / name)
+        fsync_folder(self.index_dir)
+        (self.finished / MANIFEST_NAME).replace(self.index_dir / MANIFEST_NAME)
+        fsync_folder(self.index_dir)
+        shutil.rmtree(self.folder)
