@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -15,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from carpool.clock import SystemClock
-from carpool.settings import load_settings
-from indexer.build import BuildRequest, build_index, describe_problems
-from indexer.progress import BarProgress, PlainProgress, ProgressReport
-from indexer.settings import IndexerConfig
-from indexer.stats import IndexStats, Spread, index_stats
-from indexer.verify import verify_index
+from cli.options import ConfigOption, JsonOption, SetOption, given
+from cli.settings import load
+
+# FAISS and NumPy are imported by the commands that need them: the base install has neither.
+if TYPE_CHECKING:
+    from indexer.progress import ProgressReport
+    from indexer.stats import IndexStats, Spread
 
 PROBLEMS_SHOWN = 50
 
@@ -28,11 +28,10 @@ app = typer.Typer(
     name="index",
     help="Build, verify and look at an index: documents, grouped into clusters, on disk.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 
 IndexDir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 @app.command()
@@ -49,7 +48,7 @@ def build(
         typer.Option(
             "--model",
             metavar="NAME|DIR",
-            help="Embedding model: a name, a folder, or hashing:64. [dim]embedding.model[/dim]",
+            help="Embedding model: a name, a folder, or hashing:64.",
         ),
     ] = None,
     nlist: Annotated[
@@ -83,16 +82,21 @@ def build(
     restart: Annotated[
         bool, typer.Option("--restart", help="Throw away an interrupted build of another corpus or model.")
     ] = False,
-    as_json: AsJson = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Build an index: read, embed, cluster, write.
 
     Killed at any moment, the same command goes on where it was. Bad lines are counted, listed with their number and skipped.
 
-    [bold]Example:[/bold] carpool index build corpus.jsonl.gz --out my-index
+    Example: carpool index build corpus.jsonl.gz --out my-index
     """
-    flags: dict[str, dict[str, Any]] = {"embedding": {"model": model}}
-    config = load_settings(IndexerConfig, file=None, environ=os.environ, flags=flags)
+    from indexer.build import BuildRequest, build_index, describe_problems
+    from indexer.settings import IndexerConfig
+    from indexer.stats import index_stats
+
+    settings = load(IndexerConfig, given(config, assignments, embedding={"model": model}))
     request = BuildRequest(
         corpus=corpus,
         index_dir=out,
@@ -106,7 +110,7 @@ def build(
     )
     console = Console(stderr=True)
     with _progress(console) as progress:
-        report = build_index(request, config, SystemClock(), progress)
+        report = build_index(request, settings, SystemClock(), progress)
     if report.documents.problem_count:
         console.print(
             describe_problems(report.documents), markup=False, highlight=False, style="yellow", soft_wrap=True
@@ -122,8 +126,10 @@ def build(
 
 
 @app.command()
-def verify(index_dir: IndexDir, as_json: AsJson = False) -> None:
+def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
     """Read all of an index and check every checksum and count. Exit code 1, with a list, when something is damaged."""
+    from indexer.verify import verify_index
+
     console = Console(stderr=True)
     with _progress(console) as progress:
         report = verify_index(index_dir, progress)
@@ -144,8 +150,10 @@ def verify(index_dir: IndexDir, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def stats(index_dir: IndexDir, as_json: AsJson = False) -> None:
+def stats(index_dir: IndexDir, as_json: JsonOption = False) -> None:
     """Show rows, clusters and how uneven they are, bytes, model, fingerprints, and how many clusters a query probes."""
+    from indexer.stats import index_stats
+
     found = index_stats(index_dir)
     if as_json:
         _print_json(found)
@@ -156,6 +164,8 @@ def stats(index_dir: IndexDir, as_json: AsJson = False) -> None:
 @contextmanager
 def _progress(console: Console) -> Iterator[ProgressReport]:
     """A bar on a terminal, lines elsewhere."""
+    from indexer.progress import BarProgress, PlainProgress
+
     if console.is_terminal:
         with BarProgress(console) as bar:
             yield bar
