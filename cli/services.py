@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from cli.options import BootstrapOption, ConfigOption, SetOption, given
-from cli.settings import CarpoolSettings, load
+from cli.settings import Given, load
 from schemas.codec import decode, decode_query
 from schemas.group import Group
 from schemas.query import Query
@@ -31,10 +31,7 @@ def grouper(
 
     Example:  carpool grouper --index .carpool/index --set grouper.policy=agglomerative
     """
-    settings = load(
-        given(config, assignments, kafka={"bootstrap": bootstrap}, index={"dir": index}, http={"port": port})
-    )
-    run_grouper(settings)
+    run_grouper(given(config, assignments, kafka={"bootstrap": bootstrap}, index={"dir": index}, http={"port": port}))
 
 
 def searcher(
@@ -50,10 +47,7 @@ def searcher(
 
     Example:  carpool searcher --index .carpool/index --set searcher.budget_bytes=1073741824
     """
-    settings = load(
-        given(config, assignments, kafka={"bootstrap": bootstrap}, index={"dir": index}, http={"port": port})
-    )
-    run_searcher(settings)
+    run_searcher(given(config, assignments, kafka={"bootstrap": bootstrap}, index={"dir": index}, http={"port": port}))
 
 
 def generator(
@@ -74,15 +68,18 @@ def generator(
     Example:  carpool generator --llm-url http://127.0.0.1:8000/v1 --model my-model
     """
     flags = {"base_url": llm_url, "model": model}
-    run_generator(load(given(config, assignments, kafka={"bootstrap": bootstrap}, llm=flags, http={"port": port})))
+    run_generator(given(config, assignments, kafka={"bootstrap": bootstrap}, llm=flags, http={"port": port}))
 
 
-def run_grouper(settings: CarpoolSettings) -> None:
+def run_grouper(chosen: Given) -> None:
     """Runs the grouper until it is told to stop. Raises `CarpoolError`."""
     from carpool.chassis import run_service
     from carpool.kafka.loop import Intake
     from carpool.kafka.stage import Message
+    from cli.all_settings import CarpoolSettings
     from grouper.service import build_stage
+
+    settings = load(CarpoolSettings, chosen)
 
     def decode_message(message: Message) -> Query:
         return decode_query(message.value, message.headers, message.source)
@@ -99,11 +96,14 @@ def run_grouper(settings: CarpoolSettings) -> None:
     )
 
 
-def run_searcher(settings: CarpoolSettings) -> None:
+def run_searcher(chosen: Given) -> None:
     """Runs the searcher until it is told to stop. Raises `CarpoolError`."""
     from carpool.chassis import run_service
     from carpool.kafka.loop import Intake
+    from cli.all_settings import CarpoolSettings
     from searcher.service import build_stage
+
+    settings = load(CarpoolSettings, chosen)
 
     run_service(
         name="searcher",
@@ -120,11 +120,14 @@ def run_searcher(settings: CarpoolSettings) -> None:
     )
 
 
-def run_generator(settings: CarpoolSettings) -> None:
+def run_generator(chosen: Given) -> None:
     """Runs the generator until it is told to stop. Raises `CarpoolError`."""
     from carpool.chassis import run_service
     from carpool.kafka.loop import Intake
+    from cli.all_settings import CarpoolSettings
     from generator.service import build_stage
+
+    settings = load(CarpoolSettings, chosen)
 
     run_service(
         name="generator",

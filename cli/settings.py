@@ -1,4 +1,4 @@
-"""All sections of the settings together, and where each value came from."""
+"""Where settings come from, and the sections of the commands that need no service."""
 
 from __future__ import annotations
 
@@ -6,41 +6,46 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from carpool.disk.settings import IndexSettings
-from carpool.embedding.settings import EmbeddingSettings
 from carpool.errors import ConfigError
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Settings, describe, load_settings
 from carpool.settings.sections import SettingDoc
-from carpool.telemetry.settings import HttpSettings, LogSettings
 from cli.runfile import RunFile
-from cli.up_settings import UpSettings, VllmSettings
-from generator.settings import GeneratorSettings, LlmSettings
-from grouper.settings import GrouperSettings
+from cli.up_settings import UpSettings
 from producers.settings import ClientSettings
-from searcher.settings import SearcherSettings
 
 CONFIG_VARIABLE = "CARPOOL_CONFIG"
 
 
-class CarpoolSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Every section. A process uses the ones that concern it; all are checked."""
+SECTIONS = (
+    "kafka",
+    "http",
+    "log",
+    "client",
+    "index",
+    "embedding",
+    "indexer",
+    "grouper",
+    "searcher",
+    "generator",
+    "llm",
+    "vllm",
+    "up",
+)
+"""Every section there is, in the order in which `carpool config` prints them."""
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class ClientSide(msgspec.Struct, frozen=True, kw_only=True):
+    """The sections of the commands that talk to what runs. They need the base install only."""
 
     kafka: KafkaSettings
-    http: HttpSettings
-    log: LogSettings
     client: ClientSettings
-    index: IndexSettings
-    embedding: EmbeddingSettings
-    grouper: GrouperSettings
-    searcher: SearcherSettings
-    generator: GeneratorSettings
-    llm: LlmSettings
-    vllm: VllmSettings
     up: UpSettings
 
 
@@ -74,7 +79,6 @@ class Given:
 
 def parse_assignments(assignments: list[str]) -> dict[str, dict[str, str]]:
     """Returns `section.name=value` flags by section and name. Raises `ConfigError` on any other shape."""
-    kinds = section_kinds()
     parsed: dict[str, dict[str, str]] = {}
     for assignment in assignments:
         path, equals, value = assignment.partition("=")
@@ -83,32 +87,45 @@ def parse_assignments(assignments: list[str]) -> dict[str, dict[str, str]]:
             raise ConfigError(
                 f"--set {assignment!r}: write section.name=value, such as --set searcher.reader_threads=8"
             )
-        if section not in kinds:
-            raise ConfigError(f"--set {assignment!r}: there is no section {section!r}; there are: {', '.join(kinds)}")
-        docs = {doc.name: doc for doc in describe(section, kinds[section])}
-        if name not in docs:
-            raise ConfigError(f"--set {assignment!r}: [{section}] has no {name!r}; it has: {', '.join(docs)}")
-        if docs[name].is_secret:
-            raise ConfigError(f"--set {section}.{name}: a secret is read from {docs[name].environment} only")
+        if section not in SECTIONS:
+            raise ConfigError(
+                f"--set {assignment!r}: there is no section {section!r}; there are: {', '.join(SECTIONS)}"
+            )
         parsed.setdefault(section, {})[name] = value
     return parsed
 
 
-def section_kinds() -> dict[str, type[Settings]]:
-    """Returns every section's name and type, in order."""
-    return {field.name: field.type for field in msgspec.structs.fields(CarpoolSettings)}
+def section_kinds(kind: type[msgspec.Struct]) -> dict[str, type[Settings]]:
+    """Returns the sections of a struct of settings by name, in order."""
+    return {field.name: field.type for field in msgspec.structs.fields(kind)}
 
 
-def load(given: Given) -> CarpoolSettings:
-    """Returns the effective settings. Raises `ConfigError` that lists all that is wrong."""
-    return load_settings(CarpoolSettings, file=given.file, environ=given.environ, flags=given.flags)
+def load(kind: type[T], given: Given) -> T:
+    """Returns the effective settings of `kind`; what is said of sections that it lacks is passed over.
+
+    Raises `ConfigError` that lists all that is wrong.
+    """
+    kinds = section_kinds(kind)
+    flags = {section: values for section, values in given.flags.items() if section in kinds}
+    for section, values in flags.items():
+        _check_flags(section, kinds[section], values)
+    return load_settings(kind, file=given.file, environ=given.environ, flags=flags, elsewhere=SECTIONS)
 
 
-def load_beside(given: Given) -> CarpoolSettings:
+def _check_flags(section: str, kind: type[Settings], values: Mapping[str, Any]) -> None:
+    docs = {doc.name: doc for doc in describe(section, kind)}
+    for name in values:
+        if name not in docs:
+            raise ConfigError(f"--set {section}.{name}: [{section}] has no {name!r}; it has: {', '.join(docs)}")
+        if docs[name].is_secret:
+            raise ConfigError(f"--set {section}.{name}: a secret is read from {docs[name].environment} only")
+
+
+def load_beside(given: Given) -> ClientSide:
     """As `load`, for commands that talk to what runs: where nothing says which brokers, those of a running `carpool up`."""
-    settings = load(given)
+    settings = load(ClientSide, given)
     run = RunFile(Path(settings.up.state_dir)).read()
     doc = next(doc for doc in describe("kafka", KafkaSettings) if doc.name == "bootstrap")
     if run is not None and given.origin(doc) == "default":
-        return load(given.with_flags({"kafka": {"bootstrap": run.bootstrap}}))
+        return load(ClientSide, given.with_flags({"kafka": {"bootstrap": run.bootstrap}}))
     return settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,17 +21,19 @@ def load_settings(
     file: Path | None,
     environ: Mapping[str, str],
     flags: Mapping[str, Mapping[str, Any]] | None = None,
+    elsewhere: Collection[str] = (),
 ) -> T:
     """Returns settings of `kind`, a struct whose fields are sections (`Settings`).
 
-    `flags` maps section to name to value; None means that the flag was not given. Raises `ConfigError` that lists
-    everything that is wrong, each with where it was set.
+    `flags` maps section to name to value; None means that the flag was not given. `elsewhere` names sections of the file
+    that others read: they are passed over. Raises `ConfigError` that lists everything that is wrong, each with where it
+    was set.
     """
     sections: dict[str, type[Settings]] = {field.name: field.type for field in msgspec.structs.fields(kind)}
     values: dict[str, dict[str, Any]] = {name: {} for name in sections}
     problems: list[str] = []
     if file is not None:
-        _read_file(file, sections, values, problems)
+        _read_file(file, sections, frozenset(elsewhere), values, problems)
     _read_environment(environ, sections, values, problems)
     for section, given in (flags or {}).items():
         values[section].update({name: value for name, value in given.items() if value is not None})
@@ -50,7 +52,11 @@ def load_settings(
 
 
 def _read_file(
-    file: Path, sections: Mapping[str, type[Settings]], values: dict[str, dict[str, Any]], problems: list[str]
+    file: Path,
+    sections: Mapping[str, type[Settings]],
+    elsewhere: frozenset[str],
+    values: dict[str, dict[str, Any]],
+    problems: list[str],
 ) -> None:
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -59,6 +65,8 @@ def _read_file(
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings file {file} is not valid TOML: {error}") from error
     for section, given in content.items():
+        if section not in sections and section in elsewhere:
+            continue
         if section not in sections:
             problems.append(f"[{section}] in {file} is not a section; there are: {', '.join(sections)}")
         elif not isinstance(given, dict):

@@ -1,0 +1,34 @@
+"""All sections of the settings together. Importing this needs the services' packages."""
+
+from __future__ import annotations
+
+import msgspec
+
+from carpool.disk.settings import IndexSettings
+from carpool.embedding.settings import EmbeddingSettings
+from carpool.kafka.settings import KafkaSettings
+from carpool.telemetry.settings import HttpSettings, LogSettings
+from cli.up_settings import UpSettings, VllmSettings
+from generator.settings import GeneratorSettings, LlmSettings
+from grouper.settings import GrouperSettings
+from indexer.settings import IndexerSettings
+from producers.settings import ClientSettings
+from searcher.settings import SearcherSettings
+
+
+class CarpoolSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Every section. A process uses the ones that concern it; all are checked."""
+
+    kafka: KafkaSettings
+    http: HttpSettings
+    log: LogSettings
+    client: ClientSettings
+    index: IndexSettings
+    embedding: EmbeddingSettings
+    indexer: IndexerSettings
+    grouper: GrouperSettings
+    searcher: SearcherSettings
+    generator: GeneratorSettings
+    llm: LlmSettings
+    vllm: VllmSettings
+    up: UpSettings
