@@ -79,10 +79,11 @@ class Responder:
         """Breaks the connection off."""
         self._writer.transport.abort()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stops watching the client. The connection stays."""
         if self._watch is not None:
             self._watch.cancel()
+            await asyncio.wait({self._watch})  # else it would still be reading when the next request is
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.has_begun = True
@@ -108,7 +109,7 @@ async def serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamW
                 body = {"error": {"message": str(error), "type": "stand_in", "code": error.status}}
                 await responder.json(body, status=error.status, headers=retry_after)
             finally:
-                responder.close()
+                await responder.close()
     except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
         pass  # a client that left, or that does not speak HTTP: there is nobody to tell
     finally:

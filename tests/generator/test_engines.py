@@ -1,0 +1,396 @@
+"""One conformance suite over all engines, then what is of the real client alone, against the stand-in's faults."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
+from typing import Any
+
+import pytest
+
+from carpool.settings import Secret
+from carpool.testing.llm_server import Fault, LlmServer
+from carpool.testing.llm_text import NAME
+from generator.llm.memory import MemoryEngine, Turn
+from generator.llm.none import NoneEngine
+from generator.llm.openai_api import OpenAiEngine, _retry_after_s
+from generator.llm.protocol import Finished, LlmEngine, LlmRefusal, LlmRequest, Piece, PromptRefused
+from generator.plan.answer_text import answer_schema, written
+from generator.settings import LlmSettings
+
+REQUEST = LlmRequest(
+    id="rag.queries.v1/0/7",
+    system="Answer.",
+    user="[1] A: a\n\n[2] B: b\n\nQuestion: why?",
+    max_tokens=100,
+    schema=answer_schema(2, answer_chars_max=200),
+)
+
+
+@contextmanager
+def openai_engine() -> Iterator[LlmEngine]:
+    with LlmServer() as server:
+        yield OpenAiEngine(settings(server))
+
+
+@contextmanager
+def memory_engine() -> Iterator[LlmEngine]:
+    yield MemoryEngine()
+
+
+@contextmanager
+def no_engine() -> Iterator[LlmEngine]:
+    yield NoneEngine()
+
+
+ENGINES = [openai_engine, memory_engine, no_engine]
+
+
+def settings(server: LlmServer, **more: Any) -> LlmSettings:
+    return LlmSettings(**{"base_url": server.url, "model": server.model, **more})
+
+
+async def collect(engine: LlmEngine, request: LlmRequest = REQUEST) -> tuple[str, Finished]:
+    events = [event async for event in engine.stream(request)]
+    *pieces, finished = events
+    assert isinstance(finished, Finished)
+    assert all(isinstance(piece, Piece) and piece.text for piece in pieces)
+    return "".join(piece.text for piece in pieces if isinstance(piece, Piece)), finished
+
+
+def run(engine: LlmEngine, use: Callable[[LlmEngine], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        try:
+            return await use(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+# ---- every engine
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_pieces_come_then_one_end_and_together_they_are_a_cited_answer(
+    make: Callable[[], AbstractContextManager[LlmEngine]],
+) -> None:
+    with make() as engine:
+        text, finished = run(engine, collect)
+    answer = written(text)
+    assert answer.is_complete and answer.answer
+    assert all(number in (1, 2) for number in answer.numbers)
+    assert finished.finish_reason == "stop"
+    assert finished.model
+    assert min(finished.input_tokens, finished.output_tokens, finished.cached_tokens) >= 0
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_the_same_request_gives_the_same_text(make: Callable[[], AbstractContextManager[LlmEngine]]) -> None:
+    async def twice(engine: LlmEngine) -> tuple[str, str]:
+        return (await collect(engine))[0], (await collect(engine))[0]
+
+    with make() as engine:
+        one, two = run(engine, twice)
+    assert one == two
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_a_server_that_is_there_passes_the_check_and_has_an_address(
+    make: Callable[[], AbstractContextManager[LlmEngine]],
+) -> None:
+    with make() as engine:
+        run(engine, lambda engine: engine.check())
+        assert engine.address
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_a_request_can_be_left_after_its_first_piece_and_the_next_one_works(
+    make: Callable[[], AbstractContextManager[LlmEngine]],
+) -> None:
+    async def leave_and_ask(engine: LlmEngine) -> str:
+        async with aclosing(engine.stream(REQUEST)) as events:
+            assert isinstance(await anext(events), Piece)
+        return (await collect(engine))[0]
+
+    with make() as engine:
+        assert written(run(engine, leave_and_ask)).is_complete
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_many_requests_run_side_by_side(make: Callable[[], AbstractContextManager[LlmEngine]]) -> None:
+    async def many(engine: LlmEngine) -> list[tuple[str, Finished]]:
+        return await asyncio.gather(*(collect(engine) for _ in range(20)))
+
+    with make() as engine:
+        assert len({text for text, _ in run(engine, many)}) == 1
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_closing_an_engine_that_was_never_used_is_fine(make: Callable[[], AbstractContextManager[LlmEngine]]) -> None:
+    with make() as engine:
+        asyncio.run(engine.close())
+
+
+# ---- the real client
+
+
+@pytest.fixture
+def server() -> Iterator[LlmServer]:
+    with LlmServer() as server:
+        yield server
+
+
+def refusal_of(server: LlmServer, request: LlmRequest = REQUEST, **more: Any) -> LlmRefusal:
+    with pytest.raises(LlmRefusal) as error:
+        run(OpenAiEngine(settings(server, **more)), lambda engine: collect(engine, request))
+    return error.value
+
+
+def test_usage_is_as_the_server_counted_it(server: LlmServer) -> None:
+    text, finished = run(OpenAiEngine(settings(server)), collect)
+    assert NAME in text
+    assert finished.model == server.model
+    assert finished.input_tokens == 9
+    assert finished.output_tokens > 3
+
+
+def test_the_request_carries_its_id_so_that_the_servers_log_can_be_read(server: LlmServer) -> None:
+    run(OpenAiEngine(settings(server)), collect)
+    assert server.requests.completed_by_id == {REQUEST.id: 1}
+
+
+@pytest.mark.parametrize(("mode", "kind", "is_suspect"), [("429", "busy", False), ("503", "busy", False)])
+def test_a_busy_server_says_when_to_come_back(server: LlmServer, mode: Any, kind: str, is_suspect: bool) -> None:
+    server.fault = Fault(mode=mode, retry_after_s=2.5)
+    refusal = refusal_of(server)
+    assert (refusal.kind, refusal.retry_after_s, refusal.is_suspect) == (kind, 2.5, is_suspect)
+    assert f"HTTP {mode}" in str(refusal)
+    assert server.requests.started == 1, "retries are the planner's"
+
+
+def test_a_server_that_fails_is_broken_and_the_prompt_suspect(server: LlmServer) -> None:
+    server.fault = Fault(mode="500")
+    refusal = refusal_of(server)
+    assert (refusal.kind, refusal.retry_after_s, refusal.is_suspect) == ("broken", None, True)
+
+
+@pytest.mark.parametrize("mode", ["reset", "garbage"])
+@pytest.mark.parametrize("after_tokens", [0, 2])
+def test_a_connection_that_breaks_or_a_stream_of_nonsense_is_broken(
+    server: LlmServer, mode: Any, after_tokens: int
+) -> None:
+    server.fault = Fault(mode=mode, after_tokens=after_tokens)
+    refusal = refusal_of(server)
+    assert (refusal.kind, refusal.is_suspect) == ("broken", True)
+
+
+@pytest.mark.parametrize(
+    ("after_tokens", "more"), [(0, {"first_token_timeout_s": 0.1}), (2, {"next_token_timeout_s": 0.1})]
+)
+def test_silence_before_or_between_tokens_is_a_timeout_and_ends_the_request(
+    server: LlmServer, after_tokens: int, more: dict[str, float]
+) -> None:
+    server.fault = Fault(mode="hang", after_tokens=after_tokens)
+    refusal = refusal_of(server, **more)
+    assert (refusal.kind, refusal.is_suspect) == ("timeout", True)
+    wait_until(lambda: server.requests.in_flight == 0)
+    assert server.requests.disconnected == 1
+
+
+def test_a_slow_answer_is_no_timeout_as_long_as_tokens_come() -> None:
+    with LlmServer(latency_ms=100, tokens_per_second=50) as server:
+        engine = OpenAiEngine(settings(server, first_token_timeout_s=30, next_token_timeout_s=30))
+        assert written(run(engine, collect)[0]).is_complete
+
+
+def test_cancelling_a_task_ends_the_request_at_the_server(server: LlmServer) -> None:
+    server.fault = Fault(mode="hang", after_tokens=1)
+
+    async def cancel(engine: LlmEngine) -> None:
+        task = asyncio.create_task(collect(engine))
+        await asyncio.to_thread(wait_until, lambda: server.requests.in_flight == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(OpenAiEngine(settings(server)), cancel)
+    wait_until(lambda: server.requests.in_flight == 0)
+    assert server.requests.disconnected == 1
+
+
+def test_nobody_at_the_port_is_unreachable() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{reserved.getsockname()[1]}/v1"
+        for use in (collect, lambda engine: engine.check()):
+            with pytest.raises(LlmRefusal, match="is it running") as error:
+                run(OpenAiEngine(LlmSettings(base_url=url, connect_timeout_s=5)), use)
+            assert (error.value.kind, error.value.is_suspect) == ("unreachable", False)
+
+
+def test_another_model_is_missing_and_the_message_names_those_that_are_there(server: LlmServer) -> None:
+    with pytest.raises(LlmRefusal, match=f"no model 'other', only: {NAME}; set llm.model") as error:
+        run(OpenAiEngine(settings(server, model="other")), lambda engine: engine.check())
+    assert error.value.kind == "model_missing"
+    refusal = refusal_of(server, model="other")
+    assert (refusal.kind, refusal.is_suspect) == ("model_missing", False)
+
+
+def test_a_base_url_without_its_version_is_explained(server: LlmServer) -> None:
+    url = server.url.removesuffix("/v1")
+    with pytest.raises(LlmRefusal, match="base_url ends in /v1"):
+        run(OpenAiEngine(LlmSettings(base_url=url, model=server.model)), lambda engine: engine.check())
+
+
+def test_the_first_refused_prompt_blames_the_settings_and_one_after_an_answer_the_prompt(server: LlmServer) -> None:
+    async def use(engine: LlmEngine) -> None:
+        server.fault = Fault(mode="400", count=1)
+        with pytest.raises(LlmRefusal, match="has answered none so far") as first:
+            await collect(engine)
+        assert (first.value.kind, first.value.is_suspect) == ("misfit", True)
+        await collect(engine)
+        server.fault = Fault(mode="400", count=1)
+        with pytest.raises(PromptRefused, match=f"HTTP 400: {NAME} was told to refuse"):
+            await collect(engine)
+
+    run(OpenAiEngine(settings(server)), use)
+
+
+@contextmanager
+def answering(head: str, body: str) -> Iterator[LlmSettings]:
+    """Settings for a server that answers every request with this."""
+    import threading
+
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(100_000)
+                content = body.encode()
+                lines = f"HTTP/1.1 {head}\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+                connection.sendall(lines.encode() + content)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield LlmSettings(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", model="m")
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+
+
+JSON = "Content-Type: application/json"
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "kind"),
+    [
+        (f"401 No\r\n{JSON}", '{"error": {"message": "bad key"}}', "forbidden"),
+        (f"403 No\r\n{JSON}", "{}", "forbidden"),
+        (f"404 No\r\n{JSON}", '{"error": {"message": "no such model"}}', "model_missing"),
+        ("408 No", "", "timeout"),
+        ("409 No", "", "busy"),
+        ("502 No\r\nContent-Type: text/html", "<html>", "unreachable"),
+        ("504 No", "", "unreachable"),
+        ("599 No", "", "broken"),
+        ("418 No", "", "misfit"),
+        ("200 OK\r\nContent-Type: text/html", "<html>hello</html>", "broken"),
+        (f"200 OK\r\n{JSON}", '{"choices": []}', "broken"),
+        ("200 OK\r\nContent-Type: text/event-stream", "data: [DONE]\n\n", "broken"),
+        ("200 OK\r\nContent-Type: text/event-stream", 'data: {"a": 1}\n\ndata: [DONE]\n\n', "broken"),
+        ("200 OK\r\nContent-Type: text/event-stream", "data: 3\n\ndata: [DONE]\n\n", "broken"),
+        ("200 OK\r\nContent-Type: text/event-stream", 'data: {"error": {"message": "engine died"}}\n\n', "broken"),
+    ],
+)
+def test_what_a_server_may_say_is_sorted_by_what_is_to_be_done(head: str, body: str, kind: str) -> None:
+    with answering(head, body) as of_server, pytest.raises(LlmRefusal) as error:
+        run(OpenAiEngine(of_server), collect)
+    assert error.value.kind == kind
+
+
+def test_a_prompt_that_is_too_long_is_refused_even_if_it_is_the_first() -> None:
+    body = '{"error": {"message": "This model\'s maximum context length is 4096 tokens."}}'
+    with (
+        answering(f"400 No\r\n{JSON}", body) as of_server,
+        pytest.raises(PromptRefused, match="maximum context length"),
+    ):
+        run(OpenAiEngine(of_server), collect)
+
+
+def test_a_key_in_the_settings_is_sent_and_never_printed() -> None:
+    with answering(f"401 No\r\n{JSON}", "{}") as of_server:
+        keyed = LlmSettings(base_url=of_server.base_url, model="m", api_key=Secret("sk-1"))
+        with pytest.raises(LlmRefusal, match="CARPOOL_LLM_API_KEY") as error:
+            run(OpenAiEngine(keyed), collect)
+    assert "sk-1" not in str(error.value) + repr(keyed)
+
+
+def test_lone_surrogates_of_a_server_are_replaced_so_that_the_answer_can_travel() -> None:
+    chunk = (
+        '{"id":"1","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":'
+        '"a\\ud83d"},"finish_reason":"stop"}]}'
+    )
+    head = "200 OK\r\nContent-Type: text/event-stream"
+    with answering(head, f"data: {chunk}\n\ndata: [DONE]\n\n") as of_server:
+        text, finished = run(OpenAiEngine(of_server), collect)
+    assert text == "a\ufffd"
+    assert (finished.input_tokens, finished.finish_reason) == (0, "stop")
+
+
+def test_priority_and_seed_are_sent_where_they_are_wished_for() -> None:
+    plain = OpenAiEngine(LlmSettings())._body(REQUEST)
+    assert "seed" not in plain and "extra_body" not in plain
+    wished = LlmRequest(id="x", system="s", user="u", max_tokens=5, seed=3, priority=-4)
+    body = OpenAiEngine(LlmSettings(sends_priority=True))._body(wished)
+    assert (body["seed"], body["extra_body"], "response_format" in body) == (3, {"priority": -4}, False)
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected_s"),
+    [
+        ({}, None),
+        ({"retry-after": "3"}, 3.0),
+        ({"retry-after": "-3"}, 0.0),
+        ({"retry-after-ms": "250", "retry-after": "3"}, 0.25),
+        ({"retry-after": "Sat, 21 Nov 2026 10:00:30 GMT", "date": "Sat, 21 Nov 2026 10:00:00 GMT"}, 30.0),
+        ({"retry-after": "Sat, 21 Nov 2026 10:00:30 GMT"}, None),
+        ({"retry-after": "soon", "date": "now"}, None),
+    ],
+)
+def test_retry_after_is_read_in_all_its_forms(headers: dict[str, str], expected_s: float | None) -> None:
+    assert _retry_after_s(headers) == expected_s
+
+
+# ---- the engine in memory
+
+
+def test_memory_plays_its_script_and_then_answers_from_the_prompt() -> None:
+    refusal = LlmRefusal("busy", "no")
+    engine = MemoryEngine(script=[Turn(error=refusal, text="a b"), Turn(text="hello", finish_reason="length")])
+
+    async def use(engine: LlmEngine) -> AsyncIterator[Any] | list[Any]:
+        with pytest.raises(LlmRefusal):
+            await collect(engine)
+        return [await collect(engine), await collect(engine)]
+
+    (text, cut), (last, finished) = run(engine, use)
+    assert (text, cut.finish_reason) == ("hello", "length")
+    assert written(last).numbers == (1,)
+    assert finished.cached_tokens == finished.input_tokens > 0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    import threading
+
+    for _ in range(1_000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come about within 10 seconds")
