@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 from carpool.errors import CarpoolError
 from carpool.kafka.stage import Message, Output
 
+CommitResult = Callable[[CarpoolError | None], None]
+
 
 class TopicPartition(NamedTuple):
     """One partition of one topic."""
@@ -34,12 +36,19 @@ class RebalanceListener(Protocol):
         ...
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """These partitions go to another member when this returns. `lost`: they are gone already, commits are too late."""
+        """These partitions go to another member when this returns. `lost`: they are gone already, commits are too late.
+
+        Requests to commit that were not begun are dropped before this call, without a result.
+        """
         ...
 
 
 class ConsumerClient(Protocol):
-    """A member of a consumer group. `commit` may be called from another thread than the rest."""
+    """A member of a consumer group. All calls but `commit` come from one thread, the polling thread.
+
+    Clients may hold a lock while they poll (confluent-kafka does, and it is not fair): whoever else wants the consumer would
+    starve. So `commit` only leaves a request, which the polling thread serves.
+    """
 
     def subscribe(self, topic: str, listener: RebalanceListener) -> None:
         """Joins the group. Raises `ConfigError` when the topic does not exist."""
@@ -64,8 +73,16 @@ class ConsumerClient(Protocol):
         """Returns the records known to wait in each assigned partition, counted from the position, not from commits."""
         ...
 
-    def commit(self, offsets: Mapping[TopicPartition, Position]) -> None:
-        """Commits, blocking. Raises `RetryableError`, or `FencedError` when these partitions are not ours to commit."""
+    def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
+        """Asks for a commit; returns at once. Thread-safe; at most one is under way.
+
+        `on_result` is called from inside `poll`, once, with None, `RetryableError`, or `FencedError` when the group went on
+        without this member.
+        """
+        ...
+
+    def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
+        """Commits, blocking, after any commit that was asked for before. From the polling thread only; raises as above."""
         ...
 
     def close(self) -> None:

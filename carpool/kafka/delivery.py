@@ -18,7 +18,7 @@ import structlog
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError, DeploymentError, FencedError, RetryableError
-from carpool.kafka.clients import ConsumerClient, ProducerClient, TopicPartition
+from carpool.kafka.clients import ConsumerClient, Position, ProducerClient, TopicPartition
 from carpool.kafka.ledger import WorkLedger
 from carpool.kafka.settings import METADATA_BYTES_MAX
 from carpool.kafka.stage import Done, Output, Unit
@@ -75,7 +75,8 @@ class AtLeastOnceDelivery:
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._stop_by_us: int | None = None
-        self.commit_lock = threading.RLock()
+        self._commit_lock = threading.Lock()
+        self._asked: dict[TopicPartition, Position] = {}
         self._producer: ProducerClient | None = None
         self._hint_producer: ProducerClient | None = None
         self._to_send: deque[tuple[_Sending, Output]] = deque()
@@ -104,11 +105,15 @@ class AtLeastOnceDelivery:
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
         """Commits what is complete, forgets the partitions, and returns the ids of their units.
 
-        Called from inside the consumer's poll. Waits for a running commit; does at most one itself, none when `lost`.
+        Called from inside the consumer's poll. Does at most one commit, which comes after any that is under way; none when
+        `lost`.
         """
-        with self.commit_lock:
+        with self._commit_lock:
+            # What was asked for and not begun was dropped; what is under way comes before the commit below.
+            self._ledger.not_committed(self._asked)
+            self._asked = {}
             if not lost:
-                self._commit()
+                self._commit_now()
             return self._ledger.revoke(partitions)
 
     def close(self, until_us: int) -> bool:
@@ -131,8 +136,6 @@ class AtLeastOnceDelivery:
             self._producer = self._make_producer()
             while not self._finished():
                 self.step()
-            with self.commit_lock:
-                self._commit()
             left = self._producer.close(1.0)
             if self._hint_producer is not None:
                 self._hint_producer.close(1.0)
@@ -162,8 +165,7 @@ class AtLeastOnceDelivery:
         if self._must_rebuild:
             self._rebuild()
         if self._ledger.has_uncommitted and self._clock.now_us() >= self._next_commit_us:
-            with self.commit_lock:
-                self._commit()
+            self._commit()
 
     def _idle_wait_s(self) -> float:
         if not self._ledger.has_uncommitted:
@@ -232,31 +234,49 @@ class AtLeastOnceDelivery:
             self._metrics.hints_dropped.inc()
 
     def _commit(self) -> None:
-        """Commits what moved. The caller holds the commit lock. Failures are tried again, except for lost membership."""
-        offsets = self._ledger.to_commit()
+        """Asks for a commit of what moved, unless one is under way. The consumer's polling thread reports on it."""
+        with self._commit_lock:
+            if self._asked:
+                return
+            offsets = self._asked = self._to_commit()
+            if offsets:
+                self._consumer.commit(offsets, functools.partial(self._committed, offsets, self._clock.now_us()))
+
+    def _committed(self, offsets: dict[TopicPartition, Position], asked_us: int, error: CarpoolError | None) -> None:
+        """The outcome of a commit. A failed one is tried again with whatever has moved since; called by the polling thread."""
+        if self._asked is offsets:
+            self._asked = {}
+        self._reckon(offsets, asked_us, error)
+
+    def _commit_now(self) -> None:
+        """Commits what moved, blocking, on the polling thread."""
+        offsets, asked_us = self._to_commit(), self._clock.now_us()
         if not offsets:
             return
-        started_us = self._clock.now_us()
-        self._next_commit_us = started_us + self._commit_interval_us
-        for at, position in offsets.items():
-            if len(position.metadata) > METADATA_BYTES_MAX:
-                # At least once may forget what is complete above the watermark; the loop stops its intake long before.
-                offsets[at] = position._replace(metadata="")
         try:
-            self._consumer.commit(offsets)
-        except RetryableError as error:
-            self._next_commit_us = started_us + COMMIT_RETRY_US
-            self._ledger.not_committed(offsets)
-            self._metrics.commits.labels(outcome="retried").inc()
-            log.warning("commit failed; it is tried again", error=str(error))
-        except FencedError as error:
-            # The next poll learns of the rebalance and takes the partitions away; their work is repeated elsewhere.
-            self._next_commit_us = started_us + COMMIT_RETRY_US
-            self._ledger.not_committed(offsets)
-            self._metrics.commits.labels(outcome="fenced").inc()
-            log.warning("commit refused: the group went on without this member", error=str(error))
+            self._consumer.commit_now(offsets)
+        except (RetryableError, FencedError) as error:
+            self._reckon(offsets, asked_us, error)
         else:
-            now_us = self._clock.now_us()
+            self._reckon(offsets, asked_us, None)
+
+    def _to_commit(self) -> dict[TopicPartition, Position]:
+        self._next_commit_us = self._clock.now_us() + self._commit_interval_us
+        # At least once may forget what is complete above the watermark; the loop stops its intake long before.
+        return {
+            at: position if len(position.metadata) <= METADATA_BYTES_MAX else position._replace(metadata="")
+            for at, position in self._ledger.to_commit().items()
+        }
+
+    def _reckon(self, offsets: dict[TopicPartition, Position], asked_us: int, error: CarpoolError | None) -> None:
+        now_us = self._clock.now_us()
+        if error is None:
             self._metrics.commits.labels(outcome="ok").inc()
-            self._metrics.commit_seconds.observe((now_us - started_us) / 1_000_000)
+            self._metrics.commit_seconds.observe((now_us - asked_us) / 1_000_000)
             self._metrics.last_progress_seconds.set(now_us / 1_000_000)
+            return
+        # A member that the group went on without learns of it in its next poll, and its work is repeated elsewhere.
+        self._ledger.not_committed(offsets)
+        self._next_commit_us = now_us + COMMIT_RETRY_US
+        self._metrics.commits.labels(outcome="fenced" if isinstance(error, FencedError) else "retried").inc()
+        log.warning("a commit failed; it is tried again", error=str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError, ConfigError, DeploymentError, FencedError, RetryableError
-from carpool.kafka.clients import Position, RebalanceListener, TopicPartition, partitions_text
+from carpool.kafka.clients import CommitResult, Position, RebalanceListener, TopicPartition, partitions_text
 from carpool.kafka.settings import KafkaSettings, consumer_config, producer_config
 from carpool.kafka.stage import Message, Output
 from schemas.record import Source
@@ -59,8 +60,10 @@ class LibrdkafkaConsumer:
         """Connects lazily: a broker that cannot be reached shows in `subscribe`."""
         self._timeout_s = settings.request_timeout_ms / 1_000
         self._bootstrap = settings.bootstrap
+        self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
+        self._result: CommitResult | None = None
         self._consumer = Consumer(
-            consumer_config(settings, group),
+            consumer_config(settings, group) | {"on_commit": self._committed},
             logger=_StructlogBridge(),
         )
         self._clock = clock
@@ -114,6 +117,7 @@ class LibrdkafkaConsumer:
     def _drop(self, consumer: Consumer, partitions: list[RawPartition], *, lost: bool) -> None:
         gone = frozenset(TopicPartition(raw.topic, raw.partition) for raw in partitions)
         log.info("partitions revoked", partitions=partitions_text(gone), lost=lost)
+        self._requests.clear()
         if self._listener is not None:
             self._listener.revoked(gone, lost=lost)
         self._assigned -= gone
@@ -122,6 +126,7 @@ class LibrdkafkaConsumer:
 
     def poll(self, timeout_s: float) -> Message | None:
         """Returns the next record, or None after `timeout_s` or at the end of a partition."""
+        self._serve_commits()
         try:
             raw = self._consumer.poll(timeout_s)
         except KafkaException as error:
@@ -197,16 +202,29 @@ class LibrdkafkaConsumer:
             waiting[at] = max(0, high - position)
         return waiting
 
-    def commit(self, offsets: Mapping[TopicPartition, Position]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
+        """Leaves a request, which the next `poll` hands to librdkafka; a later one brings the result."""
+        self._requests.append((dict(offsets), on_result))
+
+    def _serve_commits(self) -> None:
+        while self._requests and self._result is None:
+            offsets, self._result = self._requests.popleft()
+            try:
+                self._consumer.commit(offsets=_raw_offsets(offsets), asynchronous=True)
+            except KafkaException as error:
+                self._committed(error.args[0], [])
+
+    def _committed(self, error: KafkaError | None, partitions: list[RawPartition]) -> None:
+        """librdkafka's report on a commit, from inside `poll`. That of a blocking commit finds nobody who waits for it."""
+        on_result, self._result = self._result, None
+        if on_result is not None:
+            failed = error or next((raw.error for raw in partitions if raw.error is not None), None)
+            on_result(None if failed is None else _sorted(failed))
+
+    def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
         """Commits offsets with their metadata, blocking."""
-        raw = [
-            RawPartition(
-                at.topic, at.partition, position.offset if position.offset is not None else -1, position.metadata
-            )
-            for at, position in offsets.items()
-        ]
         try:
-            results = self._consumer.commit(offsets=raw, asynchronous=False)
+            results = self._consumer.commit(offsets=_raw_offsets(offsets), asynchronous=False)
         except KafkaException as error:
             raise _sorted(error.args[0]) from error
         for result in results or ():
@@ -270,6 +288,13 @@ def _sorted(error: KafkaError, topic: str = "") -> CarpoolError:
     if code in LEFT_BEHIND or error.fatal():
         return FencedError(f"the broker no longer takes us for who we were{where}: {error.str()}")
     return RetryableError(f"the broker did not take it{where}: {error.str()}")
+
+
+def _raw_offsets(offsets: Mapping[TopicPartition, Position]) -> list[RawPartition]:
+    return [
+        RawPartition(at.topic, at.partition, position.offset if position.offset is not None else -1, position.metadata)
+        for at, position in offsets.items()
+    ]
 
 
 def _bytes(value: bytes | str | None) -> bytes | None:

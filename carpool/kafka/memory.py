@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from carpool.clock import Clock
-from carpool.errors import CarpoolError, ConfigError, DeploymentError, FencedError
-from carpool.kafka.clients import Position, RebalanceListener, TopicPartition
+from carpool.errors import CarpoolError, ConfigError, DeploymentError, FencedError, RetryableError
+from carpool.kafka.clients import CommitResult, Position, RebalanceListener, TopicPartition
 from carpool.kafka.stage import Message, Output
 from schemas.record import Headers, Source
 
@@ -128,6 +128,7 @@ class MemoryConsumer:
         self._listener: RebalanceListener | None = None
         self._next: dict[TopicPartition, int] = {}
         self._paused = False
+        self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
         self.topic = ""
         self.target: frozenset[TopicPartition] = frozenset()
 
@@ -143,6 +144,7 @@ class MemoryConsumer:
 
     def poll(self, timeout_s: float) -> Message | None:
         """Returns the next record of any assigned partition, or None at once: nothing here ever waits."""
+        self._serve_commits()
         self._rebalance()
         with self._broker.lock:
             if self._paused:
@@ -164,6 +166,7 @@ class MemoryConsumer:
         with self._broker.lock:
             gone = frozenset(self._next) - self.target
         if gone:
+            self._requests.clear()
             listener.revoked(gone, lost=False)
         with self._broker.lock:
             for at in gone:
@@ -188,7 +191,21 @@ class MemoryConsumer:
         with self._broker.lock:
             return {at: len(self._broker.logs[at]) - offset for at, offset in self._next.items()}
 
-    def commit(self, offsets: Mapping[TopicPartition, Position]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
+        """Leaves a request, which the next `poll` serves."""
+        self._requests.append((dict(offsets), on_result))
+
+    def _serve_commits(self) -> None:
+        while self._requests:
+            offsets, on_result = self._requests.popleft()
+            try:
+                self.commit_now(offsets)
+            except (RetryableError, FencedError) as error:
+                on_result(error)
+            else:
+                on_result(None)
+
+    def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
         """Commits. As with real brokers, ownership of the partitions is not checked, membership is."""
         with self._broker.lock:
             group = self._broker.groups[self._group]

@@ -135,10 +135,11 @@ class Bench:
 
 
 def turn(loop: Loop[Query], times: int = 3) -> None:
-    """Steps the loop and its delivery."""
+    """Steps the loop and its delivery; commits are served by the next step of the loop."""
     for _ in range(times):
         loop.step()
         loop.delivery._wake.set()
         loop.delivery.step()
         loop.delivery.step()
+    loop.step()
     loop.ledger.check_integrity()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -123,7 +124,7 @@ def test_a_member_learns_what_was_committed_and_goes_on_from_there(broker: Broke
     read(consumer, 3)
     at = TopicPartition(broker.topic, 0)
     assert listener.positions == {at: Position(None, ""), TopicPartition(broker.topic, 1): Position(None, "")}
-    consumer.commit({at: Position(1, "1;1+1")})
+    consumer.commit_now({at: Position(1, "1;1+1")})
     consumer.close()
     assert listener.gone == set(listener.positions)
 
@@ -132,6 +133,29 @@ def test_a_member_learns_what_was_committed_and_goes_on_from_there(broker: Broke
     assert [message.value for message in read(again, 2)] == [b"b", b"c"]
     kept = "" if broker.kind == "embedded" else "1;1+1"  # the embedded broker does not keep commit metadata
     assert heard.positions[at] == Position(1, kept)
+    again.close()
+
+
+def test_commits_asked_for_by_another_thread_are_served_while_the_member_polls(broker: Broker) -> None:
+    write(broker, *(record(broker, text) for text in "abc"))
+    consumer, listener = broker.consumer(), Listener()
+    consumer.subscribe(broker.topic, listener)
+    read(consumer, 3)
+    results: list[CarpoolError | None] = []
+    at = TopicPartition(broker.topic, 0)
+    for offset in (1, 2, 3):
+        asking = threading.Thread(target=consumer.commit, args=({at: Position(offset, "")}, results.append))
+        asking.start()
+        asking.join(5)
+        assert not asking.is_alive(), "asking does not wait for the poll"
+        poll_until(consumer, lambda count=offset: len(results) == count)  # type: ignore[misc]
+    assert results == [None, None, None]
+    consumer.close()
+
+    again, heard = broker.consumer(), Listener()
+    again.subscribe(broker.topic, heard)
+    poll_until(again, lambda: at in heard.positions)
+    assert heard.positions[at].offset == 3
     again.close()
 
 
