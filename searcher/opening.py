@@ -41,7 +41,7 @@ class Opened:
     executor: Executor
 
     def close(self) -> None:
-        """Ends the reader threads and closes the files. Blocks for up to a second."""
+        """Ends the reader threads and closes the files. Blocks for up to half a second."""
         if self.cache.close():
             self.reader.close()
         self.documents.close()

@@ -127,16 +127,16 @@ class SearcherStage:
             return (self._missing,) if self._missing else ()
 
     def close(self) -> None:
-        """Ends the threads and closes the index; a query in hand is dropped. Blocks for up to two seconds."""
+        """Ends the threads and closes the index; a query in hand is dropped. Blocks for up to a second."""
         with self._changed:
             self._is_closing = True
             self._missing = "the searcher is closing"
             self._changed.notify_all()
             opened, self._opened = self._opened, None
         if opened is not None:
-            opened.cache.close()
+            opened.cache.stop()
         if self._thread is not None:
-            self._thread.join(timeout=1.0)
+            self._thread.join(timeout=0.5)
         if opened is not None and not (self._thread and self._thread.is_alive()):
             opened.close()
 
@@ -156,7 +156,8 @@ class SearcherStage:
             return next_query(in_hand, current.clusters if current is not None else ())
 
     def _tell_next(self) -> None:
-        if self._opened is not None:
+        # Without a current group the next one begins at once: to read ahead for it would only be late.
+        if self._opened is not None and self._current is not None:
             self._opened.cache.next_changed(self._next_query())
 
     # ---- the search thread

@@ -173,16 +173,20 @@ class ClusterCache:
             held = sum(self._extents[cluster].size_bytes for cluster in self._rows)
             assert held + self._planner.reading_bytes == self._planner.used_bytes
 
-    def close(self, timeout_s: float = 1.0) -> bool:
-        """Ends the reader threads, each after the read that it is at; a query that waits ends. Blocks up to `timeout_s`.
-
-        Returns whether all have ended: until then the reader must not be closed.
-        """
+    def stop(self) -> None:
+        """Ends a query that waits, and each reader thread after the read that it is at. Does not block."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         for _ in self._threads:
             self._jobs.put(None)
+
+    def close(self, timeout_s: float = 0.5) -> bool:
+        """Stops, and waits for the reader threads for up to `timeout_s`.
+
+        Returns whether all have ended: until then the reader must not be closed.
+        """
+        self.stop()
         until_us = self._clock_us_after(timeout_s)
         for thread in self._threads:
             thread.join(max(0.0, (until_us - self._clock.now_us()) / 1_000_000))

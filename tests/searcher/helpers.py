@@ -91,7 +91,7 @@ def write_index(
     *,
     documents: Iterable[Document] | None = None,
     read_latency_us: tuple[int, ...] = (),
-    nprobe: int = 3,
+    nprobe: int = 1,
 ) -> SmallIndex:
     """Writes an index in which each row is in the cluster of its nearest centroid."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -170,39 +170,48 @@ def make_group(
     *,
     clusters: Sequence[tuple[int, ...]] | None = None,
     nprobe: int = 3,
+    **given: Any,
+) -> Group:
+    """A group of these query vectors; without `clusters`, each probes its nearest."""
+    probed = clusters if clusters is not None else [index.clusters_of(vector, nprobe) for vector in vectors]
+    return group_of(index.manifest, list(zip(vectors, probed, strict=True)), **given)
+
+
+def group_of(
+    manifest: Manifest,
+    searches: Sequence[tuple[Float32, Sequence[int]]],
+    *,
     next_clusters: tuple[int, ...] | None = None,
     top_k: int | None = None,
     deadline_us: int | None = None,
     sequence: int = 0,
     **changes: Any,
 ) -> Group:
-    """A group of these query vectors; without `clusters`, each probes its nearest."""
-    probed = [tuple(map(ClusterId, c)) for c in clusters] if clusters is not None else None
-    queries = []
-    for position, vector in enumerate(vectors):
-        queries.append(
-            GroupedQuery(
-                query=Query(query_id=f"q{sequence}-{position}", text="why?", top_k=top_k),
-                source=Source(topic="rag.queries.v1", partition=0, offset=1000 * sequence + position),
-                headers=(("traceparent", b"00-1-2-01"), ("other", b"x")),
-                arrival_us=1,
-                deadline_us=deadline_us,
-                vector=vector.astype("<f4").tobytes(),
-                clusters=probed[position] if probed is not None else index.clusters_of(vector, nprobe),
-                timings_us={"window_wait": 7},
-            )
+    """A group of queries, each a vector and the clusters that it probes."""
+    queries = tuple(
+        GroupedQuery(
+            query=Query(query_id=f"q{sequence}-{position}", text="why?", top_k=top_k),
+            source=Source(topic="rag.queries.v1", partition=0, offset=1000 * sequence + position),
+            headers=(("traceparent", b"00-1-2-01"), ("other", b"x")),
+            arrival_us=1,
+            deadline_us=deadline_us,
+            vector=vector.astype("<f4").tobytes(),
+            clusters=tuple(map(ClusterId, clusters)),
+            timings_us={"window_wait": 7},
         )
+        for position, (vector, clusters) in enumerate(searches)
+    )
     fields: dict[str, Any] = {
-        "index_version": index.manifest.index_version,
-        "centroids_fingerprint": index.manifest.centroids_fingerprint,
-        "embedding_model": MODEL,
+        "index_version": manifest.index_version,
+        "centroids_fingerprint": manifest.centroids_fingerprint,
+        "embedding_model": manifest.embedding_model,
         "grouper": "greedy",
         "window_id": 1,
         "lane": 0,
         "lane_count": 1,
         "sequence": sequence,
         "groups_in_window_for_lane": 1,
-        "queries": tuple(queries),
+        "queries": queries,
         "clusters": tuple(sorted({c for q in queries for c in q.clusters})),
         "next": None
         if next_clusters is None

@@ -1,0 +1,127 @@
+"""Reading ahead overlaps with scoring: the one test whose subject is elapsed time."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.disk.segment import ClusterExtent
+from schemas.record import ClusterId
+from searcher.plan.steps import Purpose
+from searcher.scoring import TopK, score_cluster
+from searcher.store.direct import DirectReader
+from tests.searcher.helpers import SmallIndex, make_group, make_unit, random_index, running
+
+STEP_S = 0.03
+"""Slowed reads and slowed scorings take this long; everything else together takes a hundredth of it."""
+
+Interval = tuple[int, int]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
+    return random_index(tmp_path_factory.mktemp("index"), nlist=16)
+
+
+class Intervals:
+    """An event log that keeps everything."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.reads: dict[Purpose, list[Interval]] = {"demand": [], "prefetch": []}
+        self.scorings: list[Interval] = []
+
+    def read(self, cluster: ClusterId, purpose: Purpose, started_us: int, ended_us: int) -> None:
+        with self.lock:
+            self.reads[purpose].append((started_us, ended_us))
+
+    def scored(self, cluster: ClusterId, started_us: int, ended_us: int) -> None:
+        with self.lock:
+            self.scorings.append((started_us, ended_us))
+
+    def all(self) -> list[Interval]:
+        return self.reads["demand"] + self.reads["prefetch"] + self.scorings
+
+    def wall_us(self) -> int:
+        return max(end for _, end in self.all()) - min(start for start, _ in self.all())
+
+    def sum_us(self) -> int:
+        return sum(end - start for start, end in self.all())
+
+
+def overlaps(some: list[Interval], others: list[Interval]) -> int:
+    """How many of `some` intersect one of `others`."""
+    return sum(any(start < end_2 and start_2 < end for start_2, end_2 in others) for start, end in some)
+
+
+class SlowReader:
+    """The real reader, with a wait before each read."""
+
+    def __init__(self, path: Path) -> None:
+        self.inner = DirectReader(path, "require")
+
+    def read_into(self, extent: ClusterExtent, pages: mmap.mmap) -> None:
+        time.sleep(STEP_S)
+        self.inner.read_into(extent, pages)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def slow_score(*given: Any) -> TopK:
+    """The real scoring, and a wait that lets other threads run, as a large matrix product does."""
+    time.sleep(STEP_S)
+    return score_cluster(*given)
+
+
+def search_groups(index: SmallIndex, *, prefetch: bool, in_hand: bool) -> Intervals:
+    """Twelve groups of one query with one cluster each: within a query there is nothing to overlap."""
+    log = Intervals()
+    groups = [
+        make_group(index, [index.vectors[0]], clusters=[(n,)], next_clusters=(n + 1,), sequence=n) for n in range(12)
+    ]
+    with running(
+        index,
+        events=log,
+        open_reader=SlowReader,
+        scorer=slow_score,
+        prefetch=prefetch,
+        reader_threads=1,
+        groups_in_hand_max=12,
+    ) as run:
+        run.wait_ready()
+        for number, group in enumerate(groups):
+            run.stage.offer(make_unit(number, group), 0)
+            if not in_hand:
+                run.sink.wait_done(number + 1)
+        run.sink.wait_done(12)
+    return log
+
+
+@pytest.mark.parametrize("in_hand", [True, False], ids=["next group in hand", "next group advised"])
+def test_prefetches_overlap_with_scoring_and_save_wall_time(index: SmallIndex, in_hand: bool) -> None:
+    log = search_groups(index, prefetch=True, in_hand=in_hand)
+    assert len(log.scorings) == 12
+    assert overlaps(log.reads["prefetch"], log.scorings) >= 10
+    assert log.wall_us() < 0.8 * log.sum_us()
+
+
+def test_without_prefetch_nothing_overlaps(index: SmallIndex) -> None:
+    log = search_groups(index, prefetch=False, in_hand=True)
+    assert log.reads["prefetch"] == []
+    assert overlaps(log.reads["demand"], log.scorings) == 0
+    assert log.wall_us() >= log.sum_us()
+
+
+def test_within_a_query_clusters_are_scored_while_others_are_read(index: SmallIndex) -> None:
+    log = Intervals()
+    seams = {"events": log, "open_reader": SlowReader, "scorer": slow_score}
+    with running(index, prefetch=False, reader_threads=2, **seams) as run:
+        run.search(make_group(index, [index.vectors[0]], clusters=[tuple(range(8))]))
+    assert overlaps(log.scorings, log.reads["demand"]) >= 4
+    assert log.wall_us() < 0.8 * log.sum_us()
