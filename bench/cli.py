@@ -1,133 +1,87 @@
-"""The commands `carpool bench claims` and `carpool bench traffic`."""
+"""The options of `carpool bench claims` and `carpool bench traffic`. Light to import: the work is in `bench.commands`."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from bench.claims import ClaimsRequest, run_claims
-from bench.data import CLAIMS, CORPUS, TRAFFIC, EvaluationData, find_data
-from bench.index import BenchIndex, corpus_index, memory_search, tiny_index
-from bench.machine import data_file, program, this_machine, this_revision
-from bench.report import IndexFacts, Report, print_claims, print_promises, print_traffic, write_report
-from bench.traffic import (
-    Footprint,
-    Kind,
-    Tell,
-    TrafficRequest,
-    TrafficResult,
-    measure_footprint,
-    run_traffic,
-    traffic_promises,
-)
-from carpool.embedding import EmbeddingSettings
-from carpool.errors import ConfigError
-from carpool.settings import environment_name
-from carpool.testing.llm_text import NAME as STAND_IN
-from producers.load import LoadPlan
-from producers.questions import Question, Vectors, with_vectors
 
 app = typer.Typer(
+    name="bench",
     no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Does it pay? Runs the real services on evaluation data and reports what they did, as tables and as JSON.",
+    rich_markup_mode=None,
+    help="""Does it pay? Run the real services on evaluation data; figures as tables and as JSON.
+
+Each command starts grouper and searcher as processes of their own, on an embedded broker or on yours, publishes
+questions, and reads everything that comes back. Every figure is of that run; the JSON says of which machine, versions,
+data and settings.
+
+\b
+Is the right thing found?      carpool bench claims --data DATA
+How fast, how many bytes?      carpool bench traffic --data DATA
+""",
 )
 
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", help="Folder of the evaluation data; without it, the one that CARPOOL_DATA names."),
+    typer.Option(
+        "--data", metavar="DIR", help="Folder of the evaluation data. Default: CARPOOL_DATA.", show_default=False
+    ),
 ]
 BootstrapOption = Annotated[
     str | None,
     typer.Option(
         "--bootstrap",
-        help="Brokers to use, host:port. No other service of Carpool may run on them. Without it an embedded broker is started "
-        "for the run.",
+        metavar="HOST:PORT",
+        help="Brokers to use; no other services of Carpool may run on them. Default: an embedded broker for the run.",
+        show_default=False,
     ),
 ]
 IndexOption = Annotated[
     Path | None,
     typer.Option(
-        "--index", help="Folder of the index: used if it is there, built there if not. Default: under --work."
+        "--index",
+        metavar="DIR",
+        help="The index: used if it is there, else built there from the precomputed vectors. Default: under --work.",
+        show_default=False,
     ),
 ]
 WorkOption = Annotated[
-    Path, typer.Option("--work", help="Folder for the index and the logs of the services; on a disk, not in memory.")
+    Path,
+    typer.Option(
+        "--work", metavar="DIR", help="Folder for index and logs, on a disk: the searcher reads with O_DIRECT."
+    ),
 ]
 NlistOption = Annotated[int, typer.Option("--nlist", min=1, help="Clusters of the index.")]
 ModelOption = Annotated[
-    str, typer.Option("--model", help="Embedding model, a name or a folder: the one that made the vectors of the data.")
+    str | None,
+    typer.Option(
+        "--model",
+        help="Embedding model, a name or a folder: the one that made the vectors of the data. Default: the services'.",
+        show_default=False,
+    ),
+]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", min=1, help="Only the first of the questions.", show_default=False)
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="SECTION.NAME=VALUE",
-        help="A setting of the services, such as grouper.policy=none. Repeatable.",
+        help="A setting of the services, such as grouper.policy=none; may be repeated.",
+        show_default=False,
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the clusters and of the arrivals.")]
 JsonOption = Annotated[
-    Path | None, typer.Option("--json", help="File for the figures, with machine, data and settings; - for stdout.")
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Where the figures go as JSON; - is standard output.", show_default=False
+    ),
 ]
-DEFAULT_WORK = Path(".carpool/bench")
-DEFAULT_EMBEDDING = EmbeddingSettings().model
-
-
-class _Run(msgspec.Struct, kw_only=True):
-    """What both commands need: data, index, settings of the services, and a place for it all."""
-
-    data: EvaluationData
-    index: BenchIndex
-    embedding: EmbeddingSettings
-    bootstrap: str | None
-    work_dir: Path
-    settings: dict[str, str]
-    console: Console
-    started_s: float
-
-    def report(
-        self,
-        benchmark: str,
-        *,
-        files: Sequence[Path],
-        settings: dict[str, Any],
-        promises: dict[str, bool],
-        results: Any,
-    ) -> Report:
-        manifest = self.index.manifest
-        return Report(
-            benchmark=benchmark,
-            command=program(),
-            started=datetime.fromtimestamp(self.started_s, UTC).isoformat(timespec="seconds"),
-            duration_s=time.time() - self.started_s,
-            machine=this_machine(),
-            revision=this_revision(),
-            broker=self.bootstrap or "embedded",
-            data=tuple(data_file(path) for path in files),
-            index=IndexFacts(
-                index_version=manifest.index_version,
-                row_count=manifest.row_count,
-                dimension=manifest.dimension,
-                nlist=manifest.nlist,
-                nprobe_default=manifest.nprobe_default,
-                segment_bytes=self.index.segment_bytes,
-                embedding_model=manifest.embedding_model,
-            ),
-            settings={**settings, "services": self.settings},
-            promises=promises,
-            results=results,
-        )
+WORK = Path(".carpool/bench")
 
 
 @app.command()
@@ -135,72 +89,65 @@ def claims(
     data: DataOption = None,
     bootstrap: BootstrapOption = None,
     index: IndexOption = None,
-    work: WorkOption = DEFAULT_WORK,
+    work: WorkOption = WORK,
     nlist: NlistOption = 100,
-    model: ModelOption = DEFAULT_EMBEDDING,
+    model: ModelOption = None,
+    limit: LimitOption = None,
     kind: Annotated[
         Literal["text", "vectors"],
-        typer.Option("--as", help="text: the grouper embeds; vectors: precomputed ones are published."),
+        typer.Option("--as", help="text: the grouper embeds the claims; vectors: precomputed ones are published."),
     ] = "text",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first claims.")] = None,
     nprobe: Annotated[
-        int | None, typer.Option("--nprobe", min=1, help="Clusters to probe; without it, the index's default.")
+        int | None,
+        typer.Option("--nprobe", min=1, help="Clusters to probe. Default: the index's.", show_default=False),
     ] = None,
-    rate: Annotated[float, typer.Option("--rate", help="Claims published a second.")] = 100.0,
-    generate: Annotated[int, typer.Option("--generate", min=0, help="Claims that also go through the generator.")] = 0,
-    llm: Annotated[
-        str, typer.Option("--llm-url", help="The LLM server's OpenAI API, http://HOST:PORT/v1, or stand-in: no model.")
+    rate: Annotated[float, typer.Option("--rate", min=0.1, help="Claims published a second.")] = 100.0,
+    generate: Annotated[
+        int, typer.Option("--generate", min=0, metavar="N", help="The first N claims are also answered by an LLM.")
+    ] = 0,
+    llm_url: Annotated[
+        str,
+        typer.Option(
+            "--llm-url",
+            metavar="URL",
+            help="API of the LLM server, http://HOST:PORT/v1; or stand-in: no model, to try this command out.",
+        ),
     ] = "",
-    llm_model: Annotated[str, typer.Option("--llm-model", help="Name of the model at the LLM server.")] = "",
+    llm_model: Annotated[str, typer.Option("--llm-model", help="Name of the model there.", show_default=False)] = "",
     settings: SetOption = None,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
 ) -> None:
-    """Does Carpool find what an exact search finds, and is what it finds evidence?
+    """Is what an exact search finds found, and is it evidence?
 
-    Publishes the claims of FEVER, runs grouper and searcher on an index of the corpus, and compares each retrieval with
-    FAISS IVF-Flat in memory: same vectors, same centroids, same nprobe, and the query vectors that the grouper used. Then
-    it counts how often an evidence page is among the first five, beside exact search and other nprobes.
+    Publishes FEVER's claims and compares each retrieval with FAISS IVF-Flat in memory: same vectors, same centroids, same
+    nprobe, and the query vectors that the grouper used. Counts how often an evidence page is among the first five, beside
+    exact search and other nprobes.
 
-    Ends with 1 when a promise is broken: a claim lost or retrieved twice, ids that differ where scores do not, evidence
-    more than one point below exact search, a claim for the generator without an answer.
+    Ends with 1 when a promise is broken: a claim lost or retrieved twice, other ids where scores differ by 0.00001 or
+    more, evidence over one point below exact search, a claim for the LLM without an answer.
 
-    [bold]Examples[/]
-      carpool bench claims --data DATA --json claims.json
-      carpool bench claims --data DATA --generate 50 --llm-url http://127.0.0.1:8000/v1
+    Example:  carpool bench claims --data DATA --generate 50 --llm-url http://127.0.0.1:8000/v1 --json claims.json
     """
-    run = _prepare(data, bootstrap, index, work / "claims", nlist, model, settings, seed)
-    questions = _as_asked(run, CLAIMS, kind, run.data.questions(CLAIMS, limit))
-    if generate and not llm:
-        raise ConfigError("--generate needs an LLM: name its server with --llm-url, or say --llm-url stand-in")
-    llm_settings = {environment_name("llm", "model"): STAND_IN if llm == "stand-in" else llm_model} if llm else {}
-    request = ClaimsRequest(
+    from bench import commands
+
+    common = commands.Common(
+        data=data,
         bootstrap=bootstrap,
-        work_dir=run.work_dir,
-        plan=LoadPlan(embedding_model=run.index.manifest.embedding_model),
-        nprobe=nprobe,
-        rate_per_s=rate,
-        generate=generate,
-        llm_url=llm if llm and llm != "stand-in" else None,
-        settings=run.settings | {name: value for name, value in llm_settings.items() if value},
+        index=index,
+        work=work,
+        nlist=nlist,
+        model=model,
+        settings=tuple(settings or ()),
+        seed=seed,
+        limit=limit,
+        json_file=json_file,
     )
-    with _telling(run.console) as tell:
-        result = run_claims(
-            request, run.index, questions, run.data.evidence(), memory_search(run.data, run.index), tell
-        )
-    report = run.report(
-        "claims",
-        files=(
-            run.data.corpus_path,
-            run.data.vectors_path(CORPUS),
-            run.data.questions_path(CLAIMS),
-            run.data.evidence_path,
-        ),
-        settings={"as": kind, "limit": limit, "nprobe": nprobe, "rate_per_s": rate, "generate": generate, "seed": seed},
-        promises=result.promises,
-        results=result,
+    options = commands.ClaimsOptions(
+        kind=kind, nprobe=nprobe, rate_per_s=rate, generate=generate, llm_url=llm_url, llm_model=llm_model
     )
-    _finish(report, json_file, lambda console: print_claims(console, result))
+    if not commands.claims(common, options):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -208,18 +155,19 @@ def traffic(
     data: DataOption = None,
     bootstrap: BootstrapOption = None,
     index: IndexOption = None,
-    work: WorkOption = DEFAULT_WORK,
+    work: WorkOption = WORK,
     nlist: NlistOption = 100,
-    model: ModelOption = DEFAULT_EMBEDDING,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first questions.")] = None,
+    model: ModelOption = None,
+    limit: LimitOption = None,
     text_rate: Annotated[
-        float, typer.Option("--text-rate", help="Questions a second, as text; 0: no such run.")
+        float, typer.Option("--text-rate", min=0, help="Questions a second as text; 0 leaves this run out.")
     ] = 50.0,
     vector_rate: Annotated[
-        float, typer.Option("--vector-rate", help="Questions a second, as vectors; 0: no such run.")
+        float, typer.Option("--vector-rate", min=0, help="Questions a second as vectors; 0 leaves this run out.")
     ] = 200.0,
     arrivals: Annotated[
-        Literal["poisson", "even"], typer.Option("--arrivals", help="poisson: as from many askers; even: like a clock.")
+        Literal["poisson", "even"],
+        typer.Option("--arrivals", help="poisson: as from many askers; even: as by a clock."),
     ] = "poisson",
     warm_up: Annotated[
         int, typer.Option("--warm-up", min=0, help="Questions asked first and not measured: a first batch is slow.")
@@ -227,164 +175,53 @@ def traffic(
     budget_share: Annotated[
         float,
         typer.Option(
-            "--budget-share",
-            min=0.01,
-            max=10,
-            help="The searcher's budget as a share of the index's clusters, 0.4: 40 %.",
+            "--budget-share", min=0.001, max=10, help="What the searcher may hold, as a share of all clusters' bytes."
         ),
     ] = 0.4,
     footprint: Annotated[
         int,
-        typer.Option("--footprint", min=0, help="Questions to measure the searcher without an index by; 0: do not."),
+        typer.Option("--footprint", min=0, help="Questions to measure the searcher's own memory by; 0: not measured."),
     ] = 1000,
     settings: SetOption = None,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
 ) -> None:
-    """What do grouper and searcher do with a stream of questions?
+    """How fast, and with how many bytes from disk, is a stream of questions searched?
 
-    Publishes the questions of HotpotQA twice: as text, which the grouper embeds, and as vectors. The load is open: a
-    question is due at its time whether or not earlier ones are back, and its total counts from then until its retrieval
-    is read here. Reports p50 and p99 of every stage over all questions, clusters by the tier where they were found, bytes
-    read a query (as the records say and as the metrics say), sizes of windows, and memory.
+    Publishes HotpotQA's questions twice: as text, which the grouper embeds, then as vectors. The load is open: a question
+    is due at its time whether or not earlier ones are back, and its total counts from then until its retrieval is read.
+    Reports p50 and p99 of every stage over all questions, clusters by the tier where they were found, bytes read a query,
+    sizes of windows, and memory.
 
-    The searcher may hold only a share of the index (--budget-share), so that its cache has work to do. Ends with 1 when a
-    promise is broken: a question lost or retrieved twice, records and metrics that disagree, memory over its bounds.
+    The searcher may hold only a share of the index (--budget-share), so that its cache has work to do. Its own footprint
+    is measured with the same traffic on an index of five passages.
 
-    [bold]Examples[/]
-      carpool bench traffic --data DATA --json traffic.json
-      carpool bench traffic --data DATA --text-rate 0 --vector-rate 500 --set grouper.policy=none
+    Ends with 1 when a promise is broken: a question lost or retrieved twice, records and metrics that disagree on the
+    cache, memory over its bounds.
+
+    Example:  carpool bench traffic --data DATA --text-rate 0 --vector-rate 500 --set grouper.policy=none
     """
-    run = _prepare(data, bootstrap, index, work / "traffic", nlist, model, settings, seed)
-    budget_bytes = int(run.index.segment_bytes * budget_share)
-    budget_name = environment_name("searcher", "budget_bytes")
-    if budget_name in run.settings:
-        raise ConfigError("the searcher's budget is set by --budget-share here, not by --set searcher.budget_bytes")
-    run.settings[budget_name] = str(budget_bytes)
-    asked = run.data.questions(TRAFFIC, limit)
-    rates: dict[Kind, float] = {"text": text_rate, "vectors": vector_rate}
-    results: list[TrafficResult] = []
-    measured: Footprint | None = None
-    with _telling(run.console) as tell:
-        for kind, rate in rates.items():
-            if rate > 0:
-                request = _traffic_request(run, kind, rate, arrivals, seed, warm_up)
-                results.append(run_traffic(request, run.index, _as_asked(run, TRAFFIC, kind, asked), tell))
-        if footprint:
-            tiny = tiny_index(run.data, work_dir=run.work_dir, embedding=run.embedding)
-            request = _traffic_request(run, "vectors", vector_rate or 200.0, arrivals, seed, 0)
-            few = _as_asked(run, TRAFFIC, "vectors", asked[:footprint])
-            measured = measure_footprint(request, tiny, few, tell)
-    report = run.report(
-        "traffic",
-        files=(run.data.corpus_path, run.data.vectors_path(CORPUS), run.data.questions_path(TRAFFIC)),
-        settings={
-            "limit": limit,
-            "rates_per_s": rates,
-            "arrivals": arrivals,
-            "warm_up": warm_up,
-            "budget_share": budget_share,
-            "budget_bytes": budget_bytes,
-            "seed": seed,
-        },
-        promises=traffic_promises(results, measured, budget_bytes),
-        results={"runs": results, "footprint": measured},
-    )
-    _finish(report, json_file, lambda console: print_traffic(console, results, measured, budget_bytes))
+    from bench import commands
 
-
-def _prepare(
-    data: Path | None,
-    bootstrap: str | None,
-    index: Path | None,
-    work_dir: Path,
-    nlist: int,
-    model: str,
-    settings: list[str] | None,
-    seed: int,
-) -> _Run:
-    started_s = time.time()
-    console = Console(stderr=True)
-    found = find_data(data)
-    work_dir.mkdir(parents=True, exist_ok=True)
-    embedding = EmbeddingSettings(model=model)
-    given = parse_settings(settings or [])
-    built = corpus_index(
-        found,
-        index_dir=index or work_dir.parent / f"index-{CORPUS}-{nlist}-{seed}",
-        nlist=nlist,
-        seed=seed,
-        embedding=embedding,
-        note=lambda text: console.print(text, highlight=False),
-    )
-    return _Run(
-        data=found,
-        index=built,
-        embedding=embedding,
+    common = commands.Common(
+        data=data,
         bootstrap=bootstrap,
-        work_dir=work_dir.resolve(),
-        settings={environment_name("embedding", "model"): model, **given},
-        console=console,
-        started_s=started_s,
-    )
-
-
-def parse_settings(given: Sequence[str]) -> dict[str, str]:
-    """Returns SECTION.NAME=VALUE as environment variables of the services. Raises `ConfigError` for anything else."""
-    variables = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        section, dot, setting = name.partition(".")
-        if not (equals and dot and section and setting):
-            raise ConfigError(f"--set {text}: write SECTION.NAME=VALUE, for example grouper.policy=none")
-        variables[environment_name(section, setting)] = value
-    return variables
-
-
-def _as_asked(run: _Run, name: str, kind: Kind, questions: Sequence[Question]) -> tuple[Question, ...]:
-    """The questions as text, or with the vectors of their rows and without text."""
-    if kind == "text":
-        return tuple(questions)
-    return with_vectors(questions, Vectors(run.data.vectors_path(name)), keep_text=False)
-
-
-def _traffic_request(
-    run: _Run, kind: Kind, rate: float, arrivals: Literal["even", "poisson"], seed: int, warm_up: int
-) -> TrafficRequest:
-    return TrafficRequest(
-        kind=kind,
-        bootstrap=run.bootstrap,
-        work_dir=run.work_dir / kind,
-        plan=LoadPlan(embedding_model=run.index.manifest.embedding_model),
-        rate_per_s=rate,
-        arrivals=arrivals,
+        index=index,
+        work=work,
+        nlist=nlist,
+        model=model,
+        settings=tuple(settings or ()),
         seed=seed,
-        warm_up=warm_up,
-        settings=run.settings,
+        limit=limit,
+        json_file=json_file,
     )
-
-
-@contextmanager
-def _telling(console: Console) -> Iterator[Tell]:
-    """Yields what shows progress on standard error: a bar for each step on a terminal, nothing elsewhere."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, refresh_per_second=2) as progress:
-        tasks: dict[str, Any] = {}
-
-        def tell(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = progress.add_task(step, total=total)
-            progress.update(tasks[step], completed=done, total=total)
-
-        yield tell
-
-
-def _finish(report: Report, json_file: Path | None, show: Any) -> None:
-    """Tables, promises, JSON; ends with 1 when a promise is broken."""
-    console = Console(file=sys.stderr if str(json_file) == "-" else sys.stdout)
-    show(console)
-    print_promises(console, report.promises)
-    if json_file is not None:
-        write_report(report, json_file)
-    if not report.holds:
+    options = commands.TrafficOptions(
+        text_rate_per_s=text_rate,
+        vector_rate_per_s=vector_rate,
+        arrivals=arrivals,
+        warm_up=warm_up,
+        budget_share=budget_share,
+        footprint=footprint,
+    )
+    if not commands.traffic(common, options):
         raise typer.Exit(1)

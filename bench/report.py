@@ -56,7 +56,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_report(report: Report, path: Path) -> None:
     """Writes the report as JSON; `-` is standard output. Raises `ConfigError` where it cannot be written."""
-    content = msgspec.json.format(msgspec.json.encode(report, order="sorted"), indent=2)
+    content = msgspec.json.format(msgspec.json.encode(report), indent=2)
     if str(path) == "-":
         sys.stdout.write(content.decode() + "\n")
         return

@@ -30,6 +30,7 @@ FOOTPRINT_BYTES_MAX = 150 * 1024 * 1024
 GROUPER_BYTES_MAX = 900 * 1024 * 1024
 
 Kind = Literal["text", "vectors"]
+Arrivals = Literal["even", "poisson"]
 Tell = Callable[[str, int, int], None]
 
 
@@ -41,7 +42,7 @@ class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True):
     work_dir: Path
     plan: LoadPlan
     rate_per_s: float
-    arrivals: Literal["even", "poisson"]
+    arrivals: Arrivals
     seed: int
     warm_up: int
     settings: dict[str, str]
