@@ -142,6 +142,7 @@ class _Entry:
     attempts: int = 0
     failures: int = 0
     ended_at_failure: int = 0
+    not_before_us: int = 0
 
 
 class Dispatcher:
@@ -157,6 +158,7 @@ class Dispatcher:
         self._refusals_in_row = 0
         self._paused_until_us = 0
         self._ended = 0
+        self._now_us = 0
 
     @property
     def server(self) -> Server:
@@ -183,11 +185,15 @@ class Dispatcher:
         times = [entry.prompt.deadline_us for entry in entries if entry.prompt.deadline_us is not None]
         if self._server == "paused":
             times.append(self._paused_until_us)
+        if self._server == "open":
+            later = (entry.not_before_us for entry in self._waiting.values())
+            times += [time_us for time_us in later if time_us > self._now_us]
         return min(times, default=None)
 
     def step(self, event: Event, now_us: int) -> tuple[Action, ...]:
         """Takes one event and returns what to do now, in order. Events about prompts that are gone change nothing."""
         actions: list[Action] = []
+        self._now_us = now_us
         if isinstance(event, Arrived):
             prompt = event.prompt
             assert prompt.id not in self._waiting and prompt.id not in self._running, f"prompt {prompt.id} came twice"
@@ -217,7 +223,7 @@ class Dispatcher:
         assert len(self._running) <= self._limits.concurrency, "more requests at once than allowed"
         assert self._probe is None or self._server == "probing", "a probe is out though the server is not being probed"
         assert self._probe in (None, "check") or self._probe in self._running, "the probe is not running"
-        assert self._server != "open" or not self._waiting or len(self._running) == self._limits.concurrency, (
+        assert self._server != "open" or not self._sendable() or len(self._running) == self._limits.concurrency, (
             "a prompt waits though it could be sent"
         )
 
@@ -237,6 +243,7 @@ class Dispatcher:
             actions.append(Deliver(id=id, attempts=entry.attempts))
 
     def _refuse(self, event: Refused, now_us: int, actions: list[Action]) -> None:
+        entry: _Entry | None = None
         if event.id is None:
             if self._probe != "check":
                 return
@@ -249,6 +256,10 @@ class Dispatcher:
             else:
                 self._waiting[event.id] = entry
         self._pause(event.retry_after_us, now_us)
+        if entry is not None and event.suspect:
+            # It waits as long again after the pause: else it would be the first at a server that a check has just
+            # opened, and might close it to all others, those to come included, time and again.
+            entry.not_before_us = self._paused_until_us + (self._paused_until_us - now_us)
 
     def _failed_again(self, entry: _Entry) -> bool:
         """Counts a failure that the prompt may be to blame for: the first, and each with others answered since the last."""
@@ -303,8 +314,14 @@ class Dispatcher:
             elif len(self._running) < self._limits.concurrency:
                 self._probe = self._order.first(candidates).id
                 self._start(self._probe, actions)
-        while self._server == "open" and self._waiting and len(self._running) < self._limits.concurrency:
-            self._start(self._order.first(entry.prompt for entry in self._waiting.values()).id, actions)
+        while self._server == "open" and len(self._running) < self._limits.concurrency:
+            sendable = self._sendable()
+            if not sendable:
+                break
+            self._start(self._order.first(sendable).id, actions)
+
+    def _sendable(self) -> list[Prompt]:
+        return [entry.prompt for entry in self._waiting.values() if entry.not_before_us <= self._now_us]
 
     def _start(self, id: int, actions: list[Action]) -> None:
         entry = self._waiting.pop(id)

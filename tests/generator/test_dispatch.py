@@ -175,14 +175,16 @@ def test_a_check_that_passes_does_not_shorten_the_pauses_but_a_prompt_does() -> 
     arrive(dispatcher, 1)
     dispatcher.step(Refused(id=1, suspect=True), 0)
     assert dispatcher.step(Ticked(), 100) == (Check(),)
-    assert dispatcher.step(CheckPassed(), 100) == (Send(id=1, attempt=2),)
-    dispatcher.step(Refused(id=1, suspect=True), 100)
-    assert dispatcher.wake_us() == 300
-    assert dispatcher.step(Ticked(), 300) == (Check(),)
-    assert dispatcher.step(CheckPassed(), 300) == (Send(id=1, attempt=3),)
-    dispatcher.step(Accepted(id=1), 310)
-    dispatcher.step(Refused(id=1, suspect=True), 320)
-    assert dispatcher.wake_us() == 420
+    assert dispatcher.step(CheckPassed(), 100) == ()
+    assert dispatcher.step(Ticked(), 200) == (Send(id=1, attempt=2),)
+    dispatcher.step(Refused(id=1, suspect=True), 200)
+    assert dispatcher.wake_us() == 400
+    assert dispatcher.step(Ticked(), 400) == (Check(),)
+    dispatcher.step(CheckPassed(), 400)
+    assert dispatcher.step(Ticked(), 600) == (Send(id=1, attempt=3),)
+    dispatcher.step(Accepted(id=1), 610)
+    dispatcher.step(Refused(id=1, suspect=True), 620)
+    assert dispatcher.wake_us() == 720
 
 
 def test_requests_that_fail_together_count_once() -> None:
@@ -275,10 +277,19 @@ def test_a_revoked_probe_is_replaced_by_the_next_prompt_or_by_a_check() -> None:
 # ---- a prompt that is to blame
 
 
-def fail_once(dispatcher: Dispatcher, id: int, now_us: int) -> tuple[Action, ...]:
-    """Has prompt `id`, which runs, make the server break off, and gets it sent again."""
-    dispatcher.step(Refused(id=id, suspect=True), now_us)
-    return dispatcher.step(Ticked(), now_us + 100_000)
+def test_a_prompt_under_suspicion_waits_as_long_again_after_the_pause_so_that_others_come_in() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1)
+    dispatcher.step(Refused(id=1, suspect=True, retry_after_us=300), 1_000)
+    assert dispatcher.wake_us() == 1_300
+    assert dispatcher.step(Ticked(), 1_300) == (Check(),)
+    assert dispatcher.step(CheckPassed(), 1_310) == ()
+    assert (dispatcher.server, dispatcher.credit(), dispatcher.wake_us()) == ("open", 4, 1_600)
+    dispatcher.check_integrity()
+    assert arrive(dispatcher, 2, now_us=1_400) == [Send(id=2, attempt=1)]
+    assert dispatcher.step(Ticked(), 1_599) == ()
+    assert dispatcher.step(Ticked(), 1_600) == (Send(id=1, attempt=2),)
+    assert dispatcher.wake_us() is None
 
 
 def test_a_prompt_that_fails_while_others_are_answered_is_given_up() -> None:
@@ -287,12 +298,14 @@ def test_a_prompt_that_fails_while_others_are_answered_is_given_up() -> None:
     now_us, other = 0, 100
     for attempt in (1, 2):
         assert dispatcher.step(Refused(id=1, suspect=True), now_us) == ()
-        now_us += 100_000
+        now_us += 100
         assert dispatcher.step(Ticked(), now_us) == (Check(),)
-        assert dispatcher.step(CheckPassed(), now_us) == (Send(id=1, attempt=attempt + 1),)
+        assert dispatcher.step(CheckPassed(), now_us) == ()
         other += 1
-        arrive(dispatcher, other, now_us=now_us)
+        assert arrive(dispatcher, other, now_us=now_us) == [Send(id=other, attempt=1)]
         assert dispatcher.step(Ended(id=other), now_us) == (Deliver(id=other, attempts=1),)
+        now_us += 100
+        assert dispatcher.step(Ticked(), now_us) == (Send(id=1, attempt=attempt + 1),)
     assert dispatcher.step(Refused(id=1, suspect=True), now_us) == (GiveUp(id=1, attempts=3),)
     assert dispatcher.in_hand == 0
     assert dispatcher.server == "paused"
@@ -304,8 +317,9 @@ def test_a_prompt_that_fails_while_nothing_is_answered_is_tried_without_end() ->
     now_us = 0
     for attempt in range(1, 30):
         assert dispatcher.step(Refused(id=1, suspect=True), now_us) == ()
-        now_us += 100_000
+        now_us += 1_000
         assert dispatcher.step(Ticked(), now_us) == (Check(),)
+        now_us += 1_000
         assert dispatcher.step(CheckPassed(), now_us) == (Send(id=1, attempt=attempt + 1),)
     assert dispatcher.in_hand == 1
 
@@ -331,7 +345,8 @@ def test_a_prompt_under_suspicion_is_no_probe_while_another_waits() -> None:
     dispatcher.step(Refused(id=1, suspect=True), 0)
     dispatcher.step(Refused(id=2), 0)
     assert dispatcher.step(Ticked(), 100) == (Send(id=2, attempt=2),)
-    assert dispatcher.step(Accepted(id=2), 110) == (Send(id=1, attempt=2),)
+    assert dispatcher.step(Accepted(id=2), 110) == ()
+    assert dispatcher.step(Ticked(), 200) == (Send(id=1, attempt=2),)
 
 
 # ---- deadlines

@@ -1,0 +1,172 @@
+"""What the tests of the stage share: retrievals, a clock moved by hand, and a sink that can be waited for."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from carpool.errors import CarpoolError
+from carpool.kafka.stage import Done, Message, Output, Unit
+from carpool.telemetry.metrics import Metrics
+from generator.llm.protocol import LlmEngine
+from generator.prompts import load_templates
+from generator.service import GeneratorStage
+from generator.settings import GeneratorSettings, LlmSettings
+from schemas.answer import Answer, PartialAnswer
+from schemas.codec import decode, encode
+from schemas.errors import RecordError
+from schemas.query import Query
+from schemas.record import ClusterId, Source
+from schemas.retrieval import Hit, Probe, Retrieval
+
+NOW_US = 1_800_000_000_000_000
+LLM = LlmSettings(backoff_ms_min=1, backoff_ms_max=2)
+_ids = itertools.count(1)
+
+
+class HandClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self, now_us: int = NOW_US) -> None:
+        self.at_us = now_us
+
+    def now_us(self) -> int:
+        return self.at_us
+
+
+class StepClock(HandClock):
+    """A clock that goes on by a millisecond whenever it is looked at."""
+
+    def now_us(self) -> int:
+        self.at_us += 1_000
+        return self.at_us
+
+
+class WaitableSink:
+    """Keeps what it is given; `wait` returns when a condition holds."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.dones: list[Done] = []
+        self.hints: list[Output] = []
+        self.failure: CarpoolError | None = None
+
+    def done(self, done: Done) -> None:
+        with self._changed:
+            self.dones.append(done)
+            self._changed.notify_all()
+
+    def hint(self, output: Output) -> None:
+        with self._changed:
+            self.hints.append(output)
+            self._changed.notify_all()
+
+    def refuse(self, unit: Unit[Any], error: RecordError) -> None:
+        raise AssertionError("the generator refuses no unit: it answers")
+
+    def fail(self, error: CarpoolError) -> None:
+        with self._changed:
+            self.failure = error
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[], bool], tick: Callable[[], object] = lambda: None) -> None:
+        for _ in range(1_000):
+            tick()
+            with self._changed:
+                if condition() or self._changed.wait_for(condition, 0.01):
+                    return
+        raise AssertionError("it did not come about within 10 seconds")
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [decode(Answer, done.outputs[0].value, done.outputs[0].headers) for done in list(self.dones)]
+
+    def partials(self) -> list[PartialAnswer]:
+        return [decode(PartialAnswer, output.value, output.headers) for output in self.hints]
+
+
+def hits(count: int = 2) -> tuple[Hit, ...]:
+    return tuple(
+        Hit(doc_id=f"d{n}", score=1 - n / 10, cluster=ClusterId(n), title=f"T{n}", text=f"text {n}")
+        for n in range(1, count + 1)
+    )
+
+
+def unit(text: str | None = "why?", *, found: tuple[Hit, ...] | None = None, **more: Any) -> Unit[Retrieval]:
+    """A unit with a retrieval; `more` are fields of the retrieval, or, as `query`, of its query."""
+    id = next(_ids)
+    source = Source(topic="rag.queries.v1", partition=1, offset=id, timestamp_ms=NOW_US // 1_000 - 40)
+    wishes = {"vector": b"\0\0\0\0", "embedding_model": "m"} if text is None else {}
+    retrieval = Retrieval(
+        **{
+            "query": Query(**{"query_id": f"q-{id}", "text": text, **wishes, **more.pop("query", {})}),
+            "source": source,
+            "headers": (("traceparent", b"00-1"), ("other", b"x")),
+            "revision": 1,
+            "is_final": True,
+            "index_version": "v7",
+            "embedding_model": "mini",
+            "hits": hits() if found is None else found,
+            "skipped_clusters": (),
+            "probes": (Probe(cluster=ClusterId(1), tier="ram"), Probe(cluster=ClusterId(2), tier="ssd")),
+            "bytes_read": 4096,
+            "timings_us": {"encode": 1_500, "search": 2_000},
+            **more,
+        }
+    )
+    value, headers = encode(retrieval, event_id="r", source="carpool/searcher", time_us=NOW_US)
+    place = Source(topic="rag.retrievals.v1", partition=0, offset=id, timestamp_ms=NOW_US // 1_000)
+    message = Message(source=place, key=b"q", value=value, headers=headers, received_us=NOW_US)
+    return Unit(id=id, record=retrieval, message=message)
+
+
+class Running:
+    """A stage that runs, with its sink and clock."""
+
+    def __init__(self, stage: GeneratorStage, sink: WaitableSink, clock: HandClock, metrics: Metrics) -> None:
+        self.stage, self.sink, self.clock, self.metrics = stage, sink, clock, metrics
+
+    def tick(self) -> int | None:
+        return self.stage.tick(self.clock.now_us(), 0)
+
+    def offer(self, *units: Unit[Retrieval]) -> None:
+        for one in units:
+            self.stage.offer(one, self.clock.now_us())
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        self.sink.wait(condition, self.tick)
+
+    def wait_for_answers(self, count: int) -> list[Answer]:
+        self.wait(lambda: len(self.sink.dones) >= count)
+        return self.sink.answers
+
+    def wait_until_open(self) -> None:
+        self.wait(lambda: not self.stage.not_ready())
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"carpool_{name}", labels) or 0.0
+
+
+@contextmanager
+def running(
+    engine: LlmEngine,
+    settings: GeneratorSettings | None = None,
+    llm: LlmSettings = LLM,
+    clock: HandClock | None = None,
+) -> Iterator[Running]:
+    """Starts a stage over `engine`. At the end it must not have failed, and is closed."""
+    settings = settings or GeneratorSettings()
+    clock = clock or StepClock()
+    metrics, sink = Metrics(CollectorRegistry()), WaitableSink()
+    stage = GeneratorStage(settings, llm, load_templates(settings), engine, metrics, clock)
+    stage.start(sink)
+    try:
+        yield Running(stage, sink, clock, metrics)
+        assert sink.failure is None, sink.failure
+    finally:
+        stage.close()
