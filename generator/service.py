@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,16 +36,15 @@ from generator.plan.dispatch import (
     Event,
     Expire,
     GiveUp,
-    Limits,
     Refused,
     Revoked,
     Send,
     Ticked,
 )
-from generator.plan.order import Prompt
 from generator.plan.prompt import Template
-from generator.prompts import Prepared, load_templates, prepare
+from generator.prompts import load_templates, prepare
 from generator.settings import GeneratorSettings, LlmSettings
+from generator.work import Work, limits_of, prompt_of
 from schemas.answer import Answer, ErrorType, Status
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
@@ -66,31 +64,6 @@ def build_stage(settings: GeneratorSettings, llm: LlmSettings, metrics: Metrics,
     """
     engine: LlmEngine = NoneEngine() if llm.engine == "none" else OpenAiEngine(llm)
     return GeneratorStage(settings, llm, load_templates(settings), engine, metrics, clock)
-
-
-def limits_of(settings: GeneratorSettings, llm: LlmSettings) -> Limits:
-    """Returns the dispatcher's bounds."""
-    return Limits(
-        concurrency=settings.concurrency,
-        in_hand_max=settings.intake_records_max,
-        backoff_us_min=llm.backoff_ms_min * 1_000,
-        backoff_us_max=llm.backoff_ms_max * 1_000,
-        retry_after_us_max=llm.retry_after_ms_max * 1_000,
-        failures_max=llm.failures_max,
-    )
-
-
-@dataclass(slots=True)
-class _Work:
-    """A query in hand. `outcome` is what its last request came to, `trouble` why its last try came to nothing."""
-
-    unit: Unit[Retrieval]
-    prepared: Prepared
-    arrived_us: int
-    sent_us: int | None = None
-    first_token_us: int | None = None
-    outcome: Generated | PromptRefused | None = None
-    trouble: str = "it was not sent yet"
 
 
 class GeneratorStage:
@@ -115,7 +88,7 @@ class GeneratorStage:
         self._clock = clock
         self._lock = threading.Lock()
         self._planner = Dispatcher(limits_of(settings, llm))
-        self._work: dict[int, _Work] = {}
+        self._work: dict[int, Work] = {}
         self._in_hand_bytes = 0
         self._trouble = "has not answered yet"
         self._is_draining = False
@@ -155,14 +128,10 @@ class GeneratorStage:
             )
             self._hand_over(unit, answer)
             return
-        deadline_us = retrieval.deadline_us
-        if deadline_us is None and retrieval.query.deadline is not None:
-            deadline_us = retrieval.query.deadline * 1_000
-        prompt = Prompt(id=unit.id, arrival_us=now_us, priority=retrieval.query.priority, deadline_us=deadline_us)
         with self._lock:
-            self._work[unit.id] = _Work(unit=unit, prepared=prepared, arrived_us=now_us)
+            self._work[unit.id] = Work(unit=unit, prepared=prepared, arrived_us=now_us)
             self._in_hand_bytes += unit.message.size_bytes
-        self._step(Arrived(prompt=prompt))
+        self._step(Arrived(prompt=prompt_of(unit, now_us)))
 
     def tick(self, now_us: int, waiting: int) -> int | None:
         """Expires what is late, and ends pauses."""
@@ -215,7 +184,7 @@ class GeneratorStage:
             if actions:
                 self._loop.call_soon_threadsafe(self._act, actions)
 
-    def _forget(self, unit_id: int) -> _Work | None:
+    def _forget(self, unit_id: int) -> Work | None:
         """Lets go of a query. The lock is held."""
         work = self._work.pop(unit_id, None)
         if work is not None:
@@ -310,7 +279,7 @@ class GeneratorStage:
         else:
             self._step(CheckPassed())
 
-    async def _ask(self, id: int, work: _Work) -> None:
+    async def _ask(self, id: int, work: Work) -> None:
         """Sends one request, and tells the planner what becomes of it."""
         work.sent_us, work.first_token_us = self._clock.now_us(), None
         self._metrics.llm_in_flight.inc()
@@ -334,13 +303,13 @@ class GeneratorStage:
             self._metrics.llm_in_flight.dec()
         self._step(Ended(id=id))
 
-    def _first_token(self, id: int, work: _Work) -> None:
+    def _first_token(self, id: int, work: Work) -> None:
         work.first_token_us = self._clock.now_us()
         assert work.sent_us is not None
         self._metrics.time_to_first_token_seconds.observe((work.first_token_us - work.sent_us) / 1_000_000)
         self._step(Accepted(id=id))
 
-    def _hint(self, work: _Work, generation_id: str, seq: int, text: str) -> None:
+    def _hint(self, work: Work, generation_id: str, seq: int, text: str) -> None:
         if not self._settings.partials:
             return
         assert self._sink is not None
@@ -368,7 +337,7 @@ class GeneratorStage:
             work.unit.record,
             work.prepared,
             work.outcome,
-            self._timings(work),
+            work.timings(self._clock.now_us()),
             attempts=attempts,
             citations_max=self._settings.citations_max,
         )
@@ -401,7 +370,7 @@ class GeneratorStage:
             message = f"{message}; the last time: {work.trouble}"
         answer = not_answered(
             work.unit.record,
-            self._timings(work),
+            work.timings(self._clock.now_us()),
             status=status,
             error_type=error_type,
             message=message,
@@ -409,11 +378,3 @@ class GeneratorStage:
             attempts=attempts,
         )
         self._hand_over(work.unit, answer)
-
-    def _timings(self, work: _Work) -> Timings:
-        return Timings(
-            arrived_us=work.arrived_us,
-            sent_us=work.sent_us,
-            first_token_us=work.first_token_us,
-            ended_us=self._clock.now_us(),
-        )
