@@ -59,7 +59,7 @@ def finish(
     try:
         passages = documents.get(found.best.rows.tolist())
     except (CorruptionError, OSError) as error:
-        _log.error("passages_unreadable", query_id=grouped.query.query_id, error=str(error))
+        _log.error("passages unreadable", query_id=grouped.query.query_id, error=str(error))
         message = f"its passages were found and could not be read: {error}"
         return _failed(grouped, "index_damaged", message, isinstance(error, OSError), timings_us, clock.now_us())
     now_us = clock.now_us()

@@ -172,7 +172,7 @@ class SearcherStage:
         except CarpoolError as error:
             self._fail(error, sink)
         except Exception as error:
-            _log.exception("search_broke")
+            _log.exception("search broke")
             self._fail(
                 CarpoolError(f"the search thread broke: {error!r}; this is a fault of Carpool, please report it"), sink
             )

@@ -268,12 +268,12 @@ class ClusterCache:
             job.rows = decode_cluster(pages, job.extent, self._dimension, path=self._path)
         except CorruptionError as error:
             self._metrics.clusters_damaged.inc()
-            _log.error("cluster_damaged", cluster=cluster, error=str(error))
+            _log.error("cluster damaged", cluster=cluster, error=str(error))
             job.error = CorruptionError(str(error), path=error.path, offset_bytes=error.offset_bytes)
         except RetryableError as error:
             job.error = RetryableError(str(error))
         except Exception as error:  # also a fault of our own must not leave a query waiting for ever
-            _log.exception("read_broke", cluster=cluster)
+            _log.exception("read broke", cluster=cluster)
             job.error = RetryableError(f"cluster {cluster} could not be read: {error!r}")
 
     def _fill(self, extent: ClusterExtent, pages: mmap.mmap) -> None:
@@ -281,7 +281,7 @@ class ClusterCache:
             try:
                 return self._reader.read_into(extent, pages)
             except RetryableError as error:
-                _log.warning("read_failed", cluster=extent.cluster, attempt=attempt, error=str(error))
+                _log.warning("read failed", cluster=extent.cluster, attempt=attempt, error=str(error))
                 if attempt == self._read_attempts:
                     raise
 

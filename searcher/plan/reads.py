@@ -305,8 +305,8 @@ class ReadPlanner:
         assert self._leased <= self._resident
         assert self._pinned.keys() <= here
         assert self._unused <= self._pinned.keys()
-        assert self._reads_in_flight("demand") <= self._limits.demand_reads_max
-        assert self._reads_in_flight("prefetch") <= self._limits.prefetch_reads_max
+        assert self._reads_in_flight("demand") <= self._limits.demand_reads_max, "too many demand reads"
+        assert self._reads_in_flight("prefetch") <= self._limits.prefetch_reads_max, "too many prefetches"
         assert all(number > 0 for number in self._wanted.values())
         current = self._waiting.keys() | self._joined | self._leased
         assert current <= self._wanted.keys()

@@ -41,7 +41,7 @@ class DirectReader:
                     'the budget; move the index to a local disk (ext4, xfs), or set [searcher] direct_io = "auto"'
                 ) from error
             _log.warning(
-                "buffered_reads", path=self._path, means="no O_DIRECT here; the page cache is dropped after each read"
+                "buffered reads", path=self._path, means="no O_DIRECT here; the page cache is dropped after each read"
             )
             self._file = os.open(self._path, os.O_RDONLY)
             self.is_direct = False

@@ -76,7 +76,8 @@ def test_inserting_twice_and_removing_what_is_not_there_are_faults(policy: Cache
 def test_the_victim_is_always_resident_and_unprotected(
     name: str, operations: list[tuple[str, int]], protected: frozenset[int]
 ) -> None:
-    policy, resident = POLICIES[name](), set()
+    policy = POLICIES[name]()
+    resident: set[ClusterId] = set()
     for operation, number in operations:
         cluster = ClusterId(number)
         if operation == "touch":
@@ -93,7 +94,9 @@ def test_the_victim_is_always_resident_and_unprotected(
 
 @given(operations=OPERATIONS)
 def test_lru_evicts_what_was_used_longest_ago_like_the_dumb_version(operations: list[tuple[str, int]]) -> None:
-    policy, used_at, resident = Lru(), {}, set()
+    policy = Lru()
+    used_at: dict[ClusterId, int] = {}
+    resident: set[ClusterId] = set()
     for now, (operation, number) in enumerate(operations):
         cluster = ClusterId(number)
         if operation == "touch":

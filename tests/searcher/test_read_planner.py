@@ -112,6 +112,15 @@ def load(planner: ReadPlanner, *clusters: ClusterId) -> None:
     run(planner, GroupEnded())
 
 
+def test_before_the_first_group_there_is_nothing_to_do_but_to_read_ahead() -> None:
+    planner = planner_of(30)
+    assert run(planner, QueryEnded(), GroupEnded()) == []
+    with pytest.raises(AssertionError):
+        planner.step(query(0))
+    assert run(planner, NextChanged(clusters=(A,))) == [prefetch(A)]
+    assert run(planner, ended(A), group((A,)), query(0)) == [used(A), ram(A)]
+
+
 # ---- demand
 
 
@@ -414,7 +423,28 @@ def test_what_is_resident_already_is_pinned_for_the_next_group_without_a_read() 
     assert planner.pinned_bytes == 10
     assert run(planner, query(1)) == [Evict(cluster=B), demand(D)]  # A is older, and pinned
     run(planner, ended(D), released(D), QueryEnded(), GroupEnded())
+    assert planner.pinned_bytes == 10
     assert run(planner, group((A,)), query(0)) == [ram(A)]
+
+
+def test_what_was_pinned_without_a_read_is_let_go_with_its_group_like_the_rest() -> None:
+    planner = planner_of(30)
+    load(planner, A, B)
+    run(planner, group((B,), then=(A,)))
+    searched(planner, 0, B)
+    run(planner, group((B,)))
+    assert planner.pinned_bytes == 10
+    assert run(planner, GroupEnded()) == []
+    assert planner.pinned_bytes == 0
+
+
+def test_what_the_group_wants_later_goes_before_what_is_pinned() -> None:
+    planner = planner_of(20)
+    load(planner, A, B)
+    run(planner, group((B,), then=(A,)))
+    searched(planner, 0, B)
+    run(planner, group((D,), (B,)))  # A is pinned for this group, which does not ask for it
+    assert run(planner, query(0)) == [Evict(cluster=B), demand(D)]
 
 
 def test_what_the_query_is_having_read_is_pinned_too_when_the_next_group_wants_it() -> None:
@@ -627,6 +657,15 @@ def test_the_check_of_the_books_finds_each_kind_of_lie() -> None:
     policy.lie = frozenset({B})
     with pytest.raises(AssertionError):
         planner.check_integrity()
+    fives = dict.fromkeys((B, C, D, E, F), "demand")
+    threes = dict.fromkeys((B, C, D), "prefetch")
+    nobody: dict[str, object] = {"_joined": set(), "_waiting": {}, "_pinned": {}, "_unused": set()}
+    for name, reading, used_bytes in (("demand", fives, 60), ("prefetch", threes, 40)):
+        planner, _ = fresh()
+        for field, value in {**nobody, "_reading": reading, "_used_bytes": used_bytes}.items():
+            setattr(planner, field, value)
+        with pytest.raises(AssertionError, match=name):
+            planner.check_integrity()
     breakages: list[tuple[str, object]] = [
         ("_used_bytes", 29),
         ("_resident", {A, B}),
@@ -638,7 +677,6 @@ def test_the_check_of_the_books_finds_each_kind_of_lie() -> None:
         ("_leased", {B}),
         ("_pinned", {E: 1}),
         ("_unused", {A}),
-        ("_reading", {B: "demand", C: "demand", D: "demand", E: "demand", F: "demand"}),
         ("_wanted", {A: 1, B: 1}),
         ("_wanted", {A: 1, B: 1, C: 1, D: 0}),
     ]

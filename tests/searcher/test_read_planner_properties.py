@@ -290,7 +290,8 @@ def test_without_groups_and_advice_it_is_the_plain_cache(policy: str, seed: int)
 def test_the_same_events_bring_the_same_actions(seed: int) -> None:
     def actions_of() -> list[Action]:
         rng = random.Random(seed)
-        world, actions = world_of(rng, "edgerag"), []
+        actions: list[Action] = []
+        world = world_of(rng, "edgerag")
         for _ in range(80):
             event = random_event(world, rng)
             actions += world.tell(event) if event is not None else ()

@@ -190,7 +190,7 @@ def test_with_auto_it_reads_through_the_page_cache_and_says_so_once(
         for extent in index.extents[:2]:
             reader.read_into(extent, allocate_pages(extent.size_bytes))
     assert not reader.is_direct
-    assert [line["event"] for line in logs] == ["buffered_reads"]
+    assert [line["event"] for line in logs] == ["buffered reads"]
     assert dropped == [(e.offset_bytes, e.size_bytes, os.POSIX_FADV_DONTNEED) for e in index.extents[:2]]
     reader.close()
 
