@@ -20,6 +20,7 @@ from carpool.kafka.embedded import free_port
 
 SERVICES = ("grouper", "searcher", "generator")
 LOOPBACK = "127.0.0.1"
+STAND_IN_MODEL = "carpool-llm-stand-in"
 
 
 class ServiceProcess:
@@ -138,6 +139,7 @@ class Stack:
                 command, environ=base, port=port, log_file=work_dir / "llm.log", ready_page="/health"
             )
             llm_url = f"http://{LOOPBACK}:{port}/v1"
+            base["CARPOOL_LLM_MODEL"] = STAND_IN_MODEL
         for service in services:
             port = free_port()
             environ = base | {

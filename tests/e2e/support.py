@@ -46,7 +46,7 @@ def build_index(folder: Path, *, documents: int = 400, nlist: int = 16) -> Path:
             text = " ".join(rng.choice(WORDS) for _ in range(30))
             file.write(json.dumps({"id": f"doc-{number}", "title": f"Passage {number}", "text": text}) + "\n")
     index = folder / "index"
-    command = [sys.executable, "-m", "cli.main", "index", "build", str(corpus), "--out", str(index)]
+    command = [sys.executable, "-c", "from cli.index import app; app()", "build", str(corpus), "--out", str(index)]
     subprocess.run([*command, "--model", MODEL, "--nlist", str(nlist)], check=True, capture_output=True)
     return index
 

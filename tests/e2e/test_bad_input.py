@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.stack import Stack
+from carpool.disk.manifest import read_manifest
 from schemas.record import Headers
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD
 from tests.e2e.support import Publisher, quick_settings, read_all
@@ -75,7 +76,7 @@ def test_malformed_records_are_refused_by_name_and_the_others_are_answered(
 ) -> None:
     publisher = Publisher(fresh_broker)
     largest = largest_accepted(publisher)
-    fingerprint = json.loads((small_index / "manifest.json").read_text())["embedding_model"]
+    fingerprint = read_manifest(small_index).embedding_model
     bad = bad_records(largest)
     good = []
     for number, each in enumerate(bad):
