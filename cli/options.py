@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,3 +49,16 @@ def given(config: Path | None, assignments: list[str] | None, **flags: dict[str,
         for section, values in flags.items()
     }
     return found.with_flags(own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passed:
+    """The settings options of a call, to be passed on to the processes that it starts."""
+
+    config: Path | None
+    assignments: tuple[str, ...]
+
+    def arguments(self) -> list[str]:
+        """Returns them as a command line's arguments."""
+        config = [] if self.config is None else ["--config", str(self.config)]
+        return [*config, *(part for assignment in self.assignments for part in ("--set", assignment))]

@@ -1,0 +1,97 @@
+"""How an answer looks: text, citations with titles, and where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from schemas.answer import Answer
+
+STAGE_ORDER = (
+    "kafka_wait",
+    "window_wait",
+    "encode",
+    "group",
+    "queue_search",
+    "load",
+    "search",
+    "rerank",
+    "queue_llm",
+    "ttft",
+    "decode",
+    "total",
+)
+"""The stages of a query in the order in which they happen, as `timings_ms` names them."""
+
+STATUS_STYLES = {"ok": "green", "partial": "yellow"}
+
+
+def stages_of(answers: Sequence[Answer]) -> tuple[str, ...]:
+    """Returns the stages that any of these answers took, in order; names that are new to us come before the total."""
+    found = {name for answer in answers for name in answer.timings_ms}
+    known = [name for name in STAGE_ORDER if name in found and name != "total"]
+    new = sorted(found - set(STAGE_ORDER))
+    return (*known, *new, *(["total"] if "total" in found else []))
+
+
+def has_valid_citations(answer: Answer) -> bool:
+    """Returns whether an answer cites at least one passage, and nothing but passages that its model was given."""
+    given = {passage.id for passage in answer.retrieved}
+    return bool(answer.citations) and all(citation.doc_id in given for citation in answer.citations)
+
+
+def answer_text(answer: Answer) -> RenderableType:
+    """Returns the answer, or why there is none, with the titles that its numbers stand for."""
+    parts: list[RenderableType] = []
+    if answer.status not in ("ok", "partial"):
+        parts.append(
+            Text(f"{answer.status}: {answer.error.message if answer.error else 'no reason given'}", style="red")
+        )
+    elif answer.answer:
+        parts.append(Text(answer.answer.strip()))
+    parts += citation_lines(answer)
+    return Group(*parts)
+
+
+def citation_lines(answer: Answer) -> list[RenderableType]:
+    """Returns one line a passage that is cited; without citations, what was given to the model."""
+    lines: list[RenderableType] = []
+    seen: set[int] = set()
+    for citation in answer.citations:
+        if citation.n not in seen:
+            seen.add(citation.n)
+            title = citation.title or citation.doc_id
+            line = Text(f"[{citation.n}] ", style="cyan") + Text(title, style="default")
+            lines.append(
+                Padding(
+                    line + Text(f"  ({citation.doc_id})" if title != citation.doc_id else "", style="dim"), (0, 0, 0, 2)
+                )
+            )
+    if not lines and answer.retrieved:
+        found = ", ".join(passage.id for passage in answer.retrieved)
+        lines.append(Padding(Text(f"no citation; the model was given: {found}", style="dim"), (0, 0, 0, 2)))
+    return lines
+
+
+def timing_line(answer: Answer) -> Text:
+    """Returns where the time of one answer went, in a line."""
+    stages = stages_of([answer])
+    return Text(
+        "  ".join(f"{name} {answer.timings_ms[name]:,.1f}" for name in stages) + " ms" if stages else "", style="dim"
+    )
+
+
+def timing_table(answers: Sequence[Answer]) -> Table:
+    """Returns the time of every stage, a row a stage and a column an answer, in milliseconds."""
+    table = Table(title="Time of every stage, ms", title_justify="left", title_style="bold")
+    table.add_column("stage")
+    for number in range(1, len(answers) + 1):
+        table.add_column(str(number), justify="right")
+    for name in stages_of(answers):
+        cells = [f"{answer.timings_ms[name]:,.1f}" if name in answer.timings_ms else "" for answer in answers]
+        table.add_row(name, *cells, style="bold" if name == "total" else None)
+    return table

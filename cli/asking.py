@@ -1,0 +1,165 @@
+"""`carpool ask` and `carpool publish`: a question from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import aclosing
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from carpool.errors import ConfigError
+from cli.answers import answer_text, citation_lines, timing_line
+from cli.console import output, print_json, print_json_line
+from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
+from cli.settings import ClientSide, load_beside
+from producers import Client
+from producers.questioning import QuestionArgs
+from schemas.answer import Answer, PartialAnswer
+from schemas.query import Generation
+
+FAILED_STATUS = 1
+ANSWERED = ("ok", "partial")
+
+TopKOption = typer.Option(None, "--top-k", min=1, max=100, help="Passages for the model.", show_default=False)
+NprobeOption = typer.Option(None, "--nprobe", min=1, help="Clusters to search.", show_default=False)
+PriorityOption = typer.Option(0, "--priority", min=-1_000, max=1_000, help="Lower is sooner.")
+
+
+def ask(
+    question: str = typer.Argument(help="The question, in quotes."),
+    top_k: int | None = TopKOption,
+    nprobe: int | None = NprobeOption,
+    max_tokens: int | None = typer.Option(
+        None, "--max-tokens", min=1, help="Length of the answer.", show_default=False
+    ),
+    priority: int = PriorityOption,
+    timeout: float | None = typer.Option(
+        None,
+        "--timeout",
+        metavar="SECONDS",
+        help="How long to wait; also the deadline. Default: client.answer_timeout_ms.",
+        show_default=False,
+    ),
+    bootstrap: BootstrapOption = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Ask a question and wait for its answer, which is shown as it is written.
+
+    Finds a `carpool up` of this folder by itself. Exit status 1: there is no answer, and why is said. --json prints the
+    answer record of rag.answers.v1.
+
+    Examples:
+
+      carpool ask "When was the Eiffel Tower built?"
+      carpool ask "Who wrote Moby-Dick?" --top-k 3 --timeout 20 --json
+      carpool ask "Who wrote Moby-Dick?" --bootstrap kafka:9092
+    """
+    settings = load_beside(given(config, assignments, kafka={"bootstrap": bootstrap}))
+    arguments: QuestionArgs = {
+        "top_k": top_k,
+        "nprobe": nprobe,
+        "priority": priority,
+        "generation": Generation(max_tokens=max_tokens) if max_tokens is not None else None,
+    }
+    console = output()
+    streams = console.is_terminal and not as_json
+    answer = asyncio.run(_ask(settings, question, timeout, arguments, console if streams else None))
+    if as_json:
+        print_json(answer)
+    elif not streams or answer.status not in ANSWERED:
+        console.print(answer_text(answer), soft_wrap=True)
+        console.print(timing_line(answer), soft_wrap=True)
+    else:
+        for line in citation_lines(answer):
+            console.print(line)
+        console.print(timing_line(answer))
+    if answer.status not in ANSWERED:
+        raise typer.Exit(FAILED_STATUS)
+
+
+async def _ask(
+    settings: ClientSide, question: str, timeout_s: float | None, arguments: QuestionArgs, console: Console | None
+) -> Answer:
+    """Returns the terminal answer; with a console, its text is written there as it comes, and whole at the end."""
+    async with Client(kafka=settings.kafka, settings=settings.client) as client:
+        if console is None:
+            return await client.ask(question, timeout_s=timeout_s, **arguments)
+        shown, generation_id = "", None
+        async with aclosing(client.ask_stream(question, timeout_s=timeout_s, **arguments)) as events:
+            async for event in events:
+                if isinstance(event, PartialAnswer):
+                    if generation_id not in (None, event.generation_id):
+                        console.print("\n(begun again)", style="dim")
+                        shown = ""
+                    generation_id = event.generation_id
+                    shown += event.text
+                    console.print(Text(event.text), end="", soft_wrap=True)
+                else:
+                    _finish(console, shown, event)
+                    return event
+    raise AssertionError("a stream of events ends with an answer or an error")
+
+
+def _finish(console: Console, shown: str, answer: Answer) -> None:
+    """Pieces are best effort and the answer is what counts: what is missing is added, what differs is written anew."""
+    text = answer.answer or ""
+    if answer.status not in ANSWERED:
+        console.print()
+    elif text.startswith(shown):
+        console.print(Text(text[len(shown) :]), soft_wrap=True)
+    else:
+        console.print(Text(f"\n{text}"), soft_wrap=True)
+
+
+def publish(
+    question: str = typer.Argument(help="The question, in quotes; - reads one a line from standard input."),
+    query_id: str | None = typer.Option(None, "--id", help="Its id. Default: a new UUID.", show_default=False),
+    top_k: int | None = TopKOption,
+    nprobe: int | None = NprobeOption,
+    priority: int = PriorityOption,
+    deadline: float | None = typer.Option(
+        None,
+        "--deadline",
+        metavar="SECONDS",
+        help="Nobody wants the answer later than this from now.",
+        show_default=False,
+    ),
+    bootstrap: BootstrapOption = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Publish a question without waiting for its answer; prints its id once the brokers have it.
+
+    The answer comes on rag.answers.v1, under the id as key, to whoever reads there.
+
+    Examples:
+
+      carpool publish "When was the Eiffel Tower built?"
+      cat questions.txt | carpool publish -
+    """
+    settings = load_beside(given(config, assignments, kafka={"bootstrap": bootstrap}))
+    texts = [line.strip() for line in sys.stdin if line.strip()] if question == "-" else [question]
+    if query_id is not None and len(texts) != 1:
+        raise ConfigError(f"--id names one question, and there are {len(texts)}")
+    arguments: QuestionArgs = {"top_k": top_k, "nprobe": nprobe, "priority": priority, "query_id": query_id}
+    ids = asyncio.run(_publish(settings, texts, deadline, arguments))
+    for text, published in zip(texts, ids, strict=True):
+        if as_json:
+            print_json_line({"query_id": published, "text": text})
+        else:
+            typer.echo(published)
+
+
+async def _publish(
+    settings: ClientSide, texts: list[str], deadline_s: float | None, arguments: QuestionArgs
+) -> list[str]:
+    async with Client(kafka=settings.kafka, settings=settings.client) as client:
+        ids = [client.publish_nowait(text, deadline_s=deadline_s, **arguments) for text in texts]
+        await client.flush(settings.client.publish_timeout_ms / 1_000)
+    return ids

@@ -1,0 +1,94 @@
+"""One child process of `carpool up`: in a process group of its own, its output in a file, its end noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cli.guard import Guard
+
+LOG_TAIL_LINES = 12
+
+Probe = Callable[[], str]
+"""Asks a child whether it is ready: empty when it is, else what is missing, in words. May block for a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildSpec:
+    """What to run, and how to tell that it works. `is_restarted` False: its end is the end of all (what it held is gone)."""
+
+    name: str
+    command: Sequence[str]
+    environ: Mapping[str, str] = field(repr=False)
+    log_file: Path
+    probe: Probe
+    address: str = ""
+    is_restarted: bool = True
+
+
+class Child:
+    """A running process of a spec. Not thread-safe: its supervisor's thread owns it."""
+
+    def __init__(self, spec: ChildSpec, guard: Guard) -> None:
+        """Starts the process. Raises `OSError` when the command cannot be run."""
+        self.spec = spec
+        self._guard = guard
+        self.exit_status: int | None = None
+        spec.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with spec.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                list(spec.command),
+                env=dict(spec.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,  # a Ctrl-C on the terminal reaches `carpool up` alone, which ends them in order
+            )
+        guard.add(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """The process id, and the id of its group."""
+        return self._process.pid
+
+    def has_ended(self) -> bool:
+        """Returns whether the process has ended; if so, what it left behind in its group is ended too."""
+        if self.exit_status is not None:
+            return True
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return False
+        # Before it is reaped: until then nobody else can have been given the number of its group.
+        self._signal_group(signal.SIGKILL)
+        self.exit_status = self._process.wait()
+        self._guard.remove(self.pid)
+        return True
+
+    def ask_to_end(self) -> None:
+        """Sends SIGTERM to the process, which passes on to its own children what it thinks right."""
+        if not self.has_ended():
+            os.kill(self.pid, signal.SIGTERM)  # not Popen.send_signal: it would reap behind `has_ended`
+
+    def kill(self) -> None:
+        """Ends the whole group at once, and waits for the process."""
+        if self.exit_status is None:
+            self._signal_group(signal.SIGKILL)
+            self.exit_status = self._process.wait()
+            self._guard.remove(self.pid)
+
+    def log_tail(self) -> str:
+        """Returns the last lines of its output."""
+        try:
+            lines = self.spec.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)

@@ -1,0 +1,132 @@
+"""`carpool config`: the effective settings, what each is for, and where it came from."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any, Literal
+
+import msgspec
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from carpool.settings import Secret, describe
+from carpool.settings.sections import SettingDoc
+from cli.console import output, print_json
+from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
+from cli.settings import Given, load, section_kinds
+
+WIDTH = 100
+STARS = "********"
+NOT_SET = "(not set)"
+
+
+class Effective(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting as it is in force. A secret's value is stars."""
+
+    section: str
+    name: str
+    value: Any
+    default: Any
+    origin: str
+    environment: str
+    description: str
+
+
+def config(
+    section: str | None = typer.Argument(None, help="One section; default: all.", show_default=False),
+    shape: Literal["table", "toml"] = typer.Option("table", "--format", help="toml: a settings file, with comments."),
+    bootstrap: BootstrapOption = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Print the settings in force: each with what it bounds, and where its value came from.
+
+    Defaults are overruled by a TOML file (--config), that by the environment (CARPOOL_SECTION_NAME), that by flags. Secrets
+    come from the environment only, and are never printed.
+
+    Examples:
+
+      carpool config searcher
+      carpool config --format toml > carpool.toml
+      CARPOOL_GROUPER_POLICY=agglomerative carpool config grouper --json
+    """
+    from cli.all_settings import CarpoolSettings
+
+    chosen = given(config, assignments, kafka={"bootstrap": bootstrap})
+    kinds = section_kinds(CarpoolSettings)
+    if section is not None and section not in kinds:
+        raise typer.BadParameter(f"there is no section {section!r}; there are: {', '.join(kinds)}")
+    settings = load(CarpoolSettings, chosen)
+    effective = [
+        _effective(doc, getattr(getattr(settings, name), doc.name), chosen)
+        for name, kind in kinds.items()
+        if section in (None, name)
+        for doc in describe(name, kind)
+    ]
+    if as_json:
+        print_json(effective)
+    elif shape == "toml":
+        typer.echo(as_toml(effective), nl=False)
+    else:
+        _print_tables(effective)
+
+
+def as_toml(effective: list[Effective]) -> str:
+    """Returns a settings file: what is at its default is a comment, so that a later default is not held back."""
+    lines: list[str] = []
+    section = None
+    for each in effective:
+        if each.section != section:
+            section = each.section
+            lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
+        lines += [f"# {line}" for line in textwrap.wrap(each.description, WIDTH)]
+        text = f"{each.name} = {_toml_value(each.value)}"
+        if _is_secret(each):
+            lines.append(f"# read from {each.environment} only")
+        else:
+            lines.append(f"# {text}" if each.origin == "default" else text)
+    return "\n".join(lines) + "\n"
+
+
+def _is_secret(each: Effective) -> bool:
+    return each.value in (STARS, NOT_SET)
+
+
+def _effective(doc: SettingDoc, value: Any, chosen: Given) -> Effective:
+    if isinstance(value, Secret):
+        value, default = (STARS if value.value else NOT_SET), NOT_SET
+    else:
+        default = msgspec.to_builtins(doc.default)
+    return Effective(
+        section=doc.section,
+        name=doc.name,
+        value=msgspec.to_builtins(value),
+        default=default,
+        origin=chosen.origin(doc),
+        environment=doc.environment,
+        description=doc.description,
+    )
+
+
+def _toml_value(value: Any) -> str:
+    """Returns a value as TOML writes it: JSON's notation, for all the kinds of value that settings have."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _print_tables(effective: list[Effective]) -> None:
+    console = output()
+    for section in dict.fromkeys(each.section for each in effective):
+        title = Text(f"[{section}]", style="bold")
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for column in ("name", "value", "from", "what it is"):
+            table.add_column(column, header_style="dim", overflow="fold")
+        for each in effective:
+            if each.section == section:
+                style = None if each.origin == "default" else "cyan"
+                value = each.value if _is_secret(each) else _toml_value(each.value)
+                table.add_row(each.name, Text(value, style=style or ""), each.origin, Text(each.description))
+        console.print(table)
+        console.print()

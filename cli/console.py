@@ -1,0 +1,31 @@
+"""Where words go: to people on standard error or output, in colour on a terminal; to programs as JSON."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+
+def people() -> Console:
+    """Returns the console for progress and remarks: standard error, so that `--json` stays clean."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def output() -> Console:
+    """Returns the console for results. Colours are left out where it is no terminal, or NO_COLOR is set."""
+    return Console(highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Prints a value as indented JSON on standard output."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    sys.stdout.flush()
+
+
+def print_json_line(value: Any) -> None:
+    """Prints a value as one line of JSON on standard output, at once."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()

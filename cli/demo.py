@@ -1,0 +1,78 @@
+"""Questions asked through the real client, while everything runs: what `carpool up --demo-questions` shows."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from carpool.errors import CarpoolError
+from carpool.kafka.settings import KafkaSettings
+from cli.answers import answer_text, has_valid_citations, timing_table
+from producers import Client
+from producers.settings import ClientSettings
+from schemas.answer import Answer
+
+
+class DemoRun:
+    """Asks on a thread of its own, one question after the other, so that its owner can go on supervising."""
+
+    def __init__(
+        self, kafka: KafkaSettings, client: ClientSettings, questions: Sequence[str], console: Console
+    ) -> None:
+        self._kafka = kafka
+        self._client = client
+        self._questions = questions
+        self._console = console
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="carpool-demo", daemon=True)
+        self.answers: list[Answer] = []
+        self.error: Exception | None = None
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends after the question in hand."""
+        self._stopping.set()
+
+    def is_over(self) -> bool:
+        """Returns whether all questions were asked, or it failed."""
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._ask_all())
+        except Exception as error:
+            self.error = error
+
+    async def _ask_all(self) -> None:
+        async with Client(kafka=self._kafka, settings=self._client) as client:
+            for number, question in enumerate(self._questions, start=1):
+                if self._stopping.is_set():
+                    return
+                answer = await client.ask(question)
+                self.answers.append(answer)
+                self._console.print()
+                self._console.print(Text(f"{number}. {question}", style="bold"))
+                self._console.print(answer_text(answer))
+
+
+def conclude(run: DemoRun, console: Console, how_to_ask: str) -> None:
+    """Prints where the time went, the share of valid citations, and how to ask another. Raises what the run failed with."""
+    answers = run.answers
+    if answers:
+        valid = sum(has_valid_citations(answer) for answer in answers)
+        answered = sum(answer.status == "ok" for answer in answers)
+        console.print()
+        console.print(timing_table(answers))
+        console.print(
+            f"{answered} of {len(answers)} answered; {valid} of {len(answers)} with valid citations ({valid / len(answers):.0%})."
+        )
+    if run.error is not None:
+        raise run.error if isinstance(run.error, CarpoolError) else CarpoolError(f"the demo failed: {run.error!r}")
+    console.print(f"Ask another:  {how_to_ask}")

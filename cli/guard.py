@@ -1,0 +1,42 @@
+"""The list of process groups that must not outlive this process, kept by a reaper on the other end of a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+
+class Guard:
+    """Starts the reaper. While this process lives the reaper only listens; when it dies, the listed groups are ended."""
+
+    def __init__(self) -> None:
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-I", str(Path(__file__).with_name("reaper.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def add(self, group: int) -> None:
+        """Lists a process group."""
+        self._tell(f"+{group}\n")
+
+    def remove(self, group: int) -> None:
+        """Takes a process group off the list: it has ended."""
+        self._tell(f"-{group}\n")
+
+    def close(self) -> None:
+        """Ends the reaper, which ends whatever is still listed. Blocks until it has."""
+        assert self._reaper.stdin is not None, "the reaper was started with a pipe"
+        with contextlib.suppress(BrokenPipeError):
+            self._reaper.stdin.close()
+        self._reaper.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._reaper.stdin is not None, "the reaper was started with a pipe"
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._reaper.stdin.write(line.encode())
+            self._reaper.stdin.flush()

@@ -1,0 +1,88 @@
+"""Asking processes on this machine over HTTP: are they there, are they ready, what do they measure?"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cli.child import Probe
+
+TIMEOUT_S = 1.0
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+
+Labels = tuple[tuple[str, str], ...]
+
+
+def get(url: str, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
+    """Returns (status, body) of a page; (0, reason) when nothing answers. Blocks for up to `timeout_s` a step."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+    try:
+        connection.request("GET", parts.path or "/")
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, http.client.HTTPException) as error:
+        return 0, str(error).encode()
+    finally:
+        connection.close()
+
+
+def ready_probe(address: str) -> Probe:
+    """Returns the probe of a service of ours: its /readyz, which says what is missing."""
+
+    def probe() -> str:
+        status, body = get(f"http://{address}/readyz")
+        if status == 200:
+            return ""
+        return "; ".join(missing_of(body)) if status else "not listening yet"
+
+    return probe
+
+
+def missing_of(body: bytes) -> list[str]:
+    """Returns what a /readyz page says is missing."""
+    try:
+        page = msgspec.json.decode(body)
+        return [str(reason) for reason in page["missing"]] or ["not ready"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return ["not ready"]
+
+
+def health_probe(address: str) -> Probe:
+    """Returns the probe of vLLM: its /health, which answers once the model is loaded."""
+
+    def probe() -> str:
+        status, _ = get(f"http://{address}/health")
+        return "" if status == 200 else "loading the model (about a minute)"
+
+    return probe
+
+
+def port_probe(address: str) -> Probe:
+    """Returns the probe of a server that is ready when it accepts connections."""
+
+    def probe() -> str:
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), TIMEOUT_S).close()
+        except OSError:
+            return "not listening yet"
+        return ""
+
+    return probe
+
+
+def parse_metrics(text: str) -> dict[tuple[str, Labels], float]:
+    """Returns the samples of a Prometheus text page by name and sorted labels."""
+    samples = {}
+    for line in text.splitlines():
+        match = None if line.startswith("#") else _SAMPLE.match(line)
+        if match is not None:
+            samples[match[1], tuple(sorted(_LABEL.findall(match[2] or "")))] = float(match[3])
+    return samples

@@ -1,0 +1,198 @@
+"""`carpool load`: many questions at a rate."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from carpool.clock import SystemClock
+from carpool.errors import ConfigError
+from cli.asking import NprobeOption, TopKOption
+from cli.console import output, people, print_json
+from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
+from cli.settings import ClientSide, load_beside
+from producers import Client
+from producers.arrivals import ArrivalProcess, bounded, even, poisson, recorded
+from producers.load import LoadPlan, LoadProgress, LoadSummary, Sent, run_load
+from producers.publisher import Publisher
+from producers.questions import Question, Vectors, read_questions, with_vectors
+
+FAILED_STATUS = 1
+PROGRESS_S = 1.0
+
+
+def load(
+    questions: Path = typer.Argument(
+        metavar="FILE", help='Questions: JSON lines {"id", "text"}, gzip or not; or plain text.'
+    ),
+    rate: float = typer.Option(
+        10.0, "--rate", help="Questions a second; with --arrivals recorded: how many times as fast."
+    ),
+    arrivals: ArrivalProcess = typer.Option(
+        "poisson", "--arrivals", help="When they come; recorded: at the file's `at_ms`."
+    ),
+    duration: float | None = typer.Option(None, "--duration", metavar="SECONDS", help="How long.", show_default=False),
+    limit: int | None = typer.Option(
+        None, "--limit", min=1, help="How many at most. Default: each question once.", show_default=False
+    ),
+    seed: int = typer.Option(0, "--seed", help="Of the Poisson process: the same seed sends at the same times."),
+    vectors: Path | None = typer.Option(
+        None, "--vectors", metavar="FILE.npy", help="A vector a question, sent instead of its text.", show_default=False
+    ),
+    fingerprint: str | None = typer.Option(
+        None,
+        "--fingerprint",
+        metavar="HEX",
+        help="With --vectors: of the model that made them (`carpool index stats`).",
+        show_default=False,
+    ),
+    keep_text: bool = typer.Option(
+        False, "--keep-text", help="With --vectors: send the text too; the generator needs it."
+    ),
+    keep_ids: bool = typer.Option(
+        False, "--keep-ids", help="Publish the file's ids: asked again, answers are replayed."
+    ),
+    deadline: float | None = typer.Option(
+        None, "--deadline", metavar="SECONDS", help="From the intended time.", show_default=False
+    ),
+    top_k: int | None = TopKOption,
+    nprobe: int | None = NprobeOption,
+    record: Path | None = typer.Option(
+        None,
+        "--record",
+        metavar="FILE",
+        help="Write id, intended and actual time of each question there, as JSON lines.",
+        show_default=False,
+    ),
+    bootstrap: BootstrapOption = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Publish questions at a rate, answered or not, and say what became of them.
+
+    The load is open: each question is due at its time, whatever happened to the ones before. When the questions run out
+    before --duration or --limit, they begin again.
+
+    Examples:
+
+      carpool load questions.jsonl.gz --rate 50 --duration 60
+      carpool load questions.jsonl --arrivals recorded --rate 2
+      carpool load questions.jsonl --vectors questions.npy --fingerprint 1f0c... --rate 200
+    """
+    settings = load_beside(given(config, assignments, kafka={"bootstrap": bootstrap}))
+    if (vectors is None) != (fingerprint is None):
+        raise ConfigError("--vectors and --fingerprint belong together: a vector means nothing without its model")
+    rows = read_questions(questions)
+    if vectors is not None:
+        rows = with_vectors(rows, Vectors(vectors), keep_text=keep_text)
+    times_us = bounded(
+        _times(arrivals, rows, rate, seed),
+        duration_s=duration,
+        limit=limit if limit is not None or duration is not None else len(rows),
+    )
+    plan = LoadPlan(embedding_model=fingerprint, top_k=top_k, nprobe=nprobe, deadline_s=deadline, keep_ids=keep_ids)
+    asyncio.run(_check_brokers(settings))
+    publisher = Publisher(settings.kafka, settings.client)
+    timeout_s = settings.client.publish_timeout_ms / 1_000
+    recorder = _Recorder(record)
+    try:
+        summary = run_load(
+            publisher,
+            rows,
+            times_us,
+            plan=plan,
+            clock=SystemClock(),
+            on_sent=recorder.sent,
+            on_progress=_progress(people()),
+            flush_timeout_s=timeout_s,
+        )
+    finally:
+        recorder.close()
+        publisher.close(timeout_s)
+    if as_json:
+        print_json(summary)
+    else:
+        _print_summary(summary)
+    if summary.errors or summary.unacknowledged:
+        raise typer.Exit(FAILED_STATUS)
+
+
+def _times(arrivals: ArrivalProcess, rows: tuple[Question, ...], rate: float, seed: int) -> Iterator[int]:
+    if arrivals == "poisson":
+        return poisson(rate, seed)
+    if arrivals == "even":
+        return even(rate)
+    times_ms = [row.at_ms for row in rows if row.at_ms is not None]
+    if len(times_ms) != len(rows):
+        raise ConfigError(
+            f"--arrivals recorded needs `at_ms` on every line; {len(rows) - len(times_ms)} of {len(rows)} lack it"
+        )
+    return recorded(times_ms, rate)
+
+
+async def _check_brokers(settings: ClientSide) -> None:
+    """Raises `ConfigError` when nobody is there to take questions, before the first is due."""
+    async with Client(kafka=settings.kafka, settings=settings.client):
+        pass
+
+
+class _Recorder:
+    """Writes what was sent as JSON lines, or nothing. Raises `ConfigError` when the file cannot be made."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            try:
+                self._file = path.open("wb")
+            except OSError as error:
+                raise ConfigError(f"cannot write {path}: {error.strerror}; check --record") from error
+
+    def sent(self, sent: Sent) -> None:
+        """Writes one line."""
+        if self._file is not None:
+            self._file.write(msgspec.json.encode(sent) + b"\n")
+
+    def close(self) -> None:
+        """Completes the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _progress(console: Console) -> Callable[[LoadProgress], None]:
+    """Returns what tells a person how far it is, about once a second."""
+    next_s = time.monotonic() + PROGRESS_S
+
+    def tell(progress: LoadProgress) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + PROGRESS_S
+            end = "\r" if console.is_terminal else "\n"
+            console.print(
+                f"{progress.elapsed_us / 1_000_000:6.0f} s  {progress.sent:,} sent  {progress.acknowledged:,} acknowledged "
+                f" {progress.errors:,} errors  {progress.behind_us / 1_000:,.1f} ms behind",
+                end=end,
+            )
+
+    return tell
+
+
+def _print_summary(summary: LoadSummary) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_row("sent", f"{summary.sent:,} in {summary.duration_s:,.1f} s ({summary.rate_per_s:,.1f} a second)")
+    table.add_row("acknowledged", f"{summary.acknowledged:,}")
+    table.add_row(
+        "errors", f"{summary.errors:,}" + (f", the first: {summary.first_error}" if summary.first_error else "")
+    )
+    table.add_row("unacknowledged", f"{summary.unacknowledged:,}")
+    table.add_row("latest", f"{summary.behind_ms_max:,.1f} ms behind its time")
+    table.add_row("ids", f"{summary.run_id}-0, {summary.run_id}-1, ...")
+    output().print(table)

@@ -1,0 +1,138 @@
+"""The life of `carpool up`: start in order, wait, show, keep running, end in order."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from carpool.errors import ConfigError
+from carpool.kafka.admin import create_topics
+from carpool.kafka.embedded import LIMITS
+from cli.all_settings import CarpoolSettings
+from cli.console import output, people
+from cli.demo import DemoRun, conclude
+from cli.options import Passed
+from cli.runfile import Run, RunFile
+from cli.stack import STOP_ORDER, Plan, broker_spec, service_specs, vllm_spec
+from cli.supervise import ChildView, Interrupted, Supervisor
+from cli.up_settings import UpSettings
+
+STATE_STYLES = {"ready": "green", "starting": "yellow", "restarting": "red", "stopping": "dim", "ended": "dim"}
+
+
+def run_everything(
+    settings: CarpoolSettings, plan: Plan, passed: Passed, questions: Sequence[str], *, stays: bool
+) -> None:
+    """Starts what the plan says, asks the questions, and stays until Ctrl-C if it is to. Nothing is left running.
+
+    Raises `Interrupted` after an orderly end by signal, `CarpoolError` when a part failed.
+    """
+    console = people()
+    run_file = RunFile(Path(settings.up.state_dir))
+    other = run_file.read()
+    if other is not None and other.pid != os.getpid():
+        raise ConfigError(
+            f"`carpool up` runs here already (process {other.pid}, state in {settings.up.state_dir}): end it first, or give this"
+            " one a folder of its own with --state-dir"
+        )
+    supervisor = Supervisor(settings.up, note=lambda line: console.print(f"[yellow]{line}[/]"))
+    run = Run(
+        pid=os.getpid(), bootstrap=plan.bootstrap, http=plan.http, llm_url=plan.llm_url, index_dir=settings.index.dir
+    )
+    with supervisor:
+        try:
+            run_file.write(run)
+            _start(supervisor, settings, plan, passed, console)
+            run_file.write(msgspec.structs.replace(run, is_ready=True))
+            _tell_ready(plan, settings.up, console)
+            if questions:
+                _ask(supervisor, settings, plan, questions)
+            if stays:
+                console.print("Ctrl-C ends all.")
+                supervisor.watch()
+        except Interrupted:
+            console.print("ending all, in order (Ctrl-C again: at once)")
+            raise
+        finally:
+            supervisor.stop(STOP_ORDER)
+            run_file.remove()
+
+
+def ask_command(settings: UpSettings) -> str:
+    """Returns the command that asks a question of this run, from another shell."""
+    other = [] if settings.state_dir == UpSettings().state_dir else ["--set", f"up.state_dir={settings.state_dir}"]
+    return " ".join(["carpool", "ask", *map(shlex.quote, other), '"Who wrote Hamlet?"'])
+
+
+def _start(supervisor: Supervisor, settings: CarpoolSettings, plan: Plan, passed: Passed, console: Console) -> None:
+    with _live_list(supervisor, console) as show:
+        if plan.broker_port is not None:
+            supervisor.start(broker_spec(plan, settings.up))
+            supervisor.wait_ready(show)
+        # Before any client looks for them: a broker that makes topics on demand would make them in another shape.
+        create_topics(msgspec.structs.replace(settings.kafka, bootstrap=plan.bootstrap))
+        if plan.vllm_port is not None:
+            supervisor.start(vllm_spec(plan, settings))
+        for spec in service_specs(plan, settings, passed):
+            supervisor.start(spec)
+        supervisor.wait_ready(show)
+
+
+def _tell_ready(plan: Plan, settings: UpSettings, console: Console) -> None:
+    if plan.broker_port is not None:
+        console.print(f"[dim]{LIMITS}[/]")
+    console.print(
+        f"Everything is ready. Logs: {settings.state_dir}. Ask, in another shell:  {ask_command(settings)}",
+        markup=False,
+    )
+
+
+def _ask(supervisor: Supervisor, settings: CarpoolSettings, plan: Plan, questions: Sequence[str]) -> None:
+    console = output()
+    kafka = msgspec.structs.replace(settings.kafka, bootstrap=plan.bootstrap)
+    demo = DemoRun(kafka, settings.client, questions, console)
+    demo.start()
+    try:
+        supervisor.watch(demo.is_over)
+    finally:
+        demo.stop()
+    conclude(demo, console, ask_command(settings.up))
+
+
+@contextmanager
+def _live_list(supervisor: Supervisor, console: Console) -> Iterator[Callable[[], None]]:
+    """A table that is drawn over and over on a terminal; elsewhere, a line whenever something changes."""
+    if not console.is_terminal:
+        told: dict[str, str] = {}
+
+        def tell() -> None:
+            for view in supervisor.views():
+                line = _line(view)
+                if told.get(view.name) != line:
+                    told[view.name] = line
+                    console.print(f"{line} after {view.since_s:.1f} s" if view.state == "ready" else line, markup=False)
+
+        yield tell
+        return
+    with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+        yield lambda: live.update(_table(supervisor.views()), refresh=True)
+
+
+def _line(view: ChildView) -> str:
+    return f"{view.name}: {view.state}" + (f" ({view.missing})" if view.missing else f" at {view.address}")
+
+
+def _table(views: Sequence[ChildView]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for view in views:
+        state = f"[{STATE_STYLES[view.state]}]{view.state}[/]"
+        table.add_row(f"[bold]{view.name}[/]", state, f"{view.since_s:.1f} s", view.missing or view.address)
+    return table

@@ -1,0 +1,163 @@
+"""What `carpool up` starts: broker, services, vLLM, each as a child on loopback with its address and its log."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from carpool.errors import ConfigError
+from carpool.kafka.embedded import broker_command, broker_environment, free_port
+from cli.all_settings import CarpoolSettings
+from cli.child import ChildSpec
+from cli.http import get, health_probe, port_probe, ready_probe
+from cli.options import Passed
+from cli.up_settings import UpSettings, VllmSettings
+from cli.vllm import check_vllm, model_name, vllm_command, vllm_environment
+
+LOOPBACK = "127.0.0.1"
+EMBEDDED = "embedded"
+BROKER, VLLM = "broker", "vLLM"
+SERVICES = ("grouper", "searcher", "generator")
+STOP_ORDER = (*SERVICES, VLLM, BROKER)
+"""Those that make work end first, so that what they hold is finished by those behind them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Where everything will be. `broker_port` and `vllm_port` None: somebody else runs that."""
+
+    bootstrap: str
+    broker_port: int | None
+    ports: dict[str, int]
+    vllm_port: int | None
+    llm_url: str
+    llm_model: str
+
+    @property
+    def http(self) -> dict[str, str]:
+        """Addresses of the services' HTTP pages."""
+        return {name: f"{LOOPBACK}:{port}" for name, port in self.ports.items()}
+
+
+def choose_port(wanted: int, default: int, name: str) -> int:
+    """Returns the port to use: the wanted one, or a free one where 0 is wanted, or where the default is taken.
+
+    Raises `ConfigError` when a port that somebody chose is taken.
+    """
+    if wanted == 0:
+        return free_port()
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a server that just ended left behind is free
+        try:
+            probe.bind((LOOPBACK, wanted))
+            return wanted
+        except OSError as error:
+            if wanted == default:
+                return free_port()
+            raise ConfigError(
+                f"port {wanted} for {name} is taken ({error.strerror}); choose another with --set, or 0 for a free one"
+            ) from error
+
+
+def make_plan(settings: CarpoolSettings, *, is_embedded: bool, llm_url: str | None) -> Plan:
+    """Returns where everything will be, having checked that it can be. Raises `ConfigError` that says what to do."""
+    _check_index(settings)
+    up, defaults = settings.up, UpSettings()
+    broker_port = (
+        choose_port(up.broker_port, defaults.broker_port, "the broker (up.broker_port)") if is_embedded else None
+    )
+    wanted = {name: (getattr(up, f"{name}_port"), getattr(defaults, f"{name}_port")) for name in SERVICES}
+    ports = {name: choose_port(*pair, f"the {name} (up.{name}_port)") for name, pair in wanted.items()}
+    vllm_port = None
+    if llm_url is not None:
+        _check_llm_server(llm_url)
+    elif settings.llm.engine != "none":
+        check_vllm(settings.vllm)
+        vllm_port = choose_port(settings.vllm.port, VllmSettings().port, "vLLM (vllm.port)")
+    return Plan(
+        bootstrap=f"{LOOPBACK}:{broker_port}" if is_embedded else settings.kafka.bootstrap,
+        broker_port=broker_port,
+        ports=ports,
+        vllm_port=vllm_port,
+        llm_url=llm_url or (f"http://{LOOPBACK}:{vllm_port}/v1" if vllm_port else settings.llm.base_url),
+        llm_model=model_name(settings.vllm) if vllm_port else settings.llm.model,
+    )
+
+
+def broker_spec(plan: Plan, settings: UpSettings) -> ChildSpec:
+    """Returns the embedded broker. What it holds is gone with it, so it is not started again."""
+    assert plan.broker_port is not None, "somebody else's broker is not ours to start"
+    return ChildSpec(
+        name=BROKER,
+        command=broker_command(plan.broker_port),
+        environ=broker_environment(),
+        log_file=Path(settings.state_dir) / "broker.log",
+        probe=port_probe(plan.bootstrap),
+        address=plan.bootstrap,
+        is_restarted=False,
+    )
+
+
+def vllm_spec(plan: Plan, settings: CarpoolSettings) -> ChildSpec:
+    """Returns the vLLM server."""
+    assert plan.vllm_port is not None, "somebody else's server is not ours to start"
+    address = f"{LOOPBACK}:{plan.vllm_port}"
+    return ChildSpec(
+        name=VLLM,
+        command=vllm_command(settings.vllm, plan.vllm_port),
+        environ=vllm_environment(settings.vllm, os.environ),
+        log_file=Path(settings.up.state_dir) / "vllm.log",
+        probe=health_probe(address),
+        address=address,
+    )
+
+
+def service_specs(plan: Plan, settings: CarpoolSettings, passed: Passed) -> list[ChildSpec]:
+    """Returns the three services, with the settings of this call and the plan's addresses."""
+    own = [
+        f"kafka.bootstrap={plan.bootstrap}",
+        f"llm.base_url={plan.llm_url}",
+        f"llm.model={plan.llm_model}",
+        f"index.dir={settings.index.dir}",
+        f"embedding.model={settings.embedding.model}",
+        f"http.host={LOOPBACK}",
+        *(["llm.sends_priority=true"] if plan.vllm_port else []),  # ours is started with the scheduler that takes it
+    ]
+    specs = []
+    for name in SERVICES:
+        address = f"{LOOPBACK}:{plan.ports[name]}"
+        arguments = [*passed.arguments(), *(part for text in own for part in ("--set", text))]
+        specs.append(
+            ChildSpec(
+                name=name,
+                command=[sys.executable, "-P", "-m", "cli.main", name, *arguments, "--port", str(plan.ports[name])],
+                environ=dict(os.environ),
+                log_file=Path(settings.up.state_dir) / f"{name}.log",
+                probe=ready_probe(address),
+                address=address,
+            )
+        )
+    return specs
+
+
+def _check_index(settings: CarpoolSettings) -> None:
+    if not (Path(settings.index.dir) / "manifest.json").is_file():
+        raise ConfigError(
+            f"there is no index at {settings.index.dir}: make one with `carpool index build CORPUS.jsonl --out"
+            f" {settings.index.dir}`, or name another with --index"
+        )
+
+
+def _check_llm_server(llm_url: str) -> None:
+    url = urlsplit(llm_url)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError(f"--llm-url {llm_url!r} is no URL such as http://127.0.0.1:8000/v1")
+    status, reason = get(f"{llm_url.rstrip('/')}/models", 5.0)
+    if status == 0:
+        raise ConfigError(
+            f"no LLM server answers at {llm_url} ({reason.decode(errors='replace')}): start it, or correct --llm-url"
+        )

@@ -1,0 +1,237 @@
+"""Keeps the children of `carpool up` running, and ends them in order.
+
+Everything happens on the thread that calls; signals only set a counter, which every wait looks at.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Literal, Self
+
+from carpool.errors import CarpoolError, ConfigError
+from cli.child import Child, ChildSpec
+from cli.guard import Guard
+from cli.up_settings import UpSettings
+
+RESTART_DELAY_S_MAX = 30.0
+TURN_S = 0.05
+CONFIG_EXIT_STATUS = 2
+
+State = Literal["starting", "ready", "restarting", "stopping", "ended"]
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM came: end everything in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildView:
+    """A child as the live list shows it. `missing`: why it is not ready yet, in words."""
+
+    name: str
+    state: State
+    address: str
+    missing: str
+    since_s: float
+    restarts: int
+
+
+@dataclass(kw_only=True)
+class _Slot:
+    """A spec with its present process. `child` None: it waits for its restart at `restart_at_s`."""
+
+    spec: ChildSpec
+    child: Child | None
+    started_s: float
+    state: State = "starting"
+    missing: str = ""
+    was_ready: bool = False
+    ready_s: float | None = None
+    restarts: int = 0
+    restart_at_s: float = 0.0
+    took_s: float = 0.0
+
+
+def restart_delay_s(restarts: int, settings: UpSettings) -> float | None:
+    """Returns the pause before restart number `restarts` + 1, doubled each time; None when there were enough."""
+    if restarts >= settings.restarts_max:
+        return None
+    return min(settings.restart_delay_s * 2.0**restarts, RESTART_DELAY_S_MAX)
+
+
+class Supervisor:
+    """Starts children, waits until they are ready, restarts those that end, and ends all: first those that make work.
+
+    A context manager: on leaving, however that happens, no child is left. SIGINT and SIGTERM are its own meanwhile; the
+    first raises `Interrupted` from the waiting methods, the second kills everything.
+    """
+
+    def __init__(self, settings: UpSettings, *, note: Callable[[str], None]) -> None:
+        """`note` is told, in a line for people, of everything that happens by itself."""
+        self._settings = settings
+        self._note = note
+        self._guard = Guard()
+        self._slots: dict[str, _Slot] = {}
+        self._signals = 0
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        """Takes SIGINT and SIGTERM."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._previous[number] = signal.signal(number, self._count)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends what still runs, in order, and gives the signals back."""
+        try:
+            self.stop()
+        finally:
+            self._guard.close()
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def start(self, spec: ChildSpec) -> None:
+        """Starts a child; children are ended in the order in which they are named to `stop`, the rest last first.
+
+        Raises `ConfigError` when its command cannot be run.
+        """
+        assert spec.name not in self._slots, f"{spec.name} runs already"
+        self._slots[spec.name] = _Slot(spec=spec, child=self._spawn(spec), started_s=time.monotonic())
+
+    def views(self) -> tuple[ChildView, ...]:
+        """Returns every child as it is now."""
+        now_s = time.monotonic()
+        return tuple(
+            ChildView(
+                name=slot.spec.name,
+                state=slot.state,
+                address=slot.spec.address,
+                missing=slot.missing,
+                since_s=slot.took_s if slot.state == "ready" else now_s - slot.started_s,
+                restarts=slot.restarts,
+            )
+            for slot in self._slots.values()
+        )
+
+    def wait_ready(self, show: Callable[[], None] = lambda: None) -> None:
+        """Waits until every child is ready; `show` is called in between, to draw.
+
+        Raises `Interrupted`; `CarpoolError` with the end of its log when a child ends before it was ready once, or takes
+        longer than `up.ready_timeout_s`.
+        """
+        deadline_s = time.monotonic() + self._settings.ready_timeout_s
+        while True:
+            self.step()
+            waiting = [slot for slot in self._slots.values() if slot.state != "ready"]
+            for slot in waiting:
+                self._probe(slot)
+            show()
+            if not waiting:
+                return
+            if time.monotonic() > deadline_s:
+                slot = waiting[0]
+                raise CarpoolError(
+                    f"{slot.spec.name} is not ready after {self._settings.ready_timeout_s:g} s: {slot.missing}. See"
+                    f" {slot.spec.log_file}; on a slow machine raise up.ready_timeout_s."
+                )
+            self.sleep(TURN_S)
+
+    def watch(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Keeps the children running until `is_over`. Raises `Interrupted`, and `CarpoolError` when one is given up."""
+        while not is_over():
+            self.step()
+            for slot in self._slots.values():
+                if slot.state != "ready":
+                    self._probe(slot)
+            self.sleep(4 * TURN_S)
+
+    def step(self) -> None:
+        """Notices children that ended, and starts them again when it is time. Raises as `watch` does."""
+        if self._signals:
+            raise Interrupted
+        now_s = time.monotonic()
+        for slot in self._slots.values():
+            if slot.child is None:
+                if now_s >= slot.restart_at_s:
+                    slot.child, slot.state = self._spawn(slot.spec), "starting"
+            elif slot.child.has_ended():
+                self._ended(slot, slot.child, now_s)
+            elif slot.ready_s is not None and now_s - slot.ready_s > self._settings.quiet_s:
+                slot.restarts = 0
+
+    def stop(self, order: Sequence[str] = ()) -> None:
+        """Ends the children of `order` one after the other, then the others, last started first. Nothing is left running."""
+        left = [name for name in reversed(self._slots) if name not in order]
+        patience = self._signals
+        for name in (*order, *left):
+            slot = self._slots.get(name)
+            if slot is None or slot.state == "ended":
+                continue
+            slot.state = "stopping"
+            if slot.child is not None:
+                self._end(slot.child, patience)
+            slot.child, slot.state = None, "ended"
+
+    def sleep(self, duration_s: float) -> None:
+        """Sleeps, or less: a signal wakes it. Raises `Interrupted`."""
+        time.sleep(duration_s)
+        if self._signals:
+            raise Interrupted
+
+    def _end(self, child: Child, patience: int) -> None:
+        child.ask_to_end()
+        deadline_s = time.monotonic() + self._settings.stop_timeout_s
+        while not child.has_ended():
+            if self._signals > max(patience, 1):
+                child.kill()
+            elif time.monotonic() > deadline_s:
+                self._note(f"{child.spec.name} did not end within {self._settings.stop_timeout_s:g} s and is killed")
+                child.kill()
+            time.sleep(TURN_S / 2)
+
+    def _spawn(self, spec: ChildSpec) -> Child:
+        try:
+            return Child(spec, self._guard)
+        except OSError as error:
+            raise ConfigError(f"cannot start {spec.name} ({spec.command[0]}): {error.strerror}") from error
+
+    def _probe(self, slot: _Slot) -> None:
+        if slot.child is None:
+            return
+        slot.missing = slot.spec.probe()
+        if not slot.missing:
+            slot.state, slot.was_ready = "ready", True
+            slot.ready_s = time.monotonic()
+            slot.took_s = slot.ready_s - slot.started_s
+            if slot.restarts:
+                self._note(f"{slot.spec.name} is ready again")
+
+    def _ended(self, slot: _Slot, child: Child, now_s: float) -> None:
+        spec, status = slot.spec, child.exit_status
+        how = f"ended by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
+        tail = f" Its log ends:\n{child.log_tail()}" if child.log_tail() else ""
+        if not slot.was_ready:
+            kind = ConfigError if status == CONFIG_EXIT_STATUS else CarpoolError
+            raise kind(f"{spec.name} {how} before it was ready; see {spec.log_file}.{tail}")
+        if not spec.is_restarted:
+            raise CarpoolError(
+                f"{spec.name} {how}, and what it held is gone: everything is stopped. See {spec.log_file}.{tail}"
+            )
+        delay_s = restart_delay_s(slot.restarts, self._settings)
+        if delay_s is None:
+            raise CarpoolError(
+                f"{spec.name} {how} once more, after {slot.restarts} restarts: it is given up. See {spec.log_file}.{tail}"
+            )
+        self._note(f"{spec.name} {how}; started again in {delay_s:g} s (see {spec.log_file})")
+        slot.child, slot.state, slot.ready_s = None, "restarting", None
+        slot.restarts += 1
+        slot.restart_at_s, slot.started_s = now_s + delay_s, now_s
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1

@@ -1,0 +1,136 @@
+"""`carpool topics`: make them, list them, compare them with what they should be."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+
+from carpool.kafka.settings import KafkaSettings
+from cli.console import output, print_json
+from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
+from cli.settings import load_beside
+from schemas.topics import TOPICS
+
+DRIFTED_STATUS = 1
+HOUR_MS = 3_600_000
+
+app = typer.Typer(
+    name="topics",
+    help="Make the topics, list them, and compare them with what they should be.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+PartitionsOption = Annotated[
+    int | None, typer.Option("--partitions", min=1, help="Partitions of the keyed topics.", show_default=False)
+]
+ReplicationOption = Annotated[
+    int | None,
+    typer.Option("--replication", min=0, help="Copies of each; 0: three, or as many as brokers.", show_default=False),
+]
+
+
+@app.command()
+def create(
+    partitions: PartitionsOption = None,
+    replication: ReplicationOption = None,
+    bootstrap: BootstrapOption = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Make the topics that are missing; those that exist stay as they are. Run it as often as you like.
+
+    Exit status 1: a topic exists in another shape than it should have; `topics describe` says which.
+
+    Example:  carpool topics create --bootstrap kafka:9092 --partitions 12 --replication 3
+    """
+    from carpool.kafka.admin import create_topics
+
+    kafka = _settings(bootstrap, config, assignments, partitions, replication)
+    created = create_topics(kafka)
+    states = _states(kafka)
+    drifted = {state["topic"]: state["drift"] for state in states if state["drift"]}
+    if as_json:
+        print_json({"created": created, "drift": drifted})
+    else:
+        for state in states:
+            mark = "[green]made[/]" if state["topic"] in created else "[dim]there[/]"
+            output().print(f"{mark}  {state['topic']}")
+        for name, drift in drifted.items():
+            output().print(f"[yellow]differs[/]  {name}: {'; '.join(drift)}")
+    if drifted:
+        raise typer.Exit(DRIFTED_STATUS)
+
+
+@app.command("list")
+def list_topics(as_json: JsonOption = False) -> None:
+    """List the topics that Carpool uses, with what they hold. Asks no broker.
+
+    Example:  carpool topics list --json
+    """
+    if as_json:
+        print_json(TOPICS)
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("topic", "partition by", "keeps", "largest record", "what"):
+        table.add_column(column, no_wrap=column != "what")
+    for topic in TOPICS:
+        keeps = f"{topic.retention_ms // HOUR_MS} h" + (", then compacted" if topic.cleanup == "compact" else "")
+        table.add_row(topic.name, topic.partition_by, keeps, f"{topic.max_message_bytes // 1024:,} KiB", topic.purpose)
+    output().print(table)
+
+
+@app.command()
+def describe(
+    bootstrap: BootstrapOption = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Show the topics as the brokers have them, and what differs from what they should be. Exit status 1: something does.
+
+    Example:  carpool topics describe --bootstrap kafka:9092
+    """
+    states = _states(_settings(bootstrap, config, assignments))
+    if as_json:
+        print_json(states)
+    else:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for column in ("topic", "partitions", "copies", "differs"):
+            table.add_column(column, no_wrap=column != "differs")
+        for state in states:
+            differs = f"[yellow]{'; '.join(state['drift'])}[/]" if state["drift"] else "[green]no[/]"
+            table.add_row(state["topic"], str(state["partitions"]), str(state["replicas"]), differs)
+        output().print(table)
+    if any(state["drift"] for state in states):
+        raise typer.Exit(DRIFTED_STATUS)
+
+
+def _settings(
+    bootstrap: str | None,
+    config: Any,
+    assignments: list[str] | None,
+    partitions: int | None = None,
+    replication: int | None = None,
+) -> KafkaSettings:
+    flags = {"bootstrap": bootstrap, "partitions": partitions, "replication_factor": replication}
+    return load_beside(given(config, assignments, kafka=flags)).kafka
+
+
+def _states(kafka: KafkaSettings) -> list[dict[str, Any]]:
+    from carpool.kafka.admin import describe_topics
+
+    return [
+        {
+            "topic": state.topic.name,
+            "partitions": state.partitions,
+            "replicas": state.replicas,
+            "drift": list(state.drift),
+            "wanted": msgspec.to_builtins(state.topic),
+        }
+        for state in describe_topics(kafka)
+    ]

@@ -1,0 +1,102 @@
+"""`carpool up`: everything on this machine, as supervised children on loopback, until Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from carpool.kafka.settings import KafkaSettings
+from carpool.settings import describe
+from cli.console import people
+from cli.options import BootstrapOption, ConfigOption, Passed, SetOption, given
+from cli.settings import Given, load
+from cli.supervise import Interrupted
+
+
+def up(
+    index: str | None = typer.Option(None, "--index", metavar="DIR", help="Folder of the index.", show_default=False),
+    model: str | None = typer.Option(
+        None,
+        "--model",
+        metavar="NAME|DIR",
+        help="Embedding model: the one that the index was built with.",
+        show_default=False,
+    ),
+    llm: str | None = typer.Option(
+        None, "--llm", metavar="DIR", help="Folder of the language model that vLLM is to serve.", show_default=False
+    ),
+    llm_url: str | None = typer.Option(
+        None,
+        "--llm-url",
+        metavar="URL",
+        help="An LLM server that runs already: no vLLM is started.",
+        show_default=False,
+    ),
+    llm_model: str | None = typer.Option(
+        None, "--llm-model", metavar="NAME", help="With --llm-url: the model to ask for.", show_default=False
+    ),
+    bootstrap: BootstrapOption = None,
+    demo: Path | None = typer.Option(
+        None,
+        "--demo",
+        "--demo-questions",
+        metavar="FILE",
+        help="Ask these questions, one a line, once all is ready.",
+        show_default=False,
+    ),
+    exit_after_demo: bool | None = typer.Option(
+        None,
+        "--exit-after-demo/--stay",
+        help="After the questions: end, or stay. Default: stay on a terminal.",
+        show_default=False,
+    ),
+    state_dir: str | None = typer.Option(
+        None, "--state-dir", metavar="DIR", help="Folder for logs and run.json.", show_default=False
+    ),
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Start everything on this machine: broker, grouper, searcher, generator, vLLM.
+
+    All of it listens on loopback only. Without --bootstrap a broker comes along that keeps records in memory. Output goes to
+    files in the state folder; what crashes is started again. One Ctrl-C ends all in order, a second one at once.
+
+    Examples:
+
+      carpool up --index .carpool/index
+      carpool up --bootstrap kafka:9092 --llm-url http://127.0.0.1:8000/v1 --llm-model my-model
+      carpool up --demo questions.txt --exit-after-demo
+    """
+    from cli.all_settings import CarpoolSettings
+    from cli.running import run_everything
+    from cli.stack import EMBEDDED, make_plan
+    from producers.questions import read_questions
+
+    questions = [question.text or "" for question in read_questions(demo)] if demo is not None else []
+    is_embedded = bootstrap == EMBEDDED or (bootstrap is None and _names_no_brokers(given(config, assignments)))
+    chosen = given(
+        config,
+        assignments,
+        kafka={"bootstrap": None if is_embedded else bootstrap},
+        index={"dir": index},
+        embedding={"model": model},
+        vllm={"model_dir": llm},
+        llm={"base_url": llm_url, "model": llm_model},
+        up={"state_dir": state_dir},
+    )
+    settings = load(CarpoolSettings, chosen)
+    plan = make_plan(settings, is_embedded=is_embedded, llm_url=llm_url)
+    stays = sys.stdout.isatty() if exit_after_demo is None else not exit_after_demo
+    passed = Passed(config=config, assignments=tuple(assignments or ()))
+    try:
+        run_everything(settings, plan, passed, questions, stays=stays or not questions)
+    except Interrupted:
+        people().print("stopped")
+
+
+def _names_no_brokers(chosen: Given) -> bool:
+    """Whether neither file, environment nor flag says which brokers to use."""
+    doc = next(doc for doc in describe("kafka", KafkaSettings) if doc.name == "bootstrap")
+    return chosen.origin(doc) == "default"
