@@ -279,11 +279,11 @@ class ReadPlanner:
     def _has_room_ahead(self, cluster: ClusterId) -> bool:
         """Whether the budget holds `cluster` beside what it must not push out.
 
-        That is what the current group still wants and what is pinned or being read; and whatever is pinned, the largest
-        cluster must fit beside it, so that a demand never waits for a prefetch, not even where the advice was wrong.
+        That is what the current group still wants and what is pinned or being read. And beside what is pinned or being read
+        the largest cluster must fit, so that a demand never waits for a prefetch, not even where the advice was wrong.
         """
-        ahead = self._pinned.keys() | {cluster}
-        claimed = ahead | self._wanted.keys() | self._reading.keys()
+        ahead = self._pinned.keys() | self._reading.keys() | {cluster}
+        claimed = ahead | self._wanted.keys()
         return (
             self._sum_bytes(claimed) <= self._limits.budget_bytes
             and self._sum_bytes(ahead) + self._largest_bytes <= self._limits.budget_bytes

@@ -121,7 +121,7 @@ def test_without_prefetch_nothing_overlaps(index: SmallIndex) -> None:
 def test_within_a_query_clusters_are_scored_while_others_are_read(index: SmallIndex) -> None:
     log = Intervals()
     seams = {"events": log, "open_reader": SlowReader, "scorer": slow_score}
-    with running(index, prefetch=False, reader_threads=2, **seams) as run:
+    with running(index, prefetch=False, reader_threads=1, **seams) as run:
         run.search(make_group(index, [index.vectors[0]], clusters=[tuple(range(8))]))
     assert overlaps(log.scorings, log.reads["demand"]) >= 4
     assert log.wall_us() < 0.8 * log.sum_us()

@@ -500,6 +500,17 @@ def test_the_largest_cluster_always_fits_beside_what_is_pinned() -> None:
     assert run(planner, query(0)) == [Evict(cluster=A), demand(D)]
 
 
+@pytest.mark.parametrize(("budget_bytes", "actions"), [(30, [wasted(B), prefetch(C)]), (29, [wasted(B)])])
+def test_prefetches_that_are_still_read_for_advice_that_has_changed_leave_room_too(
+    budget_bytes: int, actions: list[Action]
+) -> None:
+    planner = planner_of(budget_bytes)
+    run(planner, group((A,), then=(B,)))
+    assert searched(planner, 0, A) == [prefetch(B)]
+    # B cannot be stopped; beside it and C the largest cluster must still fit.
+    assert run(planner, NextChanged(clusters=(C,))) == actions
+
+
 def test_a_demand_that_finds_no_other_bytes_takes_those_of_a_prefetched_cluster() -> None:
     planner = planner_of(30)
     run(planner, group((A,), then=(B, C)))
@@ -615,7 +626,8 @@ def test_reads_in_flight_that_nobody_wants_are_not_overdrawn_by_a_prefetch() -> 
     planner = planner_of(20, sizes={A: 10, B: 10, C: 10})
     run(planner, group((A, B), then=(C,)), query(0))
     assert run(planner, QueryEnded()) == []  # both are still being read: no bytes for C
-    assert run(planner, ended(A)) == [Evict(cluster=A), prefetch(C)]
+    assert run(planner, ended(A)) == []  # nor beside B and a demand that may come
+    assert run(planner, ended(B)) == [Evict(cluster=A), prefetch(C)]
 
 
 # ---- the queries that come next
