@@ -13,7 +13,7 @@ from rich.text import Text
 from carpool.errors import ConfigError
 from cli.answers import answer_text, citation_lines, timing_line
 from cli.console import output, print_json, print_json_line
-from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
+from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import ClientSide, load_beside
 from producers import Client
 from producers.questioning import QuestionArgs
@@ -43,7 +43,7 @@ def ask(
         help="How long to wait; also the deadline. Default: client.answer_timeout_ms.",
         show_default=False,
     ),
-    bootstrap: BootstrapOption = None,
+    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     assignments: SetOption = None,
@@ -53,8 +53,8 @@ def ask(
     Finds a `carpool up` of this folder by itself. Exit status 1: there is no answer, and why is said. --json prints the
     answer record of rag.answers.v1.
 
+    \b
     Examples:
-
       carpool ask "When was the Eiffel Tower built?"
       carpool ask "Who wrote Moby-Dick?" --top-k 3 --timeout 20 --json
       carpool ask "Who wrote Moby-Dick?" --bootstrap kafka:9092
@@ -129,7 +129,7 @@ def publish(
         help="Nobody wants the answer later than this from now.",
         show_default=False,
     ),
-    bootstrap: BootstrapOption = None,
+    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     assignments: SetOption = None,
@@ -138,8 +138,8 @@ def publish(
 
     The answer comes on rag.answers.v1, under the id as key, to whoever reads there.
 
+    \b
     Examples:
-
       carpool publish "When was the Eiffel Tower built?"
       cat questions.txt | carpool publish -
     """

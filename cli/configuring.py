@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 import typer
-from rich.table import Table
+from rich.padding import Padding
 from rich.text import Text
 
 from carpool.settings import Secret, describe
@@ -36,7 +36,7 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
 
 def config(
     section: str | None = typer.Argument(None, help="One section; default: all.", show_default=False),
-    shape: Literal["table", "toml"] = typer.Option("table", "--format", help="toml: a settings file, with comments."),
+    shape: Literal["text", "toml"] = typer.Option("text", "--format", help="toml: a settings file, with comments."),
     bootstrap: BootstrapOption = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
@@ -47,8 +47,8 @@ def config(
     Defaults are overruled by a TOML file (--config), that by the environment (CARPOOL_SECTION_NAME), that by flags. Secrets
     come from the environment only, and are never printed.
 
+    \b
     Examples:
-
       carpool config searcher
       carpool config --format toml > carpool.toml
       CARPOOL_GROUPER_POLICY=agglomerative carpool config grouper --json
@@ -71,7 +71,7 @@ def config(
     elif shape == "toml":
         typer.echo(as_toml(effective), nl=False)
     else:
-        _print_tables(effective)
+        _print_sections(effective)
 
 
 def as_toml(effective: list[Effective]) -> str:
@@ -116,17 +116,14 @@ def _toml_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _print_tables(effective: list[Effective]) -> None:
+def _print_sections(effective: list[Effective]) -> None:
     console = output()
-    for section in dict.fromkeys(each.section for each in effective):
-        title = Text(f"[{section}]", style="bold")
-        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for column in ("name", "value", "from", "what it is"):
-            table.add_column(column, header_style="dim", overflow="fold")
-        for each in effective:
-            if each.section == section:
-                style = None if each.origin == "default" else "cyan"
-                value = each.value if _is_secret(each) else _toml_value(each.value)
-                table.add_row(each.name, Text(value, style=style or ""), each.origin, Text(each.description))
-        console.print(table)
-        console.print()
+    section = None
+    for each in effective:
+        if each.section != section:
+            section = each.section
+            console.print(Text(f"[{section}]", style="bold"))
+        value = each.value if _is_secret(each) else _toml_value(each.value)
+        line = Text(f"  {each.name} = ") + Text(value, style="default" if each.origin == "default" else "cyan")
+        console.print(line + Text(f"  {each.origin}", style="dim"), soft_wrap=True)
+        console.print(Padding(Text(each.description, style="dim"), (0, 0, 0, 6)))

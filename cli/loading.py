@@ -17,7 +17,7 @@ from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from cli.asking import NprobeOption, TopKOption
 from cli.console import output, people, print_json
-from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
+from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import ClientSide, load_beside
 from producers import Client
 from producers.arrivals import ArrivalProcess, bounded, even, poisson, recorded
@@ -72,7 +72,7 @@ def load(
         help="Write id, intended and actual time of each question there, as JSON lines.",
         show_default=False,
     ),
-    bootstrap: BootstrapOption = None,
+    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     assignments: SetOption = None,
@@ -82,8 +82,8 @@ def load(
     The load is open: each question is due at its time, whatever happened to the ones before. When the questions run out
     before --duration or --limit, they begin again.
 
+    \b
     Examples:
-
       carpool load questions.jsonl.gz --rate 50 --duration 60
       carpool load questions.jsonl --arrivals recorded --rate 2
       carpool load questions.jsonl --vectors questions.npy --fingerprint 1f0c... --rate 200

@@ -35,6 +35,7 @@ HELP = """Queries that visit the same clusters share one trip to disk.
 
 Questions go into Kafka, cited answers come out. To see it on one machine:
 
+\b
   carpool index build corpus.jsonl --out .carpool/index    make an index
   carpool up                                               start everything
   carpool ask "When was the Eiffel Tower built?"           ask (in another shell)

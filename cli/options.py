@@ -30,7 +30,18 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 BootstrapOption = Annotated[
     str | None,
     typer.Option(
-        "--bootstrap", "-b", metavar="HOST:PORT", help="Brokers; by default those of `carpool up`.", show_default=False
+        "--bootstrap", "-b", metavar="HOST:PORT", help="Brokers. Default: kafka.bootstrap.", show_default=False
+    ),
+]
+
+BesideOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap",
+        "-b",
+        metavar="HOST:PORT",
+        help="Brokers. Default: those of a running `carpool up`.",
+        show_default=False,
     ),
 ]
 

@@ -29,7 +29,9 @@ def grouper(
 
     Reads rag.queries.v1, writes rag.groups.v1. SIGTERM finishes what is in hand; a second one stops at once.
 
-    Example:  carpool grouper --index .carpool/index --set grouper.policy=agglomerative
+    \b
+    Example:
+      carpool grouper --index .carpool/index --set grouper.policy=agglomerative
     """
     run_grouper(given(config, assignments, kafka={"bootstrap": bootstrap}, index={"dir": index}, http={"port": port}))
 
@@ -45,7 +47,9 @@ def searcher(
 
     Reads rag.groups.v1, writes rag.retrievals.v1. SIGTERM finishes what is in hand; a second one stops at once.
 
-    Example:  carpool searcher --index .carpool/index --set searcher.budget_bytes=1073741824
+    \b
+    Example:
+      carpool searcher --index .carpool/index --set searcher.budget_bytes=1073741824
     """
     run_searcher(given(config, assignments, kafka={"bootstrap": bootstrap}, index={"dir": index}, http={"port": port}))
 
@@ -65,7 +69,9 @@ def generator(
     Reads rag.retrievals.v1, writes rag.answers.v1 (and pieces to rag.answers.partial.v1). An LLM server that is away pauses
     it. SIGTERM finishes what is in hand; a second one stops at once.
 
-    Example:  carpool generator --llm-url http://127.0.0.1:8000/v1 --model my-model
+    \b
+    Example:
+      carpool generator --llm-url http://127.0.0.1:8000/v1 --model my-model
     """
     flags = {"base_url": llm_url, "model": model}
     run_generator(given(config, assignments, kafka={"bootstrap": bootstrap}, llm=flags, http={"port": port}))

@@ -12,7 +12,7 @@ from rich.text import Text
 from carpool.errors import CarpoolError
 from cli.console import output, print_json
 from cli.http import Labels, get, missing_of, parse_metrics
-from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
+from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.runfile import RunFile
 from cli.settings import ClientSide, load_beside
 from schemas.topics import GROUPS, QUERIES, RETRIEVALS
@@ -57,7 +57,7 @@ def status(
         help="A service's HTTP address. Default: those of `carpool up`, or its default ports.",
         show_default=False,
     ),
-    bootstrap: BootstrapOption = None,
+    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     assignments: SetOption = None,
@@ -66,8 +66,8 @@ def status(
 
     Exit status 1: something is not ready. Without `carpool up` on this machine, say where the services are with --url.
 
+    \b
     Examples:
-
       carpool status
       carpool status --json
       carpool status --url grouper=10.0.0.5:9464 --url searcher=10.0.0.6:9464

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from carpool.kafka.settings import KafkaSettings
 from cli.console import output, print_json
-from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
+from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import load_beside
 from schemas.topics import TOPICS
 
@@ -37,7 +37,7 @@ ReplicationOption = Annotated[
 def create(
     partitions: PartitionsOption = None,
     replication: ReplicationOption = None,
-    bootstrap: BootstrapOption = None,
+    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     assignments: SetOption = None,
@@ -46,7 +46,9 @@ def create(
 
     Exit status 1: a topic exists in another shape than it should have; `topics describe` says which.
 
-    Example:  carpool topics create --bootstrap kafka:9092 --partitions 12 --replication 3
+    \b
+    Example:
+      carpool topics create --bootstrap kafka:9092 --partitions 12 --replication 3
     """
     from carpool.kafka.admin import create_topics
 
@@ -70,14 +72,16 @@ def create(
 def list_topics(as_json: JsonOption = False) -> None:
     """List the topics that Carpool uses, with what they hold. Asks no broker.
 
-    Example:  carpool topics list --json
+    \b
+    Example:
+      carpool topics list --json
     """
     if as_json:
         print_json(TOPICS)
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("topic", "partition by", "keeps", "largest record", "what"):
-        table.add_column(column, no_wrap=column != "what")
+    for column in ("topic", "partition by", "keeps", "largest", "what"):
+        table.add_column(column, header_style="dim", min_width=16 if column == "what" else None, overflow="fold")
     for topic in TOPICS:
         keeps = f"{topic.retention_ms // HOUR_MS} h" + (", then compacted" if topic.cleanup == "compact" else "")
         table.add_row(topic.name, topic.partition_by, keeps, f"{topic.max_message_bytes // 1024:,} KiB", topic.purpose)
@@ -86,14 +90,16 @@ def list_topics(as_json: JsonOption = False) -> None:
 
 @app.command()
 def describe(
-    bootstrap: BootstrapOption = None,
+    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
     """Show the topics as the brokers have them, and what differs from what they should be. Exit status 1: something does.
 
-    Example:  carpool topics describe --bootstrap kafka:9092
+    \b
+    Example:
+      carpool topics describe --bootstrap kafka:9092
     """
     states = _states(_settings(bootstrap, config, assignments))
     if as_json:
@@ -101,7 +107,7 @@ def describe(
     else:
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("topic", "partitions", "copies", "differs"):
-            table.add_column(column, no_wrap=column != "differs")
+            table.add_column(column, header_style="dim", overflow="fold")
         for state in states:
             differs = f"[yellow]{'; '.join(state['drift'])}[/]" if state["drift"] else "[green]no[/]"
             table.add_row(state["topic"], str(state["partitions"]), str(state["replicas"]), differs)

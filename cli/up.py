@@ -10,7 +10,7 @@ import typer
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import describe
 from cli.console import people
-from cli.options import BootstrapOption, ConfigOption, Passed, SetOption, given
+from cli.options import ConfigOption, Passed, SetOption, given
 from cli.settings import Given, load
 from cli.supervise import Interrupted
 
@@ -37,7 +37,14 @@ def up(
     llm_model: str | None = typer.Option(
         None, "--llm-model", metavar="NAME", help="With --llm-url: the model to ask for.", show_default=False
     ),
-    bootstrap: BootstrapOption = None,
+    bootstrap: str | None = typer.Option(
+        None,
+        "--bootstrap",
+        "-b",
+        metavar="HOST:PORT",
+        help="Brokers that run already; `embedded`: bring one along, the default.",
+        show_default=False,
+    ),
     demo: Path | None = typer.Option(
         None,
         "--demo",
@@ -63,8 +70,8 @@ def up(
     All of it listens on loopback only. Without --bootstrap a broker comes along that keeps records in memory. Output goes to
     files in the state folder; what crashes is started again. One Ctrl-C ends all in order, a second one at once.
 
+    \b
     Examples:
-
       carpool up --index .carpool/index
       carpool up --bootstrap kafka:9092 --llm-url http://127.0.0.1:8000/v1 --llm-model my-model
       carpool up --demo questions.txt --exit-after-demo

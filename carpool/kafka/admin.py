@@ -107,7 +107,8 @@ def _drift(admin: AdminClient, topic: Topic, timeout_s: float) -> tuple[str, ...
 
 
 def _admin(settings: KafkaSettings) -> tuple[AdminClient, float]:
-    return AdminClient(client_config(settings)), settings.request_timeout_ms / 1_000
+    # What fails is raised; librdkafka's own log lines would only bury it.
+    return AdminClient(client_config(settings) | {"log_level": 0}), settings.request_timeout_ms / 1_000
 
 
 def _unreachable(settings: KafkaSettings, error: KafkaException) -> RetryableError:
