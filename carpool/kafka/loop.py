@@ -32,6 +32,10 @@ METADATA_STOP_BYTES = 3_072
 
 BUSY_POLL_S = 0.005
 IDLE_POLL_S = 0.05
+PAUSE_AFTER_US = 50_000
+"""How long credit may be away before partitions are paused. A pause throws away what was fetched ahead, and fetching it again
+takes longer than most moments between two credits; until then nothing is polled, which also delays commits for as long."""
+
 REVIEW_US = 500_000
 BURST_MAX = 1_000
 
@@ -94,6 +98,7 @@ class Loop(Generic[R]):
         self.failure: CarpoolError | None = None
         self._assigned: set[TopicPartition] = set()
         self._ever_assigned = False
+        self._held_back_since_us: int | None = None
         self._paused_since_us: int | None = None
         self._waiting = 0
         self._next_review_us = 0
@@ -197,8 +202,7 @@ class Loop(Generic[R]):
         credit = self._stage.credit()
         records, size_bytes = min(credit.records, BURST_MAX), credit.size_bytes
         if self.failure is not None or self._metadata_full or records <= 0 or size_bytes <= 0:
-            self._pause()
-            self._consumer.poll(BUSY_POLL_S)
+            self._hold_back()
             return
         self._resume()
         message = self._consumer.poll(self._poll_s())
@@ -210,6 +214,17 @@ class Loop(Generic[R]):
                 break
             message = self._consumer.poll(0)
         self._waiting = sum(self._consumer.waiting().values()) if self.ledger.in_flight else 0
+
+    def _hold_back(self) -> None:
+        """Takes nothing: for a moment by not polling, then by pausing and polling on."""
+        now_us = self._clock.now_us()
+        if self._held_back_since_us is None:
+            self._held_back_since_us = now_us
+        if self.failure is None and now_us - self._held_back_since_us < PAUSE_AFTER_US:
+            self._stopping.wait(BUSY_POLL_S)
+            return
+        self._pause()
+        self._consumer.poll(BUSY_POLL_S)
 
     def _poll_s(self) -> float:
         if self._wake_us is not None:
@@ -262,6 +277,7 @@ class Loop(Generic[R]):
             self._consumer.pause()
 
     def _resume(self) -> None:
+        self._held_back_since_us = None
         if self._paused_since_us is not None:
             self._metrics.paused_seconds.inc((self._clock.now_us() - self._paused_since_us) / 1_000_000)
             self._paused_since_us = None

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from carpool.errors import DeploymentError, RetryableError
-from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.loop import PAUSE_AFTER_US, Intake, Loop
 from carpool.kafka.stage import Done
 from schemas.query import Query
 from tests.kafka.support import Bench, HandStage, query_of, result, turn
@@ -141,6 +141,23 @@ def test_nothing_is_taken_without_credit_and_the_backlog_waits_at_the_broker() -
     stage.units.pop(0)
     turn(loop)
     assert [unit.record.text for unit in stage.units] == ["b", "c"]
+
+
+def test_partitions_are_paused_when_credit_stays_away_and_not_for_a_moment_without_it() -> None:
+    bench, stage = Bench(), HandStage(credit=1)
+    loop, consumer = bench.loop(stage)
+    paused: list[bool] = []
+    consumer.pause = lambda: paused.append(True)  # type: ignore[method-assign]
+    bench.publish("a", "b")
+    turn(loop)
+    stage.finish("a")
+    stage.units.clear()
+    turn(loop)
+    assert [unit.record.text for unit in stage.units] == ["b"]
+    assert not paused
+    bench.clock.sleep(PAUSE_AFTER_US)
+    turn(loop, 1)
+    assert paused == [True]
 
 
 def test_a_stage_hears_how_many_records_wait() -> None:
