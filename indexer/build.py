@@ -32,7 +32,7 @@ from indexer.plan import (
 from indexer.progress import ProgressReport
 from indexer.settings import IndexerConfig
 from indexer.vectors import Vectors, embed_shards, open_precomputed, open_shards, present_shards
-from indexer.workspace import Workspace
+from indexer.workspace import BUILD_NAME, Workspace
 from indexer.write import finish, write_clusters
 
 
@@ -81,7 +81,6 @@ def build_index(request: BuildRequest, config: IndexerConfig, clock: Clock, prog
 
 
 def _build(request: BuildRequest, config: IndexerConfig, clock: Clock, progress: ProgressReport) -> BuildReport:
-    _refuse_existing(request)
     identity = identify(request, config)
     if (report := _roll_forward(request, identity, progress)) is not None:
         return report
@@ -140,12 +139,18 @@ def _refuse_existing(request: BuildRequest) -> None:
 
 
 def _roll_forward(request: BuildRequest, identity: BuildIdentity, progress: ProgressReport) -> BuildReport | None:
-    """Puts a build in place that was killed when it was complete; its report, if it is the one that is asked for."""
+    """Ends a build that was killed when it was complete, in or after the move; its report, if it is what is asked for."""
+    if not (request.index_dir / BUILD_NAME).is_dir():
+        return None
     with Workspace(request.index_dir) as workspace:
-        if not workspace.is_finished:
-            return None
         state = workspace.read_state()
-        workspace.publish()
+        if workspace.is_finished:
+            _refuse_existing(request)
+            workspace.publish()
+        elif workspace.is_published(state):
+            workspace.remove()
+        else:
+            return None
     manifest = read_manifest(request.index_dir)
     progress.note(f"an earlier build was complete: index {manifest.index_version} is in place")
     if state is None or state.identity != identity or state.documents is None:

@@ -11,6 +11,7 @@ from typing import Self
 
 import msgspec
 
+from carpool.disk.documents import DOCUMENTS_NAME
 from carpool.disk.files import fsync_folder, write_atomically
 from carpool.disk.index import INDEX_FILES
 from carpool.disk.manifest import MANIFEST_NAME
@@ -105,4 +106,23 @@ class Workspace:
         fsync_folder(self.index_dir)
         (self.finished / MANIFEST_NAME).replace(self.index_dir / MANIFEST_NAME)
         fsync_folder(self.index_dir)
-        shutil.rmtree(self.folder)
+        self.remove()
+
+    def is_published(self, state: BuildState | None) -> bool:
+        """Whether the move into place was made and only the removal of the workspace is missing.
+
+        Its documents were here and are not any more, or not even its state is left; and there is an index.
+        """
+        documents_left = (self.finished / DOCUMENTS_NAME).is_file()
+        moved = state is None or (state.documents is not None and not documents_left)
+        return moved and not self.is_finished and (self.index_dir / MANIFEST_NAME).is_file()
+
+    def remove(self) -> None:
+        """Removes the workspace; its state last, so that a life that is killed here is understood by the next."""
+        shutil.rmtree(self.shards, ignore_errors=True)
+        shutil.rmtree(self.finished, ignore_errors=True)
+        for path in self.folder.iterdir():
+            if path != self._state_path:
+                path.unlink()
+        self._state_path.unlink(missing_ok=True)
+        self.folder.rmdir()

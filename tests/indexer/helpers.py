@@ -1,0 +1,45 @@
+"""Small corpora, and builds of them with the hashing model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from carpool.embedding import EmbeddingSettings
+from indexer.build import BuildReport, BuildRequest, build_index
+from indexer.progress import SilentProgress
+from indexer.settings import IndexerConfig, IndexerSettings
+
+CONFIG = IndexerConfig(
+    embedding=EmbeddingSettings(model="hashing:16"), indexer=IndexerSettings(shard_rows=16, threads=1)
+)
+WORDS = ("apple", "river", "stone", "cloud", "train", "music", "paper", "glass", "horse", "bread")
+
+
+class HandClock:
+    """Moves a millisecond with each look."""
+
+    def __init__(self) -> None:
+        self.time_us = 1_800_000_000_000_000
+
+    def now_us(self) -> int:
+        self.time_us += 1000
+        return self.time_us
+
+
+def passage(row: int) -> dict[str, Any]:
+    """The passage of a row of `write_corpus`."""
+    text = " ".join(WORDS[(row * step + step) % 10] for step in range(1, 6))
+    return {"id": f"doc-{row}", "title": f"Title {row}" if row % 2 else "", "text": text, "metadata": {"row": row}}
+
+
+def write_corpus(path: Path, row_count: int) -> Path:
+    """Writes a corpus of `row_count` good lines."""
+    path.write_text("".join(json.dumps(passage(row)) + "\n" for row in range(row_count)))
+    return path
+
+
+def build(corpus: Path, index_dir: Path, config: IndexerConfig = CONFIG, **wishes: Any) -> BuildReport:
+    """Builds an index without saying anything."""
+    return build_index(
+        BuildRequest(corpus=corpus, index_dir=index_dir, **wishes), config, HandClock(), SilentProgress()
+    )

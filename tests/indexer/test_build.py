@@ -1,0 +1,252 @@
+"""What is in an index that was built, what is refused, what is kept."""
+
+import fcntl
+import gzip
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from carpool.disk.files import read_exactly
+from carpool.disk.index import open_index
+from carpool.disk.manifest import Manifest, read_manifest
+from carpool.disk.segment import decode_cluster
+from carpool.embedding import EmbeddingSettings, HashingEmbedder
+from carpool.errors import ConfigError
+from indexer.settings import IndexerConfig, IndexerSettings
+from indexer.stats import index_stats
+from tests.indexer.helpers import CONFIG, build, passage, write_corpus
+
+
+def rows_of(index_dir: Path) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, dim) vectors by row number, and the cluster of each row."""
+    index = open_index(index_dir)
+    vectors = np.full((index.manifest.row_count, index.manifest.dimension), np.nan, dtype=np.float32)
+    clusters = np.full(index.manifest.row_count, -1)
+    with index.segment_path.open("rb") as file:
+        for extent in index.extents:
+            content = read_exactly(file.fileno(), extent.size_bytes, extent.offset_bytes, "segment")
+            found = decode_cluster(content, extent, index.manifest.dimension)
+            assert (clusters[found.rows] == -1).all()
+            vectors[found.rows], clusters[found.rows] = found.vectors, extent.cluster
+    index.close()
+    return vectors, clusters
+
+
+def same_but_time(manifest: Manifest) -> Manifest:
+    return msgspec.structs.replace(manifest, index_version="", read_latency_us=())
+
+
+def test_every_passage_is_in_the_cluster_of_its_nearest_centroid_with_its_text(tmp_path: Path) -> None:
+    report = build(write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index")
+    assert report.manifest == read_manifest(tmp_path / "index")
+    assert (report.manifest.row_count, report.manifest.nlist, report.manifest.dimension) == (120, 10, 16)
+    assert report.manifest.nprobe_default == 8
+    assert report.manifest.embedding_model == HashingEmbedder(16).fingerprint
+    vectors, clusters = rows_of(tmp_path / "index")
+    passages = [passage(row) for row in range(120)]
+    texts = [f"{p['title']}. {p['text']}" if p["title"] else p["text"] for p in passages]
+    assert np.array_equal(vectors, HashingEmbedder(16).encode(texts))
+    index = open_index(tmp_path / "index")
+    scores = vectors @ index.centroids.T
+    assert (scores[np.arange(120), clusters] >= scores.max(axis=1) - 1e-6).all()
+    documents = index.documents.get(range(120))
+    assert [(d.doc_id, d.title, d.text) for d in documents] == [(p["id"], p["title"], p["text"]) for p in passages]
+    assert np.allclose(np.linalg.norm(index.centroids, axis=1), 1, atol=1e-5)
+    index.close()
+    assert sorted(path.name for path in (tmp_path / "index").iterdir()) == sorted(
+        [*report.manifest.files, "manifest.json"]
+    )
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_other_clusters(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 100)
+    first, second, third = (
+        build(corpus, tmp_path / str(number), seed=seed, nlist=9).manifest for number, seed in enumerate((1, 1, 2))
+    )
+    assert same_but_time(first) == same_but_time(second)
+    assert first.centroids_fingerprint != third.centroids_fingerprint
+
+
+def test_the_version_tells_when_the_build_began_and_what_it_holds(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 30)
+    one = build(corpus, tmp_path / "1").manifest.index_version
+    two = build(corpus, tmp_path / "2", nlist=3).manifest.index_version
+    assert one.startswith("2027-01-15T08:00Z-")
+    assert one != two
+
+
+def test_passages_that_are_all_the_same_leave_empty_clusters_that_work(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text("".join(json.dumps({"id": str(row), "text": "same"}) + "\n" for row in range(20)))
+    build(corpus, tmp_path / "index", nlist=6)
+    assert index_stats(tmp_path / "index").clusters_empty == 5
+    assert (rows_of(tmp_path / "index")[1] >= 0).all()
+
+
+def test_one_passage_is_an_index(tmp_path: Path) -> None:
+    manifest = build(write_corpus(tmp_path / "c.jsonl", 1), tmp_path / "index").manifest
+    assert (manifest.row_count, manifest.nlist, manifest.nprobe_default) == (1, 1, 1)
+
+
+def test_bad_lines_are_skipped_counted_and_the_first_of_them_listed(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.jsonl.gz"
+    lines = [json.dumps(passage(row)) if row % 2 else "bad" for row in range(60)]
+    corpus.write_bytes(gzip.compress("\n".join(lines).encode()))
+    documents = build(corpus, tmp_path / "index").documents
+    assert (documents.row_count, documents.problem_count, len(documents.problems)) == (30, 30, 20)
+    assert [problem.line for problem in documents.problems[:3]] == [1, 3, 5]
+    with pytest.raises(ConfigError, match=r"(?s)30 bad lines.*line 39: .*and 10 more.*--strict"):
+        build(corpus, tmp_path / "other", strict=True)
+    assert not (tmp_path / "other" / "manifest.json").exists()
+
+
+def test_strict_also_refuses_to_go_on_with_what_an_earlier_life_had_skipped(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 20)
+    corpus.write_text(corpus.read_text() + "bad\n")
+    with pytest.raises(ConfigError, match="nlist is 21"):
+        build(corpus, tmp_path / "index", nlist=21)
+    with pytest.raises(ConfigError, match="1 bad lines"):
+        build(corpus, tmp_path / "index", strict=True)
+    assert build(corpus, tmp_path / "index").documents.problem_count == 1
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "bad\n"])
+def test_a_corpus_without_a_passage_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "c.jsonl").write_text(content)
+    with pytest.raises(ConfigError, match="no passage"):
+        build(tmp_path / "c.jsonl", tmp_path / "index")
+
+
+def test_a_missing_corpus_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no corpus"):
+        build(tmp_path / "c.jsonl", tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_complete_index_stays_unless_force_replaces_it(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 30)
+    first = build(corpus, tmp_path / "index").manifest
+    other = write_corpus(tmp_path / "d.jsonl", 40)
+    with pytest.raises(ConfigError, match="--force"):
+        build(other, tmp_path / "index")
+    assert read_manifest(tmp_path / "index") == first
+    still_open = open_index(tmp_path / "index")
+    assert build(other, tmp_path / "index", force=True).manifest.row_count == 40
+    assert open_index(tmp_path / "index").manifest.row_count == 40
+    # Who has the old one open keeps reading it.
+    assert still_open.documents.get([29])[0].doc_id == "doc-29"
+    still_open.close()
+
+
+def interrupted(tmp_path: Path) -> tuple[Path, Path]:
+    """A build that embedded everything and then could not go on: 21 clusters of 20 passages."""
+    corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 20), tmp_path / "index"
+    with pytest.raises(ConfigError, match="give --nlist 20 or less"):
+        build(corpus, index_dir, nlist=21)
+    assert len(list((index_dir / ".build" / "shards").iterdir())) == 2
+    return corpus, index_dir
+
+
+def test_another_nlist_goes_on_with_what_was_embedded(tmp_path: Path) -> None:
+    corpus, index_dir = interrupted(tmp_path)
+    shards = {path: path.stat().st_mtime_ns for path in (index_dir / ".build" / "shards").iterdir()}
+    with pytest.raises(ConfigError, match="nlist is 22"):
+        build(corpus, index_dir, nlist=22)
+    assert {path: path.stat().st_mtime_ns for path in shards} == shards
+    resumed = build(corpus, index_dir, nlist=5).manifest
+    assert same_but_time(resumed) == same_but_time(build(corpus, tmp_path / "whole", nlist=5).manifest)
+
+
+def test_a_changed_corpus_or_model_is_refused_until_restart_is_given(tmp_path: Path) -> None:
+    corpus, index_dir = interrupted(tmp_path)
+    model = IndexerConfig(embedding=EmbeddingSettings(model="hashing:32"), indexer=CONFIG.indexer)
+    with pytest.raises(ConfigError, match=r"(?s)embedding_model was.*--restart"):
+        build(corpus, index_dir, model)
+    write_corpus(corpus, 21)
+    with pytest.raises(ConfigError, match=r"(?s)corpus: size_bytes was.*--restart"):
+        build(corpus, index_dir)
+    manifest = build(corpus, index_dir, model, restart=True).manifest
+    assert (manifest.row_count, manifest.dimension) == (21, 32)
+    assert same_but_time(manifest) == same_but_time(build(corpus, tmp_path / "whole", model).manifest)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "state", "empty"])
+def test_damage_in_the_workspace_is_done_again_and_not_built_upon(tmp_path: Path, damage: str) -> None:
+    corpus, index_dir = interrupted(tmp_path)
+    shard = sorted((index_dir / ".build" / "shards").iterdir())[1]
+    content = shard.read_bytes()
+    if damage == "state":
+        (index_dir / ".build" / "state.json").write_text("{")
+    else:
+        shard.write_bytes({"cut": content[:-1], "flip": bytes([content[0] ^ 1]) + content[1:], "empty": b""}[damage])
+    resumed = build(corpus, index_dir).manifest
+    assert same_but_time(resumed) == same_but_time(build(corpus, tmp_path / "whole").manifest)
+
+
+def test_two_builds_in_one_folder_are_one_too_many(tmp_path: Path) -> None:
+    corpus, index_dir = interrupted(tmp_path)
+    with (index_dir / ".build" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another build is running"):
+            build(corpus, index_dir)
+    build(corpus, index_dir)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_precomputed_vectors_are_taken_as_they_are(tmp_path: Path, dtype: type) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 50)
+    vectors = HashingEmbedder(24).encode([f"w{row} w{row + 1}" for row in range(50)]).astype(dtype)
+    np.save(tmp_path / "v.npy", vectors)
+    manifest = build(corpus, tmp_path / "index", vectors=tmp_path / "v.npy", fingerprint="feed").manifest
+    assert (manifest.embedding_model, manifest.dimension) == ("feed", 24)
+    assert np.array_equal(rows_of(tmp_path / "index")[0], vectors.astype(np.float32))
+    computed = build(corpus, tmp_path / "other", vectors=tmp_path / "v.npy").manifest
+    assert computed.embedding_model == HashingEmbedder(16).fingerprint
+
+
+def good_vectors() -> np.ndarray:
+    return HashingEmbedder(8).encode([str(row) for row in range(10)])
+
+
+@pytest.mark.parametrize(
+    ("vectors", "says"),
+    [
+        (good_vectors()[:9], "belong to another corpus"),
+        (good_vectors().astype(np.float64), "expected float16 or float32"),
+        (good_vectors()[0], "expected float16 or float32"),
+        (good_vectors() * np.where(np.arange(10) == 7, 2, 1)[:, None].astype(np.float32), "row 7 .* has length 2"),
+        (np.full((10, 8), np.nan, dtype=np.float32), "row 0"),
+        (np.zeros((10, 0), dtype=np.float32), "belong to another corpus"),
+        (np.array([{}] * 10, dtype=object), "cannot read the vectors"),
+    ],
+)
+def test_precomputed_vectors_that_do_not_fit_are_refused(tmp_path: Path, vectors: np.ndarray, says: str) -> None:
+    np.save(tmp_path / "v.npy", vectors, allow_pickle=vectors.dtype == object)
+    with pytest.raises(ConfigError, match=says):
+        build(write_corpus(tmp_path / "c.jsonl", 10), tmp_path / "index", vectors=tmp_path / "v.npy")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no numpy file"])
+def test_a_vectors_file_that_is_none_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "v.npy").write_bytes(content)
+    with pytest.raises(ConfigError, match="cannot read the vectors"):
+        build(write_corpus(tmp_path / "c.jsonl", 10), tmp_path / "index", vectors=tmp_path / "v.npy")
+
+
+def test_an_output_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 10)
+    with pytest.raises(ConfigError, match="another --out"):
+        build(corpus, corpus)
+
+
+def test_each_cluster_has_a_read_latency_or_none_has(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 50)
+    latencies = build(corpus, tmp_path / "index", nlist=5).manifest.read_latency_us
+    assert len(latencies) in (0, 5)  # 0: this file system has no O_DIRECT
+    assert all(latency_us == 1000 for latency_us in latencies)  # a tick of the clock
+    without = IndexerConfig(embedding=CONFIG.embedding, indexer=IndexerSettings(profile_reads=0, shard_rows=16))
+    assert build(corpus, tmp_path / "other", without, nlist=5).manifest.read_latency_us == ()

@@ -1,0 +1,127 @@
+"""Which lines are taken, and what is said of the others."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from carpool.disk.documents import Document
+from carpool.errors import ConfigError
+from indexer.corpus import CorpusReader, passage_text
+from indexer.plan import LineProblem
+
+GOOD = b'{"id":"a","title":"T","text":"x","metadata":{"k":[1]},"unknown":1}'
+
+
+def read(path: Path, passage_bytes_max: int = 60, line_bytes_max: int = 400) -> list[Document | LineProblem]:
+    return list(CorpusReader(path, passage_bytes_max=passage_bytes_max, line_bytes_max=line_bytes_max))
+
+
+def line(**fields: object) -> bytes:
+    return json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (b"{", "not JSON"),
+        (b"nonsense", "not JSON"),
+        (b'{"id":"b","text":"x","metadata":{"k":' + b"[" * 300, "not JSON"),
+        (b'{"id":"\xff","text":"x"}', "UTF-8"),
+        (b"\xff\xfe\x00", "not JSON"),
+        (b"[1]", "wrong shape: Expected `object`, got `array`"),
+        (b'"text"', "wrong shape"),
+        (b"null", "wrong shape"),
+        (line(id="b"), "missing required field `text`"),
+        (line(text="x"), "missing required field `id`"),
+        (line(id=7, text="x"), "got `int` - at `$.id`"),
+        (line(id="b", text=None), "got `null` - at `$.text`"),
+        (line(id="b", text=["x"]), "at `$.text`"),
+        (line(id="b", text="x", title=5), "at `$.title`"),
+        (line(id="b", text="x", metadata="m"), "at `$.metadata`"),
+        (line(id="", text="x"), "`id` is empty"),
+        (line(id=" ", text="x"), "`id` is empty"),
+        (line(id="b\n", text="x"), "control characters"),
+        (line(id="b", text=""), "`text` is empty"),
+        (line(id="b", text=" \n\t"), "`text` is empty"),
+        (b'{"id":"b","text":"\\ud800"}', "JSON"),
+        (line(id="b", text="x" * 61), "have 61 bytes; at most 60"),
+        (line(id="b", title="t" * 31, text="x" * 30), "have 61 bytes"),
+        (line(id="a", text="again"), "duplicate id 'a'"),
+        (line(id="b", text="x", metadata={"long": "y" * 500}), "longer than 400 bytes"),
+    ],
+)
+def test_a_bad_line_is_told_with_its_number_and_the_ones_around_it_are_taken(
+    tmp_path: Path, bad: bytes, says: str
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(GOOD + b"\n\n" + bad + b"\n" + line(id="z", text="last") + b"\n")
+    first, problem, last = read(path)
+    assert first == Document("a", "T", "x")
+    assert isinstance(problem, LineProblem)
+    assert problem.line == 3
+    assert says in problem.why
+    assert last == Document("z", "", "last")
+
+
+def test_a_line_nested_too_deep_is_a_bad_line(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(b'{"id":"b","text":"x","metadata":{"k":' + b"[" * 100_000 + b"]" * 100_000 + b"}}\n" + GOOD)
+    problem, good = read(path, line_bytes_max=1_000_000)
+    assert isinstance(problem, LineProblem)
+    assert "not JSON" in problem.why
+    assert good == Document("a", "T", "x")
+
+
+def test_an_id_may_have_512_bytes_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(line(id="i" * 512, text="x") + b"\n" + line(id="i" * 513, text="x"))
+    fits, problem = read(path, line_bytes_max=10_000)
+    assert isinstance(fits, Document)
+    assert isinstance(problem, LineProblem)
+    assert "513 bytes" in problem.why
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
+def test_gzip_is_known_by_its_content_and_not_by_its_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(GOOD + b"\r\n" + line(id="b", text="y")))
+    assert read(path) == [Document("a", "T", "x"), Document("b", "", "y")]
+
+
+def test_a_byte_order_mark_blank_lines_and_a_missing_last_newline_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD + b"\n  \n\n" + line(id="b", title=None, text="y"))
+    assert read(path) == [Document("a", "T", "x"), Document("b", "", "y")]
+
+
+def test_a_line_of_just_the_limit_is_taken_and_a_huge_one_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(b"x" * 3_000_000 + b"\n" + GOOD + b"\n" + b"y" * 500)
+    too_long, good, last = read(path, line_bytes_max=len(GOOD))
+    assert isinstance(too_long, LineProblem)
+    assert too_long.line == 1
+    assert isinstance(good, Document)
+    assert isinstance(last, LineProblem)
+    assert last.line == 3
+
+
+@pytest.mark.parametrize("cut", [1, 9, 30])
+def test_a_gzip_that_is_cut_short_is_an_error_and_not_a_short_corpus(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "corpus.jsonl.gz"
+    path.write_bytes(gzip.compress(b"".join(line(id=str(i), text="x") + b"\n" for i in range(1000)))[:-cut])
+    with pytest.raises(ConfigError, match="damaged or cut short"):
+        read(path)
+
+
+def test_a_corpus_that_is_missing_or_a_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the corpus"):
+        read(tmp_path / "none.jsonl")
+    with pytest.raises(ConfigError, match="cannot read the corpus"):
+        read(tmp_path)
+
+
+def test_what_is_embedded_is_title_full_stop_text() -> None:
+    assert passage_text(Document("a", "The Times", "A newspaper.")) == "The Times. A newspaper."
+    assert passage_text(Document("a", "", "A newspaper.")) == "A newspaper."

@@ -1,0 +1,64 @@
+"""`carpool index`, as people and programs call it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from carpool.disk.segment import SEGMENT_NAME
+from carpool.errors import ConfigError
+from cli.index import app
+from tests.indexer.helpers import write_corpus
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    corpus = write_corpus(tmp_path / "c.jsonl", 120)
+    corpus.write_text(corpus.read_text() + "bad\n")
+    result = runner.invoke(
+        app, ["build", str(corpus), "--out", str(tmp_path / "index"), "--model", "hashing:16", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert (said["bad_lines"], said["problems"][0]["line"], said["index"]["row_count"]) == (1, 121, 120)
+    assert "line 121: not JSON" in result.stderr
+    return tmp_path / "index"
+
+
+def test_verify_says_whole_and_exits_0_or_lists_the_damage_and_exits_1(built: Path) -> None:
+    result = runner.invoke(app, ["verify", str(built)])
+    assert (result.exit_code, "whole: 120 rows in 10 clusters" in result.stdout) == (0, True)
+    content = bytearray((built / SEGMENT_NAME).read_bytes())
+    content[5000] ^= 255
+    (built / SEGMENT_NAME).write_bytes(content)
+    result = runner.invoke(app, ["verify", str(built)])
+    assert (result.exit_code, "cluster 1 at byte 4096 is damaged" in result.stdout) == (1, True)
+    result = runner.invoke(app, ["verify", str(built), "--json"])
+    said = json.loads(result.stdout)
+    assert (result.exit_code, said["ok"], len(said["problems"])) == (1, False, 2)
+
+
+def test_stats_speak_to_people_and_to_programs(built: Path) -> None:
+    result = runner.invoke(app, ["stats", str(built)])
+    assert result.exit_code == 0
+    assert "120 of dimension 16" in result.stdout
+    said = json.loads(runner.invoke(app, ["stats", str(built), "--json"]).stdout)
+    assert (said["nlist"], said["nprobe_default"], said["cluster_rows"]["mean"]) == (10, 8, 12.0)
+
+
+def test_settings_and_wishes_reach_the_build(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 30)
+    common = ["build", str(corpus), "--model", "hashing:8", "--json"]
+    result = runner.invoke(
+        app, [*common, "--out", str(tmp_path / "a"), "--nlist", "3", "--set", "indexer.profile_reads=0"]
+    )
+    said = json.loads(result.stdout)["index"]
+    assert (said["nlist"], said["dimension"], said["read_latency_us"]) == (3, 8, None)
+    result = runner.invoke(app, [*common, "--out", str(tmp_path / "a")])
+    assert isinstance(result.exception, ConfigError)
+    assert runner.invoke(app, [*common, "--out", str(tmp_path / "a"), "--force"]).exit_code == 0
+    result = runner.invoke(app, [*common, "--out", str(tmp_path / "b"), "--set", "indexer.shard_rows=0"])
+    assert isinstance(result.exception, ConfigError)

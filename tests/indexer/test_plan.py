@@ -1,0 +1,121 @@
+"""What is kept of an interrupted build, what remains, how many clusters and probes."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexer.plan import (
+    BuildIdentity,
+    BuildState,
+    ClusteringIdentity,
+    CorpusIdentity,
+    DocumentsDone,
+    Shard,
+    VectorsIdentity,
+    default_nlist,
+    default_nprobe,
+    plan_resume,
+    plan_shards,
+    remaining_shards,
+)
+
+CORPUS = CorpusIdentity(size_bytes=10, sha256="c", passage_bytes_max=100, line_bytes_max=1000)
+VECTORS = VectorsIdentity(
+    embedding_model="m", embedding_model_name="name", vectors_sha256="", shard_rows=16, batch_size=32, max_tokens=0
+)
+CLUSTERING = ClusteringIdentity(nlist=0, seed=0, train_rows_per_cluster=256, train_iterations=20)
+WANTED = BuildIdentity(corpus=CORPUS, vectors=VECTORS, clustering=CLUSTERING)
+DOCUMENTS = DocumentsDone(row_count=40, problem_count=0, problems=())
+FOUND = BuildState(format="v0", started_us=5, identity=WANTED, documents=DOCUMENTS, dimension=16)
+
+
+def test_a_first_build_begins_now_and_keeps_nothing() -> None:
+    resume = plan_resume(None, WANTED, now_us=9)
+    assert resume.state == BuildState(format="v0", started_us=9, identity=WANTED)
+    assert (resume.keeps_shards, resume.changes, resume.discards) == (False, (), False)
+
+
+def test_the_same_build_goes_on_with_all_of_it_and_its_start() -> None:
+    resume = plan_resume(FOUND, WANTED, now_us=9)
+    assert (resume.state, resume.keeps_shards, resume.changes, resume.discards) == (FOUND, True, (), False)
+
+
+def test_other_clusters_keep_documents_and_vectors() -> None:
+    wanted = msgspec.structs.replace(WANTED, clustering=msgspec.structs.replace(CLUSTERING, nlist=7, seed=1))
+    resume = plan_resume(FOUND, wanted, now_us=9)
+    assert resume.state == msgspec.structs.replace(FOUND, identity=wanted)
+    assert resume.keeps_shards
+    assert not resume.discards
+    assert resume.changes == ("clusters: nlist was 0 and is 7", "clusters: seed was 0 and is 1")
+
+
+@pytest.mark.parametrize("field", ["embedding_model", "vectors_sha256", "shard_rows", "batch_size", "max_tokens"])
+def test_other_vectors_keep_the_documents_only(field: str) -> None:
+    value = "other" if isinstance(getattr(VECTORS, field), str) else 99
+    wanted = msgspec.structs.replace(WANTED, vectors=msgspec.structs.replace(VECTORS, **{field: value}))
+    resume = plan_resume(FOUND, wanted, now_us=9)
+    assert resume.state == BuildState(format="v0", started_us=9, identity=wanted, documents=DOCUMENTS)
+    assert resume.discards
+    assert [change.split()[:2] for change in resume.changes] == [["vectors:", field]]
+
+
+@pytest.mark.parametrize("field", ["size_bytes", "sha256", "passage_bytes_max", "line_bytes_max"])
+def test_another_corpus_keeps_nothing(field: str) -> None:
+    value = "other" if field == "sha256" else 99
+    wanted = msgspec.structs.replace(WANTED, corpus=msgspec.structs.replace(CORPUS, **{field: value}))
+    resume = plan_resume(FOUND, wanted, now_us=9)
+    assert resume.state == BuildState(format="v0", started_us=9, identity=wanted)
+    assert resume.discards
+    assert not resume.keeps_shards
+
+
+def test_a_state_of_another_format_keeps_nothing_and_says_so() -> None:
+    resume = plan_resume(msgspec.structs.replace(FOUND, format="v9"), WANTED, now_us=9)
+    assert resume.discards
+    assert "'v9'" in resume.changes[0]
+    assert resume.state == BuildState(format="v0", started_us=9, identity=WANTED)
+
+
+def test_forty_rows_make_shards_of_16_16_and_8() -> None:
+    assert plan_shards(40, 16) == (Shard(0, 0, 16), Shard(1, 16, 32), Shard(2, 32, 40))
+    assert plan_shards(0, 16) == ()
+
+
+@given(row_count=st.integers(0, 500), shard_rows=st.integers(1, 60), present=st.frozensets(st.integers(0, 40)))
+def test_shards_cover_every_row_once_and_what_is_present_is_not_done_again(
+    row_count: int, shard_rows: int, present: frozenset[int]
+) -> None:
+    shards = plan_shards(row_count, shard_rows)
+    assert [row for shard in shards for row in range(shard.start, shard.stop)] == list(range(row_count))
+    remaining = remaining_shards(shards, present)
+    assert [shard.number for shard in remaining] == [n for n in range(len(shards)) if n not in present]
+
+
+@pytest.mark.parametrize(
+    ("row_count", "nlist"),
+    [
+        (1, 1),
+        (2, 1),
+        (9, 3),
+        (50, 7),
+        (120, 10),
+        (3_000, 50),
+        (16_152, 100),
+        (22_499, 100),
+        (22_500, 200),
+        (1_000_000, 1000),
+    ],
+)
+def test_nlist_is_the_square_root_of_the_rows_to_one_digit(row_count: int, nlist: int) -> None:
+    assert default_nlist(row_count) == nlist
+
+
+@given(row_count=st.integers(1, 10**9))
+def test_nlist_is_near_the_square_root_and_never_more_than_the_rows(row_count: int) -> None:
+    assert 0.6 * row_count**0.5 - 1 <= default_nlist(row_count) <= min(row_count, 1.5 * row_count**0.5 + 1)
+
+
+@pytest.mark.parametrize(("nlist", "nprobe"), [(1, 1), (4, 4), (6, 6), (50, 17), (100, 24), (400, 48), (1000, 76)])
+def test_nprobe_follows_the_square_root_of_nlist(nlist: int, nprobe: int) -> None:
+    assert default_nprobe(nlist) == nprobe

@@ -1,0 +1,53 @@
+"""What is said while something long goes on."""
+
+import io
+
+from rich.console import Console
+
+from indexer.progress import BarProgress, PlainProgress, describe_progress
+
+
+class StillClock:
+    def __init__(self) -> None:
+        self.time_us = 0
+
+    def now_us(self) -> int:
+        return self.time_us
+
+
+def test_a_line_has_rate_and_time_left_and_does_not_count_what_an_earlier_life_did() -> None:
+    assert describe_progress("embedding", 300, 1000, 0, 2_000_000) == "embedding: 300 of 1,000 (30 %), 150/s, 5 s left"
+    assert (
+        describe_progress("embedding", 300, 1000, 200, 2_000_000) == "embedding: 300 of 1,000 (30 %), 50/s, 14 s left"
+    )
+    assert describe_progress("embedding", 1000, 1000, 0, 2_000_000) == "embedding: 1,000 of 1,000 (100 %), 500/s"
+    assert describe_progress("embedding", 0, 0, 0, 0) == "embedding: 0 of 0 (0 %), 0/s"
+
+
+def test_plain_progress_says_something_at_start_every_five_seconds_and_at_the_end() -> None:
+    clock, out = StillClock(), io.StringIO()
+    progress = PlainProgress(Console(file=out), clock)
+    progress.start("embedding", 100, 40)
+    for _ in range(6):
+        clock.time_us += 2_000_000
+        progress.advance(10)
+    progress.advance(0)
+    progress.note("done [all]")
+    assert out.getvalue().splitlines() == [
+        "embedding: 40 of 100 were done before",
+        "embedding: 70 of 100 (70 %), 5/s, 6 s left",
+        "embedding: 100 of 100 (100 %), 5/s",
+        "done [all]",
+    ]
+
+
+def test_a_terminal_gets_a_bar_with_rate_and_time_left() -> None:
+    out = io.StringIO()
+    with BarProgress(Console(file=out, force_terminal=True, width=120, color_system=None)) as progress:
+        progress.start("embedding", 100)
+        progress.advance(60)
+        progress.note("half [way]")
+        progress.advance(40)
+    assert "100/100" in out.getvalue()
+    assert "/s" in out.getvalue()
+    assert "half [way]" in out.getvalue()
