@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -57,23 +56,19 @@ def answer_text(answer: Answer) -> RenderableType:
     return Group(*parts)
 
 
-def citation_lines(answer: Answer) -> list[RenderableType]:
+def citation_lines(answer: Answer) -> list[Text]:
     """Returns one line a passage that is cited; without citations, what was given to the model."""
-    lines: list[RenderableType] = []
+    lines: list[Text] = []
     seen: set[int] = set()
     for citation in answer.citations:
         if citation.n not in seen:
             seen.add(citation.n)
             title = citation.title or citation.doc_id
-            line = Text(f"[{citation.n}] ", style="cyan") + Text(title, style="default")
-            lines.append(
-                Padding(
-                    line + Text(f"  ({citation.doc_id})" if title != citation.doc_id else "", style="dim"), (0, 0, 0, 2)
-                )
-            )
+            line = Text(f"  [{citation.n}] ", style="cyan") + Text(title, style="default")
+            lines.append(line + Text(f"  ({citation.doc_id})" if title != citation.doc_id else "", style="dim"))
     if not lines and answer.retrieved:
         found = ", ".join(passage.id for passage in answer.retrieved)
-        lines.append(Padding(Text(f"no citation; the model was given: {found}", style="dim"), (0, 0, 0, 2)))
+        lines.append(Text(f"  no citation; the model was given: {found}", style="dim"))
     return lines
 
 

@@ -76,8 +76,8 @@ def ask(
         console.print(timing_line(answer), soft_wrap=True)
     else:
         for line in citation_lines(answer):
-            console.print(line)
-        console.print(timing_line(answer))
+            console.print(line, soft_wrap=True)
+        console.print(timing_line(answer), soft_wrap=True)
     if answer.status not in ANSWERED:
         raise typer.Exit(FAILED_STATUS)
 

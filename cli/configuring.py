@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 import typer
-from rich.padding import Padding
 from rich.text import Text
 
 from carpool.settings import Secret, describe
@@ -126,4 +125,5 @@ def _print_sections(effective: list[Effective]) -> None:
         value = each.value if _is_secret(each) else _toml_value(each.value)
         line = Text(f"  {each.name} = ") + Text(value, style="default" if each.origin == "default" else "cyan")
         console.print(line + Text(f"  {each.origin}", style="dim"), soft_wrap=True)
-        console.print(Padding(Text(each.description, style="dim"), (0, 0, 0, 6)))
+        for wrapped in textwrap.wrap(each.description, WIDTH):
+            console.print(Text(f"      {wrapped}", style="dim"), soft_wrap=True)

@@ -157,7 +157,7 @@ def _topics(settings: ClientSide) -> tuple[list[str] | None, str | None]:
 def _print(found: Status) -> None:
     console = output()
     if found.broker_error is not None:
-        console.print(Text(found.broker_error, style="red"))
+        console.print(Text(found.broker_error, style="red"), soft_wrap=True)
     elif found.topics_missing:
         console.print(
             Text(f"missing topics: {', '.join(found.topics_missing)}; `carpool topics create` makes them", style="red")
@@ -165,7 +165,7 @@ def _print(found: Status) -> None:
     else:
         console.print(Text(f"brokers at {found.bootstrap}: all topics are there", style="green"))
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("service", "state", "waiting", "in flight", "taken in", "refused", "answers", "what is missing"):
+    for column in ("service", "state", "waiting", "in flight", "taken in", "refused", "answers", "address"):
         table.add_column(column, header_style="dim")
     for service in found.services:
         style = {"ready": "green", "down": "red"}.get(service.state, "yellow")
@@ -175,6 +175,9 @@ def _print(found: Status) -> None:
             Text(service.state, style=style),
             *("" if count is None else f"{count:,}" for count in counts),
             ", ".join(f"{count:,} {name}" for name, count in sorted(service.answers.items())),
-            Text("; ".join(service.missing) or service.address, style="dim" if service.state == "ready" else ""),
+            Text(service.address, style="dim"),
         )
     console.print(table)
+    for service in found.services:
+        for missing in service.missing:
+            console.print(Text(f"{service.name}: {missing}", style="yellow"), soft_wrap=True)

@@ -78,10 +78,15 @@ class Client:
 
     async def __aenter__(self) -> Self:
         """Connects. Raises `ConfigError` when no broker answers in time or the topics are not there."""
+        # The producer first: an idempotent one needs about half a second before it can send, the reader's start hides some.
+        publisher = Publisher(self._kafka, self._settings)
         reader = AnswerReader(self._kafka, self._settings, self._arrived)
-        await asyncio.to_thread(reader.start)
-        self._reader = reader
-        self._publisher = Publisher(self._kafka, self._settings)
+        try:
+            await asyncio.to_thread(reader.start)
+        except BaseException:
+            await asyncio.to_thread(publisher.close, 0)
+            raise
+        self._publisher, self._reader = publisher, reader
         return self
 
     async def __aexit__(
