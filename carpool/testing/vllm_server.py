@@ -1,0 +1,143 @@
+"""A real vLLM with a real small model for tests, as a process on loopback: `CARPOOL_LLM_MODEL` names the model's folder.
+
+It takes a minute to start, some 4 GB of memory and all cores: start one a test session, and never two at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+
+from carpool.errors import ConfigError
+from carpool.kafka.embedded import free_port
+
+DEFAULT_MODEL = Path(".carpool/models/smollm2-135m-instruct")
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 30.0
+OUTPUT_CONFIG = {"backend": "xgrammar", "disable_any_whitespace": True}
+"""Compact objects: where the grammar allows white space between two fields, small models write it without end."""
+
+
+def model_folder() -> Path | None:
+    """Returns the model's folder, or None where vLLM or the model is missing."""
+    folder = Path(os.environ.get("CARPOOL_LLM_MODEL") or DEFAULT_MODEL)
+    if importlib.util.find_spec("vllm") is None or not (folder / "config.json").is_file():
+        return None
+    return folder.resolve()
+
+
+class VllmServer:
+    """One server. A context manager: it is ready inside, and its process has ended after it."""
+
+    def __init__(self, log_file: Path, *, folder: Path | None = None) -> None:
+        """Chooses a port. Raises `ConfigError` without vLLM or a model."""
+        found = folder or model_folder()
+        if found is None:
+            raise ConfigError(
+                f"no vLLM to start: `make setup-vllm` installs it and makes the model in {DEFAULT_MODEL}; CARPOOL_LLM_MODEL"
+                " names another model folder"
+            )
+        self._folder = found
+        self._log_file = log_file
+        self._process: subprocess.Popen[bytes] | None = None
+        self.model = found.name
+        self.port = free_port()
+
+    @property
+    def url(self) -> str:
+        """The base URL of its API."""
+        return f"http://{HOST}:{self.port}/v1"
+
+    def __enter__(self) -> VllmServer:
+        """Starts it, and waits until it answers. Raises `ConfigError` with the end of its log if it does not."""
+        with self._log_file.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command(), stdout=log, stderr=subprocess.STDOUT, env=self._environment(), start_new_session=True
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._is_healthy():
+            has_ended = self._process.poll() is not None
+            if has_ended or time.monotonic() > deadline:
+                self.stop()
+                tail = self._log_file.read_text(errors="replace")[-3_000:]
+                what = "ended" if has_ended else f"did not answer within {START_TIMEOUT_S:.0f} s"
+                raise ConfigError(f"vLLM {what}; the end of its log:\n{tail}")
+            time.sleep(0.5)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stops it."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends the server and the engine process that it started."""
+        process = self._process
+        if process is None:
+            return
+        self._process = None
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its session is its own: what is left of it is its engine
+        process.wait()
+
+    def _is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{self.port}/health", timeout=5) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _command(self) -> list[str]:
+        command = [
+            *(sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"),
+            *(
+                "--model",
+                str(self._folder),
+                "--served-model-name",
+                self.model,
+                "--host",
+                HOST,
+                "--port",
+                str(self.port),
+            ),
+            *("--dtype", "float32", "--max-num-seqs", "32", "--max-model-len", "4096"),
+            *("--scheduling-policy", "priority", "--enable-prompt-tokens-details"),
+            *("--structured-outputs-config", json.dumps(OUTPUT_CONFIG)),
+        ]
+        # Without compilation it is up in a minute; blocks of 32 tokens are the smallest that the CPU build takes.
+        return [*command, "--enforce-eager", "--block-size", "32"] if _is_cpu_build() else command
+
+    def _environment(self) -> dict[str, str]:
+        added = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        if _is_cpu_build():
+            cores = f"0-{(os.cpu_count() or 1) - 1}"
+            added |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": cores}
+            openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+            if openmp.exists():  # without Intel's OpenMP the threads are not bound
+                added["LD_PRELOAD"] = str(openmp)
+        return {**os.environ, **added}
+
+
+def _is_cpu_build() -> bool:
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from carpool.errors import ConfigError
+from carpool.settings import describe, load_settings
+from generator.settings import GeneratorSettings, LlmSettings
+
+
+class Sections(msgspec.Struct, frozen=True, kw_only=True):
+    generator: GeneratorSettings
+    llm: LlmSettings
+
+
+def load(**environ: str) -> Sections:
+    return load_settings(Sections, file=None, environ=environ)
+
+
+def test_the_defaults_fit_together() -> None:
+    assert load().generator.check() == load().llm.check() == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"CARPOOL_GENERATOR_CONCURRENCY": "65"}, "concurrency 65 is more than intake_records_max 64"),
+        ({"CARPOOL_GENERATOR_MAX_TOKENS": "2049"}, "max_tokens 2049 is more than max_tokens_cap 2048"),
+        ({"CARPOOL_LLM_BACKOFF_MS_MIN": "15001"}, "backoff_ms_min 15001 is more than backoff_ms_max 15000"),
+        ({"CARPOOL_LLM_BASE_URL": "localhost:8000"}, "base_url 'localhost:8000' is no URL"),
+        ({"CARPOOL_LLM_BASE_URL": "http://"}, "base_url 'http://' is no URL"),
+        ({"CARPOOL_GENERATOR_ORDER": "prefix"}, "order"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused_by_name(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(**environ)
+    assert said in str(error.value)
+
+
+def test_values_at_the_bounds_fit() -> None:
+    load(
+        CARPOOL_GENERATOR_CONCURRENCY="64",
+        CARPOOL_GENERATOR_MAX_TOKENS="2048",
+        CARPOOL_LLM_BACKOFF_MS_MIN="15000",
+        CARPOOL_LLM_BASE_URL="https://llm.example/v1",
+    )
+
+
+def test_the_key_comes_from_the_environment_and_never_from_a_file(tmp_path: Path) -> None:
+    assert load(CARPOOL_LLM_API_KEY="sk-1").llm.api_key.value == "sk-1"
+    file = tmp_path / "carpool.toml"
+    file.write_text('[llm]\napi_key = "sk-1"\n')
+    with pytest.raises(ConfigError, match="CARPOOL_LLM_API_KEY only"):
+        load_settings(Sections, file=file, environ={})
+
+
+@pytest.mark.parametrize("kind", [GeneratorSettings, LlmSettings])
+def test_every_setting_says_what_it_is(kind: type[GeneratorSettings] | type[LlmSettings]) -> None:
+    assert [doc.name for doc in describe("x", kind) if len(doc.description) < 20] == []

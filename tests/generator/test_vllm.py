@@ -1,0 +1,96 @@
+"""The real thing: vLLM with a small model. Asserts what holds for any model, never times, and never that it is right."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.clock import SystemClock
+from carpool.testing.vllm_server import VllmServer
+from generator.llm.openai_api import OpenAiEngine
+from generator.settings import GeneratorSettings, LlmSettings
+from schemas.answer import Answer
+from schemas.query import Generation
+from schemas.record import ClusterId
+from schemas.retrieval import Hit
+from tests.generator.stage import HandClock, Running, running, unit
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+TEXTS = (
+    ("The Times", "The Times is a British daily national newspaper based in London. It began in 1785 under the title The"
+     " Daily Universal Register, and took its present name on 1 January 1788."),
+    ("Lake Baikal", "Lake Baikal is a rift lake in Siberia. It is the deepest lake in the world, with a depth of 1,642 m."),
+    ("Moby-Dick", "Moby-Dick is an 1851 novel by the American writer Herman Melville about the whaling ship Pequod."),
+)  # fmt: skip
+PASSAGES = tuple(
+    Hit(doc_id=title, score=0.9 - n / 10, cluster=ClusterId(n), title=title, text=text)
+    for n, (title, text) in enumerate(TEXTS)
+)
+QUESTIONS = ("When did The Times begin?", "What is the deepest lake in the world?", "Who wrote Moby-Dick?")
+
+
+class RealClock(HandClock):
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+
+    def now_us(self) -> int:
+        return self._clock.now_us()
+
+
+def asked(
+    server: VllmServer, *questions: str, settings: GeneratorSettings | None = None, **query: object
+) -> list[Answer]:
+    llm = LlmSettings(base_url=server.url, model=server.model, sends_priority=True)
+    with running(OpenAiEngine(llm), settings, llm, RealClock()) as run:
+        wait(run, lambda: not run.stage.not_ready())
+        run.offer(*(unit(question, found=PASSAGES, query=query) for question in questions))
+        wait(run, lambda: len(run.sink.dones) == len(questions))
+        return run.sink.answers
+
+
+def wait(run: Running, condition) -> None:  # type: ignore[no-untyped-def]
+    for _ in range(30):
+        try:
+            run.wait(condition)
+        except AssertionError:
+            continue
+        return
+    raise AssertionError("it did not come about within 5 minutes")
+
+
+def test_real_questions_get_answers_that_cite_what_was_given(vllm_server: VllmServer) -> None:
+    answers = asked(vllm_server, *QUESTIONS)
+    assert len(answers) == 3
+    for answer in answers:
+        assert answer.status in ("ok", "partial"), answer.error
+        assert answer.answer
+        assert answer.model == vllm_server.model
+        assert answer.citations, "a complete object has at least one number"
+        for citation in answer.citations:
+            assert citation.doc_id == PASSAGES[citation.n - 1].doc_id
+        assert answer.usage is not None
+        assert answer.usage.input_tokens > 100 and answer.usage.output_tokens > 5
+        assert {"queue_llm", "ttft", "decode", "total"} <= answer.timings_ms.keys()
+
+
+def test_a_repeated_question_finds_its_prompt_in_the_prefix_cache(vllm_server: VllmServer) -> None:
+    (first,) = asked(vllm_server, QUESTIONS[0])
+    (second,) = asked(vllm_server, QUESTIONS[0])
+    assert first.usage is not None and second.usage is not None and second.cache is not None
+    assert second.provenance == first.provenance
+    assert 0 < second.usage.cached_tokens <= second.usage.input_tokens
+    assert second.cache.kv_hit_tokens == second.usage.cached_tokens
+
+
+def test_too_few_tokens_leave_a_partial_answer(vllm_server: VllmServer) -> None:
+    (answer,) = asked(vllm_server, "Tell everything about The Times.", generation=Generation(max_tokens=8))
+    assert (answer.status, answer.finish_reason) in (("partial", "length"), ("failed", "length"))
+
+
+def test_a_prompt_beyond_the_models_context_fails_alone(vllm_server: VllmServer) -> None:
+    settings = GeneratorSettings(prompt_chars_max=100_000)
+    answers = asked(vllm_server, "why " * 5_000, QUESTIONS[1], settings=settings)
+    failed, answered = sorted(answers, key=lambda answer: answer.status != "failed")
+    assert answered.status in ("ok", "partial"), answered.error
+    assert failed.status == "failed" and failed.error is not None
+    assert failed.error.type == "llm_refused" and "4096" in failed.error.message
