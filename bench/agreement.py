@@ -49,7 +49,7 @@ def compare(
     if len(set(found.ids)) != len(found.ids):
         return "different", f"an id is there twice: {found.ids}"
     for rank, (said, true) in enumerate(zip(found.scores, true_scores, strict=True), start=1):
-        if abs(said - true) >= tolerance:
+        if not abs(said - true) < tolerance:  # so that NaN, the score of what there is not, is wrong
             return "different", f"rank {rank}: {found.ids[rank - 1]} has score {true:.7f}, and {said:.7f} was said"
     is_same = True
     for rank, (ours, theirs) in enumerate(zip(found.ids, expected.ids, strict=True)):
@@ -57,7 +57,7 @@ def compare(
             continue
         is_same = False
         gap = abs(true_scores[rank] - expected.scores[rank])
-        if gap >= tolerance:
+        if not gap < tolerance:
             return "different", f"rank {rank + 1}: {ours} instead of {theirs}, scores {gap:.2e} apart"
     return ("same" if is_same else "tied"), ""
 

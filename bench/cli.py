@@ -179,9 +179,9 @@ def traffic(
         ),
     ] = 0.4,
     footprint: Annotated[
-        int,
-        typer.Option("--footprint", min=0, help="Questions to measure the searcher's own memory by; 0: not measured."),
-    ] = 1000,
+        bool,
+        typer.Option(help="Measure what the searcher takes by itself: the same traffic on an index of five passages."),
+    ] = True,
     settings: SetOption = None,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
@@ -193,8 +193,7 @@ def traffic(
     Reports p50 and p99 of every stage over all questions, clusters by the tier where they were found, bytes read a query,
     sizes of windows, and memory.
 
-    The searcher may hold only a share of the index (--budget-share), so that its cache has work to do. Its own footprint
-    is measured with the same traffic on an index of five passages.
+    The searcher may hold only a share of the index (--budget-share), so that its cache has work to do.
 
     Ends with 1 when a promise is broken: a question lost or retrieved twice, records and metrics that disagree on the
     cache, memory over its bounds.

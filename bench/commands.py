@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from bench.claims import ClaimsRequest, run_claims
 from bench.data import CLAIMS, CORPUS, TRAFFIC, EvaluationData, find_data
 from bench.index import BenchIndex, corpus_index, memory_search, tiny_index
-from bench.machine import data_file, program, this_machine, this_revision
+from bench.machine import Machine, data_file, program, this_machine, this_revision
 from bench.report import IndexFacts, Report, print_claims, print_promises, print_traffic, write_report
 from bench.traffic import (
     Arrivals,
@@ -69,14 +69,14 @@ class ClaimsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `traffic` is told besides. A rate of 0 leaves the run out; `footprint`: questions to measure that by, or 0."""
+    """What `traffic` is told besides. A rate of 0 leaves the run out; `footprint`: measure what the searcher takes by itself."""
 
     text_rate_per_s: float
     vector_rate_per_s: float
     arrivals: Arrivals
     warm_up: int
     budget_share: float
-    footprint: int
+    footprint: bool
 
 
 class _Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +89,7 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True):
     work_dir: Path
     settings: dict[str, str]
     started_s: float
+    machine: Machine
 
 
 def claims(common: Common, options: ClaimsOptions) -> bool:
@@ -135,8 +136,7 @@ def traffic(common: Common, options: TrafficOptions) -> bool:
         if options.footprint:
             tiny = tiny_index(run.data, work_dir=run.work_dir, embedding=run.embedding)
             request = _traffic_request(run, options, "vectors", rates["vectors"] or FOOTPRINT_RATE_PER_S)
-            few = _as_asked(run, TRAFFIC, "vectors", asked[: options.footprint])
-            footprint = measure_footprint(request, tiny, few, tell)
+            footprint = measure_footprint(request, tiny, _as_asked(run, TRAFFIC, "vectors", asked), tell)
     report = _report(
         run,
         "traffic",
@@ -154,7 +154,7 @@ def _llm_settings(options: ClaimsOptions) -> dict[str, str]:
 
 
 def _prepare(common: Common, command: str, settings: dict[str, str]) -> _Run:
-    started_s = time.time()
+    started_s, machine = time.time(), this_machine()  # its load as it was before the run
     console = Console(stderr=True, highlight=False)
     data = find_data(common.data)
     given = parse_settings(common.settings)
@@ -178,6 +178,7 @@ def _prepare(common: Common, command: str, settings: dict[str, str]) -> _Run:
         work_dir=work_dir,
         settings={environment_name("embedding", "model"): embedding.model, **settings, **given},
         started_s=started_s,
+        machine=machine,
     )
 
 
@@ -230,7 +231,7 @@ def _report(
         command=program(),
         started=datetime.fromtimestamp(run.started_s, UTC).isoformat(timespec="seconds"),
         duration_s=time.time() - run.started_s,
-        machine=this_machine(),
+        machine=run.machine,
         revision=this_revision(),
         broker=run.common.bootstrap or "embedded",
         data=tuple(data_file(path) for path in all_files),

@@ -1,0 +1,124 @@
+"""What a run is given: evaluation data, settings, memory of processes, the machine."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.commands import parse_settings
+from bench.data import find_data, read_evidence, read_passage_ids, read_vectors
+from bench.index import nprobes_to_try
+from bench.machine import data_file, this_machine, this_revision
+from bench.memory import MemoryUse, MemoryWatch, memory_of, parse_status
+from carpool.errors import ConfigError
+
+
+def test_without_data_it_says_how_to_name_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="CARPOOL_DATA"):
+        find_data(None, {})
+    with pytest.raises(ConfigError, match="there is no folder"):
+        find_data(tmp_path / "none", {})
+    found = find_data(None, {"CARPOOL_DATA": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"have no wikipedia-16k\.jsonl\.gz"):
+        _ = found.corpus_path
+
+
+def test_evidence_is_a_set_of_passages_a_query_and_a_bad_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.tsv"
+    path.write_text("q-1\ta\nq-2\tb\n\nq-1\tc\n")
+    assert read_evidence(path) == {"q-1": frozenset({"a", "c"}), "q-2": frozenset({"b"})}
+    path.write_text("q-1\ta\nq-2 b\n")
+    with pytest.raises(ConfigError, match=r"evidence\.tsv:2"):
+        read_evidence(path)
+
+
+def test_passage_ids_keep_the_order_of_the_corpus_and_a_bad_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"id": "b", "text": "x"}\n{"id": 7}\n'))
+    assert read_passage_ids(path) == ("b", "7")
+    path.write_bytes(gzip.compress(b'{"id": "b"}\n{"text": "x"}\n'))
+    with pytest.raises(ConfigError, match=":2: not a passage"):
+        read_passage_ids(path)
+
+
+def test_half_precision_vectors_come_out_at_length_one(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.npy"
+    np.save(path, np.array([[3, 4], [0.6, 0.8]], dtype=np.float16))
+    vectors = read_vectors(path)
+    assert vectors.dtype == np.float32
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1], abs=1e-7)
+    assert vectors[0] == pytest.approx([0.6, 0.8])
+    np.save(path, np.array([[0.0, 0.0]], dtype=np.float32))
+    with pytest.raises(ConfigError, match="zero or not finite"):
+        read_vectors(path)
+    np.save(path, np.array([1, 2]))
+    with pytest.raises(ConfigError, match="rows of floats"):
+        read_vectors(path)
+
+
+def test_settings_of_the_services_become_their_environment() -> None:
+    assert parse_settings(["grouper.policy=none", "kafka.group_prefix=a=b"]) == {
+        "CARPOOL_GROUPER_POLICY": "none",
+        "CARPOOL_KAFKA_GROUP_PREFIX": "a=b",
+    }
+    for wrong in ("grouper.policy", "policy=none", ".x=1", "grouper.=1"):
+        with pytest.raises(ConfigError, match=r"SECTION\.NAME=VALUE"):
+            parse_settings([wrong])
+
+
+def test_nprobes_of_a_table_hold_the_default_and_all_clusters() -> None:
+    assert nprobes_to_try(100, 24) == [1, 2, 5, 10, 15, 20, 24, 30, 40, 50, 100]
+    assert nprobes_to_try(1, 1) == [1]
+    assert nprobes_to_try(8, 7) == [1, 2, 7, 8]
+
+
+def test_memory_is_read_from_the_status_of_a_process() -> None:
+    use = parse_status("Name:\tpython\nVmRSS:\t    2048 kB\nRssAnon:\t    1024 kB\n")
+    assert use == MemoryUse(anonymous_bytes=1024 * 1024, resident_bytes=2 * 1024 * 1024)
+    with pytest.raises(ValueError, match="no memory"):
+        parse_status("Name:\tzombie\n")
+
+
+def test_memory_of_this_process_holds_what_it_allocates() -> None:
+    before = memory_of(os.getpid()).anonymous_bytes
+    held = np.ones(8 << 20, dtype=np.uint8)
+    assert memory_of(os.getpid()).anonymous_bytes - before > 7 << 20
+    assert held.all()
+
+
+def test_a_watch_keeps_the_peak_of_each_process_and_passes_over_those_that_end() -> None:
+    seen = threading.Event()
+    uses = iter([3, 9, 4])
+
+    def look(pid: int) -> MemoryUse:
+        if pid == 2:
+            raise ValueError("process 2 has ended")
+        use = next(uses, None)
+        if use is None:
+            seen.set()
+            use = 1
+        return MemoryUse(anonymous_bytes=use, resident_bytes=use * 2)
+
+    with MemoryWatch({"here": 1, "gone": 2}, interval_s=0.001, look=look) as watch:
+        assert seen.wait(10)
+    peaks = watch.peaks()
+    assert peaks.keys() == {"here"}
+    assert (peaks["here"].anonymous_bytes_max, peaks["here"].resident_bytes_max) == (9, 18)
+    assert peaks["here"].samples >= 4
+
+
+def test_the_machine_and_the_data_are_told(tmp_path: Path) -> None:
+    machine = this_machine()
+    assert machine.cores >= 1
+    assert machine.memory_bytes > 1 << 28
+    assert "numpy" in machine.packages
+    revision = this_revision()
+    assert revision is None or len(revision.commit) == 40
+    file = tmp_path / "empty"
+    file.write_bytes(b"")
+    assert data_file(file).sha256.startswith("e3b0c44298fc1c14")
