@@ -1,0 +1,156 @@
+"""The load generator: intended times, counts, and brokers that refuse; on a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from producers.arrivals import bounded, even
+from producers.errors import PublishError
+from producers.load import LoadPlan, LoadProgress, Sent, run_load
+from producers.publisher import Placed
+from producers.questioning import QueryRecord
+from producers.questions import Question
+from schemas.codec import decode_query
+from schemas.query import Query
+from schemas.record import Source
+
+QUESTIONS = tuple(Question(id=f"q{row}", text=f"question {row}") for row in range(3))
+START_US = 1_000_000_000
+
+
+class HandClock:
+    """Moves when somebody sleeps, and by `cost_us` at each look."""
+
+    def __init__(self, cost_us: int = 0) -> None:
+        self.at_us = START_US
+        self.cost_us = cost_us
+
+    def now_us(self) -> int:
+        self.at_us += self.cost_us
+        return self.at_us
+
+    def sleep(self, duration_s: float) -> None:
+        self.at_us += max(1, round(duration_s * 1_000_000))
+
+
+class Broker:
+    """Takes records; refuses those in `full`, loses those in `lost`, leaves those in `silent` unacknowledged."""
+
+    def __init__(
+        self, *, full: frozenset[int] = frozenset(), lost: frozenset[int] = frozenset(), silent: int = 0
+    ) -> None:
+        self.records: list[QueryRecord] = []
+        self._calls = 0
+        self._full = full
+        self._lost = lost
+        self._silent = silent
+
+    def send(self, record: QueryRecord, on_placed: Placed) -> None:
+        call = self._calls
+        self._calls += 1
+        if call in self._full:
+            raise PublishError("the queue is full")
+        self.records.append(record)
+        if call in self._lost:
+            on_placed(None, PublishError("the leader is gone"))
+        elif len(self.records) > self._silent:
+            on_placed((0, call), None)
+
+    def flush(self, timeout_s: float) -> int:
+        return self._silent
+
+    def queries(self) -> list[Query]:
+        return [
+            decode_query(each.value, each.headers, Source(topic="t", partition=0, offset=0)) for each in self.records
+        ]
+
+
+def times(count: int, rate: float = 10) -> Iterator[int]:
+    return bounded(even(rate), duration_s=None, limit=count)
+
+
+def test_each_question_is_sent_at_its_intended_time_and_the_file_begins_again() -> None:
+    clock, broker, sent = HandClock(), Broker(), list[Sent]()
+    summary = run_load(
+        broker, QUESTIONS, times(5), plan=LoadPlan(run_id="r"), clock=clock, on_sent=sent.append, sleep=clock.sleep
+    )
+    assert [each.intended_us - START_US for each in sent] == [0, 100_000, 200_000, 300_000, 400_000]
+    assert [each.sent_us for each in sent] == [each.intended_us for each in sent]
+    assert [each.row for each in sent] == [0, 1, 2, 0, 1]
+    assert [query.query_id for query in broker.queries()] == ["r-0", "r-1", "r-2", "r-3", "r-4"]
+    assert (summary.sent, summary.acknowledged, summary.errors, summary.unacknowledged) == (5, 5, 0, 0)
+    assert summary.behind_ms_max == 0
+
+
+def test_a_machine_that_is_too_slow_sends_late_and_says_so_but_sends_all() -> None:
+    # Each look at the clock costs 60 ms and each question looks at least twice: 100 ms a question cannot be kept.
+    clock, broker, sent = HandClock(cost_us=60_000), Broker(), list[Sent]()
+    summary = run_load(
+        broker, QUESTIONS, times(10), plan=LoadPlan(), clock=clock, on_sent=sent.append, sleep=clock.sleep
+    )
+    assert summary.sent == 10
+    gaps = {later.intended_us - earlier.intended_us for earlier, later in itertools.pairwise(sent)}
+    assert gaps == {100_000}  # what is intended does not shift with what happens
+    assert summary.behind_ms_max >= 10 * (2 * 60 - 100)
+
+
+def test_what_brokers_refuse_or_lose_is_counted_and_holds_up_nothing() -> None:
+    clock = HandClock()
+    broker = Broker(full=frozenset({1}), lost=frozenset({3}))
+    summary = run_load(broker, QUESTIONS, times(5), plan=LoadPlan(), clock=clock, sleep=clock.sleep)
+    assert (summary.sent, summary.acknowledged, summary.errors) == (4, 3, 2)
+    assert summary.first_error == "the queue is full"
+
+
+def test_what_was_never_acknowledged_is_counted() -> None:
+    clock = HandClock()
+    summary = run_load(Broker(silent=2), QUESTIONS, times(3), plan=LoadPlan(), clock=clock, sleep=clock.sleep)
+    assert (summary.sent, summary.acknowledged, summary.unacknowledged) == (3, 1, 2)
+
+
+def test_a_stop_ends_the_load_before_the_next_question() -> None:
+    clock, sent = HandClock(), list[Sent]()
+    summary = run_load(
+        Broker(), QUESTIONS, times(100), plan=LoadPlan(), clock=clock, sleep=clock.sleep, on_sent=sent.append,
+        is_stopped=lambda: len(sent) == 2,
+    )  # fmt: skip
+    assert summary.sent == 2
+
+
+def test_deadlines_count_from_the_intended_time_and_ids_of_the_file_may_be_kept() -> None:
+    clock, broker = HandClock(), Broker()
+    plan = LoadPlan(deadline_s=2.0, keep_ids=True, top_k=4, nprobe=2)
+    run_load(broker, QUESTIONS, times(2), plan=plan, clock=clock, sleep=clock.sleep)
+    first, second = broker.queries()
+    assert (first.query_id, second.query_id) == ("q0", "q1")
+    assert (first.deadline, second.deadline) == (START_US // 1000 + 2_000, START_US // 1000 + 2_100)
+    assert (first.top_k, first.nprobe) == (4, 2)
+
+
+def test_vectors_travel_with_the_fingerprint_of_their_model() -> None:
+    clock, broker = HandClock(), Broker()
+    questions = (Question(vector=struct.pack("<2f", 1, 0)),)
+    run_load(broker, questions, times(1), plan=LoadPlan(embedding_model="abc"), clock=clock, sleep=clock.sleep)
+    (query,) = broker.queries()
+    assert (query.text, query.vector, query.embedding_model) == (None, struct.pack("<2f", 1, 0), "abc")
+
+
+def test_a_question_that_no_service_would_take_is_an_error_of_the_load() -> None:
+    clock = HandClock()
+    summary = run_load(Broker(), (Question(text=" "),), times(2), plan=LoadPlan(), clock=clock, sleep=clock.sleep)
+    assert (summary.sent, summary.errors) == (0, 2)
+    assert "blank" in (summary.first_error or "")
+
+
+@pytest.mark.parametrize("rate", [1.0, 1_000.0])
+def test_progress_is_told_while_waiting_and_counts_never_fall(rate: float) -> None:
+    clock, told = HandClock(), list[LoadProgress]()
+    run_load(
+        Broker(), QUESTIONS, times(4, rate), plan=LoadPlan(), clock=clock, sleep=clock.sleep, on_progress=told.append
+    )
+    assert [each.sent for each in told] == sorted(each.sent for each in told)
+    assert told[-1].sent == told[-1].acknowledged == 4

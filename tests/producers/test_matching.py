@@ -1,0 +1,161 @@
+"""Which answer is mine: traces, and thousands of random ones against the obvious rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from producers.matching import Expectations, PartialText, Place, Ticket
+from schemas.answer import Answer, PartialAnswer
+from schemas.record import Source
+
+
+def answer(query_id: str, place: Place | None = None) -> Answer:
+    source = None if place is None else Source(topic="rag.queries.v1", partition=place[0], offset=place[1])
+    return Answer(
+        query_id=query_id,
+        status="ok",
+        is_final=True,
+        replayed=False,
+        attempts=1,
+        citations=(),
+        retrieved=(),
+        source=source,
+    )
+
+
+def test_an_answer_goes_to_the_record_that_it_answers_and_not_to_its_namesake() -> None:
+    waiting = Expectations()
+    first, second = waiting.expect("q"), waiting.expect("q")
+    assert waiting.placed(first, (0, 5)) is None
+    assert waiting.placed(second, (0, 9)) is None
+    assert waiting.answered(answer("q", (0, 9))) == (second,)
+    assert waiting.answered(answer("q", (0, 5))) == (first,)
+    assert waiting.answered(answer("q", (0, 1))) == ()
+    waiting.check_integrity()
+
+
+def test_an_answer_that_comes_before_the_acknowledgement_is_kept_until_then() -> None:
+    waiting = Expectations()
+    ticket = waiting.expect("q")
+    old, mine = answer("q", (2, 3)), answer("q", (2, 7))
+    assert waiting.answered(old) == ()
+    assert waiting.answered(mine) == ()
+    assert waiting.placed(ticket, (2, 7)) is mine
+
+
+def test_where_the_broker_does_not_tell_the_place_the_id_decides() -> None:
+    waiting = Expectations()
+    ticket = waiting.expect("q")
+    assert waiting.placed(ticket, None) is None
+    assert waiting.answered(answer("q", (0, 1))) == (ticket,)
+
+
+def test_an_answer_without_a_source_goes_to_all_who_asked_under_its_id() -> None:
+    waiting = Expectations()
+    tickets = (waiting.expect("q"), waiting.expect("q"))
+    waiting.expect("other")
+    assert waiting.answered(answer("q")) == tickets
+
+
+def test_what_is_forgotten_is_not_wanted_and_may_be_forgotten_again() -> None:
+    waiting = Expectations()
+    ticket = waiting.expect("q")
+    waiting.forget(ticket)
+    waiting.forget(ticket)
+    assert not waiting.wants("q")
+    assert waiting.placed(ticket, (0, 0)) is None
+    assert len(waiting) == 0
+    waiting.check_integrity()
+
+
+@dataclass
+class _Asked:
+    ticket: Ticket
+    query_id: str
+    place: Place
+    is_acknowledged: bool = False
+    arrived: list[Place] = field(default_factory=list)
+
+
+class AnswersInAnyOrder(RuleBasedStateMachine):
+    """Asks, acknowledgements and answers interleave at will; each ask gets the answer to its own record, once."""
+
+    asks: Bundle[_Asked] = Bundle("asks")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = Expectations()
+        self.offset = 0
+        self.open: dict[Ticket, _Asked] = {}
+
+    @rule(target=asks, query_id=st.sampled_from(["a", "b"]))
+    def ask(self, query_id: str) -> _Asked:
+        self.offset += 1
+        asked = _Asked(self.waiting.expect(query_id), query_id, (0, self.offset))
+        self.open[asked.ticket] = asked
+        return asked
+
+    @rule(asked=asks)
+    def acknowledge(self, asked: _Asked) -> None:
+        if asked.ticket not in self.open or asked.is_acknowledged:
+            return
+        asked.is_acknowledged = True
+        got = self.waiting.placed(asked.ticket, asked.place)
+        assert (got is not None) == (asked.place in asked.arrived)
+        if got is not None:
+            self.finish(asked)
+
+    @rule(asked=asks)
+    def answer_comes(self, asked: _Asked) -> None:
+        tickets = self.waiting.answered(answer(asked.query_id, asked.place))
+        expected = [
+            other.ticket for other in self.open.values() if other.is_acknowledged and other.place == asked.place
+        ]
+        assert list(tickets) == expected
+        for other in self.open.values():
+            if other.query_id == asked.query_id and not other.is_acknowledged:
+                other.arrived = [*other.arrived, asked.place][-16:]
+        for ticket in tickets:
+            self.finish(self.open[ticket])
+
+    @rule(asked=consumes(asks))
+    def give_up(self, asked: _Asked) -> None:
+        self.finish(asked)
+
+    def finish(self, asked: _Asked) -> None:
+        self.waiting.forget(asked.ticket)
+        self.open.pop(asked.ticket, None)
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        self.waiting.check_integrity()
+        assert len(self.waiting) == len(self.open)
+
+
+TestAnswersInAnyOrder = AnswersInAnyOrder.TestCase
+
+
+def piece(seq: int, text: str, generation: str = "g1") -> PartialAnswer:
+    return PartialAnswer(query_id="q", generation_id=generation, seq=seq, text=text)
+
+
+def test_pieces_that_are_repeated_or_late_are_no_news() -> None:
+    text = PartialText()
+    assert [text.add(each) for each in (piece(0, "In "), piece(0, "In "), piece(1, "1785"), piece(0, "In "))] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert text.text == "In 1785"
+
+
+def test_a_new_generation_discards_the_text_and_the_old_one_does_not_come_back() -> None:
+    text = PartialText()
+    text.add(piece(0, "Wrong"))
+    assert text.add(piece(0, "Right", "g2"))
+    assert not text.add(piece(1, " again"))
+    assert text.text == "Right"

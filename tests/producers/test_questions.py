@@ -1,0 +1,153 @@
+"""Questions and vectors out of files, and the records made of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carpool.errors import ConfigError, RecordError
+from producers.errors import RecordTooLarge
+from producers.questioning import build_record
+from producers.questions import Vectors, read_questions, with_vectors
+from schemas.codec import decode_query
+from schemas.query import QUERY_BYTES_MAX, Generation
+from schemas.record import Source
+
+SOURCE = Source(topic="rag.queries.v1", partition=0, offset=0)
+
+
+def test_questions_come_out_of_json_lines_gzip_and_plain_text(tmp_path: Path) -> None:
+    rows = [{"id": "1", "text": "who?"}, {"id": 2, "text": "where?", "metadata": {"x": 1}}]
+    lines = "\n".join(json.dumps(row) for row in rows) + "\n\n"
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "a.txt").write_text("who?\n\nwhere?\n")
+    for name in ("a.jsonl", "a.jsonl.gz", "a.txt"):
+        assert [question.text for question in read_questions(tmp_path / name)] == ["who?", "where?"]
+    assert len(read_questions(tmp_path / "a.jsonl", limit=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b'{"id": "1", "text": "ok?"}\n{"id": "2"}\n', ":2: the question has no `text`"),
+        (b'{"text": "ok?"}\n\n{"text": 3}\n', ":3: not a question"),
+        (b"nonsense\n", ":1: not a question"),
+        (b'{"text": "\xff"}\n', ":1: not a question"),
+        (b"\n\n", "holds no question"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, content: bytes, what: str) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match=what):
+        read_questions(tmp_path / "bad.jsonl")
+
+
+def test_files_that_are_missing_or_cut_short_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "who?"}\n' * 1000)[:-20])
+    for name in ("missing.jsonl", "cut.jsonl.gz"):
+        with pytest.raises(ConfigError, match=name):
+            read_questions(tmp_path / name)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_vectors_are_read_as_numpy_reads_them(tmp_path: Path, dtype: str) -> None:
+    rows = np.random.default_rng(1).standard_normal((7, 12)).astype(dtype)
+    np.save(tmp_path / "v.npy", rows)
+    vectors = Vectors(tmp_path / "v.npy")
+    assert (len(vectors), vectors.dim) == (7, 12)
+    assert b"".join(vectors) == rows.astype("<f4").tobytes()
+    with pytest.raises(IndexError):
+        vectors[7]
+
+
+def test_files_that_are_no_vectors_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "integers.npy", np.zeros((2, 2), dtype=np.int64))
+    np.save(tmp_path / "flat.npy", np.zeros(4, dtype=np.float32))
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(np.zeros((3, 2), dtype=np.float32)))
+    np.save(tmp_path / "cut.npy", np.zeros((3, 2), dtype=np.float32))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-1])
+    (tmp_path / "text.npy").write_text("no vectors at all")
+    (tmp_path / "empty.npy").touch()
+    for name in ("integers", "flat", "fortran", "cut", "text", "empty", "missing"):
+        with pytest.raises(ConfigError, match=f"{name}.npy"):
+            Vectors(tmp_path / f"{name}.npy")
+
+
+def test_rows_and_questions_must_match(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", np.eye(2, dtype=np.float32))
+    (tmp_path / "q.txt").write_text("a\nb\nc\n")
+    questions = read_questions(tmp_path / "q.txt")
+    with pytest.raises(ConfigError, match="3 questions but only 2"):
+        with_vectors(questions, Vectors(tmp_path / "v.npy"))
+    first, second = with_vectors(questions[:2], Vectors(tmp_path / "v.npy"), keep_text=False)
+    assert (first.text, second.vector) == (None, struct.pack("<2f", 0, 1))
+
+
+def test_a_record_is_what_the_grouper_reads_back() -> None:
+    record = build_record(
+        "Who wrote Hamlet?",
+        vector=np.array([0.6, 0.8]),
+        embedding_model="abc",
+        top_k=3,
+        nprobe=5,
+        priority=-2,
+        generation=Generation(max_tokens=9),
+        headers={"traceparent": "00-1", "x-other": "stays here"},
+        deadline_ms=99,
+        now_us=1,
+    )
+    query = decode_query(record.value, record.headers, SOURCE)
+    assert (query.query_id, query.text, query.top_k, query.nprobe, query.priority, query.deadline) == (
+        record.query_id,
+        "Who wrote Hamlet?",
+        3,
+        5,
+        -2,
+        99,
+    )
+    assert query.vector == struct.pack("<2f", 0.6, 0.8)
+    assert query.generation == Generation(max_tokens=9)
+    assert dict(record.headers)["traceparent"] == b"00-1"
+    assert "x-other" not in dict(record.headers)
+
+
+def test_each_question_without_an_id_gets_one_of_its_own() -> None:
+    assert len({build_record("a", now_us=1).query_id for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "field"),
+    [
+        ("", {}, r"\$\.text"),
+        (None, {}, r"\$\.text"),
+        ("a", {"top_k": 0}, r"\$\.top_k"),
+        ("a", {"nprobe": 1_000_000}, r"\$\.nprobe"),
+        ("a", {"vector": b"123", "embedding_model": "m"}, r"\$\.vector"),
+        ("a", {"vector": b"1234"}, r"\$\.embedding_model"),
+        ("a", {"query_id": ""}, r"\$\.query_id"),
+    ],
+)
+def test_what_the_services_would_refuse_is_refused_before_it_is_sent(
+    text: str | None, arguments: dict[str, object], field: str
+) -> None:
+    with pytest.raises(RecordError) as refused:
+        build_record(text, now_us=1, **arguments)  # type: ignore[arg-type]
+    assert refused.value.field == field.replace("\\", "")
+
+
+def test_a_record_over_the_limit_is_refused_and_one_at_the_limit_is_not() -> None:
+    with pytest.raises(RecordTooLarge) as refused:
+        build_record("é" * QUERY_BYTES_MAX, now_us=1)
+    assert refused.value.size_bytes > QUERY_BYTES_MAX
+    build_record("é" * 65_000, now_us=1)
+
+
+def test_a_wish_that_there_is_not_is_a_programming_error() -> None:
+    with pytest.raises(TypeError, match="topk"):
+        build_record("a", now_us=1, topk=3)  # type: ignore[call-arg]
