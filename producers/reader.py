@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,6 +28,12 @@ Arrived = Callable[[str, bytes, bytes, Headers], None]
 
 
 POLL_S = 0.05
+RETRY_S = 0.1
+LEADERLESS = (
+    confluent_kafka.KafkaError.NOT_LEADER_FOR_PARTITION,
+    confluent_kafka.KafkaError.LEADER_NOT_AVAILABLE,
+    confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
 
 
 class AnswerReader:
@@ -104,20 +111,29 @@ class AnswerReader:
         return {name: tuple(sorted(topic.partitions)) for name, topic in listed.topics.items() if topic.error is None}
 
     def _follow(self, topic: str) -> None:
-        ends = []
-        for partition in self._partitions[topic]:
-            # Asked for now, not at the first fetch: what is published after this call is read for certain.
-            place = confluent_kafka.TopicPartition(topic, partition)
-            try:
-                _, end = self._consumer.get_watermark_offsets(place, timeout=self._timeout_s)
-            except confluent_kafka.KafkaException as error:
-                raise ConfigError(
-                    f"{self._kafka.bootstrap} does not say where {topic}[{partition}] ends ({error.args[0].str()}): its leader"
-                    " may be down. See `carpool topics describe`."
-                ) from error
-            ends.append(confluent_kafka.TopicPartition(topic, partition, end))
+        # Asked for now, not at the first fetch: what is published after this call is read for certain.
+        ends = [
+            confluent_kafka.TopicPartition(topic, partition, self._end_of(topic, partition))
+            for partition in self._partitions[topic]
+        ]
         self._consumer.incremental_assign(ends)
         self._followed.add(topic)
+
+    def _end_of(self, topic: str, partition: int) -> int:
+        place = confluent_kafka.TopicPartition(topic, partition)
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                _, end = self._consumer.get_watermark_offsets(place, timeout=self._timeout_s)
+                return int(end)
+            except confluent_kafka.KafkaException as error:
+                # A topic that was just made, or whose leader moves, has none for a moment.
+                if time.monotonic() > deadline_s or error.args[0].code() not in LEADERLESS:
+                    raise ConfigError(
+                        f"{self._kafka.bootstrap} does not say where {topic}[{partition}] ends ({error.args[0].str()}): its"
+                        " leader may be down. See `carpool topics describe`."
+                    ) from error
+                time.sleep(RETRY_S)
 
     def _serve(self) -> None:
         while not self._stopping.is_set():

@@ -1,0 +1,325 @@
+"""The client against brokers: its own answer and nobody else's, pieces, deadlines, and errors that say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from carpool.errors import ConfigError, RetryableError
+from carpool.kafka.admin import create_topics
+from carpool.kafka.settings import KafkaSettings, client_config, producer_config
+from producers import AnswerFailed, AnswerTimeout, Client, raise_for_status
+from producers.settings import ClientSettings
+from schemas.answer import Answer, PartialAnswer, unanswered
+from schemas.codec import decode_query, encode
+from schemas.query import Query
+from schemas.record import Record, Source
+from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES
+
+Reply = Callable[[Query, Source], list[Record]]
+
+
+def answer_to(query: Query, source: Source | None, text: str | None = None) -> Answer:
+    return Answer(
+        query_id=query.query_id,
+        status="ok",
+        is_final=True,
+        replayed=False,
+        attempts=1,
+        citations=(),
+        retrieved=(),
+        source=source,
+        answer=text if text is not None else query.text,
+    )
+
+
+class Responder:
+    """Answers every question of a broker with what `reply` returns, on a thread of its own. Without a consumer group."""
+
+    def __init__(self, bootstrap: str) -> None:
+        kafka = KafkaSettings(bootstrap=bootstrap)
+        create_topics(kafka)
+        self.reply: Reply = lambda query, source: [answer_to(query, source)]
+        self.seen: list[Query] = []
+        self._producer = Producer(producer_config(kafka) | {"linger.ms": 0})
+        self._consumer = Consumer(
+            client_config(kafka)
+            | {
+                "group.id": "responder",
+                "enable.auto.commit": False,
+                "fetch.wait.max.ms": 10,
+                "auto.offset.reset": "earliest",
+            }
+        )
+        partitions = self._consumer.list_topics(timeout=10).topics[QUERIES.name].partitions
+        self._consumer.assign(
+            [TopicPartition(QUERIES.name, partition, self._end_of(partition)) for partition in partitions]
+        )
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _end_of(self, partition: int) -> int:
+        for _ in range(100):
+            try:
+                return int(self._consumer.get_watermark_offsets(TopicPartition(QUERIES.name, partition), timeout=10)[1])
+            except KafkaException:  # a topic that was just made has no leader for a moment
+                time.sleep(0.1)
+        raise AssertionError(f"{QUERIES.name}[{partition}] has no leader")
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._consumer.close()
+        self._producer.flush(10)
+
+    def write(self, record: Record, key: str) -> None:
+        topic = PARTIAL_ANSWERS if isinstance(record, PartialAnswer) else ANSWERS
+        value, headers = encode(record, event_id="e", source="test", time_us=1)
+        self._producer.produce(topic.name, key=key, value=value, headers=list(headers))
+        self._producer.poll(0)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            message = self._consumer.poll(0.05)
+            if message is None or message.error() is not None:
+                continue
+            source = Source(topic=QUERIES.name, partition=message.partition(), offset=message.offset())
+            query = decode_query(message.value(), tuple(message.headers() or ()), source)
+            self.seen.append(query)
+            for record in self.reply(query, source):
+                self.write(record, query.query_id)
+
+
+@pytest.fixture
+def responder(bootstrap: str) -> Iterator[Responder]:
+    made = Responder(bootstrap)
+    yield made
+    made.close()
+
+
+def test_many_asks_at_once_each_get_their_own_answer(bootstrap: str, responder: Responder) -> None:
+    async def ask_all() -> list[Answer]:
+        async with Client(bootstrap) as client:
+            return await asyncio.gather(*(client.ask(f"question {number}", timeout_s=30) for number in range(50)))
+
+    answers = asyncio.run(ask_all())
+    assert [answer.answer for answer in answers] == [f"question {number}" for number in range(50)]
+
+
+def test_a_question_asked_twice_under_one_id_gets_an_answer_a_record(bootstrap: str, responder: Responder) -> None:
+    async def ask_twice() -> list[Answer]:
+        async with Client(bootstrap) as client:
+            return await asyncio.gather(*(client.ask(f"v{n}", query_id="the-same", timeout_s=30) for n in range(2)))
+
+    first, second = asyncio.run(ask_twice())
+    assert (first.answer, second.answer) == ("v0", "v1")
+    assert first.source != second.source
+
+
+def test_what_was_answered_before_is_not_taken_for_the_answer(bootstrap: str, responder: Responder) -> None:
+    query = Query(query_id="asked-before", text="old")
+    responder.write(answer_to(query, Source(topic=QUERIES.name, partition=0, offset=999_999), "stale"), "asked-before")
+
+    async def ask() -> Answer:
+        async with Client(bootstrap) as client:
+            # Also while it waits: the answer to another record of the same id.
+            responder.reply = lambda query, source: [
+                answer_to(
+                    query, Source(topic=QUERIES.name, partition=source.partition, offset=source.offset + 7), "stale"
+                ),
+                answer_to(query, source, "fresh"),
+            ]
+            return await client.ask("new", query_id="asked-before", timeout_s=30)
+
+    assert asyncio.run(ask()).answer == "fresh"
+
+
+def test_a_failed_answer_is_returned_and_raised_only_on_demand(bootstrap: str, responder: Responder) -> None:
+    responder.reply = lambda query, source: [
+        unanswered(
+            query_id=query.query_id,
+            status="failed",
+            stage="grouper",
+            error_type="wrong_model",
+            message="another model",
+            source=source,
+        )
+    ]
+
+    async def ask() -> Answer:
+        async with Client(bootstrap) as client:
+            return await client.ask("?", timeout_s=30)
+
+    answer = asyncio.run(ask())
+    assert answer.status == "failed"
+    with pytest.raises(AnswerFailed, match="another model"):
+        raise_for_status(answer)
+
+
+def test_no_answer_in_time_is_an_error_that_says_where_the_question_is(bootstrap: str, responder: Responder) -> None:
+    responder.reply = lambda query, source: []
+
+    async def ask() -> None:
+        async with Client(bootstrap) as client:
+            await client.ask("anybody?", query_id="nobody-answers", timeout_s=2)
+
+    with pytest.raises(AnswerTimeout, match=r"nobody-answers within 2 s.*carpool status") as missed:
+        asyncio.run(ask())
+    assert (missed.value.query_id, missed.value.timeout_s) == ("nobody-answers", 2)
+
+
+def test_the_deadline_travels_with_the_question(bootstrap: str, responder: Responder) -> None:
+    class Clock:
+        def now_us(self) -> int:
+            return 1_700_000_000_000_000
+
+    async def ask() -> None:
+        async with Client(bootstrap, clock=Clock()) as client:
+            await client.ask("when?", timeout_s=30)
+            await client.publish("whenever", query_id="published", deadline_s=5)
+
+    asyncio.run(ask())
+    assert [query.deadline for query in responder.seen if query.text == "when?"] == [1_700_000_030_000]
+
+
+def test_pieces_come_before_the_answer_without_repeats(bootstrap: str, responder: Responder) -> None:
+    def reply(query: Query, source: Source) -> list[Record]:
+        pieces = [(0, "a", "g1"), (0, "a", "g1"), (1, "b", "g1"), (0, "c", "g2"), (2, "late", "g1")]
+        written: list[Record] = [
+            PartialAnswer(query_id=query.query_id, generation_id=generation, seq=seq, text=text)
+            for seq, text, generation in pieces
+        ]
+        return written
+
+    responder.reply = reply
+
+    async def ask() -> list[str]:
+        shown = []
+        async with Client(bootstrap) as client:
+            async for event in client.ask_stream("stream", timeout_s=30):
+                if isinstance(event, PartialAnswer):
+                    shown.append(event.text)
+                    if (
+                        event.text == "c"
+                    ):  # the answer comes when the pieces were seen: topics have no order between them
+                        query = responder.seen[-1]
+                        responder.write(answer_to(query, None, "c"), query.query_id)
+                else:
+                    shown.append(f"answer {event.answer}")
+        return shown
+
+    assert asyncio.run(ask()) == ["a", "b", "c", "answer c"]
+
+
+def test_an_ask_that_is_cancelled_leaves_nothing_behind(bootstrap: str, responder: Responder) -> None:
+    responder.reply = lambda query, source: []
+
+    async def ask() -> int:
+        async with Client(bootstrap) as client:
+            task = asyncio.create_task(client.ask("?", timeout_s=30))
+            await asyncio.sleep(0.1)
+            assert len(client._expected) == 1
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return len(client._expected) + len(client._asks)
+
+    assert asyncio.run(ask()) == 0
+
+
+def test_more_asks_than_the_setting_allows_are_refused_and_not_sent(bootstrap: str, responder: Responder) -> None:
+    responder.reply = lambda query, source: []
+
+    async def ask() -> None:
+        async with Client(bootstrap, settings=ClientSettings(asks_max=1)) as client:
+            first = asyncio.create_task(client.ask("?", timeout_s=30))
+            await asyncio.sleep(0.05)
+            with pytest.raises(RetryableError, match="asks_max"):
+                await client.ask("one too many", timeout_s=30)
+            first.cancel()
+
+    asyncio.run(ask())
+    assert all(query.text != "one too many" for query in responder.seen)
+
+
+def test_publishing_without_waiting_is_settled_by_flush(bootstrap: str, responder: Responder) -> None:
+    async def publish() -> list[str]:
+        async with Client(bootstrap) as client:
+            ids = [client.publish_nowait(f"{number}") for number in range(20)]
+            await client.flush()
+            return ids
+
+    ids = asyncio.run(publish())
+    for _ in range(500):
+        if {query.query_id for query in responder.seen} >= set(ids):
+            break
+        threading.Event().wait(0.02)
+    assert {query.query_id for query in responder.seen} >= set(ids)
+
+
+def test_an_answer_that_this_build_cannot_read_is_an_error_and_not_a_wait(bootstrap: str, responder: Responder) -> None:
+    def reply(query: Query, source: Source) -> list[Record]:
+        responder._producer.produce(ANSWERS.name, key=query.query_id, value=b'{"query_id": 5}')
+        return []
+
+    responder.reply = reply
+
+    async def ask() -> None:
+        async with Client(bootstrap) as client:
+            await client.ask("?", timeout_s=30)
+
+    with pytest.raises(ConfigError, match="cannot be read by this client"):
+        asyncio.run(ask())
+
+
+def test_no_broker_is_an_error_within_the_time_given_that_says_what_to_do() -> None:
+    async def connect() -> None:
+        async with Client("127.0.0.1:1", settings=ClientSettings(connect_timeout_ms=300)):
+            pass
+
+    with pytest.raises(ConfigError, match=r"no broker at 127.0.0.1:1 answered within 0.3 s.*carpool up"):
+        asyncio.run(connect())
+
+
+def test_missing_topics_are_an_error_that_names_the_command() -> None:
+    from carpool.kafka.embedded import EmbeddedBroker
+
+    async def connect(bootstrap: str) -> None:
+        async with Client(bootstrap):
+            pass
+
+    with (
+        EmbeddedBroker() as broker,
+        pytest.raises(ConfigError, match=r"no topic rag.queries.v1.*carpool topics create"),
+    ):
+        asyncio.run(connect(broker.bootstrap))
+
+
+def test_a_client_that_is_not_open_says_so() -> None:
+    with pytest.raises(ConfigError, match="async with"):
+        asyncio.run(Client("127.0.0.1:1").publish("?"))
+
+
+def test_the_client_imports_nothing_that_the_base_install_lacks() -> None:
+    heavy = (
+        "faiss",
+        "numpy",
+        "openai",
+        "prometheus_client",
+        "psutil",
+        "sentence_transformers",
+        "sklearn",
+        "torch",
+        "pydantic",
+    )
+    code = f"import sys, producers.load, producers.client; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
