@@ -152,17 +152,26 @@ class TopicReader:
 
 
 def end_offsets(consumer: confluent_kafka.Consumer, topic: str) -> list[confluent_kafka.TopicPartition]:
-    """Returns every partition of `topic` with its end as its offset. Blocks. Raises `RetryableError`."""
-    try:
-        # Asked for all: asking for one by name would make some brokers create it.
-        found = consumer.list_topics(timeout=TIMEOUT_S).topics.get(topic)
-        if found is None:
-            raise RetryableError(f"there is no topic {topic} at the brokers; make the topics: carpool topics create")
-        places = [confluent_kafka.TopicPartition(topic, partition) for partition in sorted(found.partitions)]
-        for place in places:
-            place.offset = consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)[1]
-    except confluent_kafka.KafkaException as error:
-        raise RetryableError(
-            f"the brokers do not say where {topic} ends: {error.args[0].str()}; are they running?"
-        ) from error
+    """Returns every partition of `topic` with its end as its offset. Blocks up to `TIMEOUT_S`. Raises `RetryableError`."""
+    until_s = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            return _end_offsets(consumer, topic)
+        except confluent_kafka.KafkaException as error:
+            # A topic that was made a moment ago has no leader yet.
+            if time.monotonic() > until_s:
+                raise RetryableError(
+                    f"the brokers do not say where {topic} ends: {error.args[0].str()}; are they running?"
+                ) from error
+        time.sleep(POLL_S)
+
+
+def _end_offsets(consumer: confluent_kafka.Consumer, topic: str) -> list[confluent_kafka.TopicPartition]:
+    # Asked for all: asking for one by name would make some brokers create it.
+    found = consumer.list_topics(timeout=TIMEOUT_S).topics.get(topic)
+    if found is None:
+        raise RetryableError(f"there is no topic {topic} at the brokers; make the topics: carpool topics create")
+    places = [confluent_kafka.TopicPartition(topic, partition) for partition in sorted(found.partitions)]
+    for place in places:
+        place.offset = consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)[1]
     return places
