@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from schemas.record import Headers, header
@@ -46,7 +46,7 @@ def build_index(folder: Path, *, documents: int = 400, nlist: int = 16) -> Path:
             text = " ".join(rng.choice(WORDS) for _ in range(30))
             file.write(json.dumps({"id": f"doc-{number}", "title": f"Passage {number}", "text": text}) + "\n")
     index = folder / "index"
-    command = [sys.executable, "-c", "from cli.index import app; app()", "build", str(corpus), "--out", str(index)]
+    command = [sys.executable, "-m", "cli.main", "index", "build", str(corpus), "--out", str(index)]
     subprocess.run([*command, "--model", MODEL, "--nlist", str(nlist)], check=True, capture_output=True)
     return index
 
@@ -72,6 +72,16 @@ class Found:
     value: bytes
     headers: Headers
     partition: int
+    offset: int
+
+    @classmethod
+    def of(cls, message: Message) -> Found:
+        """Takes a record as the client gives it."""
+        key, value = message.key(), message.value()
+        assert not isinstance(key, str)
+        assert not isinstance(value, str)
+        headers: Any = message.headers() or ()
+        return cls(key, value or b"", tuple(headers), message.partition() or 0, message.offset() or 0)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -135,26 +145,33 @@ def read_all(bootstrap: str, topic: str, *, until: Callable[[list[Found]], bool]
         while not until(found) and time.monotonic() < deadline:
             for message in consumer.consume(500, timeout=0.2):
                 if message.error() is None:
-                    found.append(
-                        Found(
-                            message.key(),  # type: ignore[arg-type]
-                            message.value() or b"",  # type: ignore[arg-type]
-                            tuple(message.headers() or ()),  # type: ignore[arg-type]
-                            message.partition() or 0,
-                        )
-                    )
+                    found.append(Found.of(message))
     finally:
         consumer.close()
     return found
 
 
-def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused"})
+def read_to_end(bootstrap: str, topic: str) -> list[Found]:
+    """Reads all that a topic holds now, to the end of each partition: watermarks are not right on every broker."""
+    settings = {"bootstrap.servers": bootstrap, "group.id": "unused", "enable.partition.eof": True}
+    consumer = Consumer(settings | {"enable.auto.commit": False, "isolation.level": "read_committed"})
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    found: list[Found] = []
+    ended: set[int | None] = set()
+    deadline = time.monotonic() + 30
     try:
-        partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-        return {n: consumer.get_watermark_offsets(TopicPartition(topic, n), timeout=10)[1] for n in partitions}
+        while len(ended) < len(partitions):
+            assert time.monotonic() < deadline, f"{topic} has no end"
+            for message in consumer.consume(500, timeout=0.1):
+                error = message.error()
+                if error is None:
+                    found.append(Found.of(message))
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    ended.add(message.partition())
     finally:
         consumer.close()
+    return found
 
 
 def committed_offsets(bootstrap: str, group: str, topic: str, partitions: Iterable[int]) -> dict[int, int]:
