@@ -1,0 +1,116 @@
+"""Answers as people see them, metrics as they are read, and where `carpool up` puts things."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from rich.console import Console, RenderableType
+
+from carpool.errors import ConfigError
+from cli.answers import answer_text, has_valid_citations, stages_of, timing_table
+from cli.http import missing_of, parse_metrics
+from cli.stack import choose_port
+from cli.up_settings import VllmSettings
+from cli.vllm import check_vllm, is_cpu_build, model_name, vllm_command, vllm_environment
+from schemas.answer import Answer, Citation, Retrieved, unanswered
+
+
+def cited(*doc_ids: str, given: tuple[str, ...] = ("a", "b"), **more: float) -> Answer:
+    return Answer(
+        query_id="q",
+        status="ok",
+        is_final=True,
+        replayed=False,
+        attempts=1,
+        answer=" In 1889 [1]. ",
+        citations=tuple(
+            Citation(n=n, doc_id=doc_id, title=doc_id.upper()) for n, doc_id in enumerate(doc_ids, start=1)
+        ),
+        retrieved=tuple(Retrieved(id=doc_id, score=0.5) for doc_id in given),
+        timings_ms=more,
+    )
+
+
+def shown(what: RenderableType) -> str:
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(what)
+    return capture.get()
+
+
+def test_citations_are_valid_when_there_are_some_and_all_were_given() -> None:
+    assert has_valid_citations(cited("a"))
+    assert has_valid_citations(cited("a", "b"))
+    assert not has_valid_citations(cited())
+    assert not has_valid_citations(cited("a", "invented"))
+
+
+def test_an_answer_is_shown_with_the_titles_of_its_citations() -> None:
+    assert shown(answer_text(cited("a", "b"))) == "In 1889 [1].\n  [1] A  (a)\n  [2] B  (b)\n"
+
+
+def test_an_answer_without_citations_shows_what_the_model_was_given() -> None:
+    assert "no citation; the model was given: a, b" in shown(answer_text(cited()))
+
+
+def test_no_answer_is_shown_with_its_reason() -> None:
+    answer = unanswered(query_id="q", status="expired", stage="searcher", error_type="expired", message="too late")
+    assert shown(answer_text(answer)) == "expired: too late\n"
+
+
+def test_markup_in_answers_and_titles_is_text() -> None:
+    answer = cited("[bold]x[/]")
+    assert "[bold]x[/]" in shown(answer_text(answer))
+
+
+def test_stages_stand_in_the_order_in_which_they_happen() -> None:
+    answers = [cited(total=9, search=3, kafka_wait=1), cited(total=9, brand_new=2, decode=4)]
+    assert stages_of(answers) == ("kafka_wait", "search", "decode", "brand_new", "total")
+    assert "1,234.5" in shown(timing_table([cited(total=1234.5)]))
+
+
+def test_metrics_are_read_with_their_labels() -> None:
+    text = '# HELP x y\ncarpool_a_total{status="ok",x="a\\"b"} 3.0\ncarpool_b 1e3\n\nnot a sample\n'
+    assert parse_metrics(text) == {
+        ("carpool_a_total", (("status", "ok"), ("x", 'a\\"b'))): 3.0,
+        ("carpool_b", ()): 1000.0,
+    }
+
+
+def test_what_is_missing_is_read_from_any_page() -> None:
+    assert missing_of(b'{"ready":false,"missing":["index","model"]}') == ["index", "model"]
+    assert missing_of(b"<html>") == ["not ready"]
+    assert missing_of(b"[]") == ["not ready"]
+
+
+def test_a_default_port_that_is_taken_gives_way_and_a_chosen_one_is_an_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert choose_port(port, port, "the broker") not in (port, 0)
+        with pytest.raises(ConfigError, match=f"port {port} for the broker is taken"):
+            choose_port(port, 9092, "the broker")
+    assert choose_port(port, 9092, "the broker") == port
+    assert choose_port(0, 9092, "the broker") > 0
+
+
+def test_vllm_is_started_on_loopback_with_what_the_settings_say() -> None:
+    settings = VllmSettings(model_dir="models/tiny", sequences_max=7, cpu_cores="2-3", extra_args=("--seed", "1"))
+    command = " ".join(vllm_command(settings, 8123))
+    assert "--host 127.0.0.1 --port 8123" in command
+    assert "--model models/tiny --served-model-name tiny" in command
+    assert "--max-num-seqs 7" in command
+    assert command.endswith("--seed 1")
+    environ = vllm_environment(settings, {"PATH": "/bin", "CARPOOL_LLM_API_KEY": "secret"})
+    assert environ["HF_HUB_OFFLINE"] == "1"
+    assert "CARPOOL_LLM_API_KEY" not in environ
+    assert (environ.get("VLLM_CPU_OMP_THREADS_BIND") == "2-3") == is_cpu_build()
+
+
+def test_a_folder_without_a_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--llm"):
+        check_vllm(VllmSettings(model_dir=str(tmp_path)))
+    assert model_name(VllmSettings(model_dir=f"{tmp_path}/x/")) == "x"

@@ -1,0 +1,247 @@
+"""The supervisor with real child processes: readiness, restarts, order of the end, and nothing that outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from carpool.errors import CarpoolError, ConfigError
+from cli.child import ChildSpec
+from cli.supervise import Interrupted, Supervisor, restart_delay_s
+from cli.up_settings import UpSettings
+
+SETTINGS = UpSettings(restart_delay_s=0.01, ready_timeout_s=20, stop_timeout_s=10)
+
+RUNS_UNTIL_TOLD = """
+import signal, sys, time, pathlib
+def end(*_):
+    with open({log!r}, "a") as file: file.write("{name} ended\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+pathlib.Path({ready!r}).touch()
+while True: time.sleep(0.05)
+"""
+
+
+def spec(
+    folder: Path, name: str, code: str, *, is_restarted: bool = True, probe: Callable[[], str] | None = None
+) -> ChildSpec:
+    ready = folder / f"{name}.ready"
+    text = code.format(name=name, log=str(folder / "order.log"), ready=str(ready), folder=str(folder))
+    return ChildSpec(
+        name=name,
+        command=[sys.executable, "-I", "-c", text],
+        environ={"PATH": os.environ["PATH"]},
+        log_file=folder / f"{name}.log",
+        probe=probe or (lambda: "" if ready.exists() else "not there yet"),
+        is_restarted=is_restarted,
+    )
+
+
+def lives(pid: int) -> bool:
+    """Whether a process is there and not a zombie: who adopts orphans here may not reap them."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    for _ in range(400):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"never: {what}")
+
+
+def pid_of(supervisor: Supervisor, name: str) -> int:
+    child = supervisor._slots[name].child
+    assert child is not None
+    return child.pid
+
+
+def test_children_become_ready_and_end_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
+    with Supervisor(SETTINGS, note=lambda line: None) as supervisor:
+        for name in ("broker", "model", "grouper"):
+            supervisor.start(spec(tmp_path, name, RUNS_UNTIL_TOLD))
+        supervisor.wait_ready()
+        assert [(view.name, view.state) for view in supervisor.views()] == [
+            ("broker", "ready"),
+            ("model", "ready"),
+            ("grouper", "ready"),
+        ]
+        pids = [pid_of(supervisor, view.name) for view in supervisor.views()]
+        supervisor.stop(["grouper", "model"])
+    assert (tmp_path / "order.log").read_text().split("\n") == ["grouper ended", "model ended", "broker ended", ""]
+    assert not any(lives(pid) for pid in pids)
+
+
+def test_a_child_that_crashes_is_started_again_and_that_is_said(tmp_path: Path) -> None:
+    notes: list[str] = []
+    with Supervisor(SETTINGS, note=notes.append) as supervisor:
+        supervisor.start(spec(tmp_path, "searcher", RUNS_UNTIL_TOLD))
+        supervisor.wait_ready()
+        first = pid_of(supervisor, "searcher")
+        os.kill(first, signal.SIGKILL)
+        supervisor.watch(lambda: supervisor.views()[0].restarts == 1 and supervisor.views()[0].state == "ready")
+        assert pid_of(supervisor, "searcher") != first
+    assert notes[0].startswith("searcher ended by signal 9; started again in 0.01 s")
+    assert notes[1] == "searcher is ready again"
+
+
+def test_a_child_that_crashes_again_and_again_is_given_up(tmp_path: Path) -> None:
+    crashes = "import pathlib, time; pathlib.Path({ready!r}).touch(); time.sleep(0.3); print('out of luck'); raise SystemExit(3)"
+    settings = UpSettings(restart_delay_s=0.01, restarts_max=2, stop_timeout_s=10)
+    with (
+        Supervisor(settings, note=lambda line: None) as supervisor,
+        pytest.raises(CarpoolError, match=r"status 3 once more, after 2 restarts(?s:.*)out of luck"),
+    ):
+        supervisor.start(spec(tmp_path, "searcher", crashes))
+        supervisor.wait_ready()
+        supervisor.watch()
+
+
+def test_a_child_that_ends_before_it_was_ready_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with (
+        Supervisor(SETTINGS, note=lambda line: None) as supervisor,
+        pytest.raises(CarpoolError, match=r"before it was ready(?s:.*)no such luck"),
+    ):
+        supervisor.start(spec(tmp_path, "searcher", "print('no such luck'); raise SystemExit(1)"))
+        supervisor.wait_ready()
+
+
+def test_a_child_that_says_its_settings_are_wrong_makes_them_wrong_here_too(tmp_path: Path) -> None:
+    with Supervisor(SETTINGS, note=lambda line: None) as supervisor, pytest.raises(ConfigError):
+        supervisor.start(spec(tmp_path, "searcher", "raise SystemExit(2)"))
+        supervisor.wait_ready()
+
+
+def test_what_cannot_be_restarted_ends_everything(tmp_path: Path) -> None:
+    with Supervisor(SETTINGS, note=lambda line: None) as supervisor:
+        supervisor.start(spec(tmp_path, "broker", RUNS_UNTIL_TOLD, is_restarted=False))
+        supervisor.start(spec(tmp_path, "grouper", RUNS_UNTIL_TOLD))
+        supervisor.wait_ready()
+        os.kill(pid_of(supervisor, "broker"), signal.SIGKILL)
+        with pytest.raises(CarpoolError, match="what it held is gone"):
+            supervisor.watch()
+    assert (tmp_path / "order.log").read_text() == "grouper ended\n"
+
+
+def test_a_child_that_is_never_ready_is_an_error_that_says_what_it_lacks(tmp_path: Path) -> None:
+    settings = UpSettings(ready_timeout_s=0.3, stop_timeout_s=10)
+    with (
+        Supervisor(settings, note=lambda line: None) as supervisor,
+        pytest.raises(CarpoolError, match=r"not ready after 0.3 s: no model yet.*up.ready_timeout_s"),
+    ):
+        supervisor.start(spec(tmp_path, "generator", RUNS_UNTIL_TOLD, probe=lambda: "no model yet"))
+        supervisor.wait_ready()
+
+
+def test_a_command_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
+    missing = ChildSpec(
+        name="broker", command=["/no/such/broker"], environ={}, log_file=tmp_path / "log", probe=lambda: ""
+    )
+    with (
+        Supervisor(SETTINGS, note=lambda line: None) as supervisor,
+        pytest.raises(ConfigError, match="/no/such/broker"),
+    ):
+        supervisor.start(missing)
+
+
+def test_a_child_that_will_not_end_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    stubborn = """
+import pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(600)"])
+pathlib.Path({folder!r}, "grandchild").write_text(str(child.pid))
+pathlib.Path({ready!r}).touch()
+time.sleep(600)
+"""
+    notes: list[str] = []
+    with Supervisor(UpSettings(stop_timeout_s=0.3), note=notes.append) as supervisor:
+        supervisor.start(spec(tmp_path, "model", stubborn))
+        supervisor.wait_ready()
+        pids = [pid_of(supervisor, "model"), int((tmp_path / "grandchild").read_text())]
+    assert notes == ["model did not end within 0.3 s and is killed"]
+    wait_until(lambda: not any(lives(pid) for pid in pids), "the group is gone")
+
+
+def test_what_a_crashed_child_leaves_behind_is_ended_before_it_is_started_again(tmp_path: Path) -> None:
+    leaves = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(600)"])
+path = pathlib.Path({folder!r}, "grandchild")
+if not path.exists(): path.write_text(str(child.pid))
+pathlib.Path({ready!r}).touch()
+time.sleep(600)
+"""
+    with Supervisor(SETTINGS, note=lambda line: None) as supervisor:
+        supervisor.start(spec(tmp_path, "model", leaves))
+        supervisor.wait_ready()
+        grandchild = int((tmp_path / "grandchild").read_text())
+        os.kill(pid_of(supervisor, "model"), signal.SIGKILL)
+        supervisor.watch(lambda: supervisor.views()[0].restarts == 1)
+        wait_until(lambda: not lives(grandchild), "the grandchild is gone")
+
+
+def test_the_first_signal_ends_in_order_and_the_second_at_once(tmp_path: Path) -> None:
+    stubborn = """
+import pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path({ready!r}).touch()
+time.sleep(600)
+"""
+    notes: list[str] = []
+    with pytest.raises(Interrupted), Supervisor(SETTINGS, note=notes.append) as supervisor:
+        supervisor.start(spec(tmp_path, "grouper", stubborn))
+        supervisor.start(spec(tmp_path, "broker", stubborn))
+        supervisor.wait_ready()
+        pids = [pid_of(supervisor, "grouper"), pid_of(supervisor, "broker")]
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            supervisor.watch()
+        finally:
+            # Each would be given ten seconds, and a note would say that it used them up.
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert notes == []
+    assert not any(lives(pid) for pid in pids)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_children_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import sys, pathlib, time
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from cli.supervise import Supervisor
+from tests.cli.test_supervise import RUNS_UNTIL_TOLD, SETTINGS, pid_of, spec
+folder = pathlib.Path({str(tmp_path)!r})
+with Supervisor(SETTINGS, note=print) as supervisor:
+    supervisor.start(spec(folder, "grouper", RUNS_UNTIL_TOLD))
+    supervisor.wait_ready()
+    (folder / "pid.part").write_text(str(pid_of(supervisor, "grouper")))
+    (folder / "pid.part").rename(folder / "pid")
+    supervisor.watch()
+"""
+    owner = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        wait_until((tmp_path / "pid").exists, "the child is ready")
+        child = int((tmp_path / "pid").read_text())
+        assert lives(child)
+    finally:
+        owner.kill()
+        owner.wait()
+    wait_until(lambda: not lives(child), "the child is gone")
+    assert (tmp_path / "order.log").read_text() == "grouper ended\n"  # by SIGTERM: it could finish what it had
+
+
+def test_pauses_between_restarts_double_to_a_bound_and_end() -> None:
+    settings = UpSettings(restart_delay_s=0.5, restarts_max=10)
+    assert [restart_delay_s(count, settings) for count in range(11)] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30, None]
