@@ -57,9 +57,7 @@ def load(
     keep_text: bool = typer.Option(
         False, "--keep-text", help="With --vectors: send the text too; the generator needs it."
     ),
-    keep_ids: bool = typer.Option(
-        False, "--keep-ids", help="Publish the file's ids: asked again, answers are replayed."
-    ),
+    keep_ids: bool = typer.Option(False, "--keep-ids", help="Publish the file's ids, not new ones."),
     deadline: float | None = typer.Option(
         None, "--deadline", metavar="SECONDS", help="From the intended time.", show_default=False
     ),

@@ -71,8 +71,8 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
 class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to send besides the questions' text and vectors.
 
-    `deadline_s` counts from the intended time. `keep_ids` publishes the ids of the file: sent again, they are answered from
-    the ledger (`replayed`); otherwise each question gets an id of its own.
+    `deadline_s` counts from the intended time. `keep_ids` publishes the ids of the file; otherwise each question gets
+    an id of its own, so that rows which are sent again are told apart.
     """
 
     embedding_model: str | None = None
