@@ -180,7 +180,9 @@ def traffic(
     ] = 0.4,
     footprint: Annotated[
         bool,
-        typer.Option(help="Measure what the searcher takes by itself: the same traffic on an index of five passages."),
+        typer.Option(
+            help="Measure what the searcher takes by itself: the same traffic on an index with next to nothing."
+        ),
     ] = True,
     settings: SetOption = None,
     seed: SeedOption = 0,

@@ -134,7 +134,7 @@ def traffic(common: Common, options: TrafficOptions) -> bool:
                 request = _traffic_request(run, options, kind, rate)
                 results.append(run_traffic(request, run.index, _as_asked(run, TRAFFIC, kind, asked), tell))
         if options.footprint:
-            tiny = tiny_index(run.data, work_dir=run.work_dir, embedding=run.embedding)
+            tiny = tiny_index(run.data, work_dir=run.work_dir, nlist=common.nlist, embedding=run.embedding)
             request = _traffic_request(run, options, "vectors", rates["vectors"] or FOOTPRINT_RATE_PER_S)
             footprint = measure_footprint(request, tiny, _as_asked(run, TRAFFIC, "vectors", asked), tell)
     report = _report(

@@ -1,4 +1,4 @@
-"""The indexes of a run: the corpus from its precomputed vectors, built once and used again, and one of five passages."""
+"""The indexes of a run: the corpus from its precomputed vectors, built once and used again, and one with next to nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from indexer.build import BuildRequest, build_index
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig
 
-TINY_ROWS = 5
+TINY_ROWS_PER_CLUSTER = 5
 
 
 class BenchIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,14 +77,18 @@ def corpus_index(
     )
 
 
-def tiny_index(data: EvaluationData, *, work_dir: Path, embedding: EmbeddingSettings) -> BenchIndex:
-    """Returns an index of the first passages in one cluster: a searcher on it shows what it takes beside its budget."""
+def tiny_index(data: EvaluationData, *, work_dir: Path, nlist: int, embedding: EmbeddingSettings) -> BenchIndex:
+    """Returns an index of the first few passages a cluster: a searcher on it shows what it takes beside its budget.
+
+    As many clusters as the real one has, so that queries probe as many and records are as large.
+    """
+    rows = nlist * TINY_ROWS_PER_CLUSTER
     index_dir = work_dir / "tiny-index"
     corpus = work_dir / "tiny-corpus.jsonl"
     with gzip.open(data.corpus_path, "rb") as lines:
-        corpus.write_bytes(b"".join(islice(lines, TINY_ROWS)))
-    vectors = read_vectors(data.vectors_path(CORPUS))[:TINY_ROWS]
-    return _build(corpus, vectors, index_dir, nlist=1, seed=0, embedding=embedding)
+        corpus.write_bytes(b"".join(islice(lines, rows)))
+    vectors = read_vectors(data.vectors_path(CORPUS))[:rows]
+    return _build(corpus, vectors, index_dir, nlist=nlist, seed=0, embedding=embedding)
 
 
 def memory_search(data: EvaluationData, index: BenchIndex) -> MemorySearch:

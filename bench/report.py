@@ -124,10 +124,10 @@ def print_traffic(
         facts.add_row(name, *cells)
     console.print(facts)
     if footprint is not None:
-        at_rest, in_use = footprint.at_rest.anonymous_bytes, footprint.in_use.anonymous_bytes_max
+        at_rest, in_use = footprint.at_rest.anonymous_bytes, footprint.beside_budget_bytes
         console.print(
-            f"searcher's budget {budget_bytes / MIB:.1f} MiB; on an index of five passages it takes {at_rest / MIB:.1f} MiB at "
-            f"rest and {in_use / MIB:.1f} MiB at most with traffic"
+            f"searcher: a budget of {budget_bytes / MIB:.1f} MiB, and beside it {at_rest / MIB:.1f} MiB at rest and "
+            f"{in_use / MIB:.1f} MiB at most with this traffic, as measured on an index with next to nothing in it"
         )
 
 

@@ -151,7 +151,9 @@ def result(searcher_bytes: int, grouper_bytes: int) -> TrafficResult:
 def test_memory_is_promised_against_budget_and_footprint() -> None:
     footprint = Footprint(
         at_rest=MemoryUse(anonymous_bytes=0, resident_bytes=0),
-        in_use=MemoryPeaks(anonymous_bytes_max=100 * MIB, resident_bytes_max=0, samples=1),
+        in_use=MemoryPeaks(anonymous_bytes_max=101 * MIB, resident_bytes_max=0, samples=1),
+        cluster_bytes=MIB,
+        beside_budget_bytes=100 * MIB,
         questions=1,
     )
     assert all(traffic_promises([result(110 * MIB, 800 * MIB)], footprint, 10 * MIB).values())
@@ -159,7 +161,5 @@ def test_memory_is_promised_against_budget_and_footprint() -> None:
         "text: searcher within budget and footprint"
     ]
     assert not traffic_promises([result(0, 900 * MIB)], footprint, 10 * MIB)["text: grouper under 900 MB"]
-    large = msgspec.structs.replace(
-        footprint, in_use=MemoryPeaks(anonymous_bytes_max=151 * MIB, resident_bytes_max=0, samples=1)
-    )
+    large = msgspec.structs.replace(footprint, beside_budget_bytes=151 * MIB)
     assert not traffic_promises([], large, 10 * MIB)["searcher's footprint at most 150 MB"]
