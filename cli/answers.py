@@ -19,6 +19,7 @@ STAGE_ORDER = (
     "load",
     "search",
     "rerank",
+    "passages",
     "queue_llm",
     "ttft",
     "decode",

@@ -67,11 +67,14 @@ def conclude(run: DemoRun, console: Console, how_to_ask: str) -> None:
     answers = run.answers
     if answers:
         valid = sum(has_valid_citations(answer) for answer in answers)
-        answered = sum(answer.status == "ok" for answer in answers)
+        answered = sum(answer.status in ("ok", "partial") for answer in answers)
+        cut = sum(answer.status == "partial" for answer in answers)
         console.print()
         console.print(timing_table(answers))
         console.print(
-            f"{answered} of {len(answers)} answered; {valid} of {len(answers)} with valid citations ({valid / len(answers):.0%})."
+            f"{answered} of {len(answers)} answered{f' ({cut} cut short)' if cut else ''}; {valid} of {len(answers)} with valid"
+            f" citations ({valid / len(answers):.0%}).",
+            soft_wrap=True,
         )
     if run.error is not None:
         raise run.error if isinstance(run.error, CarpoolError) else CarpoolError(f"the demo failed: {run.error!r}")

@@ -20,6 +20,7 @@ from cli.vllm import check_vllm, model_name, vllm_command, vllm_environment
 
 LOOPBACK = "127.0.0.1"
 EMBEDDED = "embedded"
+LOCAL_BACKOFF_MS_MAX = 2_000
 BROKER, VLLM = "broker", "vLLM"
 SERVICES = ("grouper", "searcher", "generator")
 STOP_ORDER = (*SERVICES, VLLM, BROKER)
@@ -125,8 +126,12 @@ def service_specs(plan: Plan, settings: CarpoolSettings, passed: Passed) -> list
         f"index.dir={settings.index.dir}",
         f"embedding.model={settings.embedding.model}",
         f"http.host={LOOPBACK}",
-        *(["llm.sends_priority=true"] if plan.vllm_port else []),  # ours is started with the scheduler that takes it
     ]
+    if plan.vllm_port:
+        own.append("llm.sends_priority=true")  # ours is started with the scheduler that takes it
+        # It is a minute in coming, and near: asked often, it is found ready at once.
+        own.append(f"llm.backoff_ms_max={min(settings.llm.backoff_ms_max, LOCAL_BACKOFF_MS_MAX)}")
+        own.append(f"llm.backoff_ms_min={min(settings.llm.backoff_ms_min, LOCAL_BACKOFF_MS_MAX)}")
     specs = []
     for name in SERVICES:
         address = f"{LOOPBACK}:{plan.ports[name]}"
