@@ -137,7 +137,8 @@ def traffic_facts(results: list[TrafficResult]) -> dict[str, list[str]]:
     for result in results:
         counters, memory, load, found = result.counters, result.memory, result.load, result.windows
         cells = {
-            "questions, offered a second": f"{result.retrievals.published}, {load.rate_per_s:.1f}",
+            "questions": f"{result.retrievals.published}",
+            "offered / retrieved a second": f"{load.rate_per_s:.1f} / {result.retrieved_per_s:.1f}",
             "retrieved / missing / twice": f"{result.retrievals.answered} / {result.retrievals.missing} / "
             f"{result.retrievals.duplicates}",
             "clusters found in RAM": f"{result.cache_hit_share:.1%} of {result.cache.requests:,}",

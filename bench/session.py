@@ -57,7 +57,7 @@ class Session:
         self._publisher = publisher
         self._clock = clock
 
-    def ask(
+    def send(
         self,
         questions: Sequence[Question],
         plan: LoadPlan,
@@ -65,16 +65,11 @@ class Session:
         rate_per_s: float,
         arrivals: Literal["even", "poisson"] = "even",
         seed: int = 0,
-        topics: Sequence[str] = (RETRIEVALS.name, ANSWERS.name),
-        stalled_s: float,
-        settle_s: float = 0.0,
         on_sent: Callable[[int], None] = lambda _: None,
-        on_seen: Callable[[int], None] = lambda _: None,
-    ) -> Asked:
-        """Sends each question once, `rate_per_s` on average, whether or not earlier ones are back, and waits for all.
+    ) -> tuple[dict[str, Sent], LoadSummary]:
+        """Sends each question once, `rate_per_s` on average, whether or not earlier ones are back. Blocks.
 
-        A question is back when a record of one of `topics` has its id. Waits `settle_s` more for what may come twice,
-        and gives up after `stalled_s` without any record. Blocks.
+        Returns what was sent, by query id. Raises `CarpoolError` when something could not be sent.
         """
         sent: dict[str, Sent] = {}
 
@@ -99,6 +94,27 @@ class Session:
                 f"{summary.errors} questions failed and {summary.unacknowledged} were not acknowledged "
                 f"({summary.first_error}): a run in which not everything was sent measures nothing"
             )
+        return sent, summary
+
+    def ask(
+        self,
+        questions: Sequence[Question],
+        plan: LoadPlan,
+        *,
+        rate_per_s: float,
+        arrivals: Literal["even", "poisson"] = "even",
+        seed: int = 0,
+        topics: Sequence[str] = (RETRIEVALS.name, ANSWERS.name),
+        stalled_s: float,
+        settle_s: float = 0.0,
+        on_sent: Callable[[int], None] = lambda _: None,
+        on_seen: Callable[[int], None] = lambda _: None,
+    ) -> Asked:
+        """As `send`, and waits until all are back: until a record of one of `topics` has the id of each. Blocks.
+
+        Waits `settle_s` more for what may come twice, and gives up after `stalled_s` without any record.
+        """
+        sent, summary = self.send(questions, plan, rate_per_s=rate_per_s, arrivals=arrivals, seed=seed, on_sent=on_sent)
         is_complete = self.reader.wait(sent.keys(), topics, stalled_s=stalled_s, settle_s=settle_s, on_progress=on_seen)
         return Asked(sent=sent, summary=summary, is_complete=is_complete)
 

@@ -66,10 +66,14 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one run. Times in ms; percentiles over all its queries. Bytes a query include what was read ahead."""
+    """What came of one run. Times in ms; percentiles over all its queries. Bytes a query include what was read ahead.
+
+    `retrieved_per_s` under the offered rate: the services fell behind, and their queue is most of the total.
+    """
 
     kind: Kind
     load: LoadSummary
+    retrieved_per_s: float
     retrievals: Books
     stages_ms: dict[str, Spread]
     windows: Windows | None
@@ -83,7 +87,7 @@ class TrafficResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The searcher on an index with a few passages a cluster: at rest, and with the same traffic.
+    """The searcher on an index with a few passages a cluster: at rest, and with the same traffic as a backlog.
 
     `beside_budget_bytes`: its anonymous memory in use at most, less all the bytes of these clusters.
     """
@@ -123,6 +127,7 @@ def run_traffic(request: TrafficRequest, index: BenchIndex, questions: Sequence[
     return TrafficResult(
         kind=request.kind,
         load=asked.summary,
+        retrieved_per_s=retrieved_per_s(trips),
         retrievals=retrieval_books(ids, records, answers),
         stages_ms=stage_spreads_ms(trip.stages_us() for trip in trips),
         windows=windows(groups),
@@ -139,12 +144,33 @@ def run_traffic(request: TrafficRequest, index: BenchIndex, questions: Sequence[
 def measure_footprint(
     request: TrafficRequest, tiny: BenchIndex, questions: Sequence[Question], tell: Tell
 ) -> Footprint:
-    """Returns what the searcher takes with next to nothing to hold, at rest and with `questions`. Blocks."""
+    """Returns what the searcher takes with next to nothing to hold, at rest and with `questions`. Blocks.
+
+    It is started when all the groups are waiting for it, so that what it fetches ahead of its work counts.
+    """
     with _session(request, tiny) as session:
-        pid = session.stack["searcher"].pid
-        at_rest = memory_of(pid)
-        with MemoryWatch({"searcher": pid}) as watch:
-            _ask(session, request, questions, tell)
+        searcher = session.stack["searcher"]
+        at_rest = memory_of(searcher.pid)
+        searcher.stop()
+        sent, _ = session.send(
+            questions,
+            request.plan,
+            rate_per_s=request.rate_per_s,
+            arrivals=request.arrivals,
+            seed=request.seed,
+            on_sent=lambda done: tell("footprint: sent", done, len(questions)),
+        )
+        session.wait_quiet("grouper")
+        searcher.start()
+        with MemoryWatch({"searcher": searcher.pid}, interval_s=0.05) as watch:
+            searcher.wait_ready()
+            session.reader.wait(
+                sent.keys(),
+                (RETRIEVALS.name, ANSWERS.name),
+                stalled_s=STALLED_S,
+                settle_s=0.0,
+                on_progress=lambda done: tell("footprint: back", done, len(questions)),
+            )
     in_use = watch.peaks()["searcher"]
     return Footprint(
         at_rest=at_rest,
@@ -201,6 +227,14 @@ def read_counters(searcher: ServiceProcess) -> Counters:
         prefetches_wasted=read("prefetches_total", result="wasted"),
         evictions=read("evictions_total"),
     )
+
+
+def retrieved_per_s(trips: Sequence[Trip]) -> float:
+    """Returns retrievals a second from the first question's time until the last retrieval was read; 0 without any."""
+    if not trips:
+        return 0.0
+    took_us = max(trip.arrived_us for trip in trips) - min(trip.intended_us for trip in trips)
+    return len(trips) * 1_000_000 / max(1, took_us)
 
 
 def agrees(cache: CacheUse, counters: Counters) -> bool:

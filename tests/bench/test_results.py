@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from bench.accounting import close_books
-from bench.figures import CacheUse, Spread
+from bench.figures import CacheUse, Spread, Trip
 from bench.listening import Arrived
 from bench.memory import MemoryPeaks, MemoryUse
 from bench.results import final_retrievals, generated, has_valid_citations, retrieval_books
-from bench.traffic import Counters, Footprint, TrafficResult, agrees, traffic_promises
+from bench.traffic import Counters, Footprint, TrafficResult, agrees, retrieved_per_s, traffic_promises
 from producers.load import LoadSummary
 from schemas.answer import Answer, Citation, Retrieved, Status, unanswered
 from schemas.codec import encode
@@ -113,6 +113,15 @@ def test_records_and_metrics_agree_on_tiers_and_on_bytes_read_on_demand() -> Non
     assert not agrees(use, counters(ram=2, ssd=3, demand_bytes=8_192))
 
 
+def test_a_rate_counts_from_the_first_question_to_the_last_retrieval() -> None:
+    trips = [
+        Trip(intended_us=at_us, sent_us=at_us, arrived_us=back_us, retrieval=retrieval())
+        for at_us, back_us in ((1_000_000, 1_500_000), (1_200_000, 3_000_000), (1_400_000, 2_000_000))
+    ]
+    assert retrieved_per_s(trips) == 1.5
+    assert retrieved_per_s([]) == 0.0
+
+
 def test_counters_are_read_twice_and_subtracted() -> None:
     assert counters(ram=5, ssd=4).since(counters(ram=2, ssd=4)) == counters(ram=3)
 
@@ -132,6 +141,7 @@ def result(searcher_bytes: int, grouper_bytes: int) -> TrafficResult:
             behind_ms_max=0,
             first_error=None,
         ),
+        retrieved_per_s=1,
         retrievals=close_books(["a"], ["a"], {}),
         stages_ms={"total": one},
         windows=None,
