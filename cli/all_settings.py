@@ -8,7 +8,8 @@ from carpool.disk.settings import IndexSettings
 from carpool.embedding.settings import EmbeddingSettings
 from carpool.kafka.settings import KafkaSettings
 from carpool.telemetry.settings import HttpSettings, LogSettings
-from cli.up_settings import UpSettings, VllmSettings
+from carpool.vllm import VllmSettings
+from cli.up_settings import UpSettings
 from generator.settings import GeneratorSettings, LlmSettings
 from grouper.settings import GrouperSettings
 from indexer.settings import IndexerSettings

@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import broker_command, broker_environment, free_port
+from carpool.vllm import VllmSettings, check_vllm, model_name, vllm_command, vllm_environment
 from cli.all_settings import CarpoolSettings
 from cli.child import ChildSpec
 from cli.http import get, health_probe, port_probe, ready_probe
 from cli.options import Passed
-from cli.up_settings import UpSettings, VllmSettings
-from cli.vllm import check_vllm, model_name, vllm_command, vllm_environment
+from cli.up_settings import UpSettings
 
 LOOPBACK = "127.0.0.1"
 EMBEDDED = "embedded"

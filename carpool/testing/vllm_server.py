@@ -1,4 +1,4 @@
-"""A real vLLM with a real small model for tests, as a process on loopback: `CARPOOL_LLM_MODEL` names the model's folder.
+"""A real vLLM with a real small model for tests, as a process on loopback: `CARPOOL_TEST_MODEL` names the model's folder.
 
 It takes a minute to start, some 4 GB of memory and all cores: start one a test session, and never two at once.
 """
@@ -6,13 +6,10 @@ It takes a minute to start, some 4 GB of memory and all cores: start one a test 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -21,18 +18,17 @@ from types import TracebackType
 
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import free_port
+from carpool.vllm import VllmSettings, model_name, vllm_command, vllm_environment
 
 DEFAULT_MODEL = Path(".carpool/models/smollm2-135m-instruct")
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
-OUTPUT_CONFIG = {"backend": "xgrammar", "disable_any_whitespace": True}
-"""Compact objects: where the grammar allows white space between two fields, small models write it without end."""
 
 
 def model_folder() -> Path | None:
     """Returns the model's folder, or None where vLLM or the model is missing."""
-    folder = Path(os.environ.get("CARPOOL_LLM_MODEL") or DEFAULT_MODEL)
+    folder = Path(os.environ.get("CARPOOL_TEST_MODEL") or DEFAULT_MODEL)
     if importlib.util.find_spec("vllm") is None or not (folder / "config.json").is_file():
         return None
     return folder.resolve()
@@ -46,13 +42,13 @@ class VllmServer:
         found = folder or model_folder()
         if found is None:
             raise ConfigError(
-                f"no vLLM to start: `make setup-vllm` installs it and makes the model in {DEFAULT_MODEL}; CARPOOL_LLM_MODEL"
+                f"no vLLM to start: `make setup-vllm` installs it and makes the model in {DEFAULT_MODEL}; CARPOOL_TEST_MODEL"
                 " names another model folder"
             )
-        self._folder = found
+        self._settings = VllmSettings(model_dir=str(found))
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
-        self.model = found.name
+        self.model = model_name(self._settings)
         self.port = free_port()
 
     @property
@@ -64,7 +60,11 @@ class VllmServer:
         """Starts it, and waits until it answers. Raises `ConfigError` with the end of its log if it does not."""
         with self._log_file.open("wb") as log:
             self._process = subprocess.Popen(
-                self._command(), stdout=log, stderr=subprocess.STDOUT, env=self._environment(), start_new_session=True
+                vllm_command(self._settings, self.port),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=vllm_environment(self._settings, os.environ),
+                start_new_session=True,
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._is_healthy():
@@ -103,41 +103,3 @@ class VllmServer:
                 return bool(response.status == 200)
         except (urllib.error.URLError, OSError):
             return False
-
-    def _command(self) -> list[str]:
-        command = [
-            *(sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"),
-            *(
-                "--model",
-                str(self._folder),
-                "--served-model-name",
-                self.model,
-                "--host",
-                HOST,
-                "--port",
-                str(self.port),
-            ),
-            *("--dtype", "float32", "--max-num-seqs", "32", "--max-model-len", "4096"),
-            *("--scheduling-policy", "priority", "--enable-prompt-tokens-details"),
-            *("--structured-outputs-config", json.dumps(OUTPUT_CONFIG)),
-        ]
-        # Without compilation it is up in a minute; blocks of 32 tokens are the smallest that the CPU build takes.
-        return [*command, "--enforce-eager", "--block-size", "32"] if _is_cpu_build() else command
-
-    def _environment(self) -> dict[str, str]:
-        added = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        if _is_cpu_build():
-            cores = f"0-{(os.cpu_count() or 1) - 1}"
-            added |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": cores}
-            openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-            if openmp.exists():  # without Intel's OpenMP the threads are not bound
-                added["LD_PRELOAD"] = str(openmp)
-        return {**os.environ, **added}
-
-
-def _is_cpu_build() -> bool:
-    try:
-        importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

@@ -9,11 +9,10 @@ import pytest
 from rich.console import Console, RenderableType
 
 from carpool.errors import ConfigError
+from carpool.vllm import VllmSettings, check_vllm, is_cpu_build, model_name, vllm_command, vllm_environment
 from cli.answers import answer_text, has_valid_citations, stages_of, timing_table
 from cli.http import missing_of, parse_metrics
 from cli.stack import choose_port
-from cli.up_settings import VllmSettings
-from cli.vllm import check_vllm, is_cpu_build, model_name, vllm_command, vllm_environment
 from schemas.answer import Answer, Citation, Retrieved, unanswered
 
 

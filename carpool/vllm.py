@@ -1,4 +1,4 @@
-"""The command line of the vLLM server that `carpool up` starts."""
+"""A vLLM server on this machine: its section of the settings, its command line, its environment. Importing vLLM is not needed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,41 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from carpool.errors import ConfigError
-from cli.up_settings import VllmSettings
+from carpool.settings import Settings
+
+
+class VllmSettings(Settings, frozen=True, kw_only=True):
+    """The vLLM server that `carpool up` starts where no --llm-url names one."""
+
+    model_dir: Annotated[
+        str, Meta(min_length=1, description="Folder of the model: config.json, tokenizer and weights.")
+    ] = ".carpool/models/smollm2-135m-instruct"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="Port of its API; 0: a free one.")] = 8000
+    kvcache_gib: Annotated[
+        int, Meta(ge=1, le=4_096, description="Memory for the KV cache on a CPU, GiB. Low: fewer prompts stay cached.")
+    ] = 1
+    cpu_cores: Annotated[
+        str, Meta(description='Cores to compute on, such as "0-3"; empty: all. vLLM by itself takes one core only.')
+    ] = ""
+    dtype: Annotated[
+        str, Meta(min_length=1, description="Number type. float32 is the fastest on CPUs without bfloat16 units.")
+    ] = "float32"
+    sequences_max: Annotated[
+        int,
+        Meta(ge=1, le=4_096, description="Prompts worked on at once. Low: the generator's requests queue up in vLLM."),
+    ] = 32
+    model_tokens_max: Annotated[
+        int,
+        Meta(ge=128, le=10_000_000, description="Tokens of prompt and answer together. Low: long prompts are refused."),
+    ] = 4_096
+    extra_args: Annotated[
+        tuple[str, ...], Meta(description="More arguments for vLLM's server, as it takes them; the last one wins.")
+    ] = ()
 
 
 def model_name(settings: VllmSettings) -> str:
