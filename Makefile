@@ -9,6 +9,8 @@ PASSAGES ?= 3000
 CORPUS ?=
 MODEL ?= .carpool/models/smollm2-135m-instruct
 BOOTSTRAP ?= embedded
+# Many tests wait for brokers rather than compute, so a few more than the cores of a small machine.
+WORKERS ?= 4
 export VENV PASSAGES CORPUS MODEL BOOTSTRAP
 
 .PHONY: help setup setup-vllm model lint format test mutate bench demo docs lock clean
@@ -25,8 +27,8 @@ lint: setup ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
-test: setup ## all tests whose needs this machine meets; ARGS="-k window --run-slow"
-	$(BIN)/pytest $(ARGS)
+test: setup ## all tests whose needs this machine meets; ARGS="-k window --run-slow", WORKERS=1 for one after the other
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 mutate: setup ## a mutation run over the plans (long); survivors are listed at the end
 	$(BIN)/mutmut run; $(BIN)/mutmut results
 bench: setup ## the benchmarks there are; ARGS="traffic --help"

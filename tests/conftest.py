@@ -11,12 +11,17 @@ import importlib.util
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 pytest_plugins = ["tests.brokers"]
+
+# No test fails for being slow: machines are noisy, and time is what benchmarks are for.
+hypothesis.settings.register_profile("carpool", deadline=None)
+hypothesis.settings.load_profile("carpool")
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_LLM_MODEL = ROOT / ".carpool" / "models" / "smollm2-135m-instruct"
@@ -91,6 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_REASONS] = {}
     config.stash[_SKIPPED] = Counter()
     config.stash[_SKIPPED_OTHERWISE] = Counter()
+    config.pluginmanager.register(SkipBook(config))
 
 
 def _lacking(item: pytest.Item) -> tuple[str, str] | None:
@@ -106,24 +112,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if lacking := _lacking(item):
             name, reason = lacking
-            config.stash[_REASONS][name] = reason
             item.add_marker(pytest.mark.skip(reason=f"{name}: {reason}"))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Count what was skipped by the need that it has, also where the test itself decided to skip."""
-    report = yield
-    if report.skipped and not hasattr(report, "wasxfail"):
-        lacking = _lacking(item)
-        reason = str(report.longrepr[-1]).removeprefix("Skipped: ")
-        names = [lacking[0]] if lacking else [name for name in NEEDS if item.get_closest_marker(name)]
+class SkipBook:
+    """Counts what was skipped by the need that it has; reports come here from every worker process too."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Notes a skipped test, also where the test itself decided to skip. Its markers are among its keywords."""
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        assert isinstance(report.longrepr, tuple), "a skip says where and why"
+        reason = report.longrepr[-1].removeprefix("Skipped: ")
+        lacking = next((name for name in (*NEEDS, "slow") if reason.startswith(f"{name}: ")), None)
+        names = [lacking] if lacking else [name for name in NEEDS if name in report.keywords]
         for name in names:
-            item.config.stash[_SKIPPED][name] += 1
-            item.config.stash[_REASONS].setdefault(name, reason)
+            self._config.stash[_SKIPPED][name] += 1
+            self._config.stash[_REASONS].setdefault(name, reason.removeprefix(f"{name}: "))
         if not names:
-            item.config.stash[_SKIPPED_OTHERWISE][reason] += 1
-    return report
+            self._config.stash[_SKIPPED_OTHERWISE][reason] += 1
 
 
 def _missed(config: pytest.Config) -> list[str]:

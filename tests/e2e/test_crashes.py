@@ -24,8 +24,8 @@ from tests.e2e.support import (
 )
 
 ROUNDS = 3
-BURSTS = {"grouper": 40, "searcher": 150, "generator": 40}
-"""Queries to have work in flight with: a search takes a millisecond, a generation many."""
+BURSTS = {"grouper": 300, "searcher": 150, "generator": 40}
+"""Queries to have work in flight with: a window takes milliseconds, a search one, a generation many."""
 INPUTS = {"grouper": QUERIES.name, "searcher": GROUPS.name, "generator": RETRIEVALS.name}
 
 

@@ -196,8 +196,7 @@ def test_silence_before_or_between_tokens_is_a_timeout_and_ends_the_request(
     server.fault = Fault(mode="hang", after_tokens=after_tokens)
     refusal = refusal_of(server, **more)
     assert (refusal.kind, refusal.is_suspect) == ("timeout", True)
-    wait_until(lambda: server.requests.in_flight == 0)
-    assert server.requests.disconnected == 1
+    wait_until(lambda: (server.requests.in_flight, server.requests.disconnected) == (0, 1))
 
 
 def test_a_slow_answer_is_no_timeout_as_long_as_tokens_come() -> None:
