@@ -30,7 +30,11 @@ Float32 = npt.NDArray[np.float32]
 class Vectors:
     """Rows of (row_count, dimension) vectors in equal blocks, mapped from disk: only what is taken is in memory."""
 
-    def __init__(self, blocks: Sequence[npt.NDArray[Any]], *, block_rows: int) -> None:
+    def __init__(
+        self, blocks: Sequence[npt.NDArray[Any]], *, block_rows: int, are_normalised_again: bool = False
+    ) -> None:
+        """`are_normalised_again`: each row is brought back to length one, which rounding to float16 took from it."""
+        self._are_normalised_again = are_normalised_again
         self._blocks = blocks
         self._block_rows = block_rows
         self.row_count = sum(len(block) for block in blocks)
@@ -44,6 +48,8 @@ class Vectors:
         for start, stop in itertools.pairwise(bounds):
             number = int(numbers[start])
             taken[start:stop] = self._blocks[number][rows[start:stop] - number * self._block_rows]
+        if self._are_normalised_again:
+            taken /= np.linalg.norm(taken, axis=1, keepdims=True)
         return taken
 
     def slice(self, start: int, stop: int) -> Float32:
@@ -109,7 +115,7 @@ def open_precomputed(path: Path, row_count: int) -> Vectors:
     vectors = Vectors([loaded], block_rows=row_count)
     for start in range(0, row_count, 4096):
         check_vectors(vectors.slice(start, start + 4096), start, str(path))
-    return vectors
+    return Vectors([loaded], block_rows=row_count, are_normalised_again=loaded.dtype == np.float16)
 
 
 def check_vectors(vectors: Float32, first_row: int, source: str) -> None:

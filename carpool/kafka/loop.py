@@ -224,7 +224,9 @@ class Loop(Generic[R]):
             self._stopping.wait(BUSY_POLL_S)
             return
         self._pause()
-        self._consumer.poll(BUSY_POLL_S)
+        message = self._consumer.poll(BUSY_POLL_S)
+        if message is not None and self.failure is None:
+            self._accept(message)  # beyond credit, but a record that was polled and dropped would be lost
 
     def _poll_s(self) -> float:
         if self._wake_us is not None:

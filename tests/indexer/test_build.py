@@ -196,13 +196,22 @@ def test_two_builds_in_one_folder_are_one_too_many(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_precomputed_vectors_are_taken_as_they_are(tmp_path: Path, dtype: type) -> None:
+def test_precomputed_vectors_are_taken_as_they_are_and_rounded_ones_are_normalised_again(
+    tmp_path: Path, dtype: type
+) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 50)
     vectors = HashingEmbedder(24).encode([f"w{row} w{row + 1}" for row in range(50)]).astype(dtype)
     np.save(tmp_path / "v.npy", vectors)
     manifest = build(corpus, tmp_path / "index", vectors=tmp_path / "v.npy", fingerprint="feed").manifest
     assert (manifest.embedding_model, manifest.dimension) == ("feed", 24)
-    assert np.array_equal(rows_of(tmp_path / "index")[0], vectors.astype(np.float32))
+    stored, expected = rows_of(tmp_path / "index")[0], vectors.astype(np.float32)
+    if dtype is np.float32:
+        assert np.array_equal(stored, expected)
+    else:
+        assert (
+            np.abs(np.linalg.norm(stored, axis=1) - 1).max() < 1e-6 < np.abs(np.linalg.norm(expected, axis=1) - 1).max()
+        )
+        assert np.abs(stored - expected).max() < 1e-3
     computed = build(corpus, tmp_path / "other", vectors=tmp_path / "v.npy").manifest
     assert computed.embedding_model == HashingEmbedder(16).fingerprint
 

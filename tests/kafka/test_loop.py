@@ -160,6 +160,17 @@ def test_partitions_are_paused_when_credit_stays_away_and_not_for_a_moment_witho
     assert paused == [True]
 
 
+def test_a_record_that_comes_although_partitions_are_paused_is_not_lost() -> None:
+    bench, stage = Bench(), HandStage(credit=1)
+    loop, consumer = bench.loop(stage)
+    consumer.pause = lambda: None  # type: ignore[method-assign]
+    bench.publish("a", "b", "c")
+    turn(loop)
+    bench.clock.sleep(PAUSE_AFTER_US)
+    turn(loop)
+    assert [unit.record.text for unit in stage.units] == ["a", "b", "c"]
+
+
 def test_a_stage_hears_how_many_records_wait() -> None:
     bench, stage = Bench(), HandStage(credit=2)
     loop, _ = bench.loop(stage)
