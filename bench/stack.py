@@ -100,6 +100,11 @@ class ServiceProcess:
             self._process.kill()
             self._process.wait()
 
+    def wait(self, timeout_s: float) -> int:
+        """Waits for its end and returns its exit status. Raises `subprocess.TimeoutExpired`."""
+        assert self._process is not None, "not started"
+        return self._process.wait(timeout_s)
+
     def stop(self, timeout_s: float = 40.0) -> int:
         """Ends it with SIGTERM, by SIGKILL if that takes too long; returns its exit status."""
         if self._process is None:

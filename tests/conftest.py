@@ -110,6 +110,8 @@ def _lacking(item: pytest.Item) -> tuple[str, str] | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        # Keywords would not do: they hold the names of folders too, and one is called kafka.
+        item.user_properties += [("needs", name) for name in NEEDS if item.get_closest_marker(name)]
         if lacking := _lacking(item):
             name, reason = lacking
             item.add_marker(pytest.mark.skip(reason=f"{name}: {reason}"))
@@ -122,13 +124,13 @@ class SkipBook:
         self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Notes a skipped test, also where the test itself decided to skip. Its markers are among its keywords."""
+        """Notes a skipped test, also where the test itself decided to skip. What it needs travels with its report."""
         if not report.skipped or hasattr(report, "wasxfail"):
             return
         assert isinstance(report.longrepr, tuple), "a skip says where and why"
         reason = report.longrepr[-1].removeprefix("Skipped: ")
         lacking = next((name for name in (*NEEDS, "slow") if reason.startswith(f"{name}: ")), None)
-        names = [lacking] if lacking else [name for name in NEEDS if name in report.keywords]
+        names = [lacking] if lacking else [str(name) for key, name in report.user_properties if key == "needs"]
         for name in names:
             self._config.stash[_SKIPPED][name] += 1
             self._config.stash[_REASONS].setdefault(name, reason.removeprefix(f"{name}: "))
