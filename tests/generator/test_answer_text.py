@@ -137,3 +137,61 @@ def test_without_passages_nothing_can_be_cited() -> None:
     validator = jsonschema.Draft202012Validator(answer_schema(0, answer_chars_max=5))
     assert validator.is_valid({"answer": "x", "citations": []})
     assert not validator.is_valid({"answer": "x", "citations": [1]})
+
+
+def test_the_schema_is_what_the_server_is_asked_to_hold_the_model_to() -> None:
+    assert answer_schema(2, answer_chars_max=50) == {
+        "type": "object",
+        "properties": {
+            "answer": {"type": "string", "minLength": 1, "maxLength": 50},
+            "citations": {
+                "type": "array",
+                "items": {"type": "integer", "enum": [1, 2]},
+                "minItems": 1,
+                "maxItems": 2,
+            },
+        },
+        "required": ["answer", "citations"],
+        "additionalProperties": False,
+    }
+    without = answer_schema(0, answer_chars_max=50)["properties"]
+    assert without["citations"] == {"type": "array", "items": {"type": "integer"}, "maxItems": 0}  # type: ignore[index]
+
+
+def escaped(*units: int) -> str:
+    """JSON escapes of UTF-16 code units."""
+    return "".join(f"\\u{unit:04x}" for unit in units)
+
+
+@pytest.mark.parametrize("unit", [0xD7FF, 0xE000])
+def test_units_beside_the_surrogates_are_characters(unit: int) -> None:
+    reader = AnswerReader()
+    assert reader.feed('{"answer": "' + escaped(unit)) == chr(unit)
+
+
+@pytest.mark.parametrize("unit", [0xDC00, 0xDFFF])
+def test_a_low_surrogate_alone_is_replaced_at_both_ends_of_the_range(unit: int) -> None:
+    reader = AnswerReader()
+    assert reader.feed('{"answer": "' + escaped(unit)) == "\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize(("high", "low"), [(0xD800, 0xDC00), (0xDBFF, 0xDFFF)])
+def test_a_pair_is_one_character_at_both_ends_of_the_range(high: int, low: int) -> None:
+    reader = AnswerReader()
+    assert reader.feed('{"answer": "' + escaped(high, low)) == json.loads(f'"{escaped(high, low)}"')
+
+
+@pytest.mark.parametrize("unit", [0xE000, 0xD7FF])
+def test_a_high_surrogate_pairs_with_nothing_but_a_low_one(unit: int) -> None:
+    reader = AnswerReader()
+    assert reader.feed('{"answer": "' + escaped(0xD800, unit)) == "\N{REPLACEMENT CHARACTER}" + chr(unit)
+
+
+def test_an_answer_inside_two_other_objects_is_not_the_answer() -> None:
+    reader = AnswerReader()
+    reader.feed('{"a": {"b": {"c": 1}, "answer": "inner"}, "answer": "outer"')
+    assert reader.answer == "outer"
+
+
+def test_text_that_no_encoding_has_is_read_all_the_same() -> None:
+    assert written('{"answer": "x\ud800", "citations": [1]}').is_complete

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -571,3 +572,55 @@ def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them(rows: list[tuple
     infinity = 1_000
     plain = sorted(prompts, key=lambda p: (p.priority, p.deadline_us or infinity, p.arrival_us, p.id))
     assert sent == [prompt.id for prompt in plain]
+
+
+# ---- edges that a mutation run found unguarded
+
+
+def test_the_order_that_is_passed_in_is_the_one_that_is_asked() -> None:
+    class LastFirst:
+        def first(self, waiting: Iterable[Prompt]) -> Prompt:
+            return max(waiting, key=lambda prompt: prompt.id)
+
+    dispatcher = Dispatcher(replace(LIMITS, concurrency=1), LastFirst())
+    dispatcher.step(Ticked(), 0)
+    arrive(dispatcher, 1, 2, 3)
+    assert dispatcher.step(CheckPassed(), 0) == (Send(id=3, attempt=1),)
+
+
+def test_there_is_no_credit_left_for_prompts_that_came_beyond_it() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, *range(LIMITS.in_hand_max + 2))
+    assert dispatcher.credit() == 0
+
+
+def test_a_prompt_that_is_not_suspect_waits_no_longer_than_the_pause() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1, 2)
+    dispatcher.step(Refused(id=1), 0)
+    dispatcher.step(Refused(id=2), 0)
+    assert dispatcher.step(Ticked(), 100) == (Send(id=1, attempt=2),)
+    assert dispatcher.step(Accepted(id=1), 100) == (Send(id=2, attempt=2),)
+
+
+def test_a_check_that_fails_suspiciously_is_a_refusal_like_another() -> None:
+    dispatcher = Dispatcher(LIMITS)
+    dispatcher.step(Ticked(), 0)
+    assert dispatcher.step(Refused(id=None, suspect=True), 0) == ()
+    assert (dispatcher.server, dispatcher.wake_us()) == ("paused", 100)
+
+
+def test_a_probe_waits_for_room_at_the_server() -> None:
+    dispatcher = opened()
+    arrive(dispatcher, 1, 2, 3)
+    dispatcher.step(Refused(id=1), 0)
+    arrive(dispatcher, 4)
+    assert dispatcher.running == 1
+    assert dispatcher.step(Ticked(), 100) == (Send(id=1, attempt=2),)
+    assert dispatcher.running == LIMITS.concurrency
+
+    narrow = opened(replace(LIMITS, concurrency=1))
+    arrive(narrow, 1, 2)
+    narrow.step(Refused(id=1), 0)
+    assert narrow.step(Ticked(), 100) == (Send(id=1, attempt=2),)
+    assert narrow.step(Ticked(), 200) == ()

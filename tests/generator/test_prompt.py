@@ -128,3 +128,14 @@ def test_a_question_that_does_not_fit_is_refused_with_its_length() -> None:
 def test_what_looks_like_a_placeholder_in_a_question_or_passage_stays_as_it_is() -> None:
     prompt = fill(TEMPLATE, "{{passages}} {{n}}", [Passage(title="{{question}}", text="{{text}} {x} %s")], WIDE)
     assert prompt.user == "P:\n[1] {{question}}: {{text}} {x} %s\nQ: {{passages}} {{n}}"
+
+
+def test_a_prompt_that_no_encoding_has_still_has_a_hash() -> None:
+    assert len(FilledPrompt(system="s", user="u\ud800", passages=0).sha256()) == 64
+
+
+def test_everything_that_is_wrong_with_a_template_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_template("mine", "[first]\na\n[second]\nb\n")
+    text = str(caught.value)
+    assert "section [first] is not known; there are: system, user, passage, nothing_found; section [second]" in text
