@@ -87,7 +87,10 @@ def test_memory_is_read_from_the_status_of_a_process() -> None:
 
 def test_memory_of_this_process_holds_what_it_allocates() -> None:
     before = memory_of(os.getpid()).anonymous_bytes
-    with mmap.mmap(-1, 64 << 20) as pages:  # a heap might hand out what it kept of earlier tests, or give that back
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    with mmap.mmap(
+        -1, 64 << 20, flags=private
+    ) as pages:  # a heap might hand out what it kept of earlier tests, or give that back
         pages.write(b"x" * len(pages))
         assert memory_of(os.getpid()).anonymous_bytes - before > 32 << 20
 
