@@ -47,8 +47,9 @@ def broker(tmp_path: Path) -> str:  # type: ignore[misc]
 
 @pytest.mark.timeout(120)
 def test_sigterm_finishes_what_is_in_hand_and_repeats_nothing(broker: str, small_index: Path, tmp_path: Path) -> None:
-    with LlmServer(latency_ms=300) as llm:
-        settings = quick_settings("drain") | {"CARPOOL_LLM_MODEL": llm.model}
+    with LlmServer(latency_ms=500) as llm:
+        few_in_hand = {"CARPOOL_GENERATOR_INTAKE_RECORDS_MAX": "8"}  # so that some are left at the broker
+        settings = quick_settings("drain") | {"CARPOOL_LLM_MODEL": llm.model} | few_in_hand
         with Stack(
             bootstrap=broker, index_dir=small_index, work_dir=tmp_path, settings=settings, llm_url=llm.url
         ) as stack:
