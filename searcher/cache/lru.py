@@ -2,7 +2,7 @@
 
 Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966, compares it with
 what is best. Do not use it where a window touches as many bytes as the budget holds: it then keeps what came last rather than
-what comes again, and a popular cluster goes with the rest; nor where clusters differ much in cost, all of which it takes for equal.
+what comes again; nor where clusters differ much in cost, all of which it takes for equal.
 Cost: `touch`, `insert`, `remove` O(1); `victim` O(protected clusters that are older), 25 ns each.
 """
 
