@@ -13,6 +13,10 @@ from carpool.errors import ConfigError, CorruptionError
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "v0"
+FORMAT_V1 = "v1"
+CODECS = ("Flat",)
+FEATURES: tuple[str, ...] = ()
+"""What a manifest may require of its reader beyond its format."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -29,7 +33,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What an index is. Cluster ids mean something only together with `centroids_fingerprint`.
 
     `read_latency_us` has one entry for each cluster (a cold read of it on the machine of the build), or none where it was
-    not profiled. `files` names everything but the manifest itself.
+    not profiled. `files` names everything but the manifest itself. `generation` seals the segments, `documents_generation`
+    the documents. `requires` names what a reader must understand beyond the format: one that does not refuses the index.
+    Fields that it does not know, it ignores.
     """
 
     format: str
@@ -37,8 +43,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     dimension: Positive
     metric: Literal["inner_product"]
     nlist: Positive
-    codec: Literal["Flat"]
-    vector_dtype: Literal["float32"]
+    codec: str
+    vector_dtype: Literal["float32", "float16"]
     embedding_model: str
     embedding_model_name: str
     centroids_fingerprint: str
@@ -46,6 +52,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     nprobe_default: Positive
     read_latency_us: tuple[NonNegative, ...] = ()
     files: dict[str, FileEntry] = {}
+    page_bytes: NonNegative = 0
+    generation: NonNegative = 0
+    documents_generation: NonNegative = 0
+    segment_count: NonNegative = 0
+    requires: tuple[str, ...] = ()
 
     def problems(self) -> list[str]:
         """Returns what does not fit between the fields; empty when all is well."""
@@ -54,10 +65,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             found.append(f"nprobe_default {self.nprobe_default} is more than nlist {self.nlist}")
         if self.read_latency_us and len(self.read_latency_us) != self.nlist:
             found.append(f"read_latency_us has {len(self.read_latency_us)} entries for {self.nlist} clusters")
+        if max(self.generation, self.documents_generation) >= 1 << 64:
+            found.append("a generation has more than 64 bits")
+        if self.codec not in CODECS:
+            found.append(f"its codec is {self.codec!r}; this build reads {', '.join(CODECS)}")
+        if unknown := [name for name in self.requires if name not in FEATURES]:
+            found.append(f"it requires {', '.join(unknown)}, which this build does not know")
         return found
 
     def file(self, name: str) -> FileEntry:
-        """Returns the entry of a file that every v0 index has. Raises `ConfigError` when it is not listed."""
+        """Returns the entry of a file that every index has. Raises `ConfigError` when it is not listed."""
         entry = self.files.get(name)
         if entry is None:
             raise ConfigError(f"the manifest lists no {name}: this is not a whole {FORMAT} index; rebuild it")
@@ -76,9 +93,11 @@ class _FormatOnly(msgspec.Struct, frozen=True):
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Returns the bytes of the manifest's file: readable JSON with a checksum of its own, always the same for one value."""
-    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    head = f'{{"format":"{manifest.format}","crc32":{zlib.crc32(body)},"manifest":'
-    return head.encode() + body + b"}\n"
+    return _enclose(manifest.format, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+
+
+def _enclose(format_name: str, body: bytes) -> bytes:
+    return f'{{"format":"{format_name}","crc32":{zlib.crc32(body)},"manifest":'.encode() + body + b"}\n"
 
 
 def write_manifest(index_dir: Path, manifest: Manifest) -> None:
@@ -86,7 +105,7 @@ def write_manifest(index_dir: Path, manifest: Manifest) -> None:
     write_atomically(index_dir / MANIFEST_NAME, encode_manifest(manifest))
 
 
-def read_manifest(index_dir: Path) -> Manifest:
+def read_manifest(index_dir: Path, format_wanted: str = FORMAT) -> Manifest:
     """Returns the manifest of the index at `index_dir`.
 
     Raises `ConfigError` where there is no index or one of another format, and `CorruptionError` where the manifest is
@@ -103,17 +122,25 @@ def read_manifest(index_dir: Path) -> Manifest:
         found = msgspec.json.decode(content, type=_FormatOnly).format
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise _damaged(path, "it is not JSON with a format") from None
-    if found != FORMAT:
+    if found != format_wanted:
         raise ConfigError(
-            f"{path} has format {found!r}; this build reads {FORMAT!r}. Rebuild the index: carpool index build CORPUS --out DIR"
+            f"{path} has format {found!r}; this build reads {format_wanted!r}. Rebuild the index: carpool index build CORPUS "
+            "--out DIR"
         )
     try:
         envelope = msgspec.json.decode(content, type=_Envelope)
-        manifest = msgspec.json.decode(envelope.manifest, type=Manifest)
+        body = bytes(envelope.manifest)
+        # The bytes are checked, not the fields: a later build may have written fields that this one does not know.
+        if _enclose(found, body) != content or zlib.crc32(body) != envelope.crc32:
+            raise _damaged(path, "its checksum does not match")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _damaged(path, str(error)) from None
-    if encode_manifest(manifest) != content:
-        raise _damaged(path, "its checksum does not match")
+    try:
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} is undamaged, but this build cannot read it: {error}. Use the build that wrote it, or rebuild the index"
+        ) from None
     if problems := manifest.problems():
         raise ConfigError(f"{path}: {'; '.join(problems)}. Rebuild the index.")
     return manifest

@@ -103,6 +103,28 @@ class ClusterPages(NamedTuple):
     pieces: tuple[UInt8, ...]
 
 
+class ClusterRows(NamedTuple):
+    """The rows of a cluster as plain arrays: vectors (n, dim) float32, rows (n,) int64."""
+
+    cluster: int
+    vectors: npt.NDArray[np.float32]
+    rows: npt.NDArray[np.int64]
+
+
+def dense(cluster: ClusterPages) -> ClusterRows:
+    """Returns copies of a cluster's rows in their order, float32 whatever the pages hold. For tools and tests: it copies."""
+    layout, count = cluster.layout, cluster.row_count
+    vectors = np.empty((count, layout.dimension), dtype=np.float32)
+    rows = np.empty(count, dtype=np.int64)
+    pages = np.concatenate(cluster.pieces)
+    numbers = layout.row_numbers(pages)
+    for slot in range(layout.rows_per_page):
+        taken = layout.rows_at_slot(slot, count)
+        vectors[slot :: layout.rows_per_page] = layout.vectors(pages, slot)[:taken]
+        rows[slot :: layout.rows_per_page] = numbers[:taken, slot]
+    return ClusterRows(cluster.cluster, vectors, rows)
+
+
 def choose_layout(dimension: int, vector_dtype: VectorDtype) -> PageLayout:
     """Returns the smallest page that rows fill to 90 %, or the best one up to 64 KiB.
 

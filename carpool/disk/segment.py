@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from carpool.disk.files import read_checked, write_atomically
 from carpool.disk.manifest import Manifest
+from carpool.disk.pages import ClusterRows as ClusterRows
 from carpool.errors import CorruptionError
 
 if TYPE_CHECKING:
@@ -41,14 +42,6 @@ class ClusterExtent(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     row_count: int
     crc32: int
-
-
-class ClusterRows(NamedTuple):
-    """A decoded cluster; both arrays are read-only views into the buffer that was read, which must outlive them."""
-
-    cluster: int
-    vectors: npt.NDArray[np.float32]
-    rows: npt.NDArray[np.int64]
 
 
 def extent_size_bytes(row_count: int, dimension: int) -> int:

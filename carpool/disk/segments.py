@@ -1,0 +1,352 @@
+"""The segments: files of sealed pages, and the table that says where each cluster lies in them.
+
+A segment begins with a header of 4 KiB; its clusters' extents follow without gaps, each a whole number of pages. Where every
+extent lies follows from the row counts alone (`plan_extents`), so that a build that was killed goes on with the next segment
+and ends in the same bytes. A cluster never spans two segments.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from hashlib import sha256
+from io import BufferedWriter
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from carpool.disk.files import file_crc32, fsync_folder, read_checked, read_exactly, write_atomically
+from carpool.disk.manifest import FileEntry, Manifest
+from carpool.disk.pages import (
+    ROW_BITS,
+    ClusterPages,
+    PageLayout,
+    UInt8,
+    encode_pages,
+    first_damaged_page,
+    page_seed,
+)
+from carpool.errors import ConfigError, CorruptionError
+
+EXTENTS_NAME = "clusters.ext"
+HEADER_BYTES = 4096
+SEGMENT_BYTES_MAX = 1 << 30
+"""Default size of a segment; only a single cluster that is larger makes a larger one."""
+
+_MAGIC = b"CARPOOL\0"
+_HEADER = struct.Struct("<8sIIQIIIII")
+# magic, format, segment, generation, dimension, bytes a number, page_bytes, first cluster, cluster count
+_HEADER_FORMAT = 1
+_EXTENT = struct.Struct("<IIQII")  # cluster, segment, offset_bytes, row_count, page_count
+
+
+class ClusterExtent(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a cluster lies: read `size_bytes` (`page_count` pages) at `offset_bytes` of `segment`, multiples of 4096."""
+
+    cluster: int
+    segment: int
+    offset_bytes: int
+    size_bytes: int
+    page_count: int
+    row_count: int
+
+
+def segment_name(segment: int) -> str:
+    """Returns the file name of a segment, such as "clusters-000000.seg"."""
+    return f"clusters-{segment:06d}.seg"
+
+
+def generation_of(*parts: bytes) -> int:
+    """Returns 64 bits that stand for everything a build's bytes depend on: give it all of that, in `parts`.
+
+    Two builds may share a generation only if their files are the same bytes: it seeds every seal, and is all that tells an
+    older file from today's.
+    """
+    digest = sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return int.from_bytes(digest.digest()[:8], "little")
+
+
+def layout_of(manifest: Manifest) -> PageLayout:
+    """Returns how rows lie in the pages of an index. Raises `ConfigError` for pages that cannot be."""
+    try:
+        return PageLayout(
+            dimension=manifest.dimension, vector_dtype=manifest.vector_dtype, page_bytes=manifest.page_bytes
+        )
+    except ValueError as error:
+        raise ConfigError(f"the manifest is of no index that can be: {error}; rebuild the index") from error
+
+
+def plan_extents(
+    layout: PageLayout, row_counts: Sequence[int], *, segment_bytes_max: int = SEGMENT_BYTES_MAX
+) -> tuple[ClusterExtent, ...]:
+    """Returns where each cluster will lie, in the order of clusters: `row_counts[c]` rows for cluster c. Pure.
+
+    A segment is closed when the next cluster would make it larger than `segment_bytes_max`; one that is larger by itself
+    has a segment of its own.
+    """
+    extents = []
+    segment, end_bytes = 0, HEADER_BYTES
+    for cluster, row_count in enumerate(row_counts):
+        page_count = layout.page_count(row_count)
+        size_bytes = page_count * layout.page_bytes
+        if end_bytes > HEADER_BYTES and end_bytes + size_bytes > segment_bytes_max:
+            segment, end_bytes = segment + 1, HEADER_BYTES
+        extents.append(
+            ClusterExtent(
+                cluster=cluster,
+                segment=segment,
+                offset_bytes=end_bytes,
+                size_bytes=size_bytes,
+                page_count=page_count,
+                row_count=row_count,
+            )
+        )
+        end_bytes += size_bytes
+    return tuple(extents)
+
+
+class SegmentWriter:
+    """Writes the segments of an index, cluster after cluster, in as many lives as it takes.
+
+    A segment is written under a temporary name and gets its own when it is whole and durable. A new writer with the same
+    arguments finds those, and goes on with `next_cluster`. Memory: the cluster in hand. One thread.
+    """
+
+    def __init__(self, folder: Path, *, layout: PageLayout, generation: int, extents: Sequence[ClusterExtent]) -> None:
+        """Looks for segments that an earlier life finished; those of another build are written anew.
+
+        `extents`: as `plan_extents` returned them, at least one.
+        """
+        self._folder = folder
+        self._layout = layout
+        self._generation = generation
+        self._extents = tuple(extents)
+        self._file: BufferedWriter | None = None
+        self._crc32 = 0
+        self._crc32_of: dict[int, int] = {}
+        self.segment_count = self._extents[-1].segment + 1
+        finished = 0
+        while finished < self.segment_count and self._is_finished(finished):
+            finished += 1
+        self.next_cluster = sum(extent.segment < finished for extent in self._extents)
+
+    @property
+    def remaining(self) -> tuple[ClusterExtent, ...]:
+        """The clusters that are still to be appended, in order."""
+        return self._extents[self.next_cluster :]
+
+    def append(self, cluster: int, vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> ClusterExtent:
+        """Writes the next cluster and returns its extent; durable once its segment is finished. Blocks.
+
+        `vectors`: (n, dim) float32; `rows`: (n,) int64 in [0, 2**40); n as planned. Raises `ValueError` for another
+        cluster than `next_cluster`, or rows that are not the planned ones.
+        """
+        extent = self._extents[self.next_cluster] if self.next_cluster < len(self._extents) else None
+        if extent is None or extent.cluster != cluster or extent.row_count != len(vectors):
+            raise ValueError(f"cluster {cluster} with {len(vectors)} rows is not what was planned next: {extent}")
+        seed = page_seed(generation=self._generation, segment=extent.segment, cluster=cluster)
+        pages = encode_pages(self._layout, vectors, rows, seed=seed)
+        if self._file is None:
+            self._begin(extent.segment)
+        self._write(pages.tobytes())
+        self.next_cluster += 1
+        if not self.remaining or self.remaining[0].segment != extent.segment:
+            self._finish(extent.segment)
+        return extent
+
+    def close(self) -> dict[str, FileEntry]:
+        """Returns the entry of every segment, all durable. Reads those of earlier lives once for their checksums. Blocks.
+
+        Raises `ValueError` while clusters remain.
+        """
+        if self.remaining:
+            raise ValueError(f"{len(self.remaining)} clusters are not written yet, the first is {self.next_cluster}")
+        entries = {}
+        for segment in range(self.segment_count):
+            path = self._folder / segment_name(segment)
+            crc32 = self._crc32_of.get(segment)
+            entries[path.name] = FileEntry(
+                size_bytes=path.stat().st_size, crc32=file_crc32(path) if crc32 is None else crc32
+            )
+        return entries
+
+    def abandon(self) -> None:
+        """Closes the unfinished segment, if any; finished ones stay for the next life."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _is_finished(self, segment: int) -> bool:
+        path = self._folder / segment_name(segment)
+        try:
+            with path.open("rb") as file:
+                header = file.read(HEADER_BYTES)
+                size_bytes = os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            return False
+        return header == self._header(segment) and size_bytes == segment_size_bytes(self._extents, segment)
+
+    def _header(self, segment: int) -> bytes:
+        return encode_header(self._layout, self._extents, generation=self._generation, segment=segment)
+
+    def _begin(self, segment: int) -> None:
+        self._file = (self._folder / (segment_name(segment) + ".tmp")).open("wb")
+        self._crc32 = 0
+        self._write(self._header(segment))
+
+    def _write(self, content: bytes) -> None:
+        assert self._file is not None
+        self._file.write(content)
+        self._crc32 = zlib.crc32(content, self._crc32)
+
+    def _finish(self, segment: int) -> None:
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+        path = self._folder / segment_name(segment)
+        path.with_name(path.name + ".tmp").replace(path)
+        fsync_folder(self._folder)
+        self._crc32_of[segment] = self._crc32
+
+
+def segment_size_bytes(extents: Sequence[ClusterExtent], segment: int) -> int:
+    """Returns the size of a segment's file, header included."""
+    return HEADER_BYTES + sum(extent.size_bytes for extent in extents if extent.segment == segment)
+
+
+def encode_header(layout: PageLayout, extents: Sequence[ClusterExtent], *, generation: int, segment: int) -> bytes:
+    """Returns the first `HEADER_BYTES` of a segment: what it is, zeros, and a checksum over all of that."""
+    clusters = [extent.cluster for extent in extents if extent.segment == segment]
+    content = _HEADER.pack(
+        _MAGIC,
+        _HEADER_FORMAT,
+        segment,
+        generation,
+        layout.dimension,
+        layout.row_bytes // layout.dimension,
+        layout.page_bytes,
+        clusters[0],
+        len(clusters),
+    ).ljust(HEADER_BYTES - 8, b"\0")
+    return content + xxhash.xxh3_64_intdigest(content).to_bytes(8, "little")
+
+
+def check_header(
+    path: Path, layout: PageLayout, extents: Sequence[ClusterExtent], *, generation: int, segment: int
+) -> None:
+    """Raises `CorruptionError` unless the file at `path` begins as this segment of this build does. Reads 4 KiB, blocks."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        found = read_exactly(descriptor, HEADER_BYTES, 0, str(path))
+    finally:
+        os.close(descriptor)
+    if found == encode_header(layout, extents, generation=generation, segment=segment):
+        return
+    sealed = found[:8] == _MAGIC and xxhash.xxh3_64_digest(found[:-8])[::-1] == found[-8:]
+    why = (
+        "its header is whole, but of another build or another segment: files of two indexes were mixed"
+        if sealed
+        else "its header is damaged"
+    )
+    raise _wrong(path, 0, why)
+
+
+def read_cluster(
+    descriptor: int, extent: ClusterExtent, *, layout: PageLayout, generation: int, path: str
+) -> ClusterPages:
+    """Returns a verified cluster in one piece of memory of its own, read through the page cache. For tools; blocks.
+
+    `descriptor` is of the extent's segment, `path` names it in errors. Raises `CorruptionError`.
+    """
+    content = read_exactly(descriptor, extent.size_bytes, extent.offset_bytes, path)
+    pages: UInt8 = np.frombuffer(content, dtype=np.uint8).reshape(extent.page_count, layout.page_bytes)
+    verify_pages(pages, extent, generation=generation, path=path)
+    return ClusterPages(extent.cluster, layout, extent.row_count, (pages,))
+
+
+def verify_pages(pages: UInt8, extent: ClusterExtent, *, generation: int, path: str, first_page: int = 0) -> None:
+    """Raises `CorruptionError` naming file, cluster, page and byte unless every page is as it was written for `extent`.
+
+    `pages`: (n, page_bytes) uint8, contiguous, the pages of the extent from `first_page` on.
+    """
+    seed = page_seed(generation=generation, segment=extent.segment, cluster=extent.cluster)
+    damaged = first_damaged_page(pages, seed=seed, first_page=first_page)
+    if damaged is None:
+        return
+    page = first_page + damaged
+    offset_bytes = extent.offset_bytes + page * pages.shape[1]
+    raise CorruptionError(
+        f"{path}: page {page} of cluster {extent.cluster} at byte {offset_bytes} is damaged or not of this build (its "
+        "checksum does not match); the cluster is skipped, never scored. Run `carpool index verify`, then restore or rebuild "
+        "the index",
+        path=path,
+        offset_bytes=offset_bytes,
+    )
+
+
+def write_extents(index_dir: Path, extents: Sequence[ClusterExtent]) -> None:
+    """Writes the table of extents, in the order of the clusters. Atomic, durable."""
+    packed = (_EXTENT.pack(e.cluster, e.segment, e.offset_bytes, e.row_count, e.page_count) for e in extents)
+    write_atomically(index_dir / EXTENTS_NAME, b"".join(packed))
+
+
+def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ...]:
+    """Returns the extent of each cluster, indexed by cluster. Raises `CorruptionError` where the table is damaged or wrong."""
+    layout = layout_of(manifest)
+    entry = manifest.file(EXTENTS_NAME)
+    path = index_dir / EXTENTS_NAME
+    content = read_checked(path, size_bytes=entry.size_bytes, crc32=entry.crc32)
+    if len(content) != manifest.nlist * _EXTENT.size:
+        raise _wrong(path, len(content), f"it has {len(content)} bytes for {manifest.nlist} clusters")
+    extents = []
+    segment, end_bytes, row_count = 0, HEADER_BYTES, 0
+    for number, (cluster, of_segment, offset, rows, page_count) in enumerate(_EXTENT.iter_unpack(content)):
+        if of_segment == segment + 1 and number:
+            _check_segment(path, manifest, segment, end_bytes)
+            segment, end_bytes = of_segment, HEADER_BYTES
+        # Clusters lie one behind the other without gaps: anything else was not written by us.
+        if (cluster, of_segment, offset, page_count) != (number, segment, end_bytes, layout.page_count(rows)):
+            raise _wrong(path, number * _EXTENT.size, f"the entry of cluster {number} does not fit the ones before it")
+        size_bytes = page_count * layout.page_bytes
+        extents.append(
+            ClusterExtent(
+                cluster=cluster,
+                segment=segment,
+                offset_bytes=offset,
+                size_bytes=size_bytes,
+                page_count=page_count,
+                row_count=rows,
+            )
+        )
+        end_bytes += size_bytes
+        row_count += rows
+    _check_segment(path, manifest, segment, end_bytes)
+    if (row_count, segment + 1) != (manifest.row_count, manifest.segment_count) or row_count > 1 << ROW_BITS:
+        raise _wrong(
+            path,
+            0,
+            f"its clusters hold {row_count} rows in {segment + 1} segments, which is not what the manifest says",
+        )
+    return tuple(extents)
+
+
+def _check_segment(path: Path, manifest: Manifest, segment: int, size_bytes: int) -> None:
+    listed_bytes = manifest.file(segment_name(segment)).size_bytes
+    if listed_bytes != size_bytes:
+        why = f"it fills {segment_name(segment)} to {size_bytes} bytes, and the manifest lists {listed_bytes}"
+        raise _wrong(path, 0, why)
+
+
+def _wrong(path: Path, offset_bytes: int, why: str) -> CorruptionError:
+    return CorruptionError(
+        f"{path} is wrong: {why}; restore the index or rebuild it", path=str(path), offset_bytes=offset_bytes
+    )
