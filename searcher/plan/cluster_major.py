@@ -1,0 +1,337 @@
+"""Cluster-major search: each cluster is read once for all queries in hand that want it, and scored for them in one call.
+
+VectorLiteRAG's dispatcher (section 4.2.2: a query leaves when its own clusters are done, whoever else is waiting) over
+HedraRAG's sub-stages (section 4.2): between two sub-stages new queries join. A state machine; no time but `now_us`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from schemas.record import ClusterId
+from searcher.cache.policy import CachePolicy
+from searcher.plan.cluster_steps import (
+    Action,
+    Cancel,
+    Dropped,
+    Event,
+    Evict,
+    Finish,
+    Joined,
+    Promote,
+    Read,
+    ReadEnded,
+    ReadFailed,
+    Skip,
+    SpaceFreed,
+    Substage,
+    SubstageEnded,
+    Task,
+    Wanted,
+)
+from searcher.plan.demand import Demand
+from searcher.plan.residency import Residency
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterMajorLimits:
+    """What bounds the planner.
+
+    `read_ahead_bytes`: clusters being read or read and not scored yet, for queries in hand; one is always allowed.
+    `prefetch_bytes`: the same for clusters that only the horizon wants; 0 turns that off. `overtaken_max`: see `Demand`.
+    `overtake_us`: how long scoring waits for the cluster whose turn it is while others are there.
+    """
+
+    budget_bytes: int
+    read_ahead_bytes: int
+    prefetch_bytes: int
+    overtaken_max: int = 100
+    overtake_us: int = 50_000
+
+
+class ClusterMajorPlanner:
+    """Decides what to read, evict, score and hand out. `size_bytes`: of every cluster, none larger than the budget.
+
+    Which clusters are read and evicted depends on what joined, what was foreseen and what was scored, in their order, and
+    not on when reads end: room is reserved when something has been scored, and scoring goes in the order of the
+    reservations (but for reads that are slower than `overtake_us`). Costs O(queries in hand) a cluster.
+    """
+
+    def __init__(self, limits: ClusterMajorLimits, size_bytes: Mapping[ClusterId, int], policy: CachePolicy) -> None:
+        self._limits = limits
+        self._size_bytes = size_bytes
+        self._largest_bytes = max(size_bytes.values(), default=0)
+        assert self._largest_bytes <= limits.budget_bytes, "a cluster is larger than the whole budget"
+        self._policy = policy
+        self._demand = Demand(size_bytes, limits.overtaken_max)
+        self._memory = Residency(limits.budget_bytes, size_bytes, policy)
+        self._ready: dict[ClusterId, None] = {}  # resident and wanted, in the order to score them
+        self._coming: dict[ClusterId, None] = {}  # read for queries in hand, in the order to score them
+        self._scoring: tuple[Task, ...] = ()
+        self._horizon: Mapping[ClusterId, int] = {}
+        self._unread: dict[ClusterId, None] = {}  # of the horizon: not seen to yet, soonest first
+        self._ahead: dict[ClusterId, None] = {}  # read ahead, not wanted so far
+        self._cancelled: set[ClusterId] = set()
+        self._late: tuple[ClusterId, int] | None = None  # the head of `_coming`, and since when others wait for it
+
+    def __len__(self) -> int:
+        """Returns the queries in hand."""
+        return len(self._demand)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the clusters that are resident, being read, or stuck."""
+        return self._memory.used_bytes
+
+    @property
+    def reading_bytes(self) -> int:
+        """Bytes of the reads in flight."""
+        return self._memory.reading_bytes
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes read ahead, or being read ahead, that nobody has asked for so far."""
+        return self._sum_bytes(self._ahead)
+
+    def is_resident(self, cluster: ClusterId) -> bool:
+        """Whether `cluster` is in memory, whole."""
+        return self._memory.is_resident(cluster)
+
+    def step(self, event: Event) -> tuple[Action, ...]:
+        """Takes in what happened; returns what to do now, in this order."""
+        actions: list[Action] = []
+        match event:
+            case Joined():
+                if event.horizon is not None:
+                    self._foresee(event.horizon)
+                for wanted in event.queries:
+                    self._join(wanted, actions)
+            case Dropped():
+                self._drop(event.query)
+            case ReadEnded():
+                self._end_read(event.cluster)
+            case ReadFailed():
+                self._fail_read(event, actions)
+            case SpaceFreed():
+                self._memory.freed(event.cluster)
+            case SubstageEnded():
+                self._end_substage(actions)
+        self._read(actions)
+        return tuple(actions)
+
+    def next_substage(self, budget_us: int, cost_us: Callable[[ClusterId, int], int], now_us: int) -> Substage | None:
+        """Returns what to score next: clusters in memory, in order, until `budget_us` is spent; at least one if there is one.
+
+        `cost_us(cluster, queries)` estimates a scoring. None: nothing is there, ask again after the next event or at
+        `wake_us`. The one before must have ended.
+        """
+        assert not self._scoring, "the sub-stage before has not ended"
+        chosen: list[ClusterId] = []
+        spent_us = 0
+        for cluster in (*self._ready, *self._arrived_in_turn(now_us)):
+            spent_us += cost_us(cluster, len(self._demand.wanting(cluster)))
+            if chosen and spent_us > budget_us:
+                break
+            chosen.append(cluster)
+        for cluster in chosen:
+            self._ready.pop(cluster, None)
+            self._coming.pop(cluster, None)
+        self._scoring = tuple(Task(cluster=cluster, queries=self._demand.wanting(cluster)) for cluster in chosen)
+        return Substage(tasks=self._scoring) if chosen else None
+
+    def wake_us(self) -> int | None:
+        """Returns when `next_substage` may find something without another event, None when it cannot."""
+        return None if self._late is None else self._late[1] + self._limits.overtake_us
+
+    # ---- queries
+
+    def _join(self, wanted: Wanted, actions: list[Action]) -> None:
+        self._demand.add(wanted.query, wanted.clusters, wanted.deadline_us)
+        in_scoring = {task.cluster for task in self._scoring}
+        for cluster in wanted.clusters:
+            self._policy.touch(cluster)
+            self._unread.pop(cluster, None)
+            if cluster in self._ahead:
+                # Whether or not it has arrived: the order must not depend on that.
+                del self._ahead[cluster]
+                self._line_up(cluster, self._coming)
+                if self._memory.is_reading(cluster):
+                    actions.append(Promote(cluster=cluster))
+            elif cluster in self._ready or cluster in self._coming or cluster in in_scoring:
+                self._demand.fetched(cluster)
+            elif self._memory.is_resident(cluster):
+                self._line_up(cluster, self._ready)
+            elif self._memory.is_reading(cluster) and cluster not in self._cancelled:
+                self._line_up(cluster, self._coming)
+
+    def _line_up(self, cluster: ClusterId, line: dict[ClusterId, None]) -> None:
+        line[cluster] = None
+        self._memory.hold(cluster)
+        self._demand.fetched(cluster)
+
+    def _drop(self, query: int) -> None:
+        if query not in self._demand:
+            return
+        in_scoring = {task.cluster for task in self._scoring}
+        for cluster in self._demand.remove(query):
+            self._ready.pop(cluster, None)
+            self._coming.pop(cluster, None)
+            if cluster not in in_scoring:
+                self._memory.let_go(cluster)
+
+    def _foresee(self, horizon: Mapping[ClusterId, int]) -> None:
+        known = {
+            cluster: windows for cluster, windows in horizon.items() if cluster in self._size_bytes and windows > 0
+        }
+        self._policy.foresee(known)
+        self._horizon = known
+        self._unread = dict.fromkeys(sorted(known, key=lambda cluster: (known[cluster], cluster)))
+
+    # ---- what was scored
+
+    def _end_substage(self, actions: list[Action]) -> None:
+        tasks, self._scoring = self._scoring, ()
+        assert tasks, "no sub-stage was given out"
+        for position, task in enumerate(tasks):
+            # The rest of the sub-stage counts as not scored yet, so that what is read does not depend on how clusters
+            # were put together in sub-stages.
+            self._scoring = tasks[position + 1 :]
+            for done in self._demand.scored(task.cluster, task.queries):
+                actions.append(Finish(query=done.query, skipped=done.skipped))
+            if self._demand.wanting(task.cluster):
+                self._ready[task.cluster] = None  # somebody joined while it was being scored
+            else:
+                self._memory.let_go(task.cluster)
+            self._read(actions)
+
+    def _arrived_in_turn(self, now_us: int) -> tuple[ClusterId, ...]:
+        """The clusters that were read for queries in hand and whose turn it is; see `overtake_us`."""
+        head = next(iter(self._coming), None)
+        if head is None or self._memory.is_resident(head):
+            self._late = None
+        else:
+            arrived = tuple(cluster for cluster in self._coming if self._memory.is_resident(cluster))
+            if not arrived:
+                self._late = None
+            elif self._late is None or self._late[0] != head:
+                self._late = (head, now_us)
+            is_too_late = self._late is not None and now_us >= self._late[1] + self._limits.overtake_us
+            return arrived if is_too_late else ()
+        in_turn = []
+        for cluster in self._coming:
+            if not self._memory.is_resident(cluster):
+                break
+            in_turn.append(cluster)
+        return tuple(in_turn)
+
+    # ---- reads
+
+    def _read(self, actions: list[Action]) -> None:
+        """Reserves room and reads: first what queries in hand want, then what the horizon wants."""
+        while (choice := self._demand.next_cluster()) is not None:
+            cluster, query = choice
+            if (
+                self._coming
+                and self._sum_bytes(self._coming) + self._size_bytes[cluster] > self._limits.read_ahead_bytes
+            ):
+                return
+            if self._memory.is_reading(cluster):  # cancelled, and its end not told yet
+                return
+            victims = self._memory.reserve(cluster)
+            if victims is None:
+                if self._is_starved():
+                    self._skip(cluster, actions)
+                    continue
+                self._cancel_unwanted(actions)
+                return
+            self._forget(victims, actions)
+            self._line_up(cluster, self._coming)
+            actions.append(Read(cluster=cluster, query=query))
+        self._read_ahead(actions)
+
+    def _read_ahead(self, actions: list[Action]) -> None:
+        """Reads what the next windows want, soonest first; the largest cluster still fits beside it.
+
+        So a demand waits neither for bytes nor, since the store puts demand first, for the disk behind a wrong guess.
+        """
+        for cluster in tuple(self._unread):
+            if self._memory.is_resident(cluster) or self._memory.is_reading(cluster):
+                del self._unread[cluster]
+                continue
+            if self.ahead_bytes + self._size_bytes[cluster] > self._limits.prefetch_bytes:
+                return
+            victims = self._memory.reserve_ahead(
+                cluster,
+                spare_bytes=self._largest_bytes,
+                may_go=partial(self._is_wanted_later, self._horizon[cluster]),
+            )
+            if victims is None:
+                return
+            self._forget(victims, actions)
+            del self._unread[cluster]
+            self._ahead[cluster] = None
+            actions.append(Read(cluster=cluster, query=None))
+
+    def _is_wanted_later(self, windows: int, victim: ClusterId) -> bool:
+        return self._horizon.get(victim, math.inf) > windows
+
+    def _is_starved(self) -> bool:
+        """Whether nothing will ever make room: all that is in the way are reads that do not come back."""
+        return not self._memory.held() and not self._memory.unheld_reads()
+
+    def _forget(self, victims: tuple[ClusterId, ...], actions: list[Action]) -> None:
+        for victim in victims:
+            self._ahead.pop(victim, None)
+            actions.append(Evict(cluster=victim))
+
+    def _cancel_unwanted(self, actions: list[Action]) -> None:
+        """A demand finds no room: what is being read for nobody in hand is cancelled."""
+        for cluster in self._memory.unheld_reads():
+            if cluster not in self._cancelled:
+                self._cancelled.add(cluster)
+                self._ahead.pop(cluster, None)
+                actions.append(Cancel(cluster=cluster))
+
+    def _end_read(self, cluster: ClusterId) -> None:
+        self._cancelled.discard(cluster)
+        self._memory.arrived(cluster)
+        if cluster not in self._coming and self._demand.wanting(cluster):
+            self._line_up(cluster, self._ready)  # it was cancelled, wanted again, and came all the same
+
+    def _fail_read(self, event: ReadFailed, actions: list[Action]) -> None:
+        cluster = event.cluster
+        self._cancelled.discard(cluster)
+        self._ahead.pop(cluster, None)
+        self._memory.failed(cluster, is_stuck=event.is_stuck)
+        self._coming.pop(cluster, None)
+        if not self._demand.wanting(cluster):
+            return
+        if event.is_cancelled:
+            self._demand.unfetched(cluster)
+        else:
+            self._skip(cluster, actions)
+
+    def _skip(self, cluster: ClusterId, actions: list[Action]) -> None:
+        actions.append(Skip(cluster=cluster, queries=self._demand.wanting(cluster)))
+        actions.extend(Finish(query=done.query, skipped=done.skipped) for done in self._demand.skipped(cluster))
+
+    def _sum_bytes(self, clusters: Mapping[ClusterId, None]) -> int:
+        return sum(self._size_bytes[cluster] for cluster in clusters)
+
+    # ---- the books
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where the books do not agree with each other."""
+        self._demand.check_integrity()
+        self._memory.check_integrity()
+        scoring = {task.cluster for task in self._scoring}
+        assert not self._ready.keys() & self._coming.keys()
+        assert not scoring & (self._ready.keys() | self._coming.keys())
+        assert all(self._memory.is_resident(cluster) for cluster in (*self._ready, *scoring))
+        assert all(self._memory.is_resident(c) or self._memory.is_reading(c) for c in self._coming)
+        assert all(self._demand.wanting(cluster) for cluster in (*self._ready, *self._coming))
+        assert self._memory.held() == self._ready.keys() | self._coming.keys() | scoring
+        assert not self._ahead.keys() & self._memory.held()
