@@ -20,7 +20,8 @@ from searcher.cache.edgerag import EdgeRag
 from searcher.cache.lru import Lru
 from searcher.cache.policy import CachePolicy
 from searcher.events import EventLog
-from searcher.execution import Executor, QueryByQuery
+from searcher.execution.executor import Executor
+from searcher.execution.query_by_query import QueryByQuery
 from searcher.plan.reads import ReadLimits
 from searcher.scoring import Scorer
 from searcher.settings import SearcherSettings

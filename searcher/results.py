@@ -17,7 +17,7 @@ from schemas.group import Group, GroupedQuery
 from schemas.record import ClusterId
 from schemas.retrieval import Hit, Retrieval
 from schemas.topics import ANSWERS, RETRIEVALS
-from searcher.execution import Found
+from searcher.execution.executor import Found
 
 _log = structlog.get_logger(__name__)
 

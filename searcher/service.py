@@ -1,14 +1,16 @@
-"""The searcher as a stage: takes groups, searches them on a thread of its own, hands over one result a query.
+"""The searcher as a stage: takes groups, lets an executor search them, hands over one result a query.
 
-The polling thread only moves units in and out of a queue. The search thread opens the index, then searches group by
-group; each query leaves as soon as it is done.
+Three threads. The polling thread turns groups into searches and back into acknowledged parts. The search thread opens the
+index and runs the executor. The answer thread fetches passages and encodes, so that neither disk nor scoring waits for
+that. A query leaves as soon as its own clusters are done.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import structlog
@@ -20,11 +22,9 @@ from carpool.errors import CarpoolError, DeploymentError
 from carpool.kafka.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.group import Group
-from schemas.record import ClusterId
 from searcher.events import EventLog, NoEvents
-from searcher.execution import Found, Search
+from searcher.execution.executor import Found, Search, SearchGroup
 from searcher.opening import Opened, OpenReader, open_searcher
-from searcher.plan.upcoming import next_query
 from searcher.results import Outcome, expire, finish
 from searcher.scoring import Scorer, score_cluster
 from searcher.settings import SearcherSettings
@@ -58,6 +58,14 @@ def build_stage(
     return SearcherStage(settings, open_parts, metrics, clock)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A query of a group in hand."""
+
+    unit: Unit[Group]
+    part: int
+
+
 class SearcherStage:
     """Implements `Stage[Group]`. See `carpool.kafka.stage` for what each method promises."""
 
@@ -68,157 +76,197 @@ class SearcherStage:
         self._open_parts = open_parts
         self._metrics = metrics
         self._clock = clock
-        self._changed = threading.Condition()
-        self._waiting: deque[Unit[Group]] = deque()
-        self._current: Unit[Group] | None = None
-        self._is_current_revoked = False
+        self._lock = threading.Lock()
+        self._parts: dict[int, _Part] = {}  # by the key of the search; gone when its result is handed over
+        self._keys: dict[int, set[int]] = {}  # of each unit in hand, those that are not handed over
+        self._in_hand_bytes = 0
+        self._next_key = 0
         self._opened: Opened | None = None
         self._missing = "the index is being opened"
         self._is_closing = False
-        self._thread: threading.Thread | None = None
+        self._found: queue.SimpleQueue[tuple[Search, Found | None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
         self._sink: Sink | None = None
 
     # ---- the polling thread
 
     def start(self, sink: Sink) -> None:
-        """Starts the search thread, which opens the index."""
+        """Starts the search thread, which opens the index, and the answer thread."""
         self._sink = sink
-        self._thread = threading.Thread(target=self._run, args=(sink,), name="search", daemon=True)
-        self._thread.start()
+        for name, run in (("search", self._search), ("answers", self._answer)):
+            thread = threading.Thread(target=self._guard, args=(run, sink), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def credit(self) -> Credit:
         """Returns room for groups; none until the index is open."""
-        with self._changed:
-            if self._missing:
+        with self._lock:
+            if self._missing or len(self._parts) >= self._settings.queries_in_hand_max:
                 return Credit(records=0, size_bytes=0)
-            held = [*self._waiting] + ([self._current] if self._current else [])
-            held_bytes = sum(unit.message.size_bytes for unit in held)
             return Credit(
-                records=max(0, self._settings.groups_in_hand_max - len(held)),
-                size_bytes=max(0, self._settings.intake_bytes_max - held_bytes),
+                records=max(0, self._settings.groups_in_hand_max - len(self._keys)),
+                size_bytes=max(0, self._settings.intake_bytes_max - self._in_hand_bytes),
             )
 
     def offer(self, unit: Unit[Group], now_us: int) -> None:
-        """Takes a group."""
-        with self._changed:
-            self._waiting.append(unit)
-            self._changed.notify_all()
-            if len(self._waiting) == 1:
-                self._tell_next()
+        """Takes a group. One that was planned on another index ends the service: see `_check_fits`."""
+        assert self._opened is not None and self._sink is not None, "a group was offered without credit"
+        try:
+            self._check_fits(unit.record, self._opened)
+        except DeploymentError as error:
+            self._fail(error, self._sink)
+            return
+        group = unit.record
+        with self._lock:
+            searches = tuple(self._take(unit, part) for part in _owed(unit))
+            self._keys[unit.id] = {search.key for search in searches}
+            self._in_hand_bytes += unit.message.size_bytes
+        self._opened.executor.join(
+            SearchGroup(
+                searches=searches,
+                window=(group.grouper, group.window_id),
+                next_query=group.next.clusters if group.next is not None else (),
+                horizon={entry.cluster: entry.windows for entry in group.horizon},
+            )
+        )
 
     def tick(self, now_us: int, waiting: int) -> int | None:
-        """Has nothing to close and nothing to expire: deadlines are looked at when a query's turn comes."""
+        """Has nothing to close and nothing to expire: the executor looks at deadlines."""
         return None
 
     def revoke(self, unit_ids: frozenset[int]) -> None:
-        """Forgets groups; the one being searched ends after the query that it is at, whose result is not handed over."""
-        with self._changed:
-            self._waiting = deque(unit for unit in self._waiting if unit.id not in unit_ids)
-            if self._current is not None and self._current.id in unit_ids:
-                self._is_current_revoked = True
-            self._tell_next()
+        """Forgets groups; a query that is at this moment being handed over is discarded by the loop."""
+        with self._lock:
+            keys = [key for unit_id in unit_ids for key in self._keys.get(unit_id, ())]
+            for key in keys:
+                self._let_go(key)
+            opened = self._opened
+        if opened is not None:
+            opened.executor.drop(keys)
 
     def drain(self, until_us: int) -> None:
         """Needs nothing: what is in hand is searched anyway, and nothing waits for more to come."""
 
     def not_ready(self) -> Sequence[str]:
         """Returns what keeps the searcher from working."""
-        with self._changed:
+        with self._lock:
             return (self._missing,) if self._missing else ()
 
     def close(self) -> None:
         """Ends the threads and closes the index; a query in hand is dropped. Blocks for up to a second."""
-        with self._changed:
+        with self._lock:
             self._is_closing = True
             self._missing = "the searcher is closing"
-            self._changed.notify_all()
             opened, self._opened = self._opened, None
         if opened is not None:
-            opened.cache.stop()
-        if self._thread is not None:
-            self._thread.join(timeout=0.5)
-        if opened is not None and not (self._thread and self._thread.is_alive()):
+            opened.executor.stop()
+        self._found.put(None)
+        for thread in self._threads:
+            thread.join(timeout=0.5)
+        if opened is not None and not any(thread.is_alive() for thread in self._threads):
             opened.close()
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where the books of the cache are wrong; for tests and idle moments."""
-        with self._changed:
-            if self._opened is not None:
-                self._opened.cache.check_integrity()
+        """Raises `AssertionError` where books are wrong; for tests and idle moments."""
+        with self._lock:
+            assert self._parts.keys() == {key for keys in self._keys.values() for key in keys}
+            assert self._in_hand_bytes >= 0 and all(self._keys.values())
+            opened = self._opened
+        if opened is not None:
+            opened.executor.check_integrity()
 
-    # ---- what comes next
+    # ---- the books of what is in hand; the lock is held
 
-    def _next_query(self) -> tuple[ClusterId, ...]:
-        with self._changed:
-            head = self._waiting[0] if self._waiting else None
-            in_hand = next((head.record.queries[part].clusters for part in _owed(head)), None) if head else None
-            current = self._current.record.next if self._current is not None else None
-            return next_query(in_hand, current.clusters if current is not None else ())
+    def _take(self, unit: Unit[Group], part: int) -> Search:
+        grouped = unit.record.queries[part]
+        key, self._next_key = self._next_key, self._next_key + 1
+        self._parts[key] = _Part(unit, part)
+        return Search(
+            key=key,
+            vector=np.frombuffer(grouped.vector, dtype="<f4"),
+            clusters=tuple(dict.fromkeys(grouped.clusters)),
+            top_k=grouped.query.top_k or self._settings.top_k_default,
+            deadline_us=grouped.deadline_us,
+        )
 
-    def _tell_next(self) -> None:
-        # Without a current group the next one begins at once: to read ahead for it would only be late.
-        if self._opened is not None and self._current is not None:
-            self._opened.cache.next_changed(self._next_query())
+    def _let_go(self, key: int) -> _Part | None:
+        held = self._parts.pop(key, None)
+        if held is not None:
+            keys = self._keys[held.unit.id]
+            keys.remove(key)
+            if not keys:
+                del self._keys[held.unit.id]
+                self._in_hand_bytes -= held.unit.message.size_bytes
+        return held
 
-    # ---- the search thread
+    # ---- the other threads
 
-    def _run(self, sink: Sink) -> None:
+    def _guard(self, run: Callable[[Sink], None], sink: Sink) -> None:
         try:
-            # One BLAS thread: a second one spins when a reader thread needs its core.
-            with threadpool_limits(limits=1, user_api="blas"):
-                opened = self._open()
-                while opened is not None and (unit := self._take()) is not None:
-                    self._search(unit, opened, sink)
+            run(sink)
         except CarpoolError as error:
             self._fail(error, sink)
         except Exception as error:
-            _log.exception("search broke")
+            _log.exception("a thread of the searcher broke")
             self._fail(
-                CarpoolError(f"the search thread broke: {error!r}; this is a fault of Carpool, please report it"), sink
+                CarpoolError(
+                    f"the {threading.current_thread().name} thread of the searcher broke: {error!r}; this is a fault of "
+                    "Carpool, please report it"
+                ),
+                sink,
             )
 
     def _fail(self, error: CarpoolError, sink: Sink) -> None:
-        with self._changed:
+        with self._lock:
             self._missing = str(error)
         sink.fail(error)
 
+    def _search(self, sink: Sink) -> None:
+        # One BLAS thread each: more of them spin when a core is taken.
+        with threadpool_limits(limits=1, user_api="blas"):
+            opened = self._open()
+            if opened is not None:
+                opened.executor.run(lambda search, found: self._found.put((search, found)))
+
     def _open(self) -> Opened | None:
         opened = self._open_parts()
-        with self._changed:
+        with self._lock:
             if not self._is_closing:
                 self._opened, self._missing = opened, ""
                 return opened
         opened.close()
         return None
 
-    def _take(self) -> Unit[Group] | None:
-        with self._changed:
-            self._current, self._is_current_revoked = None, False
-            while not self._waiting and not self._is_closing:
-                self._changed.wait()
-            if self._is_closing:
-                return None
-            self._current = self._waiting.popleft()
-            return self._current
+    def _answer(self, sink: Sink) -> None:
+        while (item := self._found.get()) is not None:
+            search, found = item
+            with self._lock:
+                held, opened = self._parts.get(search.key), self._opened
+            if held is None or opened is None:
+                continue  # revoked, or closing
+            outcome = self._outcome(held, found, opened)
+            with self._lock:
+                is_wanted = self._let_go(search.key) is not None
+            if is_wanted:
+                self._hand_over(held, outcome, sink)
 
-    def _search(self, unit: Unit[Group], opened: Opened, sink: Sink) -> None:
-        group = unit.record
-        self._check_fits(group, opened)
-        searches = tuple(
-            Search(
-                part=part,
-                vector=np.frombuffer(group.queries[part].vector, dtype="<f4"),
-                clusters=tuple(dict.fromkeys(group.queries[part].clusters)),
-                top_k=group.queries[part].query.top_k or self._settings.top_k_default,
-            )
-            for part in _owed(unit)
+    def _outcome(self, held: _Part, found: Found | None, opened: Opened) -> Outcome:
+        grouped = held.unit.record.queries[held.part]
+        now_us = self._clock.now_us()
+        if found is None or (grouped.deadline_us is not None and now_us >= grouped.deadline_us):
+            return expire(grouped, now_us)
+        published_us = _published_us(held.unit)
+        return finish(
+            held.unit.record, held.part, found, opened.documents, published_us=published_us, clock=self._clock
         )
-        opened.executor.run(
-            searches,
-            next_query=self._next_query,
-            is_wanted=lambda search: self._is_wanted(unit, search.part, sink),
-            finish=lambda search, found: self._finish(unit, search.part, found, opened, sink),
-        )
+
+    def _hand_over(self, held: _Part, outcome: Outcome, sink: Sink) -> None:
+        if outcome.answered is not None:
+            self._metrics.answers.labels(stage="searcher", status=outcome.answered).inc()
+        else:
+            for stage in ("queue_search", "load", "search", "passages"):
+                self._metrics.stage_seconds.labels(stage=stage).observe(outcome.timings_us[stage] / 1_000_000)
+        sink.done(Done(parts=((held.unit.id, held.part),), outputs=(outcome.output,)))
 
     def _check_fits(self, group: Group, opened: Opened) -> None:
         """Raises `DeploymentError` where the group was planned on another index: its cluster ids would mean nothing."""
@@ -245,34 +293,6 @@ class SearcherStage:
                     f"query {grouped.query.query_id} probes a cluster that is not among the {manifest.nlist} of this index. The "
                     "grouper is not of this version; deploy matching ones"
                 )
-
-    def _is_wanted(self, unit: Unit[Group], part: int, sink: Sink) -> bool:
-        """Whether a result is still of use; what has expired is answered so here."""
-        with self._changed:
-            if self._is_closing or self._is_current_revoked:
-                return False
-        grouped = unit.record.queries[part]
-        now_us = self._clock.now_us()
-        if grouped.deadline_us is None or now_us < grouped.deadline_us:
-            return True
-        self._hand_over(unit, part, expire(grouped, now_us), sink)
-        return False
-
-    def _finish(self, unit: Unit[Group], part: int, found: Found, opened: Opened, sink: Sink) -> None:
-        published_us = _published_us(unit)
-        outcome = finish(unit.record, part, found, opened.documents, published_us=published_us, clock=self._clock)
-        self._hand_over(unit, part, outcome, sink)
-
-    def _hand_over(self, unit: Unit[Group], part: int, outcome: Outcome, sink: Sink) -> None:
-        with self._changed:
-            if self._is_current_revoked:
-                return
-        if outcome.answered is not None:
-            self._metrics.answers.labels(stage="searcher", status=outcome.answered).inc()
-        else:
-            for stage in ("queue_search", "load", "search", "passages"):
-                self._metrics.stage_seconds.labels(stage=stage).observe(outcome.timings_us[stage] / 1_000_000)
-        sink.done(Done(parts=((unit.id, part),), outputs=(outcome.output,)))
 
 
 def _owed(unit: Unit[Group]) -> tuple[int, ...]:

@@ -80,15 +80,23 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "prompts grow.",
         ),
     ] = 5
+    queries_in_hand_max: Annotated[
+        int,
+        msgspec.Meta(
+            ge=1,
+            le=65_536,
+            description="Queries searched together: all that wait, up to this many, share each cluster that is read. Too "
+            "low: clusters are read again for those that had to wait. Too high: a restart repeats more, and lag hides in memory.",
+        ),
+    ] = 256
     groups_in_hand_max: Annotated[
         int,
         msgspec.Meta(
             ge=1,
-            le=1024,
-            description="Groups taken from the topic and not finished. Too low: the next group is not known when this one is "
-            "searched, so only advice is read ahead. Too high: a restart repeats more, and lag hides in memory.",
+            le=65_536,
+            description="Groups taken from the topic and not finished; see queries_in_hand_max.",
         ),
-    ] = 4
+    ] = 256
     intake_bytes_max: Annotated[
         int,
         msgspec.Meta(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,8 @@ def main(index_dir: str, budget_bytes: int) -> None:
     settings = SearcherSettings(budget_bytes=budget_bytes)
     stage = build_stage(settings, IndexSettings(dir=index_dir), metrics, SystemClock(), events=peak)
     stage.start(sink)
+    while stage.not_ready():
+        time.sleep(0.01)
     rng = random.Random(5)
     vector = np.ones(manifest.dimension, dtype=np.float32)
     count = 0
