@@ -1,0 +1,156 @@
+"""Whole small indexes on disk, made by the real writers, and everything that reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, write_centroids
+from carpool.disk.documents1 import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentWriter
+from carpool.disk.files import file_crc32
+from carpool.disk.index1 import OpenIndex, index_files, open_index
+from carpool.disk.manifest import FORMAT_V1, FileEntry, Manifest, write_manifest
+from carpool.disk.pages import ClusterRows, PageLayout, VectorDtype, dense
+from carpool.disk.segments import (
+    EXTENTS_NAME,
+    SegmentWriter,
+    generation_of,
+    plan_extents,
+    read_cluster,
+    write_extents,
+)
+
+Float32 = npt.NDArray[np.float32]
+ROW_COUNTS = (3, 0, 100, 16, 16, 40, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What an index holds. vectors: (n, dim); clusters: the rows of each; centroids: (nlist, dim)."""
+
+    vectors: Float32
+    clusters: tuple[npt.NDArray[np.int64], ...]
+    centroids: Float32
+    documents: tuple[Document, ...]
+
+
+def normalised(rows: npt.NDArray[np.floating]) -> Float32:
+    """Rows of length one, float32."""
+    scaled: Float32 = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return scaled
+
+
+def make_content(
+    *, corpus: int = 1, seed: int = 1, row_counts: Sequence[int] = ROW_COUNTS, dimension: int = 60
+) -> Content:
+    """Content that is new with `corpus`, and clustered anew with `seed`; its sizes depend on neither.
+
+    So files of two builds have the same lengths: nothing but their content tells them apart.
+    """
+    row_count = sum(row_counts)
+    text = np.random.default_rng([corpus, 0])
+    vectors = normalised(np.random.default_rng([corpus, 1]).standard_normal((row_count, dimension)))
+    numbers = np.random.default_rng([corpus, 2, seed])
+    order = numbers.permutation(row_count)
+    clusters = tuple(np.sort(part) for part in np.split(order, np.cumsum(row_counts)[:-1]))
+    documents = tuple(
+        Document(
+            f"doc-{corpus}-{row:03d}",
+            "" if row % 3 else f"Title {row:03d}",
+            "".join(chr(97 + int(letter)) for letter in text.integers(0, 26, 20 + row % 40)),
+        )
+        for row in range(row_count)
+    )
+    return Content(
+        vectors=vectors,
+        clusters=clusters,
+        centroids=normalised(numbers.standard_normal((len(row_counts), dimension))),
+        documents=documents,
+    )
+
+
+def write_index(
+    folder: Path,
+    content: Content,
+    *,
+    vector_dtype: VectorDtype = "float32",
+    page_bytes: int = 4096,
+    segment_bytes_max: int = 24 << 10,
+) -> Manifest:
+    """Writes a whole index of `content`: by default three segments or more, pages that are not full, an empty cluster."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dimension = content.vectors.shape[1]
+    layout = PageLayout(dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes)
+    extents = plan_extents(layout, [len(rows) for rows in content.clusters], segment_bytes_max=segment_bytes_max)
+    generation = generation_of(
+        repr(layout).encode(),
+        content.centroids.tobytes(),
+        content.vectors.tobytes(),
+        *(c.tobytes() for c in content.clusters),
+    )
+    writer = SegmentWriter(folder, layout=layout, generation=generation, extents=extents)
+    for extent in writer.remaining:
+        rows = content.clusters[extent.cluster]
+        writer.append(extent.cluster, content.vectors[rows], rows)
+    segments = writer.close()
+    write_extents(folder, extents)
+    write_centroids(folder, content.centroids)
+    documents_generation = generation_of(repr(content.documents).encode())
+    documents = DocumentWriter(folder, documents_generation)
+    for document in content.documents:
+        documents.append(document)
+    documents.close()
+    small = (CENTROIDS_NAME, EXTENTS_NAME, DOCUMENTS_NAME, OFFSETS_NAME)
+    files = {n: FileEntry(size_bytes=(folder / n).stat().st_size, crc32=file_crc32(folder / n)) for n in small}
+    manifest = Manifest(
+        format=FORMAT_V1,
+        index_version=f"v-{generation:016x}",
+        dimension=dimension,
+        metric="inner_product",
+        nlist=len(content.clusters),
+        codec="Flat",
+        vector_dtype=vector_dtype,
+        page_bytes=page_bytes,
+        generation=generation,
+        documents_generation=documents_generation,
+        segment_count=len(segments),
+        embedding_model="model-fingerprint",
+        embedding_model_name="made-up",
+        centroids_fingerprint=centroids_fingerprint(content.centroids),
+        row_count=len(content.vectors),
+        nprobe_default=2,
+        read_latency_us=tuple(range(1, len(content.clusters) + 1)),
+        files={**files, **segments},
+    )
+    assert set(manifest.files) == set(index_files(manifest.segment_count))
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def read_one(index: OpenIndex, cluster: int) -> ClusterRows:
+    """Reads and verifies one cluster of an index."""
+    extent = index.extents[cluster]
+    path = index.segment_paths[extent.segment]
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        pages = read_cluster(
+            descriptor, extent, layout=index.layout, generation=index.manifest.generation, path=str(path)
+        )
+    finally:
+        os.close(descriptor)
+    return dense(pages)
+
+
+def read_everything(folder: Path) -> tuple[list[ClusterRows], list[Document]]:
+    """Opens an index and reads every cluster and every document, as services do."""
+    index = open_index(folder)
+    try:
+        clusters = [read_one(index, cluster) for cluster in range(index.manifest.nlist)]
+        return clusters, index.documents.get(range(index.manifest.row_count))
+    finally:
+        index.close()

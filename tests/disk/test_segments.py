@@ -1,0 +1,277 @@
+"""Segments: planned from row counts alone, written in several lives to the same bytes, refused when they do not belong."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.disk.files import file_crc32
+from carpool.disk.index1 import open_index
+from carpool.disk.manifest import FORMAT_V1, FileEntry, Manifest, read_manifest, write_manifest
+from carpool.disk.pages import PageLayout
+from carpool.disk.segments import (
+    EXTENTS_NAME,
+    HEADER_BYTES,
+    ClusterExtent,
+    SegmentWriter,
+    check_header,
+    generation_of,
+    plan_extents,
+    read_cluster,
+    read_extents,
+    segment_name,
+    write_extents,
+)
+from carpool.errors import ConfigError, CorruptionError
+from tests.disk.helpers import ROW_COUNTS, Content, make_content, read_everything, read_one, write_index
+
+LAYOUT = PageLayout(dimension=60, vector_dtype="float32", page_bytes=4096)
+CONTENT = make_content()
+GENERATION = 2**64 - 7
+
+
+class Later(Manifest, frozen=True, kw_only=True):
+    """The manifest of a build to come."""
+
+    compression: str = "none"
+
+
+def extents_of(row_counts: tuple[int, ...] = ROW_COUNTS) -> tuple[ClusterExtent, ...]:
+    return plan_extents(LAYOUT, row_counts, segment_bytes_max=24 << 10)
+
+
+def append_next(writer: SegmentWriter, content: Content = CONTENT) -> None:
+    rows = content.clusters[writer.next_cluster]
+    writer.append(writer.next_cluster, content.vectors[rows], rows)
+
+
+def write_all(folder: Path, generation: int = GENERATION) -> dict[str, FileEntry]:
+    writer = SegmentWriter(folder, layout=LAYOUT, generation=generation, extents=extents_of())
+    while writer.remaining:
+        append_next(writer)
+    return writer.close()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.seg")}
+
+
+@given(
+    row_counts=st.lists(st.integers(0, 200), min_size=1, max_size=40),
+    segment_bytes_max=st.integers(1, 200_000),
+    page_bytes=st.sampled_from([4096, 8192]),
+)
+def test_extents_are_planned_as_a_shelf_is_filled(
+    row_counts: list[int], segment_bytes_max: int, page_bytes: int
+) -> None:
+    layout = PageLayout(dimension=60, vector_dtype="float32", page_bytes=page_bytes)
+    extents = plan_extents(layout, row_counts, segment_bytes_max=segment_bytes_max)
+    assert [extent.cluster for extent in extents] == list(range(len(row_counts)))
+    assert [extent.row_count for extent in extents] == row_counts
+    shelves: list[list[int]] = [[]]
+    for count in row_counts:
+        size_bytes = max(1, -(-count // layout.rows_per_page)) * page_bytes
+        if shelves[-1] and 4096 + sum(shelves[-1]) + size_bytes > segment_bytes_max:
+            shelves.append([])
+        shelves[-1].append(size_bytes)
+    dumb = [(n, 4096 + sum(shelf[:i]), size) for n, shelf in enumerate(shelves) for i, size in enumerate(shelf)]
+    assert [(e.segment, e.offset_bytes, e.size_bytes) for e in extents] == dumb
+    assert all(e.page_count * page_bytes == e.size_bytes and e.offset_bytes % 4096 == 0 for e in extents)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_index_comes_back_as_it_was_written(tmp_path: Path, dtype: str) -> None:
+    manifest = write_index(tmp_path, CONTENT, vector_dtype=dtype)  # type: ignore[arg-type]
+    assert manifest.segment_count == (4 if dtype == "float32" else 3)
+    index = open_index(tmp_path)
+    assert index.manifest == manifest
+    assert index.layout.vector_dtype == dtype
+    assert [path.name for path in index.segment_paths] == [segment_name(n) for n in range(manifest.segment_count)]
+    index.close()
+    index.close()
+    clusters, documents = read_everything(tmp_path)
+    for cluster, rows in zip(clusters, CONTENT.clusters, strict=True):
+        assert np.array_equal(cluster.rows, rows)
+        assert np.array_equal(cluster.vectors, CONTENT.vectors[rows].astype(dtype).astype(np.float32))
+    assert documents == list(CONTENT.documents)
+
+
+def test_entries_are_those_of_the_files(tmp_path: Path) -> None:
+    for name, entry in write_all(tmp_path).items():
+        path = tmp_path / name
+        assert (path.stat().st_size, file_crc32(path)) == (entry.size_bytes, entry.crc32)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        segment_name(n) for n in range(extents_of()[-1].segment + 1)
+    ]
+
+
+@pytest.mark.parametrize("first_life", range(len(ROW_COUNTS)))
+def test_a_writer_that_was_killed_goes_on_after_the_last_finished_segment(tmp_path: Path, first_life: int) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    entries = write_all(whole)
+    writer = SegmentWriter(killed, layout=LAYOUT, generation=GENERATION, extents=extents_of())
+    for _ in range(first_life):
+        append_next(writer)
+    writer.abandon()
+    segments_done = len(contents(killed))
+    resumed = SegmentWriter(killed, layout=LAYOUT, generation=GENERATION, extents=extents_of())
+    assert resumed.next_cluster == sum(extent.segment < segments_done for extent in extents_of())
+    while resumed.remaining:
+        append_next(resumed)
+    assert resumed.close() == entries
+    assert contents(killed) == contents(whole)
+    assert not list(killed.glob("*.tmp"))
+
+
+def test_segments_of_another_build_or_plan_or_of_half_the_length_are_written_anew(tmp_path: Path) -> None:
+    write_all(tmp_path, GENERATION - 1)
+    older = contents(tmp_path)
+    extents = extents_of()
+    assert SegmentWriter(tmp_path, layout=LAYOUT, generation=GENERATION, extents=extents).next_cluster == 0
+    wider = plan_extents(LAYOUT, ROW_COUNTS, segment_bytes_max=40 << 10)
+    assert SegmentWriter(tmp_path, layout=LAYOUT, generation=GENERATION - 1, extents=wider).next_cluster == 0
+    cut = tmp_path / segment_name(1)
+    cut.write_bytes(cut.read_bytes()[:-4096])
+    writer = SegmentWriter(tmp_path, layout=LAYOUT, generation=GENERATION - 1, extents=extents)
+    assert writer.next_cluster == sum(extent.segment == 0 for extent in extents)
+    while writer.remaining:
+        append_next(writer)
+    writer.close()
+    assert contents(tmp_path) == older
+
+
+def test_only_what_was_planned_is_taken_and_nothing_less(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, layout=LAYOUT, generation=1, extents=extents_of((2, 2)))
+    vectors, rows = np.ones((3, 60), np.float32), np.arange(3)
+    for cluster, count in ((1, 2), (0, 3)):
+        with pytest.raises(ValueError, match="not what was planned"):
+            writer.append(cluster, vectors[:count], rows[:count])
+    writer.append(0, vectors[:2], rows[:2])
+    with pytest.raises(ValueError, match="1 clusters are not written yet, the first is 1"):
+        writer.close()
+    writer.append(1, vectors[:2], rows[:2])
+    with pytest.raises(ValueError, match="not what was planned"):
+        writer.append(2, vectors[:2], rows[:2])
+    writer.abandon()
+    assert writer.close()[segment_name(0)].size_bytes == HEADER_BYTES + 2 * 4096
+
+
+def test_a_generation_depends_on_every_part_and_on_where_parts_end() -> None:
+    seen = {generation_of(*parts) for parts in ((b"a", b"b"), (b"ab",), (b"a", b"c"), (b"", b"ab"), (b"ab", b""), ())}
+    assert len(seen) == 6
+    assert all(0 <= generation < 1 << 64 for generation in seen)
+
+
+def test_a_header_of_another_build_says_so_and_a_damaged_one_too(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    extents = extents_of()
+    path = tmp_path / segment_name(1)
+    check_header(path, LAYOUT, extents, generation=GENERATION, segment=1)
+    for generation, segment in ((GENERATION - 1, 1), (GENERATION, 0)):
+        with pytest.raises(CorruptionError, match="two indexes were mixed"):
+            check_header(path, LAYOUT, extents, generation=generation, segment=segment)
+    with path.open("r+b") as file:
+        file.seek(3000)
+        file.write(b"x")
+    with pytest.raises(CorruptionError, match="header is damaged") as caught:
+        check_header(path, LAYOUT, extents, generation=GENERATION, segment=1)
+    assert (caught.value.path, caught.value.offset_bytes) == (str(path), 0)
+
+
+def test_damage_names_the_page_and_its_byte(tmp_path: Path) -> None:
+    manifest = write_index(tmp_path, CONTENT)
+    index = open_index(tmp_path)
+    index.close()
+    extent = max(index.extents, key=lambda extent: extent.page_count)
+    path = index.segment_paths[extent.segment]
+    with path.open("r+b") as file:
+        file.seek(extent.offset_bytes + 2 * 4096 + 17)
+        file.write(b"\0\1\2")
+        file.flush()
+        with pytest.raises(CorruptionError, match=f"page 2 of cluster {extent.cluster}") as caught:
+            read_cluster(file.fileno(), extent, layout=index.layout, generation=manifest.generation, path=str(path))
+    assert (caught.value.path, caught.value.offset_bytes) == (str(path), extent.offset_bytes + 2 * 4096)
+    for other in set(range(manifest.nlist)) - {extent.cluster}:
+        assert len(read_one(index, other).rows) == ROW_COUNTS[other]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"offset_bytes": 8192}, "cluster 0 does not fit"),
+        ({"segment": 1}, "cluster 0 does not fit"),
+        ({"row_count": 20}, "cluster 0 does not fit"),
+        ({"row_count": 4}, "hold 177 rows"),
+        ({"page_count": 2, "row_count": 17}, "cluster 1 does not fit"),
+        ({"cluster": 1}, "cluster 0 does not fit"),
+    ],
+)
+def test_a_table_that_contradicts_itself_is_refused_though_its_checksum_is_right(
+    tmp_path: Path, change: dict[str, int], says: str
+) -> None:
+    manifest = write_index(tmp_path, CONTENT)
+    extents = list(read_extents(tmp_path, manifest))
+    extents[0] = msgspec.structs.replace(extents[0], **change)
+    write_extents(tmp_path, extents)
+    entry = FileEntry(size_bytes=(tmp_path / EXTENTS_NAME).stat().st_size, crc32=file_crc32(tmp_path / EXTENTS_NAME))
+    write_manifest(tmp_path, msgspec.structs.replace(manifest, files={**manifest.files, EXTENTS_NAME: entry}))
+    with pytest.raises(CorruptionError, match=says):
+        open_index(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"page_bytes": 8192}, "does not fit"),
+        ({"page_bytes": 100}, "cannot hold"),
+        ({"segment_count": 3}, "rows in 4 segments"),
+        ({"segment_count": 5}, "lists no clusters-000004.seg"),
+        ({"row_count": 175}, "hold 176 rows"),
+        ({"vector_dtype": "float16"}, "does not fit"),
+        ({"generation": 5}, "mixed"),
+        ({"generation": 1 << 64}, "64 bits"),
+        ({"documents_generation": 5}, "document of row 0 is damaged"),
+        ({"codec": "RaBitQ"}, "codec is 'RaBitQ'; this build reads Flat"),
+        ({"requires": ("tombstones",)}, "requires tombstones"),
+        ({"nlist": 6, "read_latency_us": ()}, "nlist|centroids"),
+        ({"centroids_fingerprint": "0"}, "fingerprint"),
+        ({"dimension": 61}, "dimension 61"),
+        ({"files": {}}, "lists no"),
+        ({"nprobe_default": 8}, "more than nlist 7"),
+        ({"read_latency_us": (1, 2)}, "2 entries for 7 clusters"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_the_files_is_refused(
+    tmp_path: Path, change: dict[str, object], says: str
+) -> None:
+    manifest = write_index(tmp_path, CONTENT)
+    assert manifest.segment_count == 4
+    write_manifest(tmp_path, msgspec.structs.replace(manifest, **change))
+    with pytest.raises((CorruptionError, ConfigError), match=says):
+        open_index(tmp_path)
+
+
+def test_fields_of_a_later_build_are_ignored_unless_they_are_required(tmp_path: Path) -> None:
+    manifest = write_index(tmp_path, CONTENT)
+    write_manifest(tmp_path, Later(**msgspec.structs.asdict(manifest)))
+    assert b"compression" in (tmp_path / "manifest.json").read_bytes()
+    assert read_manifest(tmp_path, FORMAT_V1) == manifest
+    write_manifest(tmp_path, Later(**{**msgspec.structs.asdict(manifest), "vector_dtype": "int8"}))
+    with pytest.raises(ConfigError, match=r"undamaged.*int8.*Use the build that wrote it"):
+        read_manifest(tmp_path, FORMAT_V1)
+
+
+def test_a_new_profile_replaces_the_old_one_and_the_index_stays_the_same(tmp_path: Path) -> None:
+    manifest = write_index(tmp_path, CONTENT)
+    before = read_everything(tmp_path)
+    write_manifest(tmp_path, msgspec.structs.replace(manifest, read_latency_us=(9,) * 7))
+    index = open_index(tmp_path)
+    index.close()
+    assert index.manifest.read_latency_us == (9,) * 7
+    assert index.manifest.index_version == manifest.index_version
+    assert repr(read_everything(tmp_path)) == repr(before)
