@@ -13,7 +13,7 @@ BOOTSTRAP ?= embedded
 WORKERS ?= 4
 export VENV PASSAGES CORPUS MODEL BOOTSTRAP
 
-.PHONY: help setup setup-vllm model lint format test mutate bench demo docs lock clean
+.PHONY: help setup setup-vllm setup-bench model lint format test mutate bench demo docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -21,6 +21,7 @@ help: ## this list
 
 setup: $(VENV)/.stamp-dev ## .venv with the services, the embedded broker, the demo's data and development tools
 setup-vllm: $(VENV)/.stamp-vllm model ## adds vLLM on the CPU and its model
+setup-bench: $(VENV)/.stamp-bench ## adds what the benchmarks compare with and draw with
 model: .carpool/models/smollm2-135m-instruct/config.json
 
 lint: setup ## ruff, mypy --strict, import-linter
@@ -48,6 +49,9 @@ $(VENV)/.stamp-dev: $(LOCKS)/dev.txt $(LOCKS)/demo.txt $(LOCKS)/install pyprojec
 	@touch $@
 $(VENV)/.stamp-vllm: $(LOCKS)/vllm.txt $(VENV)/.stamp-dev
 	$(LOCKS)/install $(VENV) $(LOCKS)/vllm.txt
+	@touch $@
+$(VENV)/.stamp-bench: $(LOCKS)/bench.txt $(VENV)/.stamp-dev
+	$(LOCKS)/install $(VENV) $(LOCKS)/bench.txt
 	@touch $@
 .carpool/models/smollm2-135m-instruct/config.json: $(VENV)/.stamp-vllm
 	$(BIN)/python deploy/demo/prepare_model.py
