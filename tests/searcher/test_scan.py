@@ -1,0 +1,157 @@
+"""Scoring over pages against the dumb version: every row scored and sorted, whatever the pieces, the floors and the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.disk.pages import ClusterPages, PageLayout, VectorDtype, choose_layout, encode_pages
+from searcher import scan
+from searcher.scan import score_pages
+from searcher.top_k import Candidates, Scored, TopTable
+
+Float32 = npt.NDArray[np.float32]
+
+
+def cut(
+    layout: PageLayout, vectors: Float32, rows: npt.NDArray[np.int64], cuts: list[int], cluster: int = 3
+) -> ClusterPages:
+    """A cluster whose pages are cut into pieces at these pages."""
+    pages = encode_pages(layout, vectors, rows, seed=1)
+    return ClusterPages(cluster, layout, len(rows), tuple(np.split(pages, sorted({c % len(pages) for c in cuts}))))
+
+
+def best_by_query(candidates: Candidates, top_ks: list[int]) -> list[list[tuple[float, int]]]:
+    table = TopTable()
+    slots = np.array([table.add(top_k) for top_k in top_ks])
+    table.merge([Scored(3, slots, candidates)])
+    return [list(zip(best.scores.tolist(), best.rows.tolist(), strict=True)) for best in (table.best(s) for s in slots)]
+
+
+def sorted_by_hand(
+    vectors: Float32, rows: npt.NDArray[np.int64], queries: Float32, top_ks: list[int]
+) -> list[list[tuple[float, int]]]:
+    scores = (vectors.astype(np.float64) @ queries.T.astype(np.float64)).astype(np.float32)
+    return [
+        [(float(scores[at, q]), int(rows[at])) for at in np.lexsort((rows, -scores[:, q]))[:top_k]]
+        for q, top_k in enumerate(top_ks)
+    ]
+
+
+def no_floors(count: int) -> Float32:
+    return np.full(count, -np.inf, np.float32)
+
+
+# Small whole numbers: every score is exact in float32 (and the vectors in float16), so that the order must be too.
+@settings(max_examples=200, deadline=None)
+@given(
+    shape=st.tuples(st.integers(0, 500), st.sampled_from([3, 7, 40, 384]), st.integers(1, 5)),
+    dtype=st.sampled_from(["float32", "float16"]),
+    top_ks=st.lists(st.one_of(st.integers(1, 4), st.integers(1, 100)), min_size=1, max_size=12),
+    cuts=st.lists(st.integers(0, 200), max_size=5),
+    room=st.sampled_from([1 << 8, 1 << 14, 1 << 20]),
+    seed=st.integers(0, 1 << 16),
+)
+def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
+    shape: tuple[int, int, int], dtype: VectorDtype, top_ks: list[int], cuts: list[int], room: int, seed: int
+) -> None:
+    count, dimension, spread = shape
+    generator = np.random.default_rng(seed)
+    vectors = generator.integers(-spread, spread + 1, (count, dimension)).astype(np.float32)
+    queries = generator.integers(-spread, spread + 1, (len(top_ks), dimension)).astype(np.float32)
+    rows = generator.permutation(1 << 20)[:count].astype(np.int64)
+    pages = cut(choose_layout(dimension, dtype), vectors, rows, cuts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "SCORES_BYTES", room)
+        patch.setattr(scan, "WIDE_BYTES", room)
+        patch.setattr(scan, "BATCH_PRODUCTS_MAX", room)
+        found = score_pages(pages, queries, no_floors(len(top_ks)), np.array(top_ks))
+    expected = sorted_by_hand(vectors, rows, queries, top_ks)
+    assert best_by_query(found, top_ks) == expected
+    # The floors that come back promise no more than is true, and candidates are few.
+    for floor, best, top_k in zip(found.floors.tolist(), expected, top_ks, strict=True):
+        assert floor == -np.inf or (len(best) == top_k and floor <= best[-1][0])
+    # With the result's own k-th score for a floor, its ties survive.
+    floors = np.array([best[-1][0] if len(best) == k else -np.inf for best, k in zip(expected, top_ks, strict=True)])
+    again = score_pages(pages, queries, floors.astype(np.float32), np.array(top_ks))
+    assert best_by_query(again, top_ks) == expected
+    assert (again.scores >= floors[again.queries]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("query_count", [1, 3, 40])
+def test_real_scores_agree_with_a_full_sort_within_the_last_bits(dtype: VectorDtype, query_count: int) -> None:
+    generator = np.random.default_rng(query_count)
+    vectors = generator.standard_normal((3001, 384)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    queries = vectors[:query_count] + np.float32(0.02)
+    rows = generator.permutation(3001).astype(np.int64)
+    top_ks = [10] * query_count
+    layout = choose_layout(384, dtype)
+    stored = vectors if dtype == "float32" else vectors.astype(np.float16).astype(np.float32)
+    expected = sorted_by_hand(stored, rows, queries, top_ks)
+    for cuts in ([], [100, 101, 350]):
+        found = best_by_query(
+            score_pages(cut(layout, vectors, rows, cuts), queries, no_floors(query_count), np.array(top_ks)), top_ks
+        )
+        for mine, best in zip(found, expected, strict=True):
+            assert [row for _, row in mine] == [row for _, row in best]
+            np.testing.assert_allclose([s for s, _ in mine], [s for s, _ in best], atol=1e-6, rtol=0)
+
+
+def test_every_finite_half_is_widened_to_the_same_number() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)]
+    wide = scan._widened(halves.view(np.int16))
+    assert (wide == halves.astype(np.float32)).all()
+    assert (np.signbit(wide) == np.signbit(halves)).all()
+
+
+def test_a_cluster_of_equal_rows_gives_the_lowest_row_numbers() -> None:
+    rows = np.random.default_rng(1).permutation(5000).astype(np.int64)
+    pages = cut(choose_layout(8, "float32"), np.ones((5000, 8), np.float32), rows, [7])
+    found = score_pages(pages, np.ones((2, 8), np.float32), no_floors(2), np.array([3, 10]))
+    assert [[row for _, row in best] for best in best_by_query(found, [3, 10])] == [[0, 1, 2], list(range(10))]
+
+
+def test_nothing_of_an_empty_cluster_and_nothing_below_the_floor() -> None:
+    layout = choose_layout(8, "float32")
+    empty = cut(layout, np.empty((0, 8), np.float32), np.empty(0, np.int64), [])
+    found = score_pages(empty, np.ones((2, 8), np.float32), no_floors(2), np.array([1, 1]))
+    assert [len(column) for column in found] == [0, 0, 0, 2]
+    pages = cut(layout, np.ones((50, 8), np.float32), np.arange(50), [])
+    floors = np.array([8.5, 8.0], np.float32)
+    found = score_pages(pages, np.ones((2, 8), np.float32), floors, np.array([5, 50]))
+    assert sorted(found.rows[found.queries == 1].tolist()) == list(range(50))
+    assert not (found.queries == 0).any()
+    assert floors.tolist() == [8.5, 8.0]
+
+
+def test_what_is_returned_holds_no_view_of_the_pages() -> None:
+    pages = cut(choose_layout(8, "float32"), np.ones((50, 8), np.float32), np.arange(50), [2])
+    found = score_pages(pages, np.ones((1, 8), np.float32), no_floors(1), np.array([50]))
+    for column in found:
+        assert not any(np.shares_memory(column, piece) for piece in pages.pieces)
+
+
+@pytest.mark.parametrize("query_count", [1, 20])
+def test_the_ids_are_those_of_faiss_over_the_same_rows(query_count: int) -> None:
+    faiss: Any = pytest.importorskip("faiss")
+    generator = np.random.default_rng(5)
+    vectors = generator.standard_normal((4000, 64)).astype(np.float32)
+    faiss.normalize_L2(vectors)
+    queries = generator.standard_normal((query_count, 64)).astype(np.float32)
+    faiss.normalize_L2(queries)
+    scores, expected = faiss.knn(queries, vectors, 10, metric=faiss.METRIC_INNER_PRODUCT)
+    pages = cut(choose_layout(64, "float32"), vectors, np.arange(4000), [9, 40])
+    found = best_by_query(
+        score_pages(pages, queries, no_floors(query_count), np.full(query_count, 10)), [10] * query_count
+    )
+    for mine, their_scores, theirs in zip(found, scores, expected, strict=True):
+        np.testing.assert_allclose([score for score, _ in mine], their_scores, atol=1e-6, rtol=0)
+        assert [row for _, row in mine] == theirs.tolist()

@@ -1,0 +1,143 @@
+"""The table of the best results against a sort of everything, and its ties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.query import TOP_K_MAX
+from searcher.top_k import Candidates, Scored, TopTable, best_of_each
+
+
+def scored(cluster: int, slots: list[int], found: list[tuple[int, float, int]]) -> Scored:
+    """`found`: (position in slots, score, row) of each candidate."""
+    columns = list(zip(*found, strict=True)) or [(), (), ()]
+    candidates = Candidates(
+        np.array(columns[0], np.intp),
+        np.array(columns[1], np.float32),
+        np.array(columns[2], np.int64),
+        np.full(len(slots), -np.inf, np.float32),
+    )
+    return Scored(cluster, np.array(slots, np.intp), candidates)
+
+
+def test_the_best_come_first_with_their_rows_and_clusters_whatever_the_order_of_the_clusters() -> None:
+    table = TopTable()
+    slot = table.add(2)
+    table.merge([scored(7, [slot], [(0, 0.5, 30), (0, 0.25, 10)])])
+    table.merge([scored(4, [slot], [(0, -1.0, 5), (0, 0.375, 20)])])
+    best = table.best(slot)
+    assert best.scores.tolist() == [0.5, 0.375]
+    assert best.rows.tolist() == [30, 20]
+    assert best.clusters.tolist() == [7, 4]
+
+
+def test_equal_scores_are_ordered_by_row_number_also_where_top_k_cuts_between_them() -> None:
+    table = TopTable()
+    slot = table.add(3)
+    table.merge([scored(0, [slot], [(0, 1.0, row) for row in (9, 3, 7)])])
+    table.merge([scored(1, [slot], [(0, 1.0, row) for row in (1, 8, 5)])])
+    assert table.best(slot).rows.tolist() == [1, 3, 5]
+
+
+def test_zero_and_minus_zero_are_one_score() -> None:
+    order, _ = best_of_each(np.zeros(2, np.intp), np.array([0.0, -0.0], np.float32), np.array([9, 3]), np.array([2]))
+    assert order.tolist() == [1, 0]
+
+
+def test_the_floor_is_the_kth_best_score_and_there_is_none_below_k_results() -> None:
+    table = TopTable()
+    one, three = table.add(1), table.add(3)
+    slots = np.array([three, one])
+    assert table.top_ks(slots).tolist() == [3, 1]
+    assert table.floors(slots).tolist() == [-np.inf, -np.inf]
+    table.merge([scored(0, [three, one], [(0, 0.5, 1), (0, 0.75, 2), (1, 0.5, 1), (1, 0.75, 2)])])
+    assert table.floors(slots).tolist() == [-np.inf, 0.75]
+    table.merge([scored(1, [three, one], [(0, 0.25, 4)])])
+    assert table.floors(slots).tolist() == [0.25, 0.75]
+
+
+def test_a_slot_is_used_again_without_what_was_there() -> None:
+    table = TopTable()
+    slot, other = table.add(2), table.add(2)
+    table.merge([scored(0, [slot, other], [(0, 1.0, 1), (1, 1.0, 1)])])
+    table.remove(slot)
+    assert len(table) == 1
+    assert table.add(5) == slot
+    assert [len(column) for column in table.best(slot)] == [0, 0, 0]
+    assert table.best(other).rows.tolist() == [1]
+
+
+def test_a_result_does_not_change_when_the_table_does() -> None:
+    table = TopTable()
+    slot = table.add(1)
+    table.merge([scored(0, [slot], [(0, 1.0, 1)])])
+    before = table.best(slot)
+    table.merge([scored(1, [slot], [(0, 2.0, 2)])])
+    assert before.rows.tolist() == [1]
+
+
+def test_the_table_grows_and_keeps_what_it_holds() -> None:
+    table = TopTable()
+    slots = [table.add(1) for _ in range(300)]
+    assert sorted(slots) == list(range(300))
+    table.merge([scored(2, slots, [(at, float(at), at) for at in range(300)])])
+    more = [table.add(3) for _ in range(300)]
+    assert len(table) == 600
+    assert len({*slots, *more}) == 600
+    assert [table.best(slot).scores.tolist() for slot in slots] == [[float(at)] for at in range(300)]
+
+
+@pytest.mark.parametrize("top_k", [0, -1, TOP_K_MAX + 1])
+def test_a_top_k_that_no_query_can_ask_for_is_refused(top_k: int) -> None:
+    with pytest.raises(ValueError, match="a result holds 1 to 100 rows"):
+        TopTable().add(top_k)
+
+
+@pytest.mark.parametrize("slot", [-1, 1, 5000])
+def test_a_slot_without_a_query_is_an_error(slot: int) -> None:
+    table = TopTable()
+    table.remove(table.add(1))
+    table.add(1)
+    for use in (table.best, table.remove):
+        with pytest.raises(KeyError, match="no query at slot"):
+            use(slot)
+
+
+SCORES = st.one_of(st.sampled_from([0.0, -0.0, 0.5, -0.5]), st.floats(-2, 2, width=32))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    top_ks=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    clusters=st.lists(st.lists(st.tuples(st.integers(0, 3), SCORES), max_size=15), max_size=6),
+    batch=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+)
+def test_merged_candidates_equal_a_sort_of_everything(
+    top_ks: list[int], clusters: list[list[tuple[int, float]]], batch: int, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    rows = iter(generator.permutation(1000).tolist())
+    table = TopTable()
+    slots = [table.add(top_k) for top_k in top_ks]
+    everything: dict[int, list[tuple[float, int, int]]] = {slot: [] for slot in slots}
+    parts = []
+    for cluster, found in enumerate(clusters):
+        asked = generator.permutation(slots).tolist()
+        mine = [(at, float(np.float32(score)), next(rows)) for at, score in found if at < len(asked)]
+        for at, score, row in mine:
+            everything[asked[at]].append((-score, row, cluster))
+        parts.append(scored(cluster, asked, mine))
+    for at in range(0, len(parts), batch):
+        table.merge(parts[at : at + batch])
+    for slot, top_k in zip(slots, top_ks, strict=True):
+        best = sorted(everything[slot])[:top_k]
+        found_best = table.best(slot)
+        assert found_best.rows.tolist() == [row for _, row, _ in best]
+        assert found_best.scores.tolist() == [-score for score, _, _ in best]
+        assert found_best.clusters.tolist() == [cluster for _, _, cluster in best]
+        floor = -best[-1][0] if len(best) == top_k else -np.inf
+        assert table.floors(np.array([slot])).tolist() == [floor]
