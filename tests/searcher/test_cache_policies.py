@@ -1,31 +1,84 @@
-"""One suite over every eviction policy, then what each of them ranks by."""
+"""One suite over every eviction policy: the contract, then each against its dumb version, then what each ranks by."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.record import ClusterId
 from searcher.cache.edgerag import EdgeRag
+from searcher.cache.farthest_next_use import FarthestNextUse
+from searcher.cache.gdsf import Gdsf
+from searcher.cache.lfu import Lfu
 from searcher.cache.lru import Lru
+from searcher.cache.policies import POLICY_NAMES, PolicyName, make_policy
 from searcher.cache.policy import CachePolicy
+from searcher.cache.tiny_lfu import TinyLfu
+from tests.searcher.dumb_policies import (
+    DumbGdsf,
+    DumbLru,
+    DumbTinyLfu,
+    dumb_edgerag,
+    dumb_farthest_next_use,
+    dumb_lfu,
+)
 
-LATENCY_US = {ClusterId(c): 10 + c for c in range(6)}
-POLICIES: dict[str, Callable[[], CachePolicy]] = {"lru": Lru, "edgerag": lambda: EdgeRag(LATENCY_US)}
+CLUSTERS = tuple(ClusterId(c) for c in range(8))
+LATENCY_US = {c: 10 + c for c in CLUSTERS}
+SIZE_BYTES = {c: 1 << (c % 4) for c in CLUSTERS}  # powers of two: cost per byte is exact
+TINY_SIZE_BYTES = {c: 2 * s for c, s in SIZE_BYTES.items()}
+
+# Each policy as it is used, and the dumb version that it must agree with.
+POLICIES: dict[str, tuple[Callable[[], CachePolicy], Callable[[], CachePolicy]]] = {
+    "lru": (Lru, DumbLru),
+    "lfu": (Lfu, dumb_lfu),
+    "edgerag": (lambda: EdgeRag(LATENCY_US), lambda: dumb_edgerag(LATENCY_US)),
+    "gdsf": (
+        lambda: Gdsf(LATENCY_US, SIZE_BYTES),
+        lambda: DumbGdsf({c: LATENCY_US[c] / SIZE_BYTES[c] for c in CLUSTERS}),
+    ),
+    "farthest_next_use": (lambda: FarthestNextUse(1), lambda: dumb_farthest_next_use(1)),
+    "farthest_next_use, never fading": (lambda: FarthestNextUse(0), lambda: dumb_farthest_next_use(0)),
+    "tiny_lfu": (lambda: TinyLfu(TINY_SIZE_BYTES, 1000), lambda: DumbTinyLfu(TINY_SIZE_BYTES, 10, 792, 80)),
+    "tiny_lfu, small": (lambda: TinyLfu(TINY_SIZE_BYTES, 20), lambda: DumbTinyLfu(TINY_SIZE_BYTES, 0, 16, 80)),
+}
 NOBODY: frozenset[ClusterId] = frozenset()
 
 A, B, C, D = (ClusterId(c) for c in range(4))
 
-# (operation, cluster): what may happen to a cache of six clusters
-OPERATIONS = st.lists(st.tuples(st.sampled_from(["touch", "insert", "remove"]), st.integers(0, 5)), max_size=60)
+Operation = tuple[str, ClusterId, dict[ClusterId, int]]  # what, to which cluster, with what horizon
+
+# What may happen to a cache of eight clusters. Half of what happens is a request, as in life.
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["touch", "touch", "touch", "insert", "remove", "foresee"]),
+        st.sampled_from(CLUSTERS),
+        st.dictionaries(st.sampled_from(CLUSTERS), st.integers(1, 4), max_size=5),
+    ),
+    max_size=80,
+)
+PROTECTED = st.frozensets(st.sampled_from(CLUSTERS))
 
 
 @pytest.fixture(params=sorted(POLICIES))
 def policy(request: pytest.FixtureRequest) -> CachePolicy:
-    return POLICIES[request.param]()
+    return POLICIES[request.param][0]()
+
+
+def do(policy: CachePolicy, operation: Operation) -> None:
+    """Does what can be done: a resident cluster is not inserted, and what is not resident not removed."""
+    what, cluster, horizon = operation
+    if what == "touch":
+        policy.touch(cluster)
+    elif what == "foresee":
+        policy.foresee(horizon)
+    elif what == "insert" and cluster not in policy.residents():
+        policy.insert(cluster)
+    elif what == "remove" and cluster in policy.residents():
+        policy.remove(cluster)
 
 
 def fill(policy: CachePolicy, *clusters: ClusterId) -> None:
@@ -72,41 +125,74 @@ def test_inserting_twice_and_removing_what_is_not_there_are_faults(policy: Cache
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@given(operations=OPERATIONS, protected=st.frozensets(st.integers(0, 5)))
-def test_the_victim_is_always_resident_and_unprotected(
-    name: str, operations: list[tuple[str, int]], protected: frozenset[int]
+@settings(max_examples=40)
+@given(operations=OPERATIONS, protected=PROTECTED)
+def test_the_victim_is_resident_and_unprotected_and_there_whenever_one_can_be(
+    name: str, operations: list[Operation], protected: frozenset[ClusterId]
 ) -> None:
-    policy = POLICIES[name]()
+    policy = POLICIES[name][0]()
     resident: set[ClusterId] = set()
-    for operation, number in operations:
-        cluster = ClusterId(number)
-        if operation == "touch":
-            policy.touch(cluster)
-        elif (operation == "insert") != (cluster in resident):
-            getattr(policy, operation)(cluster)
-            resident ^= {cluster}
+    for operation in operations:
+        do(policy, operation)
+        what, cluster, _ = operation
+        resident = resident | {cluster} if what == "insert" else resident - {cluster} if what == "remove" else resident
         assert policy.residents() == resident
-        spared = frozenset(map(ClusterId, protected))
-        victim = policy.victim(spared)
-        assert (victim is None) == (not resident - spared)
-        assert victim is None or victim in resident - spared
+        victim = policy.victim(protected)
+        assert (victim is None) == (not resident - protected)
+        assert victim is None or victim in resident - protected
+    policy.check_integrity()
 
 
-@given(operations=OPERATIONS)
-def test_lru_evicts_what_was_used_longest_ago_like_the_dumb_version(operations: list[tuple[str, int]]) -> None:
-    policy = Lru()
-    used_at: dict[ClusterId, int] = {}
-    resident: set[ClusterId] = set()
-    for now, (operation, number) in enumerate(operations):
-        cluster = ClusterId(number)
-        if operation == "touch":
-            policy.touch(cluster)
-            used_at[cluster] = now
-        elif (operation == "insert") != (cluster in resident):
-            getattr(policy, operation)(cluster)
-            resident ^= {cluster}
-            used_at[cluster] = now
-        assert policy.victim(NOBODY) == min(resident, key=lambda c: used_at[c], default=None)
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@given(operations=OPERATIONS, protected=PROTECTED)
+def test_it_evicts_what_the_dumb_version_evicts(
+    name: str, operations: list[Operation], protected: frozenset[ClusterId]
+) -> None:
+    policy, dumb = (make() for make in POLICIES[name])
+    for operation in operations:
+        what, _, horizon = operation
+        if what == "remove":  # most evictions are of the victim, so that what follows from one is followed through
+            victim = dumb.victim(frozenset(horizon))
+            operation = (what, victim if victim is not None else operation[1], horizon)
+        do(policy, operation)
+        do(dumb, operation)
+        assert policy.victim(NOBODY) == dumb.victim(NOBODY)
+        assert policy.victim(protected) == dumb.victim(protected)
+    policy.check_integrity()
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=40)
+@given(operations=OPERATIONS, asked=st.lists(PROTECTED, max_size=3))
+def test_asking_more_often_changes_no_later_answer(
+    name: str, operations: list[Operation], asked: list[frozenset[ClusterId]]
+) -> None:
+    policy, curious = POLICIES[name][0](), POLICIES[name][0]()
+    for operation in operations:
+        do(policy, operation)
+        do(curious, operation)
+        for protected in asked:
+            curious.victim(protected)
+        assert policy.victim(NOBODY) == curious.victim(NOBODY)
+
+
+def test_a_horizon_of_clusters_that_do_not_exist_harms_nothing(policy: CachePolicy) -> None:
+    fill(policy, A, B)
+    policy.foresee({ClusterId(999): 1, A: 0, B: 10**9})
+    assert policy.victim(frozenset({A})) == B
+    policy.foresee({})
+    assert policy.residents() == {A, B}
+    policy.check_integrity()
+
+
+def test_the_horizon_is_not_kept(policy: CachePolicy) -> None:
+    fill(policy, A, B)
+    horizon = {A: 1, B: 2}
+    policy.foresee(horizon)
+    before = policy.victim(NOBODY)
+    horizon.update({A: 9, B: 1})
+    assert policy.victim(NOBODY) == before
+    policy.check_integrity()
 
 
 def test_lru_counts_the_insertion_of_a_prefetched_cluster_as_a_use() -> None:
@@ -154,3 +240,117 @@ def test_edgerag_without_a_profile_counts_accesses() -> None:
     fill(policy, A, B)
     policy.touch(A)
     assert policy.victim(NOBODY) == B
+
+
+def test_lfu_keeps_what_is_popular_and_of_equals_what_was_used_last() -> None:
+    policy = Lfu()
+    fill(policy, A, B, C)
+    policy.touch(A)
+    policy.touch(C)
+    policy.touch(B)  # two uses each; A's last lies furthest back
+    assert policy.victim(NOBODY) == A
+    policy.touch(A)
+    assert policy.victim(NOBODY) == C
+
+
+def test_gdsf_prefers_small_clusters_of_equal_cost_and_ages_what_stays() -> None:
+    """Cherkasova 1998: Pr(f) = L + Fr(f) × C(f) / S(f), and L is the priority of what was evicted last."""
+    policy = Gdsf({A: 8, B: 8, C: 8}, {A: 1, B: 4, C: 8})
+    fill(policy, A, B, C)  # 8, 2, 1
+    assert policy.victim(NOBODY) == C
+    policy.remove(C)  # L = 1
+    policy.touch(B)  # 1 + 2 × 2 = 5
+    policy.insert(C)  # 1 + 1 = 2
+    policy.remove(C)  # L = 2
+    policy.remove(B)  # L = 5
+    fill(policy, B, C)  # 7, 6
+    assert policy.victim(NOBODY) == C
+    assert policy.victim(frozenset({C})) == B
+
+
+def test_farthest_next_use_evicts_what_is_wanted_last_whatever_was_popular() -> None:
+    """Belady 1966: replace what will not be needed for the longest time."""
+    policy = FarthestNextUse()
+    fill(policy, A, B, C, D)
+    for _ in range(9):
+        policy.touch(C)
+    policy.foresee({A: 1, C: 3, B: 2, D: 4})
+    order = []
+    while (victim := policy.victim(NOBODY)) is not None:
+        order.append(victim)
+        policy.remove(victim)
+    assert order == [D, C, B, A]
+
+
+def test_farthest_next_use_evicts_beyond_the_horizon_first_and_there_what_is_rarest() -> None:
+    policy = FarthestNextUse()
+    fill(policy, A, B, C, D)
+    policy.touch(A)
+    policy.touch(A)
+    policy.touch(B)
+    policy.foresee({C: 4})
+    assert policy.victim(NOBODY) == D  # nobody knows when, and it was used once
+    assert policy.victim(frozenset({D})) == B
+    assert policy.victim(frozenset({D, B})) == A
+    assert policy.victim(frozenset({A, B, D})) == C
+
+
+def test_farthest_next_use_lets_old_favourites_fade() -> None:
+    policy = FarthestNextUse(half_life_windows=2)
+    fill(policy, A, B)
+    for _ in range(9):
+        policy.touch(A)
+    for _ in range(10):
+        policy.foresee({})
+    policy.touch(B)  # 1 + 1/32 against 10/32
+    assert policy.victim(NOBODY) == A
+
+
+def test_farthest_next_use_still_tells_clusters_apart_after_thousands_of_windows() -> None:
+    policy = FarthestNextUse(half_life_windows=1)
+    fill(policy, A, B)
+    for window in range(2000):  # weights would overflow a float after 1,024 doublings
+        policy.foresee({})
+        policy.touch(A if window % 2 else B)
+    assert policy.victim(NOBODY) == B
+    policy.check_integrity()
+
+
+def test_tiny_lfu_admits_a_newcomer_only_if_it_is_asked_for_more_often() -> None:
+    """TinyLFU section 3.1: accept an item only if its frequency exceeds that of the cache's victim."""
+    policy = TinyLfu(dict.fromkeys((A, B, C), 50), 100)
+    fill(policy, A)
+    policy.touch(A)  # two uses
+    fill(policy, B)
+    assert policy.victim(NOBODY) == B
+    policy.remove(B)
+    for _ in range(3):
+        policy.touch(C)
+    policy.insert(C)
+    assert policy.victim(NOBODY) == A
+
+
+def test_tiny_lfu_forgets_old_favourites_by_halving() -> None:
+    """TinyLFU section 3.3: after every sample all counters are halved."""
+    for late_uses, loser in ((0, B), (10, A)):
+        policy = TinyLfu(dict.fromkeys((A, B), 50), 100)  # a sample is 20 requests
+        for _ in range(19):
+            policy.touch(A)
+        policy.touch(B)  # the twentieth: 9 and 0 are left
+        for _ in range(late_uses):
+            policy.touch(B)  # the tenth is again a twentieth: 4 and 5
+        policy.insert(A)
+        policy.insert(B)
+        assert policy.victim(NOBODY) == loser
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("latency_us", [{}, LATENCY_US])
+def test_every_name_makes_a_policy_that_has_passed_this_suite(
+    name: PolicyName, latency_us: dict[ClusterId, int]
+) -> None:
+    policy = make_policy(name, size_bytes=SIZE_BYTES, budget_bytes=10, read_latency_us=latency_us)
+    assert type(policy) in {type(make()) for make, _ in POLICIES.values()}
+    fill(policy, A, B, C)
+    assert policy.victim(frozenset({A, B})) == C
+    policy.check_integrity()

@@ -1,0 +1,177 @@
+"""Eviction policies as slowly and plainly as they can be written: a history, and a search through all of it for each victim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+
+from schemas.record import ClusterId
+
+
+@dataclass
+class History:
+    """What happened so far, and what is resident in the order in which it became so."""
+
+    requests: list[tuple[int, ClusterId]] = field(default_factory=list)  # (window, cluster)
+    resident: list[ClusterId] = field(default_factory=list)
+    window: int = 0
+    horizon: dict[ClusterId, int] = field(default_factory=dict)
+
+    def uses(self, cluster: ClusterId) -> int:
+        return sum(1 for _, seen in self.requests if seen == cluster)
+
+    def last_use(self, cluster: ClusterId) -> int:
+        return max((at for at, (_, seen) in enumerate(self.requests, start=1) if seen == cluster), default=0)
+
+
+class Dumb:
+    """A policy that ranks by a number which it works out from the whole history."""
+
+    def __init__(self, rank: Callable[[History, ClusterId], tuple[float, ...]]) -> None:
+        self.history = History()
+        self._rank = rank
+
+    def touch(self, cluster: ClusterId) -> None:
+        self.history.requests.append((self.history.window, cluster))
+
+    def foresee(self, horizon: Mapping[ClusterId, int]) -> None:
+        self.history.window += 1
+        self.history.horizon = dict(horizon)
+
+    def insert(self, cluster: ClusterId) -> None:
+        self.history.resident.append(cluster)
+
+    def remove(self, cluster: ClusterId) -> None:
+        self.history.resident.remove(cluster)
+
+    def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
+        candidates = [c for c in self.history.resident if c not in protected]
+        return min(candidates, key=lambda c: (*self._rank(self.history, c), c), default=None)
+
+    def residents(self) -> frozenset[ClusterId]:
+        return frozenset(self.history.resident)
+
+    def check_integrity(self) -> None:
+        assert len(set(self.history.resident)) == len(self.history.resident)
+
+
+class DumbLru(Dumb):
+    """A list, oldest first."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda history, cluster: (history.resident.index(cluster),))
+
+    def touch(self, cluster: ClusterId) -> None:
+        if cluster in self.history.resident:
+            self.history.resident.remove(cluster)
+            self.history.resident.append(cluster)
+
+
+def dumb_lfu() -> Dumb:
+    return Dumb(lambda history, cluster: (history.uses(cluster), history.last_use(cluster)))
+
+
+def dumb_edgerag(latency_us: Mapping[ClusterId, int]) -> Dumb:
+    return Dumb(lambda history, cluster: (latency_us[cluster] * history.uses(cluster),))
+
+
+def dumb_farthest_next_use(half_life_windows: int) -> Dumb:
+    """Exact where fading halves every window or never."""
+
+    def faded(history: History, cluster: ClusterId) -> float:
+        halvings = [(history.window - at) / half_life_windows if half_life_windows else 0 for at, _ in history.requests]
+        return sum(0.5**n for n, (_, seen) in zip(halvings, history.requests, strict=True) if seen == cluster)
+
+    def rank(history: History, cluster: ClusterId) -> tuple[float, ...]:
+        return (-history.horizon.get(cluster, float("inf")), faded(history, cluster))
+
+    return Dumb(rank)
+
+
+class DumbGdsf(Dumb):
+    """The pseudo-code of the paper: a dictionary of priorities, and the age L."""
+
+    def __init__(self, cost_per_byte: Mapping[ClusterId, float]) -> None:
+        super().__init__(lambda history, cluster: (self.priorities[cluster],))
+        self.age = 0.0
+        self.cost_per_byte = cost_per_byte
+        self.frequency: dict[ClusterId, int] = {}
+        self.priorities: dict[ClusterId, float] = {}
+
+    def touch(self, cluster: ClusterId) -> None:
+        self.frequency[cluster] = self.frequency.get(cluster, 0) + 1
+        if cluster in self.history.resident:
+            self.priorities[cluster] = self.age + self.frequency[cluster] * self.cost_per_byte[cluster]
+
+    def insert(self, cluster: ClusterId) -> None:
+        super().insert(cluster)
+        self.frequency.setdefault(cluster, 1)
+        self.priorities[cluster] = self.age + self.frequency[cluster] * self.cost_per_byte[cluster]
+
+    def remove(self, cluster: ClusterId) -> None:
+        super().remove(cluster)
+        self.age = max(self.age, self.priorities.pop(cluster))
+        del self.frequency[cluster]
+
+
+class DumbTinyLfu:
+    """One list of (segment, cluster), in the order of use; segments are found by going through it."""
+
+    def __init__(self, size_bytes: Mapping[ClusterId, int], window_bytes: int, main_bytes: int, sample: int) -> None:
+        self.sizes = size_bytes
+        self.limits = {"window": window_bytes, "main": main_bytes}
+        self.sample = sample
+        self.sampled = 0
+        self.uses: dict[ClusterId, int] = {}
+        self.entries: list[tuple[str, ClusterId]] = []
+
+    def of(self, segment: str) -> list[ClusterId]:
+        return [cluster for where, cluster in self.entries if where == segment]
+
+    def move(self, cluster: ClusterId, segment: str) -> None:
+        self.entries = [(where, other) for where, other in self.entries if other != cluster]
+        self.entries.append((segment, cluster))
+
+    def overflow(self, segment: str, into: str) -> None:
+        while sum(self.sizes[c] for c in self.of(segment)) > self.limits[segment]:
+            self.move(self.of(segment)[0], into)
+
+    def touch(self, cluster: ClusterId) -> None:
+        self.uses[cluster] = self.uses.get(cluster, 0) + 1
+        self.sampled += 1
+        if self.sampled >= self.sample:
+            self.sampled //= 2
+            self.uses = {seen: count // 2 for seen, count in self.uses.items()}
+        if cluster in self.of("window"):
+            self.move(cluster, "window")
+        elif cluster in self.residents():
+            self.move(cluster, "main")
+            self.overflow("main", "probation")
+
+    def foresee(self, horizon: Mapping[ClusterId, int]) -> None:
+        pass
+
+    def insert(self, cluster: ClusterId) -> None:
+        self.move(cluster, "window")
+        self.overflow("window", "candidate")
+
+    def remove(self, cluster: ClusterId) -> None:
+        candidates = self.of("candidate")
+        self.entries = [(where, other) for where, other in self.entries if other != cluster]
+        if candidates and candidates[0] != cluster:
+            self.move(candidates[0], "probation")
+
+    def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
+        candidates = [c for c in self.of("candidate") if c not in protected]
+        settled = [c for c in self.of("probation") + self.of("main") if c not in protected]
+        duel = (candidates[:1] + settled[:1]) if settled else candidates[1::-1]
+        if len(duel) == 2:
+            candidate, incumbent = duel
+            return candidate if self.uses.get(candidate, 0) <= self.uses.get(incumbent, 0) else incumbent
+        return next(iter(duel + [c for c in self.of("window") if c not in protected]), None)
+
+    def residents(self) -> frozenset[ClusterId]:
+        return frozenset(cluster for _, cluster in self.entries)
+
+    def check_integrity(self) -> None:
+        assert len(self.residents()) == len(self.entries)
