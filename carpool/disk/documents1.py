@@ -27,6 +27,7 @@ DOCUMENT_BYTES_MAX = 16 << 20
 """No document is larger: a damaged offset must not ask for gigabytes of memory."""
 
 _ENTRY = struct.Struct("<QIIQ")  # offset_bytes, size_bytes, zero (kept for flags), checksum
+ENTRY_BYTES = _ENTRY.size
 _SEED = struct.Struct("<QQQII")  # generation, row, offset_bytes, size_bytes, zero
 
 

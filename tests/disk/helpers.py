@@ -154,3 +154,8 @@ def read_everything(folder: Path) -> tuple[list[ClusterRows], list[Document]]:
         return clusters, index.documents.get(range(index.manifest.row_count))
     finally:
         index.close()
+
+
+def as_bytes(clusters: Sequence[ClusterRows], documents: Sequence[Document]) -> list[object]:
+    """What was read, as something that can be compared."""
+    return [*((c.cluster, c.vectors.tobytes(), c.rows.tobytes()) for c in clusters), *documents]

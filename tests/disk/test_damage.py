@@ -1,0 +1,323 @@
+"""Damage of every kind over every file of an index: each is detected, and nothing that is read is ever wrong.
+
+No byte is harmless: the files are tiled by the reads that verify them, padding included. Only files that are the same bytes
+can be exchanged.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carpool.disk.centroids import CENTROIDS_NAME, read_centroids
+from carpool.disk.documents1 import DOCUMENTS_NAME, ENTRY_BYTES, OFFSETS_NAME
+from carpool.disk.index1 import OpenIndex, open_index
+from carpool.disk.manifest import FORMAT_V1, MANIFEST_NAME, read_manifest
+from carpool.disk.segments import EXTENTS_NAME, HEADER_BYTES, check_header, read_extents, segment_name
+from carpool.errors import ConfigError, CorruptionError
+from tests.disk.helpers import Content, as_bytes, make_content, read_everything, read_one, write_index
+
+DETECTED = (CorruptionError, ConfigError)
+FLIPS = 10_000
+FLIPS_THROUGH_EVERYTHING = 250
+# Three segments, the last two of the same size; clusters 3, 4, 6 and 7 are of the same size; one is empty.
+ROW_COUNTS = (3, 0, 60, 16, 16, 20, 16, 16, 20)
+CONTENT = make_content(row_counts=ROW_COUNTS)
+OTHER_CORPUS = make_content(row_counts=ROW_COUNTS, corpus=2)
+OTHER_SEED = make_content(row_counts=ROW_COUNTS, seed=2)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[OpenIndex]:
+    index = open_index(folder)
+    try:
+        yield index
+    finally:
+        index.close()
+
+
+def file_names(index: OpenIndex) -> list[str]:
+    return [MANIFEST_NAME, *index.manifest.files]
+
+
+class Coverage:
+    """Which read of an open index verifies a byte of a file: the smallest one."""
+
+    def __init__(self, index: OpenIndex) -> None:
+        self.index = index
+        entries = np.fromfile(index.dir / OFFSETS_NAME, dtype=[("offset", "<u8"), ("size", "<u4"), ("rest", "V12")])
+        self.document_starts: list[int] = entries["offset"].tolist()
+        self.document_ends: list[int] = (entries["offset"] + entries["size"]).tolist()
+
+    def read(self, name: str, place: int) -> Callable[[], object]:
+        """Returns the read."""
+        index = self.index
+        small: dict[str, Callable[[], object]] = {
+            MANIFEST_NAME: lambda: read_manifest(index.dir, FORMAT_V1),
+            CENTROIDS_NAME: lambda: read_centroids(index.dir, index.manifest),
+            EXTENTS_NAME: lambda: read_extents(index.dir, index.manifest),
+        }
+        if name in small:
+            return small[name]
+        if name == OFFSETS_NAME:
+            return lambda: index.documents.get((place // ENTRY_BYTES,))
+        if name == DOCUMENTS_NAME:
+            return lambda: index.documents.get((bisect_right(self.document_starts, place) - 1,))
+        segment = [path.name for path in index.segment_paths].index(name)
+        if place < HEADER_BYTES:
+            path, generation = index.segment_paths[segment], index.manifest.generation
+            return lambda: check_header(path, index.layout, index.extents, generation=generation, segment=segment)
+        cluster = next(
+            e.cluster for e in index.extents if e.segment == segment and 0 <= place - e.offset_bytes < e.size_bytes
+        )
+        return lambda: read_one(index, cluster)
+
+
+@contextmanager
+def flipped(path: Path, place: int, change: int) -> Iterator[None]:
+    """One byte of a file is another, for a while."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        byte = os.pread(descriptor, 1, place)
+        os.pwrite(descriptor, bytes([byte[0] ^ change]), place)
+        yield
+        os.pwrite(descriptor, byte, place)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def exchanged(one: tuple[Path, int], other: tuple[Path, int], size_bytes: int) -> Iterator[None]:
+    """Two ranges of bytes are exchanged, for a while."""
+
+    def exchange() -> None:
+        contents = [path.read_bytes()[place : place + size_bytes] for path, place in (one, other)]
+        for (path, place), content in zip((other, one), contents, strict=True):
+            with path.open("r+b") as file:
+                file.seek(place)
+                file.write(content)
+
+    exchange()
+    yield
+    exchange()
+
+
+def seeded_flips(index: OpenIndex) -> list[tuple[str, int, int]]:
+    """File, position and change of every flip: half of them by file, so that small ones get many, half by byte."""
+    numbers = np.random.default_rng(20)
+    names = file_names(index)
+    sizes = np.array([(index.dir / name).stat().st_size for name in names])
+    by_file = numbers.integers(0, len(names), FLIPS // 2)
+    by_byte = numbers.choice(len(names), FLIPS - FLIPS // 2, p=sizes / sizes.sum())
+    files = np.concatenate((by_file, by_byte))
+    places = (numbers.random(FLIPS) * sizes[files]).astype(int)
+    changes = numbers.integers(1, 256, FLIPS)
+    return [(names[file], int(place), int(change)) for file, place, change in zip(files, places, changes, strict=True)]
+
+
+def test_every_byte_of_every_file_is_under_a_seal(tmp_path: Path) -> None:
+    write_index(tmp_path, CONTENT)
+    with opened(tmp_path) as index:
+        for segment, path in enumerate(index.segment_paths):
+            end_bytes = HEADER_BYTES
+            for extent in (extent for extent in index.extents if extent.segment == segment):
+                assert extent.offset_bytes == end_bytes
+                end_bytes += extent.size_bytes
+            assert end_bytes == path.stat().st_size
+        coverage = Coverage(index)
+        assert coverage.document_starts == [0, *coverage.document_ends[:-1]]
+        assert coverage.document_ends[-1] == (tmp_path / DOCUMENTS_NAME).stat().st_size
+        assert (tmp_path / OFFSETS_NAME).stat().st_size == ENTRY_BYTES * len(coverage.document_starts)
+
+
+def test_ten_thousand_flipped_bytes_over_all_files_are_all_detected(tmp_path: Path) -> None:
+    write_index(tmp_path, CONTENT)
+    before = as_bytes(*read_everything(tmp_path))
+    with opened(tmp_path) as index:
+        coverage = Coverage(index)
+        flips = seeded_flips(index)
+        assert {name for name, _, _ in flips} == set(file_names(index))
+        for name, place, change in flips:
+            read = coverage.read(name, place)
+            with flipped(tmp_path / name, place, change), pytest.raises(DETECTED):
+                read()
+        # The same through the whole path, for a sample: what the small reads showed is what a service would see.
+        for name, place, change in flips[:: FLIPS // FLIPS_THROUGH_EVERYTHING]:
+            with flipped(tmp_path / name, place, change), pytest.raises(DETECTED, match=file_named(name)):
+                read_everything(tmp_path)
+    assert as_bytes(*read_everything(tmp_path)) == before
+
+
+def file_named(name: str) -> str:
+    """What an error about a file says; an entry that is wrong may point into the documents themselves."""
+    return "documents" if name.startswith("documents") else name
+
+
+def test_exchanged_pages_are_damage_for_both_clusters(tmp_path: Path) -> None:
+    write_index(tmp_path, CONTENT)
+    with opened(tmp_path) as index:
+        pages = [
+            (extent.cluster, (index.segment_paths[extent.segment], extent.offset_bytes + page * 4096))
+            for extent in index.extents
+            for page in range(extent.page_count)
+        ]
+        assert len(pages) == 14
+        for (one, at), (other, there) in combinations(pages, 2):
+            with exchanged(at, there, 4096):
+                for cluster in (one, other):
+                    with pytest.raises(CorruptionError, match=f"of cluster {cluster} "):
+                        read_one(index, cluster)
+    read_everything(tmp_path)
+
+
+def test_exchanged_clusters_of_the_same_size_are_damage_in_one_segment_and_across(tmp_path: Path) -> None:
+    write_index(tmp_path, CONTENT)
+    with opened(tmp_path) as index:
+        pairs = [
+            (one, other)
+            for one, other in combinations(index.extents, 2)
+            if one.size_bytes == other.size_bytes and one.row_count == other.row_count
+        ]
+        assert {one.segment == other.segment for one, other in pairs} == {True, False}
+        for one, other in pairs:
+            places = [(index.segment_paths[extent.segment], extent.offset_bytes) for extent in (one, other)]
+            with exchanged(places[0], places[1], one.size_bytes):
+                for extent in (one, other):
+                    with pytest.raises(CorruptionError, match=f"page 0 of cluster {extent.cluster} "):
+                        read_one(index, extent.cluster)
+
+
+def test_segments_of_the_same_size_under_each_others_names_are_refused(tmp_path: Path) -> None:
+    write_index(tmp_path, CONTENT)
+    one, other = (tmp_path / segment_name(segment) for segment in (1, 2))
+    assert one.stat().st_size == other.stat().st_size
+    one.rename(tmp_path / "spare")
+    other.rename(one)
+    (tmp_path / "spare").rename(other)
+    with pytest.raises(CorruptionError, match=r"clusters-000001.seg.*another segment"):
+        open_index(tmp_path)
+
+
+def test_exchanged_entries_and_documents_of_the_same_length_are_damage(tmp_path: Path) -> None:
+    write_index(tmp_path, CONTENT)
+    offsets, documents = tmp_path / OFFSETS_NAME, tmp_path / DOCUMENTS_NAME
+    with opened(tmp_path) as index:
+        for row in range(index.manifest.row_count - 1):
+            with exchanged((offsets, row * ENTRY_BYTES), (offsets, (row + 1) * ENTRY_BYTES), ENTRY_BYTES):
+                for damaged in (row, row + 1):
+                    with pytest.raises(CorruptionError, match=f"row {damaged} "):
+                        index.documents.get((damaged,))
+        coverage = Coverage(index)
+        spans = list(zip(coverage.document_starts, coverage.document_ends, strict=True))
+        same = [
+            (one, other)
+            for one, other in combinations(range(len(spans)), 2)
+            if length(spans[one]) == length(spans[other])
+        ]
+        assert len(same) > 100
+        for one, other in same:
+            with exchanged((documents, spans[one][0]), (documents, spans[other][0]), length(spans[one])):
+                for damaged in (one, other):
+                    with pytest.raises(CorruptionError, match=f"row {damaged} "):
+                        index.documents.get((damaged,))
+    read_everything(tmp_path)
+
+
+def length(span: tuple[int, int]) -> int:
+    return span[1] - span[0]
+
+
+def test_a_file_of_any_other_length_or_missing_is_refused_at_open(tmp_path: Path) -> None:
+    write_index(tmp_path, CONTENT)
+    with opened(tmp_path) as index:
+        names = file_names(index)
+    for name in names:
+        path = tmp_path / name
+        content = path.read_bytes()
+        size = len(content)
+        longer = [content + b"\0", content + bytes(4096), content + content]
+        shorter = [content[:length] for length in {0, 1, size // 2, size - 4096, size - 1} if 0 <= length < size]
+        for changed in shorter + longer:
+            path.write_bytes(changed)
+            with pytest.raises(DETECTED, match=name) as caught:
+                open_index(tmp_path)
+            if isinstance(caught.value, CorruptionError):
+                assert caught.value.path == str(path)
+        path.unlink()
+        with pytest.raises(DETECTED, match=name):
+            open_index(tmp_path)
+        path.write_bytes(content)
+    read_everything(tmp_path)
+
+
+def test_files_that_are_cut_while_they_are_open_are_damage_when_they_are_read(tmp_path: Path) -> None:
+    write_index(tmp_path, CONTENT)
+    with opened(tmp_path) as index:
+        last = index.extents[-1]
+        os.truncate(index.segment_paths[last.segment], last.offset_bytes + last.size_bytes - 1)
+        with pytest.raises(CorruptionError, match="1 bytes early"):
+            read_one(index, last.cluster)
+        for name in (DOCUMENTS_NAME, OFFSETS_NAME):
+            os.truncate(tmp_path / name, (tmp_path / name).stat().st_size - 1)
+            with pytest.raises(CorruptionError, match=rf"{name} ends at byte .* 1 bytes early"):
+                index.documents.get((index.manifest.row_count - 1,))
+
+
+@pytest.mark.parametrize("other", [OTHER_CORPUS, OTHER_SEED], ids=["corpus", "seed"])
+def test_any_mixture_of_the_files_of_two_builds_is_refused(tmp_path: Path, other: Content) -> None:
+    today, older, mixed = (tmp_path / name for name in ("today", "older", "mixed"))
+    manifests = [write_index(today, CONTENT), write_index(older, other)]
+    names = [MANIFEST_NAME, *manifests[0].files]
+    assert all(
+        (today / name).stat().st_size == (older / name).stat().st_size for name in names if name != MANIFEST_NAME
+    )
+    whole = [{name: (folder / name).read_bytes() for name in names} for folder in (today, older)]
+    same = {name for name in names if whole[0][name] == whole[1][name]}
+    assert same - {EXTENTS_NAME} == (set() if other is OTHER_CORPUS else {DOCUMENTS_NAME, OFFSETS_NAME})
+    mixed.mkdir()
+    refused = 0
+    for choice in range(2 ** len(names)):
+        for bit, name in enumerate(names):
+            (mixed / name).unlink(missing_ok=True)
+            os.link((today, older)[choice >> bit & 1] / name, mixed / name)
+        if {name: (mixed / name).read_bytes() for name in names} in whole:
+            read_everything(mixed)
+            continue
+        with pytest.raises(DETECTED):
+            read_everything(mixed)
+        refused += 1
+    assert refused == 2 ** len(names) - 2 * 2 ** len(same)
+
+
+@pytest.mark.parametrize("other", [OTHER_CORPUS, OTHER_SEED], ids=["corpus", "seed"])
+def test_a_single_page_or_document_of_an_older_build_is_damage(tmp_path: Path, other: Content) -> None:
+    today, older = tmp_path / "today", tmp_path / "older"
+    write_index(today, CONTENT)
+    write_index(older, other)
+    with opened(today) as index:
+        for extent in index.extents:
+            name = segment_name(extent.segment)
+            for page in range(extent.page_count):
+                place = extent.offset_bytes + page * 4096
+                says = f"page {page} of cluster {extent.cluster} "
+                with (
+                    exchanged((today / name, place), (older / name, place), 4096),
+                    pytest.raises(CorruptionError, match=says),
+                ):
+                    read_one(index, extent.cluster)
+        if other is OTHER_SEED:
+            return
+        spans = Coverage(index)
+        for row, (start, end) in enumerate(zip(spans.document_starts, spans.document_ends, strict=True)):
+            with (
+                exchanged((today / DOCUMENTS_NAME, start), (older / DOCUMENTS_NAME, start), end - start),
+                pytest.raises(CorruptionError, match=f"row {row} "),
+            ):
+                index.documents.get((row,))
