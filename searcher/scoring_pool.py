@@ -1,0 +1,182 @@
+"""Threads that score clusters: the calling thread and its helpers share one list of parts, cut evenly from what is asked.
+
+A part is some pages of one cluster, so that one large cluster, or a lone query, keeps every core busy too. Floors that one
+part raised serve the parts that begin after it, of all clusters and on all threads. How parts are cut depends on what is
+asked alone, never on time, and floors only leave out what could not enter: results do not depend on the threads' pace.
+
+BLAS must be held to one thread by whoever runs the process: threads that share a product spin when a core is taken.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from carpool.disk.pages import ClusterPages, UInt8
+from searcher.scan import score_pages
+from searcher.top_k import Float32, Scored, Slots, TopTable
+
+PARTS_PER_THREAD = 4
+"""Parts that a thread's even share is cut into: more even out a core that is taken, and cost some 30 us each."""
+PART_COST_MIN = 4 << 20
+"""Cost below which nothing is cut further: a quarter of a millisecond."""
+BYTES_PER_PRODUCT = 16
+"""Queries whose products with a row cost as much as reading it."""
+
+
+class Scoring(NamedTuple):
+    """A cluster and the queries that want it: `slots` (q,) of a table, each once; `queries` (q, dim) float32, q >= 1."""
+
+    pages: ClusterPages
+    slots: Slots
+    queries: Float32
+
+
+class ScoringPool:
+    """Scores sub-stages on some threads, the calling one among them. For one calling thread; close it at the end."""
+
+    def __init__(self, threads: int) -> None:
+        """Starts `threads - 1` helpers. Raises `ValueError` when `threads` is below 1."""
+        if threads < 1:
+            raise ValueError(f"{threads} scoring threads: at least one is needed, the calling one")
+        self._runs: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
+        self._helpers = [
+            threading.Thread(target=self._help, name=f"scoring-{number}", daemon=True) for number in range(1, threads)
+        ]
+        for helper in self._helpers:
+            helper.start()
+
+    def run(self, scorings: Sequence[Scoring], table: TopTable) -> list[Scored]:
+        """Returns what clusters have for their queries, in order; a cluster that was cut comes as several parts.
+
+        Blocks until all is scored. Reads `table` and leaves it as it is: merge what is returned. Raises the first error of
+        any thread, after all of them have stopped; no view of pages is held afterwards.
+        """
+        threads = 1 + len(self._helpers)
+        parts = _cut(scorings, threads)
+        slot_count = 1 + max((int(scoring.slots.max()) for scoring in scorings), default=-1)
+        everyone = np.arange(slot_count)
+        run = _Run(parts, table.floors(everyone), table.top_ks(everyone))
+        for _ in range(min(len(self._helpers), len(parts) - 1)):
+            self._runs.put(run)
+        run.work()
+        return run.results()
+
+    def close(self) -> None:
+        """Ends the helpers and waits for them. Do not call `run` afterwards. Safe to call twice."""
+        for _ in self._helpers:
+            self._runs.put(None)
+        for helper in self._helpers:
+            helper.join()
+        self._helpers = []
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes."""
+        self.close()
+
+    def _help(self) -> None:
+        while (run := self._runs.get()) is not None:
+            run.work()
+            del run  # or its results would live until the next
+
+
+class _Run:
+    """One call's parts, what became of them, and the floors that they share."""
+
+    def __init__(self, parts: list[Scoring], floors: Float32, top_ks: Slots) -> None:
+        self._parts = parts
+        self._floors = floors
+        self._top_ks = top_ks
+        self._scored: list[Scored | None] = [None] * len(parts)
+        self._error: BaseException | None = None
+        self._waiting = iter(range(len(parts)))
+        self._left = len(parts)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def work(self) -> None:
+        """Scores parts until none is waiting."""
+        while (at := self._take()) is not None:
+            try:
+                if self._error is None:
+                    self._scored[at] = self._score(self._parts[at])
+            except BaseException as error:
+                self._error = error
+            with self._lock:
+                self._left -= 1
+                if not self._left:
+                    self._ended.set()
+
+    def results(self) -> list[Scored]:
+        """Waits for the parts that other threads have begun."""
+        if self._parts:
+            self._ended.wait()
+        self._parts = []  # a helper that wakes up late holds this object, and must not hold pages
+        if self._error is not None:
+            raise self._error
+        return [scored for scored in self._scored if scored is not None]
+
+    def _take(self) -> int | None:
+        with self._lock:
+            return next(self._waiting, None)
+
+    def _score(self, part: Scoring) -> Scored:
+        slots, floors = part.slots, self._floors
+        found = score_pages(part.pages, part.queries, floors[slots], self._top_ks[slots])
+        # When two threads write at once, the lower floor may win: one that is too low leaves nothing out.
+        floors[slots] = np.maximum(floors[slots], found.floors)
+        return Scored(part.pages.cluster, slots, found)
+
+
+def _cut(scorings: Sequence[Scoring], threads: int) -> list[Scoring]:
+    """Cuts clusters so that parts cost about as much, several a thread; for one thread nothing is cut."""
+    if threads == 1:
+        return list(scorings)
+    costs = [_cost(scoring) for scoring in scorings]
+    part_cost = max(PART_COST_MIN, sum(costs) // (threads * PARTS_PER_THREAD))
+    return [
+        Scoring(pages, scoring.slots, scoring.queries)
+        for scoring, cost in zip(scorings, costs, strict=True)
+        for pages in cut_pages(scoring.pages, max(1, round(cost / part_cost)))
+    ]
+
+
+def _cost(scoring: Scoring) -> int:
+    """Bytes read, and the products in bytes that could be read meanwhile."""
+    layout = scoring.pages.layout
+    size_bytes = layout.page_count(scoring.pages.row_count) * layout.page_bytes
+    return size_bytes * (BYTES_PER_PRODUCT + len(scoring.queries)) // BYTES_PER_PRODUCT
+
+
+def cut_pages(pages: ClusterPages, parts: int) -> Iterator[ClusterPages]:
+    """Yields the rows of `pages`, in order, as at most `parts` clusters of nearly as many pages each: views."""
+    page_count = pages.layout.page_count(pages.row_count)
+    parts = min(parts, page_count)
+    if parts == 1:
+        yield pages
+        return
+    rows_per_page = pages.layout.rows_per_page
+    for number in range(parts):
+        start, end = page_count * number // parts, page_count * (number + 1) // parts
+        row_count = min(end * rows_per_page, pages.row_count) - start * rows_per_page
+        yield ClusterPages(pages.cluster, pages.layout, row_count, tuple(_slices(pages, start, end)))
+
+
+def _slices(pages: ClusterPages, start: int, end: int) -> Iterator[UInt8]:
+    first = 0
+    for piece in pages.pieces:
+        low, high = max(start - first, 0), min(end - first, len(piece))
+        if low < high:
+            yield piece[low:high]
+        first += len(piece)

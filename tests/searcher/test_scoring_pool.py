@@ -1,0 +1,121 @@
+"""The pool's results are those of one thread and a full sort; its threads end, and so do its errors."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.disk.pages import ClusterPages, choose_layout, encode_pages
+from searcher import scoring_pool
+from searcher.scoring_pool import Scoring, ScoringPool, cut_pages
+from searcher.top_k import TopTable
+
+LAYOUT = choose_layout(16, "float32")
+
+
+def cluster_of(number: int, vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> ClusterPages:
+    pages = encode_pages(LAYOUT, vectors, rows, seed=number)
+    return ClusterPages(number, LAYOUT, len(rows), tuple(np.array_split(pages, 1 + number % 3)))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_results_are_those_of_a_full_sort_over_each_querys_clusters(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
+    generator = np.random.default_rng(threads)
+    # Small whole numbers: scores are exact and tie often.
+    vectors = generator.integers(-2, 3, (20_000, 16)).astype(np.float32)
+    assigned = generator.choice(8, len(vectors), p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.03, 0.02, 0.0])
+    clusters = [cluster_of(c, vectors[assigned == c], np.flatnonzero(assigned == c)) for c in range(8)]
+    with ScoringPool(threads) as pool:
+        for _ in range(10):
+            table = TopTable()
+            top_ks = generator.integers(1, 101, 12)
+            slots = np.array([table.add(int(top_k)) for top_k in top_ks])
+            queries = generator.integers(-2, 3, (12, 16)).astype(np.float32)
+            wants = generator.random((8, 12)) < 0.5
+            wants[:, 0] = True
+            for stage in (range(3), range(3, 8)):
+                scored = pool.run([Scoring(clusters[c], slots[wants[c]], queries[wants[c]]) for c in stage], table)
+                order = [part.cluster for part in scored]
+                assert order == sorted(order)
+                assert threads == 1 or len(scored) > len(stage)
+                table.merge(scored)
+            for q, (slot, top_k) in enumerate(zip(slots, top_ks, strict=True)):
+                rows = np.flatnonzero(wants[assigned, q])
+                scores = vectors[rows] @ queries[q]
+                best = np.lexsort((rows, -scores))[:top_k]
+                found = table.best(int(slot))
+                assert found.rows.tolist() == rows[best].tolist()
+                assert found.scores.tolist() == scores[best].tolist()
+                assert found.clusters.tolist() == assigned[rows[best]].tolist()
+
+
+@settings(max_examples=100)
+@given(row_count=st.integers(0, 400), cuts=st.lists(st.integers(0, 60), max_size=4), parts=st.integers(1, 30))
+def test_cut_pages_hold_every_row_once_and_in_order(row_count: int, cuts: list[int], parts: int) -> None:
+    pages = encode_pages(LAYOUT, np.zeros((row_count, 16), np.float32), np.arange(row_count), seed=0)
+    pieces = tuple(np.split(pages, sorted({cut % len(pages) for cut in cuts})))
+    cut = list(cut_pages(ClusterPages(5, LAYOUT, row_count, pieces), parts))
+    assert len(cut) == min(parts, len(pages))
+    rows = []
+    for part in cut:
+        assert part.cluster == 5
+        assert sum(map(len, part.pieces)) == LAYOUT.page_count(part.row_count)
+        numbers = np.concatenate([LAYOUT.row_numbers(piece).reshape(-1) for piece in part.pieces])
+        rows += numbers[: part.row_count].tolist()
+    assert rows == list(range(row_count))
+    sizes = [LAYOUT.page_count(part.row_count) for part in cut]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on() -> None:
+    table = TopTable()
+    slots = np.array([table.add(3)])
+    good = cluster_of(0, np.ones((5000, 16), np.float32), np.arange(5000))
+    query = np.ones((1, 16), np.float32)
+    with ScoringPool(3) as pool:
+        with pytest.raises(ValueError, match="matmul"):
+            pool.run([Scoring(good, slots, query)] * 5 + [Scoring(good, slots, np.ones((1, 9), np.float32))], table)
+        table.merge(pool.run([Scoring(good, slots, query)], table))
+    assert table.best(0).rows.tolist() == [0, 1, 2]
+
+
+def test_no_scorings_give_no_results() -> None:
+    with ScoringPool(2) as pool:
+        assert pool.run([], TopTable()) == []
+
+
+def test_no_page_is_held_after_a_run() -> None:
+    table = TopTable()
+    slots = np.array([table.add(3)])
+    cluster = cluster_of(0, np.ones((500, 16), np.float32), np.arange(500))
+    pages = weakref.ref(cluster.pieces[0].base if cluster.pieces[0].base is not None else cluster.pieces[0])
+    with ScoringPool(4) as pool:
+        scored = pool.run([Scoring(cluster, slots, np.ones((1, 16), np.float32))] * 8, table)
+        del cluster
+        gc.collect()
+        assert pages() is None
+        assert len(scored) == 8
+
+
+def test_helpers_end_when_the_pool_closes_and_closing_twice_is_safe() -> None:
+    before = threading.active_count()
+    pool = ScoringPool(4)
+    assert threading.active_count() == before + 3
+    pool.close()
+    pool.close()
+    assert threading.active_count() == before
+
+
+def test_a_pool_without_threads_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one is needed"):
+        ScoringPool(0)
