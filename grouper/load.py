@@ -14,6 +14,7 @@ from carpool.embedding import EmbeddingSettings, load_embedder
 from carpool.errors import ConfigError, CorruptionError
 from carpool.telemetry.metrics import Metrics
 from grouper.admission import IndexFacts
+from grouper.plan.orders import group_order
 from grouper.plan.policies import grouping_policy
 from grouper.settings import GrouperSettings
 from grouper.work import WindowWork
@@ -44,7 +45,10 @@ def load_work(
         facts=facts,
         centroids=centroids,
         embedder=embedder,
-        policy=grouping_policy(settings.policy, jaccard_similarity_min=settings.jaccard_similarity_min),
+        policy=grouping_policy(
+            settings.policy, jaccard_similarity_min=settings.jaccard_similarity_min, linkage=settings.linkage
+        ),
+        order=group_order(settings.order),
         grouper=f"{socket.gethostname()[:64]}-{os.getpid()}-{clock.now_us()}",
         lane_count=settings.lanes,
         group_bytes_max=settings.group_bytes_max,

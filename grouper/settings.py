@@ -7,7 +7,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from carpool.settings import Settings
-from grouper.plan.policies import PolicyName
+from grouper.plan.orders import OrderName
+from grouper.plan.policies import LinkageName, PolicyName
 from schemas.query import NPROBE_MAX, QUERY_BYTES_MAX
 from schemas.topics import GROUPS
 
@@ -45,13 +46,39 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             "window_queries_min. Low: smaller windows under backlog; high: latency. An idle system never waits.",
         ),
     ] = 50
+    horizon_windows: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="Full windows that are read, embedded and probed ahead of the one that leaves, for the horizon of its "
+            "record; 0: none. Never waited for. Low: the searcher sees less of what comes; high: memory, larger records. Needs "
+            "horizon_windows + 3 windows in intake_queries_max, else it is shorter.",
+        ),
+    ] = 4
     policy: Annotated[
         PolicyName,
         Meta(
-            description="Which queries share a group: none; greedy (the paper's Algorithm 1: like one member); "
-            "agglomerative (its Eq. 3: like every member; loads scikit-learn). The default is the paper's, and cheap."
+            description="Which queries share a group: whole (the window is one group); greedy (the paper's Algorithm 1: like one "
+            "member); agglomerative (its Eq. 3; loads scikit-learn); none. A searcher that goes by cluster shares reads between "
+            "all it has in hand, so groups cost records and save nothing; the paper's need one of the others."
         ),
-    ] = "greedy"
+    ] = "whole"
+    linkage: Annotated[
+        LinkageName,
+        Meta(
+            description="What agglomerative wants alike: complete (every pair, Eq. 3), average (the mean of all pairs), single "
+            "(one pair). From the first to the last, groups grow and share less."
+        ),
+    ] = "complete"
+    order: Annotated[
+        OrderName,
+        Meta(
+            description="In which order groups leave, and queries in them: overlap (next whoever shares most with those just "
+            "before) or arrival. A query with a deadline is never overtaken. overlap halves the bytes of a searcher that goes "
+            "query by query; arrival is fair to the microsecond."
+        ),
+    ] = "overlap"
     jaccard_similarity_min: Annotated[
         float,
         Meta(
@@ -83,10 +110,10 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=100_000,
-            description="Queries held at once: in the window, and in the one being planned. Low: the next window is small; "
+            description="Queries held at once: gathered, read ahead, and being planned. Low: a short horizon and small windows; "
             "high: memory, and more to do again after a crash.",
         ),
-    ] = 400
+    ] = 800
     intake_bytes_max: Annotated[
         int,
         Meta(

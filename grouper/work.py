@@ -1,38 +1,66 @@
-"""What is done with a closed window: embed, probe, plan, encode. Arithmetic and records; the threads are the service's."""
+"""What is done with a closed window: prepare it (embed, probe), then plan it (group, order, encode). No threads here."""
 
 from __future__ import annotations
 
-import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from carpool.clock import Clock
 from carpool.disk.centroids import probe
 from carpool.embedding import Embedder
-from carpool.kafka.stage import Done, Output, Sink
+from carpool.kafka.stage import Sink
 from carpool.telemetry.metrics import Metrics
 from grouper.admission import Admitted, IndexFacts
 from grouper.embed import embed_texts
 from grouper.plan.emit import Header, PlannedGroup, plan_records
+from grouper.plan.horizon import plan_horizon
 from grouper.plan.jaccard import jaccard_matrix
-from grouper.plan.policies import GroupingPolicy
+from grouper.plan.orders import GroupOrder
+from grouper.plan.policies import GroupingPolicy, Groups
 from grouper.plan.window import Window
-from schemas.answer import unanswered
-from schemas.codec import encode
+from grouper.records import expired, group_done, grouped_query
 from schemas.errors import RecordError
-from schemas.group import GroupedQuery
-from schemas.record import ClusterId, Source
-from schemas.topics import ANSWERS, GROUPS
+from schemas.group import HorizonEntry
+from schemas.record import ClusterId
 
-EVENT_SOURCE = "carpool/grouper"
 LANE = 0
+BEFORE_QUERIES = 20
+"""How many queries that left are remembered for the order of the next window: what lies further back has faded."""
+HORIZON_SHARE = 4
+"""A horizon takes at most one part in so many of `group_bytes_max`."""
+
+IsLive = Callable[[int], bool]
+"""Says whether the unit with this id is still ours: not revoked meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prepared:
+    """A query that has all it is grouped by. `row`: (dim,) float32, L2-normalised; `clusters`: C(q), nearest first."""
+
+    query: Admitted
+    row: NDArray[np.float32]
+    clusters: tuple[ClusterId, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PreparedWindow:
+    """A window whose queries are embedded and probed, once; less those that ended meanwhile. May be empty."""
+
+    window: Window
+    queries: tuple[Prepared, ...]
+    encode_us: int
+    prepared_us: int
 
 
 class WindowWork:
-    """Plans windows, one after the other, and hands their groups to the sink. For one thread."""
+    """Prepares windows and plans them, and hands their groups to the sink.
+
+    `prepare` and `plan` may run on two threads at once: they share nothing that changes. Each of them is for one thread.
+    """
 
     def __init__(
         self,
@@ -41,6 +69,7 @@ class WindowWork:
         centroids: NDArray[np.float32],
         embedder: Embedder,
         policy: GroupingPolicy,
+        order: GroupOrder,
         grouper: str,
         lane_count: int,
         group_bytes_max: int,
@@ -52,47 +81,62 @@ class WindowWork:
         self._centroids = centroids
         self._embedder = embedder
         self._policy = policy
+        self._order = order
         self._grouper = grouper
         self._lane_count = lane_count
         self._group_bytes_max = group_bytes_max
         self._clock = clock
         self._metrics = metrics
         self._sequence = 0
+        self._before: deque[tuple[ClusterId, ...]] = deque(maxlen=BEFORE_QUERIES)
 
-    def run(self, window: Window, queries: Sequence[Admitted], sink: Sink, is_live: Callable[[int], bool]) -> None:
-        """Ends every query of `window` that is still live: in a group, refused, or answered `expired`. Blocks.
+    def prepare(self, window: Window, queries: Sequence[Admitted], sink: Sink, is_live: IsLive) -> PreparedWindow:
+        """Embeds and probes in one batch. Ends what has expired or cannot be embedded. Blocks for as long as the model takes.
 
-        `is_live` says whether a unit id was not revoked meanwhile. Raises `ConfigError` when the model is broken.
+        Raises `ConfigError` when the model is broken.
         """
         self._metrics.window_queries.observe(len(queries))
         started_us = self._clock.now_us()
         vectors = self._embed(self._in_time(queries, sink, is_live), sink)
         encoded_us = self._clock.now_us()
-        in_time = self._in_time([query for query, _ in vectors], sink, is_live)
-        if not in_time:
+        return PreparedWindow(
+            window=window,
+            queries=tuple(
+                Prepared(query=query, row=row, clusters=clusters)
+                for (query, row), clusters in zip(vectors, self._probe(vectors), strict=True)
+            ),
+            encode_us=encoded_us - started_us,
+            prepared_us=encoded_us,
+        )
+
+    def plan(self, prepared: PreparedWindow, ahead: Sequence[PreparedWindow], sink: Sink, is_live: IsLive) -> None:
+        """Ends every query of `prepared` that is still live: in a group, or answered `expired`. Blocks for milliseconds.
+
+        `ahead`: the windows that leave next, in order: the horizon.
+        """
+        in_time = {query.unit.id for query in self._in_time([each.query for each in prepared.queries], sink, is_live)}
+        queries = [each for each in prepared.queries if each.query.unit.id in in_time]
+        if not queries:
             return
-        kept = {query.unit.id for query in in_time}
-        rows = np.stack([row for query, row in vectors if query.unit.id in kept])
-        clusters = self._probe(in_time, rows)
-        groups = self._policy.group(jaccard_matrix(clusters))
+        groups = self._group(queries)
+        horizon = self._horizon(ahead, is_live)
         grouped_us = self._clock.now_us()
-        spent_us = {"encode": encoded_us - started_us, "group": grouped_us - encoded_us}
+        spent_us = {"encode": prepared.encode_us, "group": grouped_us - prepared.prepared_us}
         planned = plan_records(
             groups,
-            [
-                grouped_query(query, row, of_query, window, spent_us)
-                for query, row, of_query in zip(in_time, rows, clusters, strict=True)
-            ],
-            self._header(window),
+            [grouped_query(each.query, each.row, each.clusters, prepared.window, spent_us) for each in queries],
+            self._header(prepared.window),
             first_sequence=self._sequence,
             group_bytes_max=self._group_bytes_max,
+            horizon=horizon,
         )
         self._sequence += len(planned)
+        self._before.extend(queries[member].clusters for members in groups for member in members[-BEFORE_QUERIES:])
         for record in planned:
             self._count(record)
-            sink.done(self._encode(record, in_time))
+            sink.done(group_done(record, [each.query for each in queries], self._clock.now_us()))
 
-    def _in_time(self, queries: Sequence[Admitted], sink: Sink, is_live: Callable[[int], bool]) -> list[Admitted]:
+    def _in_time(self, queries: Sequence[Admitted], sink: Sink, is_live: IsLive) -> list[Admitted]:
         """Those that are live and not expired; the expired are answered."""
         now_us = self._clock.now_us()
         in_time = []
@@ -120,10 +164,28 @@ class WindowWork:
         found = ((query, vectors.get(query.unit.id, query.vector)) for query in queries)
         return [(query, vector) for query, vector in found if vector is not None]
 
-    def _probe(self, queries: Sequence[Admitted], rows: NDArray[np.float32]) -> list[tuple[ClusterId, ...]]:
+    def _probe(self, queries: Sequence[tuple[Admitted, NDArray[np.float32]]]) -> list[tuple[ClusterId, ...]]:
         """C(q) of each query, nearest first, as many as it asked for."""
-        probes = probe(self._centroids, rows, max(query.nprobe for query in queries)).tolist()
-        return [tuple(map(ClusterId, row[: query.nprobe])) for query, row in zip(queries, probes, strict=True)]
+        if not queries:
+            return []
+        rows = np.stack([row for _, row in queries])
+        probes = probe(self._centroids, rows, max(query.nprobe for query, _ in queries)).tolist()
+        return [tuple(map(ClusterId, row[: query.nprobe])) for (query, _), row in zip(queries, probes, strict=True)]
+
+    def _group(self, queries: Sequence[Prepared]) -> Groups:
+        """The groups of a window, as positions in `queries`, in the order in which they leave."""
+        if len(queries) == 1:
+            return ((0,),)
+        before = len(self._before)
+        similarity = jaccard_matrix([*self._before, *(each.clusters for each in queries)])
+        window = similarity[before:, before:]
+        deadlines = [position for position, each in enumerate(queries) if each.query.deadline_us is not None]
+        return self._order.order(self._policy.group(window), window, similarity[:before, before:], deadlines)
+
+    def _horizon(self, ahead: Sequence[PreparedWindow], is_live: IsLive) -> tuple[HorizonEntry, ...]:
+        windows = [[each.clusters for each in window.queries if is_live(each.query.unit.id)] for window in ahead]
+        self._metrics.horizon_windows.observe(len(windows))
+        return plan_horizon(windows, bytes_max=self._group_bytes_max // HORIZON_SHARE)
 
     def _header(self, window: Window) -> Header:
         return Header(
@@ -136,19 +198,6 @@ class WindowWork:
             lane_count=self._lane_count,
         )
 
-    def _encode(self, planned: PlannedGroup, queries: Sequence[Admitted]) -> Done:
-        group = planned.group
-        value, headers = encode(
-            group,
-            event_id=group_event_id([query.source for query in group.queries]),
-            source=EVENT_SOURCE,
-            time_us=self._clock.now_us(),
-        )
-        return Done(
-            parts=tuple((queries[member].unit.id, 0) for member in planned.members),
-            outputs=(Output(topic=GROUPS.name, key=None, partition=group.lane, value=value, headers=headers),),
-        )
-
     def _count(self, planned: PlannedGroup) -> None:
         group = planned.group
         probes = sum(len(query.clusters) for query in group.queries)
@@ -158,61 +207,3 @@ class WindowWork:
             self._metrics.window_wait_seconds.observe(query.timings_us["window_wait"] / 1_000_000)
             for stage, took_us in query.timings_us.items():
                 self._metrics.stage_seconds.labels(stage=stage).observe(took_us / 1_000_000)
-
-
-def grouped_query(
-    query: Admitted,
-    row: NDArray[np.float32],
-    clusters: tuple[ClusterId, ...],
-    window: Window,
-    spent_us: dict[str, int],
-) -> GroupedQuery:
-    """Returns a query as it travels in a group: as published, less its vector, with what the stages so far took."""
-    message = query.unit.message
-    published_us = message.source.timestamp_ms * 1_000
-    waits_us = {
-        "kafka_wait": max(0, message.received_us - published_us) if published_us > 0 else 0,
-        "window_wait": max(0, window.closed_us - message.received_us),
-    }
-    return GroupedQuery(
-        query=msgspec.structs.replace(query.unit.record, vector=None),
-        source=message.source,
-        headers=message.headers,
-        arrival_us=message.received_us,
-        deadline_us=query.deadline_us,
-        vector=row.astype("<f4").tobytes(),
-        clusters=clusters,
-        timings_us=waits_us | spent_us,
-    )
-
-
-def expired(query: Admitted, now_us: int) -> Done:
-    """Returns the terminal answer of a query whose deadline has passed, under an id that is always the same."""
-    message, record = query.unit.message, query.unit.record
-    source = message.source
-    late_ms = (now_us - (query.deadline_us or 0)) // 1_000
-    answer = unanswered(
-        query_id=record.query_id,
-        status="expired",
-        stage="grouper",
-        error_type="expired",
-        message=f"the deadline passed {late_ms} ms before the query was planned; ask again with more time",
-        retryable=True,
-        source=source,
-        timings_ms={"total": max(0, now_us - message.received_us) / 1_000},
-    )
-    value, headers = encode(
-        answer,
-        event_id=f"{source.topic}/{source.partition}/{source.offset}/answer",
-        source=EVENT_SOURCE,
-        time_us=now_us,
-        passed_on=message.headers,
-    )
-    output = Output(topic=ANSWERS.name, key=record.query_id.encode(), value=value, headers=headers)
-    return Done(parts=((query.unit.id, 0),), outputs=(output,))
-
-
-def group_event_id(sources: Sequence[Source]) -> str:
-    """Returns the id of a group's event: the same for the same set of input records, in whatever order."""
-    names = sorted(f"{source.topic}/{source.partition}/{source.offset}" for source in sources)
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, "carpool:group:" + ",".join(names)))

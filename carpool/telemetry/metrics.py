@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+COUNTS_FROM_0 = (0, 1, 2, 3, 4, 6, 8, 16, 32, 64, 100)
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -34,7 +35,9 @@ class Metrics:
         self.answers = counter("answers_total", "Terminal answers by status.", "stage", "status")
         self.commits = counter("commits_total", "Commits by outcome. A rise of failures: brokers refuse.", "outcome")
         self.commit_seconds = histogram("commit_seconds", "Time of a commit, outputs included.", SECONDS)
-        self.units_in_flight = gauge("units_in_flight", "Input records taken in and not yet committed.")
+        self.units_in_flight = gauge(
+            "units_in_flight", "Input records that still owe an output that brokers took. A rise: work piles up."
+        )
         self.bytes_in_flight = gauge("bytes_in_flight", "Bytes of the input records in flight.")
         self.lag_records = gauge(
             "lag_records", "Records waiting, from position(). A rise: too slow.", "topic", "partition"
@@ -55,6 +58,9 @@ class Metrics:
         self.group_queries = histogram("group_queries", "Queries a group. A rise: more sharing.", COUNTS)
         self.group_overlap = histogram(
             "group_overlap_ratio", "Share of a group's probes that are not its first.", SHARES
+        )
+        self.horizon_windows = histogram(
+            "horizon_windows", "Windows known ahead when one leaves. A rise: backlog.", COUNTS_FROM_0
         )
         # The searcher
         self.cluster_requests = counter("cluster_requests_total", "Clusters asked for, by tier where found.", "tier")

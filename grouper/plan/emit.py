@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from schemas.group import Group, GroupedQuery, NextGroup
+from schemas.group import Group, GroupedQuery, HorizonEntry, NextGroup
 from schemas.record import ClusterId
 
 ENVELOPE_BYTES = 512
@@ -45,17 +45,25 @@ def plan_records(
     *,
     first_sequence: int,
     group_bytes_max: int,
+    horizon: Sequence[HorizonEntry] = (),
 ) -> tuple[PlannedGroup, ...]:
     """Returns the records of one lane's groups, in order: Eq. 5, cut so that each encodes to at most `group_bytes_max`.
 
     `groups` holds positions in `queries`. Order is kept, of groups and within them. A group that is too large becomes
     several records, one behind the other; a query that is too large alone travels alone. `sequence` counts on from
     `first_sequence`; `next` is the first query of the record that follows, so the last has none.
+
+    `horizon` is the same for the whole window, so it travels once: in its first record, unless that holds a query that
+    is too large alone.
     """
     sizes = [len(msgspec.json.encode(query)) + 1 for query in queries]  # and its comma
     nexts = [NextGroup(query_id=query.query.query_id, clusters=query.clusters) for query in queries]
     room = group_bytes_max - _fixed_bytes(header, nexts)
-    pieces = [piece for members in groups for piece in _split(members, queries, sizes, room)]
+    first_room = room - (len(msgspec.json.encode(horizon)) if horizon else 0)
+    pieces: list[tuple[int, ...]] = []
+    for members in groups:
+        pieces += _split(members, queries, sizes, room, room if pieces else first_room)
+    carries_horizon = bool(pieces) and _cost(pieces[0], queries, sizes) <= first_room
     records = []
     for number, members in enumerate(pieces):
         following = pieces[number + 1][0] if number + 1 < len(pieces) else None
@@ -72,6 +80,7 @@ def plan_records(
             queries=tuple(queries[member] for member in members),
             clusters=union_of([queries[member] for member in members]),
             next=nexts[following] if following is not None else None,
+            horizon=tuple(horizon) if carries_horizon and number == 0 else (),
         )
         records.append(PlannedGroup(group=group, members=members))
     return tuple(records)
@@ -90,18 +99,22 @@ def _fixed_bytes(header: Header, nexts: Sequence[NextGroup]) -> int:
 
 
 def _split(
-    members: Sequence[int], queries: Sequence[GroupedQuery], sizes: Sequence[int], room: int
+    members: Sequence[int], queries: Sequence[GroupedQuery], sizes: Sequence[int], room: int, first_room: int
 ) -> Iterator[tuple[int, ...]]:
-    """Cuts a group into runs whose queries and clusters fit into `room` bytes, each as long as it can be."""
+    """Cuts a group into runs whose queries and clusters fit into `room` bytes, each as long as it can be.
+
+    The first run has `first_room`.
+    """
+    left = first_room
     piece: list[int] = []
     clusters: set[ClusterId] = set()
     used = 0
     for member in members:
         added = set(queries[member].clusters) - clusters
         cost = sizes[member] + _digits(added)
-        if piece and used + cost > room:
+        if piece and used + cost > left:
             yield tuple(piece)
-            piece, clusters, used = [], set(), 0
+            piece, clusters, used, left = [], set(), 0, room
             added = set(queries[member].clusters)
             cost = sizes[member] + _digits(added)
         piece.append(member)
@@ -109,6 +122,12 @@ def _split(
         used += cost
     if piece:
         yield tuple(piece)
+
+
+def _cost(members: Sequence[int], queries: Sequence[GroupedQuery], sizes: Sequence[int]) -> int:
+    """What these queries and their clusters take in one record."""
+    clusters = {cluster for member in members for cluster in queries[member].clusters}
+    return sum(sizes[member] for member in members) + _digits(clusters)
 
 
 def _digits(clusters: set[ClusterId]) -> int:

@@ -37,7 +37,9 @@ class WindowPlanner:
     While the worker is busy nothing closes: arrivals gather. When it is free, what is there leaves at once if nothing
     more is known to wait. Under a backlog a window goes on until it is full or `window_us_max` old with at least
     `queries_min`; below that it goes on for at most `STALL_WINDOWS` times as long, so that a broker that knows of
-    records but does not hand them out cannot hold queries. A window leaves whole: nothing of it is carried over.
+    records but does not hand them out cannot hold queries. While earlier windows are still about to leave, only a full
+    window closes: closed later it would hold the same queries, so that reading ahead changes no window. A window
+    leaves whole: nothing of it is carried over.
 
     Not thread-safe. Every call is O(1) but for the queries it returns or drops.
     """
@@ -76,9 +78,12 @@ class WindowPlanner:
         for query_id in query_ids & self._gathered.keys():
             self._size_bytes -= self._gathered.pop(query_id).size_bytes
 
-    def step(self, now_us: int, waiting: int, busy: bool) -> Window | Wait:
-        """Closes a window or says how long to wait. `waiting`: records known to be on their way; `busy`: nobody is free."""
-        if busy or not self._gathered:
+    def step(self, now_us: int, waiting: int, busy: bool, ahead: bool = False) -> Window | Wait:
+        """Closes a window or says how long to wait.
+
+        `waiting`: records known to be on their way; `busy`: nobody is free; `ahead`: windows closed earlier have not left.
+        """
+        if busy or not self._gathered or (ahead and len(self._gathered) < self._queries_max):
             return Wait(until_us=None)
         opened_us = next(iter(self._gathered.values())).added_us
         if waiting > 0 and len(self._gathered) < self._queries_max:

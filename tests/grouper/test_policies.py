@@ -43,7 +43,7 @@ def algorithm_1(clusters: Clusters, theta: float) -> Groups:
 
 
 def test_the_registry_gives_each_policy_under_its_name() -> None:
-    assert POLICY_NAMES == ("none", "greedy", "agglomerative")
+    assert POLICY_NAMES == ("whole", "greedy", "agglomerative", "none")
     assert [grouping_policy(name, jaccard_similarity_min=0.5).name for name in POLICY_NAMES] == list(POLICY_NAMES)
 
 

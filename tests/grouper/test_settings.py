@@ -10,12 +10,14 @@ from grouper.settings import GrouperSettings
 from schemas.topics import GROUPS
 
 
-def test_the_defaults_are_the_papers_and_fit_together() -> None:
-    """Batches of 20 to 100 queries, theta 0.5 (CaGR-RAG, section 4)."""
+def test_windows_and_theta_are_the_papers_by_default_and_all_fits_together() -> None:
+    """Batches of 20 to 100 queries, theta 0.5 (CaGR-RAG, section 4); grouping and order are Carpool's own."""
     settings = GrouperSettings()
     assert settings.check() == []
     assert (settings.window_queries_min, settings.window_queries_max) == (20, 100)
-    assert (settings.policy, settings.jaccard_similarity_min) == ("greedy", 0.5)
+    assert settings.jaccard_similarity_min == 0.5
+    assert (settings.policy, settings.order, settings.horizon_windows) == ("whole", "overlap", 4)
+    assert settings.intake_queries_max >= (settings.horizon_windows + 3) * settings.window_queries_max
 
 
 def test_every_setting_is_documented() -> None:

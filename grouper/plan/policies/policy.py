@@ -9,12 +9,16 @@ from numpy.typing import NDArray
 
 from grouper.plan.policies.greedy import Greedy
 from grouper.plan.policies.none import NoGrouping
+from grouper.plan.policies.whole import WholeWindow
 
 Groups = tuple[tuple[int, ...], ...]
-"""Groups of a window as positions in it: a partition, groups by first member, members in arrival order."""
+"""Groups of a window as positions in it: a partition. Policies give groups by first member, members in arrival order."""
 
-PolicyName = Literal["none", "greedy", "agglomerative"]
+PolicyName = Literal["whole", "greedy", "agglomerative", "none"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+LinkageName = Literal["complete", "average", "single"]
+LINKAGE_NAMES: tuple[LinkageName, ...] = get_args(LinkageName)
 
 
 class GroupingPolicy(Protocol):
@@ -30,17 +34,21 @@ class GroupingPolicy(Protocol):
         ...
 
 
-def grouping_policy(name: PolicyName, *, jaccard_similarity_min: float) -> GroupingPolicy:
+def grouping_policy(
+    name: PolicyName, *, jaccard_similarity_min: float, linkage: LinkageName = "complete"
+) -> GroupingPolicy:
     """Returns the policy of that name; `jaccard_similarity_min` is the paper's theta, a similarity in [0, 1].
 
-    scikit-learn is imported only for `agglomerative`: its memory is paid by those who use it.
+    `linkage` is for `agglomerative` alone. scikit-learn is imported only for it: its memory is paid by those who use it.
     """
     match name:
-        case "none":
-            return NoGrouping()
+        case "whole":
+            return WholeWindow()
         case "greedy":
             return Greedy(jaccard_similarity_min=jaccard_similarity_min)
         case "agglomerative":
             from grouper.plan.policies.agglomerative import Agglomerative
 
-            return Agglomerative(jaccard_similarity_min=jaccard_similarity_min)
+            return Agglomerative(jaccard_similarity_min=jaccard_similarity_min, linkage=linkage)
+        case "none":
+            return NoGrouping()

@@ -1,0 +1,95 @@
+"""What the grouper writes: a query as it travels in a group, a group as a record, the answer to a query that came too late."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from carpool.kafka.stage import Done, Output
+from grouper.admission import Admitted
+from grouper.plan.emit import PlannedGroup
+from grouper.plan.window import Window
+from schemas.answer import unanswered
+from schemas.codec import encode
+from schemas.group import GroupedQuery
+from schemas.record import ClusterId, Source
+from schemas.topics import ANSWERS, GROUPS
+
+EVENT_SOURCE = "carpool/grouper"
+
+
+def grouped_query(
+    query: Admitted,
+    row: NDArray[np.float32],
+    clusters: tuple[ClusterId, ...],
+    window: Window,
+    spent_us: Mapping[str, int],
+) -> GroupedQuery:
+    """Returns a query as it travels in a group: as published, less its vector, with what the stages so far took."""
+    message = query.unit.message
+    published_us = message.source.timestamp_ms * 1_000
+    waits_us = {
+        "kafka_wait": max(0, message.received_us - published_us) if published_us > 0 else 0,
+        "window_wait": max(0, window.closed_us - message.received_us),
+    }
+    return GroupedQuery(
+        query=msgspec.structs.replace(query.unit.record, vector=None),
+        source=message.source,
+        headers=message.headers,
+        arrival_us=message.received_us,
+        deadline_us=query.deadline_us,
+        vector=row.astype("<f4").tobytes(),
+        clusters=clusters,
+        timings_us={**waits_us, **spent_us},
+    )
+
+
+def group_done(planned: PlannedGroup, queries: Sequence[Admitted], now_us: int) -> Done:
+    """Returns the record of a group and the queries that it acknowledges: `queries` at the positions of its members."""
+    group = planned.group
+    value, headers = encode(
+        group,
+        event_id=group_event_id([query.source for query in group.queries]),
+        source=EVENT_SOURCE,
+        time_us=now_us,
+    )
+    return Done(
+        parts=tuple((queries[member].unit.id, 0) for member in planned.members),
+        outputs=(Output(topic=GROUPS.name, key=None, partition=group.lane, value=value, headers=headers),),
+    )
+
+
+def group_event_id(sources: Sequence[Source]) -> str:
+    """Returns the id of a group's event: the same for the same set of input records, in whatever order."""
+    names = sorted(f"{source.topic}/{source.partition}/{source.offset}" for source in sources)
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, "carpool:group:" + ",".join(names)))
+
+
+def expired(query: Admitted, now_us: int) -> Done:
+    """Returns the terminal answer of a query whose deadline has passed, under an id that is always the same."""
+    message, record = query.unit.message, query.unit.record
+    source = message.source
+    late_ms = (now_us - (query.deadline_us or 0)) // 1_000
+    answer = unanswered(
+        query_id=record.query_id,
+        status="expired",
+        stage="grouper",
+        error_type="expired",
+        message=f"the deadline passed {late_ms} ms before the query was planned; ask again with more time",
+        retryable=True,
+        source=source,
+        timings_ms={"total": max(0, now_us - message.received_us) / 1_000},
+    )
+    value, headers = encode(
+        answer,
+        event_id=f"{source.topic}/{source.partition}/{source.offset}/answer",
+        source=EVENT_SOURCE,
+        time_us=now_us,
+        passed_on=message.headers,
+    )
+    output = Output(topic=ANSWERS.name, key=record.query_id.encode(), value=value, headers=headers)
+    return Done(parts=((query.unit.id, 0),), outputs=(output,))
