@@ -22,6 +22,12 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 
+_WHY_NOT = {
+    "v0": ". v0 was provisional: its pages have no seals, so that files of two builds could be mixed unseen",
+}
+"""Why a former format is not read."""
+
+
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A file of the index as it was written."""
 
@@ -39,12 +45,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     format: str
+    requires: tuple[str, ...] = ()
     index_version: str
     dimension: Positive
     metric: Literal["inner_product"]
     nlist: Positive
     codec: str
     vector_dtype: Literal["float32", "float16"]
+    page_bytes: NonNegative = 0
+    segment_count: NonNegative = 0
+    generation: NonNegative = 0
+    documents_generation: NonNegative = 0
     embedding_model: str
     embedding_model_name: str
     centroids_fingerprint: str
@@ -52,11 +63,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     nprobe_default: Positive
     read_latency_us: tuple[NonNegative, ...] = ()
     files: dict[str, FileEntry] = {}
-    page_bytes: NonNegative = 0
-    generation: NonNegative = 0
-    documents_generation: NonNegative = 0
-    segment_count: NonNegative = 0
-    requires: tuple[str, ...] = ()
 
     def problems(self) -> list[str]:
         """Returns what does not fit between the fields; empty when all is well."""
@@ -124,8 +130,8 @@ def read_manifest(index_dir: Path, format_wanted: str = FORMAT) -> Manifest:
         raise _damaged(path, "it is not JSON with a format") from None
     if found != format_wanted:
         raise ConfigError(
-            f"{path} has format {found!r}; this build reads {format_wanted!r}. Rebuild the index: carpool index build CORPUS "
-            "--out DIR"
+            f"{path} has format {found!r}; this build reads {format_wanted!r}{_WHY_NOT.get(found, '')}. Rebuild the index: "
+            "carpool index build CORPUS --out DIR"
         )
     try:
         envelope = msgspec.json.decode(content, type=_Envelope)
