@@ -1,0 +1,126 @@
+"""The segment files: opened with O_DIRECT, past the page cache, and what a read of them that failed means.
+
+With `direct_io="auto"`, on a file system that refuses O_DIRECT, they are read through the page cache, and what was read is
+dropped from it.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from carpool.errors import ConfigError, CorruptionError, RetryableError
+from searcher.store.engine import BlockRead
+
+_log = structlog.get_logger(__name__)
+
+NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
+"""What a file system without O_DIRECT answers: some when the file is opened, some when it is read."""
+PROBE_BYTES = 4096
+
+
+class SegmentFiles:
+    """The files at `paths`, indexed by segment; one descriptor each, for all threads."""
+
+    def __init__(self, paths: Sequence[Path], direct_io: Literal["require", "auto"]) -> None:
+        """Opens them. Raises `ConfigError` where one cannot be opened, or O_DIRECT is required and refused."""
+        self._paths = tuple(str(path) for path in paths)
+        self._descriptors: list[int] = []
+        self.is_direct = True
+        try:
+            for path in self._paths:
+                self._descriptors.append(self._open(path, direct_io))
+        except BaseException:
+            self.close()
+            raise
+
+    def descriptor(self, file: int) -> int:
+        """Returns the descriptor of a segment. Raises `RetryableError` after `close`."""
+        if not self._descriptors:
+            raise RetryableError(f"{self._paths[file]} is closed")
+        return self._descriptors[file]
+
+    def read_block(self, read: BlockRead) -> None:
+        """Fills the buffers of `read`. Blocks. Raises what `failure` and `cut_short` return."""
+        descriptor = self.descriptor(read.file)
+        done_bytes = 0
+        while done_bytes < read.size_bytes:
+            try:
+                count = os.preadv(descriptor, remaining(read, done_bytes), read.offset_bytes + done_bytes)
+            except OSError as error:
+                raise self.failure(read, done_bytes, error) from error
+            if count == 0:
+                raise self.cut_short(read, done_bytes)
+            done_bytes += count
+        self.forget(read)
+
+    def forget(self, read: BlockRead) -> None:
+        """Drops what was read from the page cache, where it had to go through it."""
+        if not self.is_direct:
+            os.posix_fadvise(self.descriptor(read.file), read.offset_bytes, read.size_bytes, os.POSIX_FADV_DONTNEED)
+
+    def failure(self, read: BlockRead, done_bytes: int, error: OSError) -> RetryableError:
+        """Returns what an error of the kernel's means."""
+        return RetryableError(
+            f"reading {self._paths[read.file]} at byte {read.offset_bytes + done_bytes} failed: {error.strerror}; if it goes on, "
+            "check the disk"
+        )
+
+    def cut_short(self, read: BlockRead, done_bytes: int) -> CorruptionError:
+        """Returns what the end of a file within a read means."""
+        path, offset_bytes = self._paths[read.file], read.offset_bytes + done_bytes
+        return CorruptionError(
+            f"{path} ends at byte {offset_bytes}, within a cluster: the segment was cut short. Run `carpool index verify`, then "
+            "restore or rebuild the index",
+            path=path,
+            offset_bytes=offset_bytes,
+        )
+
+    def close(self) -> None:
+        """Closes the files. Closing twice is harmless."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def _open(self, path: str, direct_io: Literal["require", "auto"]) -> int:
+        if not self.is_direct:  # one was refused before, and they all lie in one folder
+            return os.open(path, os.O_RDONLY)
+        try:
+            return _open_direct(path)
+        except OSError as error:
+            if error.errno not in NOT_SUPPORTED:
+                raise ConfigError(f"cannot open {path}: {error.strerror}; check the folder of the index") from error
+            if direct_io == "require":
+                raise ConfigError(
+                    f"the file system of {path} does not take O_DIRECT, so what is read would stay in the page cache, outside "
+                    'the budget; move the index to a local disk (ext4, xfs), or set [searcher] direct_io = "auto"'
+                ) from error
+        _log.warning("buffered reads", path=path, means="no O_DIRECT here; the page cache is dropped after each read")
+        self.is_direct = False
+        return os.open(path, os.O_RDONLY)
+
+
+def remaining(read: BlockRead, done_bytes: int) -> list[memoryview]:
+    """Returns the parts of the buffers of `read` that come after its first `done_bytes`."""
+    buffers = []
+    for buffer in read.buffers:
+        if done_bytes < buffer.nbytes:
+            buffers.append(buffer[done_bytes:])
+        done_bytes = max(0, done_bytes - buffer.nbytes)
+    return buffers
+
+
+def _open_direct(path: str) -> int:
+    """Returns a descriptor with O_DIRECT that has been seen to work. Raises `OSError`."""
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        os.preadv(file, [mmap.mmap(-1, PROBE_BYTES)], 0)
+    except OSError:
+        os.close(file)
+        raise
+    return file

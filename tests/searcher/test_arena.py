@@ -1,0 +1,143 @@
+"""The arena against a dumb bitmap, and the few cases that say what it promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from searcher.cache.arena import Arena, Span, Spans, choose_block_bytes
+
+BLOCK = 4096
+
+
+def spans_of(*runs: tuple[int, int]) -> Spans:
+    return tuple(Span(offset_bytes=first * BLOCK, size_bytes=count * BLOCK) for first, count in runs)
+
+
+def take(arena: Arena, blocks: int) -> Spans:
+    spans = arena.allocate(blocks * BLOCK)
+    assert spans is not None
+    return spans
+
+
+def test_a_cluster_takes_the_smallest_run_that_holds_it() -> None:
+    arena = Arena(20 * BLOCK, BLOCK)
+    parts = [take(arena, count) for count in (5, 1, 3, 1, 10)]
+    assert parts == [spans_of((0, 5)), spans_of((5, 1)), spans_of((6, 3)), spans_of((9, 1)), spans_of((10, 10))]
+    for position in (0, 2, 4):
+        arena.free(parts[position])
+    assert take(arena, 3) == spans_of((6, 3))
+    assert take(arena, 4) == spans_of((0, 4))
+    arena.check_integrity()
+
+
+def test_where_no_run_holds_it_a_cluster_comes_in_pieces_largest_first() -> None:
+    arena = Arena(12 * BLOCK, BLOCK)
+    parts = [take(arena, count) for count in (2, 1, 4, 1, 3, 1)]
+    for position in (0, 2, 4):
+        arena.free(parts[position])
+    assert take(arena, 8) == spans_of((3, 4), (8, 3), (0, 1))
+    assert arena.free_bytes == BLOCK
+    arena.check_integrity()
+
+
+def test_a_part_of_a_block_takes_all_of_it_and_nothing_takes_one() -> None:
+    arena = Arena(3 * BLOCK, BLOCK)
+    assert arena.blocks_bytes(0) == arena.blocks_bytes(1) == arena.blocks_bytes(BLOCK) == BLOCK
+    assert arena.allocate(BLOCK + 1) == spans_of((0, 2))
+    assert arena.allocate(BLOCK + 1) is None
+    assert arena.free_bytes == BLOCK
+
+
+def test_what_makes_no_whole_block_is_not_used() -> None:
+    assert Arena(3 * BLOCK - 1, BLOCK).size_bytes == 2 * BLOCK
+
+
+def test_freeing_twice_or_a_part_is_a_fault_of_the_caller() -> None:
+    arena = Arena(8 * BLOCK, BLOCK)
+    spans = take(arena, 4)
+    with pytest.raises(AssertionError, match="not allocated"):
+        arena.free(spans_of((0, 2)))
+    arena.free(spans)
+    with pytest.raises(AssertionError, match="not allocated"):
+        arena.free(spans)
+    arena.check_integrity()
+
+
+def test_the_memory_of_two_clusters_does_not_overlap_and_stays_aligned() -> None:
+    arena = Arena(6 * BLOCK, BLOCK)
+    one, two = take(arena, 2), take(arena, 3)
+    for number, spans in enumerate((one, two), start=1):
+        for view in arena.views(spans):
+            view[:] = bytes([number]) * view.nbytes
+    for number, spans in enumerate((one, two), start=1):
+        for view in arena.views(spans):
+            content = np.frombuffer(view, dtype=np.uint8)
+            assert (content == number).all()
+            assert content.ctypes.data % BLOCK == 0
+
+
+def test_views_outlive_the_arena() -> None:
+    arena = Arena(2 * BLOCK, BLOCK)
+    (view,) = arena.views(take(arena, 1))
+    view[0] = 7
+    arena.close()
+    assert view[0] == 7
+
+
+@given(st.lists(st.one_of(st.integers(1, 9), st.integers(-12, -1)), max_size=60))
+def test_it_keeps_the_books_of_a_bitmap(steps: list[int]) -> None:
+    """A positive step allocates as many blocks, a negative one frees one of what is held."""
+    arena = Arena(24 * BLOCK, BLOCK)
+    bitmap = [False] * 24
+    held: list[Spans] = []
+    for step in steps:
+        if step < 0:
+            if held:
+                spans = held.pop(step % len(held))
+                arena.free(spans)
+                for block in blocks_of(spans):
+                    bitmap[block] = False
+        else:
+            spans_or_none = arena.allocate(step * BLOCK)
+            assert (spans_or_none is None) == (bitmap.count(False) < step)
+            if spans_or_none is not None:
+                blocks = blocks_of(spans_or_none)
+                assert len(blocks) == step
+                assert not any(bitmap[block] for block in blocks)
+                assert (len(spans_or_none) == 1) == (longest_free_run(bitmap) >= step)
+                for block in blocks:
+                    bitmap[block] = True
+                held.append(spans_or_none)
+        assert arena.free_bytes == bitmap.count(False) * BLOCK
+        arena.check_integrity()
+
+
+def blocks_of(spans: Spans) -> list[int]:
+    return [
+        block
+        for span in spans
+        for block in range(span.offset_bytes // BLOCK, (span.offset_bytes + span.size_bytes) // BLOCK)
+    ]
+
+
+def longest_free_run(bitmap: list[bool]) -> int:
+    return max(len(run) for run in "".join("x" if taken else "." for taken in bitmap).split("x"))
+
+
+@pytest.mark.parametrize(
+    ("page_bytes", "mean_bytes", "block_bytes"),
+    [
+        (8192, 15 << 20, 245760),
+        (8192, 1_500_000, 16384),
+        (4096, 4096, 4096),
+        (65536, 1 << 30, 1 << 20),
+        (12288, 1 << 30, 1044480),
+    ],
+)
+def test_a_block_is_about_a_64th_of_the_mean_cluster_in_whole_pages(
+    page_bytes: int, mean_bytes: int, block_bytes: int
+) -> None:
+    assert choose_block_bytes(page_bytes, mean_bytes) == block_bytes

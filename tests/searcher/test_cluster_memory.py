@@ -1,0 +1,474 @@
+"""Clusters in memory: what arrives, what breaks and why, what is given back."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from carpool.clock import SystemClock
+from carpool.disk.pages import PageLayout, choose_layout, dense
+from carpool.disk.segments import ClusterExtent, SegmentWriter, plan_extents, segment_name
+from carpool.errors import CorruptionError, RetryableError
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from searcher.cache.arena import Arena
+from searcher.cache.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone, ReadRules, SpaceFreed
+from searcher.events import NoEvents
+from searcher.store.engine import BlockEngine, BlockRead, CancelledRead
+from searcher.store.files import SegmentFiles
+from searcher.store.memory import MemoryEngine
+from searcher.store.none import NoEngine
+from searcher.store.threads import ThreadEngine
+from tests.searcher.faulty import Fault, FaultyEngine
+
+GENERATION = 0xC0FFEE
+DIMENSION = 24
+ROW_COUNTS = (700, 0, 1, 330, 42, 512, 900, 77)
+A, B, C, D = (ClusterId(c) for c in (0, 3, 5, 6))
+ALL = tuple(ClusterId(c) for c in range(len(ROW_COUNTS)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Segments on disk, and the rows in them."""
+
+    folder: Path
+    layout: PageLayout
+    extents: tuple[ClusterExtent, ...]
+    vectors: tuple[npt.NDArray[np.float32], ...]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(self.folder / segment_name(n) for n in range(self.extents[-1].segment + 1))
+
+    def contents(self) -> list[bytes]:
+        return [path.read_bytes() for path in self.paths]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    return store(tmp_path_factory.mktemp("segments"), ROW_COUNTS, DIMENSION)
+
+
+def store(folder: Path, row_counts: tuple[int, ...], dimension: int) -> Stored:
+    layout = choose_layout(dimension, "float32")
+    extents = plan_extents(layout, row_counts, segment_bytes_max=200_000)
+    writer = SegmentWriter(folder, layout=layout, generation=GENERATION, extents=extents)
+    generator = np.random.default_rng(5)
+    vectors = tuple(generator.standard_normal((count, dimension), dtype=np.float32) for count in row_counts)
+    for cluster, rows in enumerate(vectors):
+        writer.append(cluster, rows, np.arange(len(rows), dtype=np.int64) + 1000 * cluster)
+    writer.close()
+    return Stored(folder=folder, layout=layout, extents=extents, vectors=vectors)
+
+
+class Heard:
+    """What was told, in order; and a place to wait for it."""
+
+    def __init__(self) -> None:
+        self.events: list[MemoryEvent] = []
+        self.changed = threading.Condition()
+
+    def __call__(self, event: MemoryEvent) -> None:
+        with self.changed:
+            self.events.append(event)
+            self.changed.notify_all()
+
+    def wait(self, count: int) -> list[MemoryEvent]:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.events) >= count, timeout=30), self.events
+            return self.events[:]
+
+    def take(self, count: int) -> list[MemoryEvent]:
+        """The next `count` events, forgotten here."""
+        events = self.wait(count)[:count]
+        with self.changed:
+            del self.events[:count]
+        return events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    memory: ClusterMemory
+    engine: FaultyEngine
+    heard: Heard
+    metrics: Metrics
+    arena: Arena
+
+    def read(self, *clusters: ClusterId, is_prefetch: bool = False) -> dict[ClusterId, MemoryEvent]:
+        for cluster in clusters:
+            self.memory.begin_read(cluster, is_prefetch=is_prefetch)
+        return {event.cluster: event for event in self.heard.take(len(clusters))}
+
+    def sample(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"carpool_{name}", labels or None) or 0.0
+
+
+@contextmanager
+def running(
+    stored: Stored,
+    inner: BlockEngine,
+    *,
+    arena_bytes: int = 2 << 20,
+    block_pages: int = 2,
+    read_pages: int = 5,
+    attempts: int = 2,
+    timeout_us: int = 60_000_000,
+    fault: Callable[[BlockRead], Fault] = lambda _: None,
+) -> Iterator[Running]:
+    """Small blocks and reads, so that clusters come in many pieces."""
+    arena = Arena(arena_bytes, block_pages * stored.layout.page_bytes)
+    metrics, heard = Metrics(), Heard()
+    engine = FaultyEngine(inner, fault)
+    memory = ClusterMemory(
+        layout=stored.layout,
+        extents=stored.extents,
+        generation=GENERATION,
+        paths=[path.name for path in stored.paths],
+        arena=arena,
+        engine=engine,
+        rules=ReadRules(
+            attempts=attempts,
+            timeout_us=timeout_us,
+            block_bytes_max=read_pages * stored.layout.page_bytes,
+            watch_us=5_000,
+        ),
+        metrics=metrics,
+        clock=SystemClock(),
+        events=NoEvents(),
+    )
+    memory.start(heard)
+    try:
+        yield Running(memory=memory, engine=engine, heard=heard, metrics=metrics, arena=arena)
+        memory.check_integrity()
+    finally:
+        engine.release()
+        assert memory.close(30)
+
+
+def in_memory(stored: Stored) -> MemoryEngine:
+    return MemoryEngine(stored.contents(), clock=SystemClock())
+
+
+def check_rows(memory: ClusterMemory, stored: Stored, cluster: ClusterId) -> None:
+    pages = memory.pages(cluster)
+    rows = dense(pages)
+    assert np.array_equal(rows.vectors, stored.vectors[cluster])
+    assert rows.rows.tolist() == [1000 * cluster + n for n in range(len(stored.vectors[cluster]))]
+    assert not any(piece.flags.writeable for piece in pages.pieces)
+
+
+def test_every_cluster_arrives_whole_whatever_blocks_and_reads_are_cut_to(stored: Stored) -> None:
+    for block_pages, read_pages in itertools.product((1, 3, 16), (1, 2, 7, 100)):
+        with running(stored, in_memory(stored), block_pages=block_pages, read_pages=read_pages) as it:
+            events = it.read(*ALL)
+            assert all(isinstance(event, ReadDone) for event in events.values())
+            assert it.memory.residents() == set(ALL)
+            for cluster in ALL:
+                check_rows(it.memory, stored, cluster)
+            assert max(read.size_bytes for read in it.engine.seen) <= read_pages * stored.layout.page_bytes
+            total_bytes = sum(extent.size_bytes for extent in stored.extents)
+            assert sum(read.size_bytes for read in it.engine.seen) == total_bytes
+            assert it.sample("bytes_read_total", purpose="demand") == total_bytes
+
+
+def test_scattered_clusters_are_read_into_their_pieces(stored: Stored) -> None:
+    """Every second small cluster is evicted, and a large one takes the holes."""
+    small = (ClusterId(2), ClusterId(4), ClusterId(7), B)
+    # Exactly what holds the large one once the second and the last of the small ones are gone.
+    arena_bytes = sum(stored.extents[cluster].size_bytes for cluster in (small[0], small[2], D))
+    with running(stored, in_memory(stored), block_pages=1, arena_bytes=arena_bytes) as it:
+        for cluster in small:
+            assert isinstance(it.read(cluster)[cluster], ReadDone)
+        it.memory.evict(small[1])
+        it.memory.evict(small[3])
+        assert isinstance(it.read(D)[D], ReadDone)
+        assert it.arena.free_bytes == 0
+        assert len(it.memory.pages(D).pieces) == 2
+        check_rows(it.memory, stored, D)
+        check_rows(it.memory, stored, small[0])
+        check_rows(it.memory, stored, small[2])
+
+
+def test_what_is_evicted_gives_its_blocks_back(stored: Stored) -> None:
+    with running(stored, in_memory(stored)) as it:
+        free_bytes = it.arena.free_bytes
+        it.read(A, B)
+        assert it.arena.free_bytes == free_bytes - it.memory.arena_bytes(A) - it.memory.arena_bytes(B)
+        assert it.sample("resident_bytes", kind="resident") == it.memory.arena_bytes(A) + it.memory.arena_bytes(B)
+        it.memory.evict(A)
+        it.memory.evict(B)
+        assert it.arena.free_bytes == free_bytes
+        assert it.sample("resident_bytes", kind="resident") == 0
+
+
+def test_without_room_a_read_is_a_fault_of_the_planner(stored: Stored) -> None:
+    with running(stored, in_memory(stored), arena_bytes=100_000) as it:
+        it.read(A)
+        with pytest.raises(AssertionError, match="no room"):
+            it.memory.begin_read(D, is_prefetch=False)
+
+
+def test_damage_breaks_that_cluster_only_names_the_place_and_is_not_read_again(stored: Stored) -> None:
+    contents = [bytearray(content) for content in stored.contents()]
+    extent = stored.extents[B]
+    page = 2
+    contents[extent.segment][extent.offset_bytes + page * stored.layout.page_bytes + 17] ^= 4
+    with running(stored, MemoryEngine([bytes(c) for c in contents], clock=SystemClock())) as it:
+        events = it.read(A, B, C)
+        broken = events[B]
+        assert isinstance(broken, ReadBroke)
+        assert isinstance(broken.error, CorruptionError)
+        assert broken.error.path == segment_name(extent.segment)
+        assert broken.error.offset_bytes == extent.offset_bytes + page * stored.layout.page_bytes
+        assert f"cluster {B} " in str(broken.error)
+        assert isinstance(events[A], ReadDone)
+        assert isinstance(events[C], ReadDone)
+        assert it.memory.residents() == {A, C}
+        assert it.sample("clusters_damaged_total") == 1
+        assert len({read.offset_bytes for read in it.engine.seen}) == len(it.engine.seen)
+
+
+def test_a_cluster_of_another_place_never_passes_for_this_one(stored: Stored) -> None:
+    swapped = list(stored.extents)
+    one, two = stored.extents[C], stored.extents[C + 1]
+    swapped[C] = ClusterExtent(
+        cluster=C,
+        segment=two.segment,
+        offset_bytes=two.offset_bytes,
+        size_bytes=one.size_bytes,
+        page_count=one.page_count,
+        row_count=one.row_count,
+    )
+    other = Stored(folder=stored.folder, layout=stored.layout, extents=tuple(swapped), vectors=stored.vectors)
+    with running(other, in_memory(stored)) as it:
+        broken = it.read(C)[C]
+        assert isinstance(broken, ReadBroke)
+        assert isinstance(broken.error, CorruptionError)
+
+
+def test_a_segment_that_ends_early_is_damage_that_names_the_cluster(stored: Stored, tmp_path: Path) -> None:
+    paths = []
+    for path in stored.paths:
+        paths.append(tmp_path / path.name)
+        paths[-1].write_bytes(path.read_bytes())
+    extent = stored.extents[D]
+    end_bytes = extent.offset_bytes + extent.size_bytes - 4096
+    os.truncate(paths[extent.segment], end_bytes)
+    files = SegmentFiles(paths, "require")
+    with running(stored, ThreadEngine(files.read_block, depth=3, prefetch_depth=1, clock=SystemClock())) as it:
+        events = it.read(A, D)
+        broken = events[D]
+        assert isinstance(broken, ReadBroke)
+        assert isinstance(broken.error, CorruptionError)
+        assert broken.error.offset_bytes == end_bytes
+        assert f"cluster {D} " in str(broken.error)
+        assert isinstance(events[A], ReadDone)
+    files.close()
+
+
+def test_a_block_that_fails_and_then_goes_through_is_not_noticed(stored: Stored) -> None:
+    failed: set[int] = set()
+
+    def fail_once(read: BlockRead) -> Fault:
+        if read.offset_bytes in failed:
+            return None
+        failed.add(read.offset_bytes)
+        return RetryableError("passing")
+
+    with running(stored, in_memory(stored), attempts=2, fault=fail_once) as it:
+        events = it.read(A, B)
+        assert all(isinstance(event, ReadDone) for event in events.values())
+        check_rows(it.memory, stored, A)
+
+
+def test_a_block_that_goes_on_failing_breaks_its_cluster_after_so_many_attempts(stored: Stored) -> None:
+    offset_bytes = stored.extents[B].offset_bytes
+
+    def fail(read: BlockRead) -> Fault:
+        is_bad = read.offset_bytes == offset_bytes and read.file == stored.extents[B].segment
+        return RetryableError("the cable is out") if is_bad else None
+
+    with running(stored, in_memory(stored), attempts=3, fault=fail) as it:
+        free_bytes = it.arena.free_bytes
+        events = it.read(A, B)
+        broken = events[B]
+        assert isinstance(broken, ReadBroke)
+        assert isinstance(broken.error, RetryableError)
+        assert f"cluster {B} " in str(broken.error)
+        assert "the cable is out" in str(broken.error)
+        place = (stored.extents[B].segment, offset_bytes)
+        assert [(read.file, read.offset_bytes) for read in it.engine.seen].count(place) == 3
+        assert isinstance(events[A], ReadDone)
+        assert it.arena.free_bytes == free_bytes - it.memory.arena_bytes(A)
+        assert isinstance(it.read(C)[C], ReadDone)  # and the next one goes on
+
+
+def test_an_engine_without_anything_breaks_every_cluster_and_keeps_no_byte(stored: Stored) -> None:
+    with running(stored, NoEngine(clock=SystemClock())) as it:
+        events = it.read(A, B, C)
+        assert all(isinstance(e, ReadBroke) and isinstance(e.error, RetryableError) for e in events.values())
+        assert it.arena.free_bytes == it.arena.size_bytes
+
+
+def test_a_cancelled_read_gives_its_room_back_and_may_be_asked_for_again(stored: Stored) -> None:
+    go_on = threading.Event()
+
+    def wait(_: BlockRead) -> Fault:
+        assert go_on.wait(30)
+        return None
+
+    with running(stored, in_memory(stored), fault=wait) as it:
+        it.memory.begin_read(A, is_prefetch=False)
+        it.memory.begin_read(D, is_prefetch=True)
+        it.memory.cancel(D)
+        it.memory.cancel(B)  # is not being read: passed over
+        go_on.set()
+        events = {event.cluster: event for event in it.heard.take(2)}
+        assert isinstance(events[A], ReadDone)
+        broken = events[D]
+        assert isinstance(broken, ReadBroke)
+        assert isinstance(broken.error, CancelledRead)
+        assert it.arena.free_bytes == it.arena.size_bytes - it.memory.arena_bytes(A)
+        assert isinstance(it.read(D)[D], ReadDone)
+
+
+def test_a_read_that_hangs_breaks_after_the_timeout_and_frees_its_room_when_it_comes_back(stored: Stored) -> None:
+    place = (stored.extents[B].segment, stored.extents[B].offset_bytes)
+    hangs = [True]
+
+    def hang(read: BlockRead) -> Fault:
+        return "hang" if hangs[0] and (read.file, read.offset_bytes) == place else None
+
+    with running(stored, in_memory(stored), fault=hang) as it:
+        events = it.read(A, B)
+        assert isinstance(events[A], ReadDone)
+        broken = events[B]
+        assert isinstance(broken, ReadBroke)
+        assert broken.is_stuck
+        assert isinstance(broken.error, RetryableError)
+        assert f"cluster {B} " in str(broken.error)
+        assert "read_timeout_ms" in str(broken.error)
+        assert it.memory.stuck_bytes == it.memory.arena_bytes(B) == it.sample("resident_bytes", kind="stuck")
+        it.memory.check_integrity()
+        hangs[0] = False
+        assert isinstance(it.read(B)[B], ReadDone)  # also while the other read of it hangs
+        check_rows(it.memory, stored, B)
+        it.engine.release()
+        assert it.heard.take(1) == [SpaceFreed(cluster=B)]
+        assert it.memory.stuck_bytes == 0
+        assert it.arena.free_bytes == it.arena.size_bytes - it.memory.arena_bytes(A) - it.memory.arena_bytes(B)
+
+
+def test_reads_that_wait_behind_a_disk_that_hangs_altogether_break_too(stored: Stored) -> None:
+    release = threading.Event()
+
+    def stand_still(_: BlockRead) -> None:
+        assert release.wait(30)
+        raise RetryableError("too late")
+
+    inner = ThreadEngine(stand_still, depth=2, prefetch_depth=1, clock=SystemClock())
+    with running(stored, inner, timeout_us=40_000) as it:
+        events = it.read(A, B, C, D)
+        assert all(isinstance(event, ReadBroke) and event.is_stuck for event in events.values())
+        release.set()
+        assert {event.cluster for event in it.heard.take(4)} == {A, B, C, D}
+        assert it.arena.free_bytes == it.arena.size_bytes
+
+
+def test_after_closing_nothing_is_told_and_a_read_that_hangs_is_waited_for(stored: Stored) -> None:
+    with running(stored, in_memory(stored), fault=lambda _: "hang") as it:
+        it.memory.begin_read(A, is_prefetch=False)
+        with it.engine.changed:
+            assert it.engine.changed.wait_for(lambda: it.engine.hanging, timeout=30)
+        assert not it.memory.close(0.0)
+        it.memory.begin_read(B, is_prefetch=False)
+        it.engine.release()
+    assert it.heard.events == []
+
+
+def test_a_listener_that_breaks_does_not_stop_the_reading(stored: Stored) -> None:
+    heard = Heard()
+    arena = Arena(1 << 20, stored.layout.page_bytes)
+    memory = ClusterMemory(
+        layout=stored.layout,
+        extents=stored.extents,
+        generation=GENERATION,
+        paths=["one", "two", "three"],
+        arena=arena,
+        engine=in_memory(stored),
+        rules=ReadRules(attempts=1, timeout_us=60_000_000),
+        metrics=Metrics(),
+        clock=SystemClock(),
+        events=NoEvents(),
+    )
+
+    def listen(event: MemoryEvent) -> None:
+        heard(event)
+        if event.cluster == A:
+            raise ZeroDivisionError("a bug")
+
+    memory.start(listen)
+    for cluster in (A, B):
+        memory.begin_read(cluster, is_prefetch=False)
+    assert {event.cluster for event in heard.wait(2)} == {A, B}
+    assert memory.close(30)
+
+
+def resident_set_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as_it_was(stored: Stored) -> None:
+    """Failing, damaged, slow and hanging reads, through real files; each cluster breaks exactly if one of its reads did."""
+    generator = random.Random(7)
+    bad: dict[tuple[int, int], Fault] = {}
+    files = SegmentFiles(stored.paths, "require")
+    inner = ThreadEngine(files.read_block, depth=4, prefetch_depth=1, clock=SystemClock())
+    faults: tuple[Fault, ...] = (RetryableError("no"), "flip", "hang", 0.002)
+    expected = {"flip": CorruptionError, "hang": RetryableError}
+
+    def fault(read: BlockRead) -> Fault:
+        return bad.get((read.file, read.offset_bytes))
+
+    with running(stored, inner, fault=fault) as it:
+        sizes = []
+        for _ in range(100):
+            bad.clear()
+            hit = {cluster: generator.choice(faults) for cluster in ALL if generator.random() < 0.15}
+            for cluster, what in hit.items():
+                extent = stored.extents[cluster]
+                page = generator.randrange(extent.page_count) // 5 * 5
+                bad[(extent.segment, extent.offset_bytes + page * stored.layout.page_bytes)] = what
+            events = it.read(*generator.sample(ALL, len(ALL)))
+            for cluster, event in events.items():
+                what = hit.get(cluster)
+                if what is None or isinstance(what, float):
+                    assert isinstance(event, ReadDone), (cluster, what, event)
+                    check_rows(it.memory, stored, cluster)
+                    it.memory.evict(cluster)
+                else:
+                    assert isinstance(event, ReadBroke), (cluster, what, event)
+                    assert isinstance(event.error, expected.get(str(what), RetryableError))
+                    assert f"cluster {cluster} " in str(event.error)
+                    assert event.is_stuck == (what == "hang")
+            stuck = [cluster for cluster, what in hit.items() if what == "hang"]
+            assert it.memory.stuck_bytes == sum(it.memory.arena_bytes(cluster) for cluster in stuck)
+            it.engine.release()
+            assert {event.cluster for event in it.heard.take(len(stuck))} == set(stuck)
+            assert it.arena.free_bytes == it.arena.size_bytes
+            it.memory.check_integrity()
+            sizes.append(resident_set_bytes())
+        assert it.heard.events == []
+        assert sizes[-1] - sizes[10] < 2 << 20, "the process has grown"
+    files.close()
