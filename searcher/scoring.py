@@ -7,23 +7,16 @@ NumPy's matrix product releases the GIL, so reads go on meanwhile.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from carpool.disk.segment import ClusterRows
+from searcher.top_k import TopK
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
-
-
-class TopK(NamedTuple):
-    """The best rows, best first; equal scores in the order of row numbers. `scores`: (n,) float32, the others (n,) int64."""
-
-    scores: Float32
-    rows: Int64
-    clusters: Int64
 
 
 class Scorer(Protocol):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from carpool.errors import CorruptionError, RetryableError
 from schemas.record import ClusterId
 from schemas.retrieval import Probe
-from searcher.scoring import TopK
+from searcher.top_k import TopK
 
 ReadError = CorruptionError | RetryableError
 

@@ -14,7 +14,8 @@ from searcher.cache.cluster_cache import Arrival, ClusterCache
 from searcher.events import EventLog
 from searcher.execution.executor import Finish, Found, Search, SearchGroup
 from searcher.plan.upcoming import next_query
-from searcher.scoring import Scorer, TopK, merge
+from searcher.scoring import Scorer, merge
+from searcher.top_k import TopK
 
 
 class QueryByQuery:

@@ -1,0 +1,325 @@
+"""Each cluster once for all queries in hand: the driver of `ClusterMajorPlanner`, on the search thread.
+
+Everything that happens elsewhere (groups that join, queries dropped, reads that ended) is left in a mailbox. Between two
+sub-stages the search thread empties it, does what the planner says, and scores what the planner gives out, on several
+threads at once. Reads go on meanwhile: enough are under way at any time (`read_ahead_bytes`).
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from carpool.clock import Clock
+from carpool.disk.segments import ClusterExtent
+from carpool.errors import RetryableError
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from schemas.retrieval import Probe
+from searcher.cache.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone
+from searcher.cache.cluster_memory import SpaceFreed as MemoryFreed
+from searcher.events import EventLog
+from searcher.execution.executor import Finish, Found, ReadError, Search, SearchGroup
+from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.cluster_steps import (
+    Action,
+    Cancel,
+    Dropped,
+    Event,
+    Evict,
+    Joined,
+    Promote,
+    Read,
+    ReadEnded,
+    ReadFailed,
+    Skip,
+    SpaceFreed,
+    Substage,
+    SubstageEnded,
+    Tier,
+    Wanted,
+)
+from searcher.plan.cluster_steps import Finish as FinishAction
+from searcher.plan.substage import SubstageBudget
+from searcher.scoring_pool import Scoring, ScoringPool
+from searcher.store.engine import CancelledRead
+from searcher.top_k import TopTable
+
+STARVED = (
+    "there was no memory to read it into: reads that never returned hold the budget. Check the disk; the queries that came "
+    "meanwhile can be asked again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """The last letter."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Drop:
+    keys: tuple[int, ...]
+
+
+_Letter = SearchGroup | _Drop | _Stop | MemoryEvent
+
+
+@dataclass(slots=True)
+class _Query:
+    search: Search
+    slot: int
+    tiers: dict[ClusterId, Tier]
+    started_us: int
+    search_us: int = 0
+    bytes_read: int = 0
+    errors: list[ReadError] = field(default_factory=list)
+
+
+class ClusterMajor:
+    """Implements `Executor`. Owns nothing that it is given: whoever made memory and pool closes them after `run` has ended."""
+
+    def __init__(
+        self,
+        *,
+        memory: ClusterMemory,
+        extents: Sequence[ClusterExtent],
+        planner: ClusterMajorPlanner,
+        pool: ScoringPool,
+        metrics: Metrics,
+        clock: Clock,
+        events: EventLog,
+    ) -> None:
+        self._memory = memory
+        self._extents = extents
+        self._planner = planner
+        self._pool = pool
+        self._metrics = metrics
+        self._clock = clock
+        self._events = events
+        self._mailbox: queue.SimpleQueue[_Letter] = queue.SimpleQueue()
+        self._table = TopTable()
+        self._queries: dict[int, _Query] = {}
+        self._deadlines: dict[int, int] = {}  # of the queries in hand that have one
+        self._window: object = object()  # of the group that joined last
+        self._errors: dict[ClusterId, ReadError] = {}  # why the read that just failed did
+        self._budget = SubstageBudget()
+        self._ahead: set[ClusterId] = set()  # read for nobody but the horizon, not wanted so far
+        self._is_stopped = False
+
+    # ---- from any thread
+
+    def join(self, group: SearchGroup) -> None:
+        """Takes in a group; see `Executor.join`."""
+        self._mailbox.put(group)
+
+    def drop(self, keys: Collection[int]) -> None:
+        """Forgets searches; see `Executor.drop`."""
+        self._mailbox.put(_Drop(tuple(keys)))
+
+    def stop(self) -> None:
+        """Ends `run` after the sub-stage that it is at; see `Executor.stop`."""
+        self._mailbox.put(_Stop())
+
+    # ---- the search thread
+
+    def run(self, finish: Finish) -> None:
+        """Searches what joins until it is stopped; see `Executor.run`."""
+        self._memory.start(self._mailbox.put)
+        while not self._is_stopped:
+            began_us = self._clock.now_us()
+            self._expire(began_us, finish)
+            substage = self._planner.next_substage(self._budget.budget_us, self._cost_us, began_us)
+            if substage is None:
+                self._take_mail(finish, self._wait_s(began_us))
+                continue
+            took_us = self._score(substage)
+            self._tell(SubstageEnded(), finish)
+            self._take_mail(finish, 0.0)
+            self._budget.scheduled(self._clock.now_us() - began_us - took_us)
+
+    def check_integrity(self) -> None:
+        """Checks the books of planner and memory against each other; see `Executor.check_integrity`."""
+        self._planner.check_integrity()
+        self._memory.check_integrity()
+        assert len(self._queries) == len(self._planner) == len(self._table)
+        assert self._deadlines.keys() <= self._queries.keys()
+
+    # ---- mail
+
+    def _take_mail(self, finish: Finish, wait_s: float | None) -> None:
+        """Takes everything that is there; waits for the first for `wait_s`, for as long as it takes if that is None."""
+        groups: list[SearchGroup] = []
+        letters = self._letters(wait_s)
+        for letter in letters:
+            if isinstance(letter, SearchGroup):
+                groups.append(letter)  # what came together joins together
+                continue
+            self._join(groups, finish)
+            groups = []
+            self._open(letter, finish)
+        self._join(groups, finish)
+
+    def _letters(self, wait_s: float | None) -> list[_Letter]:
+        letters: list[_Letter] = []
+        try:
+            if wait_s is None or wait_s > 0:
+                letters.append(self._mailbox.get(timeout=wait_s))
+            while True:
+                letters.append(self._mailbox.get_nowait())
+        except queue.Empty:
+            return letters
+
+    def _open(self, letter: _Drop | _Stop | MemoryEvent, finish: Finish) -> None:
+        match letter:
+            case ReadDone():
+                self._tell(ReadEnded(cluster=letter.cluster), finish)
+            case ReadBroke():
+                is_cancelled = isinstance(letter.error, CancelledRead)
+                self._waste(letter.cluster)
+                if not isinstance(letter.error, CancelledRead):
+                    self._errors[letter.cluster] = letter.error
+                self._tell(
+                    ReadFailed(cluster=letter.cluster, is_stuck=letter.is_stuck, is_cancelled=is_cancelled), finish
+                )
+                self._errors.clear()
+            case MemoryFreed():
+                self._tell(SpaceFreed(cluster=letter.cluster), finish)
+            case _Drop():
+                for key in letter.keys:
+                    self._drop(key, finish)
+            case _Stop():
+                self._is_stopped = True
+
+    def _wait_s(self, now_us: int) -> float | None:
+        moments = [*self._deadlines.values()]
+        if (wake_us := self._planner.wake_us()) is not None:
+            moments.append(wake_us)
+        return max(0.0001, (min(moments) - now_us) / 1_000_000) if moments else None
+
+    # ---- queries
+
+    def _join(self, groups: list[SearchGroup], finish: Finish) -> None:
+        if not groups:
+            return
+        horizon = None
+        wanted = []
+        now_us = self._clock.now_us()
+        for group in groups:
+            if group.window is None or group.window != self._window:
+                self._window, horizon = group.window, group.horizon
+            for search in group.searches:
+                tiers: dict[ClusterId, Tier] = {
+                    cluster: "ram" if self._planner.is_resident(cluster) else "ssd" for cluster in search.clusters
+                }
+                self._count(tiers)
+                slot = self._table.add(search.top_k)
+                self._queries[search.key] = _Query(search=search, slot=slot, tiers=tiers, started_us=now_us)
+                if search.deadline_us is not None:
+                    self._deadlines[search.key] = search.deadline_us
+                wanted.append(Wanted(query=search.key, clusters=search.clusters, deadline_us=search.deadline_us))
+        self._tell(Joined(queries=tuple(wanted), horizon=horizon), finish)
+
+    def _count(self, tiers: dict[ClusterId, Tier]) -> None:
+        for cluster, tier in tiers.items():
+            self._metrics.cluster_requests.labels(tier=tier).inc()
+            if cluster in self._ahead:
+                self._ahead.remove(cluster)
+                self._metrics.prefetches.labels(result="used" if tier == "ram" else "late").inc()
+
+    def _waste(self, cluster: ClusterId) -> None:
+        if cluster in self._ahead:
+            self._ahead.remove(cluster)
+            self._metrics.prefetches.labels(result="wasted").inc()
+
+    def _drop(self, key: int, finish: Finish) -> None:
+        if (query := self._queries.pop(key, None)) is not None:
+            self._deadlines.pop(key, None)
+            self._table.remove(query.slot)
+            self._tell(Dropped(query=key), finish)
+
+    def _expire(self, now_us: int, finish: Finish) -> None:
+        for key in [key for key, deadline_us in self._deadlines.items() if now_us >= deadline_us]:
+            search = self._queries[key].search
+            self._drop(key, finish)
+            finish(search, None)
+
+    def _finish(self, action: FinishAction, finish: Finish) -> None:
+        query = self._queries.pop(action.query)
+        self._deadlines.pop(action.query, None)
+        best = self._table.best(query.slot)
+        self._table.remove(query.slot)
+        took_us = self._clock.now_us() - query.started_us
+        self._budget.retrieved(took_us)
+        found = Found(
+            best=best,
+            probes=tuple(Probe(cluster=cluster, tier=tier) for cluster, tier in query.tiers.items()),
+            skipped=action.skipped,
+            errors=tuple(query.errors),
+            bytes_read=query.bytes_read,
+            started_us=query.started_us,
+            load_us=max(0, took_us - query.search_us),
+            search_us=query.search_us,
+        )
+        finish(query.search, found)
+
+    # ---- doing what the planner says
+
+    def _tell(self, event: Event, finish: Finish) -> None:
+        for action in self._planner.step(event):
+            self._do(action, finish)
+
+    def _do(self, action: Action, finish: Finish) -> None:
+        match action:
+            case Evict():
+                self._memory.evict(action.cluster)
+                self._metrics.evictions.inc()
+                self._waste(action.cluster)
+            case Read():
+                if action.query is not None and action.query in self._queries:
+                    self._queries[action.query].bytes_read += self._extents[action.cluster].size_bytes
+                if action.query is None:
+                    self._ahead.add(action.cluster)
+                self._memory.begin_read(action.cluster, is_prefetch=action.query is None)
+            case Promote():
+                self._memory.promote(action.cluster)
+            case Cancel():
+                self._memory.cancel(action.cluster)
+            case Skip():
+                error = self._errors.get(action.cluster) or RetryableError(f"cluster {action.cluster}: {STARVED}")
+                for query in action.queries:
+                    self._queries[query].errors.append(error)
+            case FinishAction():
+                self._finish(action, finish)
+
+    # ---- scoring
+
+    def _cost_us(self, cluster: ClusterId, queries: int) -> int:
+        return self._budget.cost_us(self._extents[cluster].row_count, queries)
+
+    def _score(self, substage: Substage) -> int:
+        """Scores a sub-stage; returns how long it took, in microseconds."""
+        began_us = self._clock.now_us()
+        scorings = []
+        for task in substage.tasks:
+            queries = [self._queries[query] for query in task.queries]
+            scorings.append(
+                Scoring(
+                    pages=self._memory.pages(task.cluster),
+                    slots=np.array([query.slot for query in queries], dtype=np.intp),
+                    queries=np.stack([query.search.vector for query in queries]),
+                )
+            )
+        self._table.merge(self._pool.run(scorings, self._table))
+        ended_us = self._clock.now_us()
+        took_us = ended_us - began_us
+        for task in substage.tasks:
+            self._events.scored(task.cluster, began_us, ended_us)
+            for key in task.queries:
+                self._queries[key].search_us += took_us // len(substage.tasks)
+        self._budget.scored(
+            tuple((self._extents[task.cluster].row_count, len(task.queries)) for task in substage.tasks), took_us
+        )
+        return took_us
