@@ -223,13 +223,17 @@ class GrouperStage:
             with self._changed:
                 if not self._await(lambda: bool(self._held) and self._held[0].prepared is not None):
                     return
-                work = self._work
-                leaving, *ahead = [held.prepared for held in self._held if held.prepared is not None]
-            assert work is not None, "nothing is prepared before all is loaded"
-            work.plan(leaving, ahead, self._out, self._is_live)
+                work, leaving = self._work, self._held[0].prepared
+            assert work is not None and leaving is not None, "that was waited for"
+            work.plan(leaving, self._ahead, self._out, self._is_live)
             with self._changed:
                 self._held.popleft()
                 self._step_ended()
+
+    def _ahead(self) -> list[PreparedWindow]:
+        """The windows that leave after the first, as far as they are prepared."""
+        with self._changed:
+            return [held.prepared for held in list(self._held)[1:] if held.prepared is not None]
 
     # On either.
 

@@ -36,6 +36,9 @@ HORIZON_SHARE = 4
 IsLive = Callable[[int], bool]
 """Says whether the unit with this id is still ours: not revoked meanwhile."""
 
+Ahead = Callable[[], Sequence["PreparedWindow"]]
+"""Says which windows leave next, in order, of those that are prepared already."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Prepared:
@@ -109,17 +112,17 @@ class WindowWork:
             prepared_us=encoded_us,
         )
 
-    def plan(self, prepared: PreparedWindow, ahead: Sequence[PreparedWindow], sink: Sink, is_live: IsLive) -> None:
+    def plan(self, prepared: PreparedWindow, ahead: Ahead, sink: Sink, is_live: IsLive) -> None:
         """Ends every query of `prepared` that is still live: in a group, or answered `expired`. Blocks for milliseconds.
 
-        `ahead`: the windows that leave next, in order: the horizon.
+        `ahead` is asked once, when all else is decided: what it returns then is the horizon.
         """
         in_time = {query.unit.id for query in self._in_time([each.query for each in prepared.queries], sink, is_live)}
         queries = [each for each in prepared.queries if each.query.unit.id in in_time]
         if not queries:
             return
         groups = self._group(queries)
-        horizon = self._horizon(ahead, is_live)
+        horizon = self._horizon(ahead(), is_live)
         grouped_us = self._clock.now_us()
         spent_us = {"encode": prepared.encode_us, "group": grouped_us - prepared.prepared_us}
         planned = plan_records(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grouper.plan.emit import ENVELOPE_BYTES, Header, PlannedGroup, plan_records, union_of
-from schemas.group import Group, GroupedQuery, NextGroup
+from schemas.group import Group, GroupedQuery, HorizonEntry, NextGroup
 from schemas.query import Query
 from schemas.record import ClusterId, Source
 
@@ -38,9 +38,14 @@ def grouped(query_id: str, clusters: Sequence[int], *, text: str = "why?") -> Gr
 
 
 def planned(
-    groups: Sequence[Sequence[int]], queries: Sequence[GroupedQuery], *, group_bytes_max: int = LARGE, first: int = 10
-) -> tuple[PlannedGroup, ...]:
-    return plan_records(groups, queries, HEADER, first_sequence=first, group_bytes_max=group_bytes_max)
+    groups: Sequence[Sequence[int]], queries: Sequence[GroupedQuery], *, group_bytes_max: int = LARGE, first: int = 10,
+    horizon: Sequence[HorizonEntry] = (),
+) -> tuple[PlannedGroup, ...]:  # fmt: skip
+    return plan_records(groups, queries, HEADER, first_sequence=first, group_bytes_max=group_bytes_max, horizon=horizon)
+
+
+def horizon_of(entries: int) -> tuple[HorizonEntry, ...]:
+    return tuple(HorizonEntry(cluster=ClusterId(cluster), windows=1, queries=2) for cluster in range(entries))
 
 
 def test_a_group_carries_its_queries_their_clusters_and_what_comes_next() -> None:
@@ -157,6 +162,28 @@ def test_after_a_cut_the_clusters_are_counted_anew() -> None:
     ]  # fmt: skip
 
 
+def test_the_horizon_travels_once_in_the_first_record_of_the_window() -> None:
+    queries = [grouped(name, (0,), text=name * 1_000) for name in "abc"]
+    horizon = horizon_of(5)
+    records = planned([(1, 2), (0,)], queries, group_bytes_max=2_000, horizon=horizon)
+    assert [record.members for record in records] == [(1,), (2,), (0,)]
+    assert [record.group.horizon for record in records] == [horizon, (), ()]
+
+
+def test_the_horizon_takes_room_in_the_first_record_only() -> None:
+    queries = [grouped(name, (0,), text=name * 1_000) for name in "abcd"]
+    assert [r.members for r in planned([(0, 1, 2, 3)], queries, group_bytes_max=3_500)] == [(0, 1), (2, 3)]
+    records = planned([(0, 1, 2, 3)], queries, group_bytes_max=3_500, horizon=horizon_of(30))
+    assert [record.members for record in records] == [(0,), (1, 2), (3,)]
+    assert len(records[0].group.horizon) == 30
+
+
+def test_a_query_that_fills_the_record_leaves_no_room_for_a_horizon() -> None:
+    queries = [grouped("a", (0,), text="a" * 5_000), grouped("b", (0,))]
+    records = planned([(0, 1)], queries, group_bytes_max=2_000, horizon=horizon_of(1))
+    assert [(record.members, record.group.horizon) for record in records] == [((0,), ()), ((1,), ())]
+
+
 TEXTS = st.text(alphabet=st.sampled_from('a"\\\x01é中😀\n'), min_size=1, max_size=120)
 QUERIES = st.lists(
     st.builds(
@@ -170,10 +197,11 @@ QUERIES = st.lists(
 )
 
 
-@given(queries=QUERIES, group_bytes_max=st.integers(700, 4_000), data=st.data())
+@given(queries=QUERIES, group_bytes_max=st.integers(700, 4_000), data=st.data(), entries=st.integers(0, 20))
 def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
-    queries: list[GroupedQuery], group_bytes_max: int, data: st.DataObject
+    queries: list[GroupedQuery], group_bytes_max: int, data: st.DataObject, entries: int
 ) -> None:
+    horizon = horizon_of(entries)
     order = data.draw(st.permutations(range(len(queries))))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(queries)), max_size=4)) | {0, len(queries)})
     groups = [tuple(order[start:end]) for start, end in itertools.pairwise(cuts)]
@@ -186,7 +214,9 @@ def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
         lane=2**31,
         lane_count=2**32,
     )
-    records = plan_records(groups, queries, header, first_sequence=2**62, group_bytes_max=group_bytes_max)
+    records = plan_records(
+        groups, queries, header, first_sequence=2**62, group_bytes_max=group_bytes_max, horizon=horizon
+    )
     assert [member for record in records for member in record.members] == order
     assert [record.group.sequence - 2**62 for record in records] == list(range(len(records)))
     for number, record in enumerate(records):
@@ -195,7 +225,8 @@ def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
         assert set(group.clusters) == {cluster for query in group.queries for cluster in query.clusters}
         assert group.groups_in_window_for_lane == len(records)
         assert any(set(record.members) <= set(members) for members in groups), "a record is of one group"
-        if len(record.members) > 1:
+        assert group.horizon in ((), horizon if number == 0 else ())
+        if len(record.members) > 1 or group.horizon:
             assert len(msgspec.json.encode(group)) <= group_bytes_max
         if number + 1 == len(records):
             assert group.next is None
@@ -206,7 +237,11 @@ def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
         if any(set(together) <= set(members) for members in groups):
             # Cut only where the next query may not have fitted: within what is set aside for `next`, names and braces.
             wider = msgspec.structs.replace(
-                group, queries=(*group.queries, first), clusters=union_of([*group.queries, first]), next=None
+                group,
+                queries=(*group.queries, first),
+                clusters=union_of([*group.queries, first]),
+                next=None,
+                horizon=horizon if number == 0 else (),
             )
             aside = (
                 ENVELOPE_BYTES + 6 * 81 + max(len(msgspec.json.encode(q.query.query_id)) + 6 * 12 + 40 for q in queries)

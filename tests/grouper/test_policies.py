@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grouper.plan.jaccard import jaccard_matrix
-from grouper.plan.policies import POLICY_NAMES, Groups, PolicyName, grouping_policy
+from grouper.plan.policies import LINKAGE_NAMES, POLICY_NAMES, Groups, LinkageName, PolicyName, grouping_policy
 
 Clusters = list[tuple[int, ...]]
 
@@ -21,8 +21,8 @@ WINDOWS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=Tr
 THETAS = st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.3, 1 / 3, 0.4, 0.5, 0.6, 2 / 3, 0.75, 0.8, 1.0])
 
 
-def group(name: PolicyName, clusters: Clusters, theta: float = 0.5) -> Groups:
-    return grouping_policy(name, jaccard_similarity_min=theta).group(jaccard_matrix(clusters))
+def group(name: PolicyName, clusters: Clusters, theta: float = 0.5, linkage: LinkageName = "complete") -> Groups:
+    return grouping_policy(name, jaccard_similarity_min=theta, linkage=linkage).group(jaccard_matrix(clusters))
 
 
 def jaccard(a: tuple[int, ...], b: tuple[int, ...]) -> float:
@@ -71,6 +71,10 @@ def test_the_same_window_gives_the_same_groups(name: PolicyName, clusters: Clust
     before = similarity.copy()
     assert policy.group(similarity) == policy.group(similarity)
     assert np.array_equal(similarity, before), "the matrix is the caller's"
+
+
+def test_whole_lets_strangers_travel_together() -> None:
+    assert group("whole", [(1,), (2,), (3,)], theta=1.0) == ((0, 1, 2),)
 
 
 def test_none_lets_identical_queries_travel_alone() -> None:
@@ -124,6 +128,66 @@ def test_agglomerative_merges_the_closest_pair_first() -> None:
     clusters: Clusters = [(1, 2), (1, 2, 3, 4), (2, 3, 4), (9,)]
     assert jaccard(clusters[0], clusters[2]) == 1 / 4
     assert group("agglomerative", clusters) == ((0,), (1, 2), (3,))
+
+
+@pytest.mark.parametrize("linkage", LINKAGE_NAMES)
+@given(clusters=WINDOWS, theta=THETAS)
+def test_whatever_the_linkage_it_gives_a_partition_in_order(
+    linkage: LinkageName, clusters: Clusters, theta: float
+) -> None:
+    groups = group("agglomerative", clusters, theta, linkage)
+    assert sorted(itertools.chain(*groups)) == list(range(len(clusters)))
+    assert all(list(members) == sorted(members) for members in groups)
+    assert [members[0] for members in groups] == sorted(members[0] for members in groups)
+
+
+@given(clusters=WINDOWS, theta=THETAS)
+def test_single_linkage_gives_the_chains_of_neighbours(clusters: Clusters, theta: float) -> None:
+    """Connected components of J >= theta: the dumb version joins labels until nothing changes."""
+    label = list(range(len(clusters)))
+    for _ in clusters:
+        for a, b in itertools.combinations(range(len(clusters)), 2):
+            if jaccard(clusters[a], clusters[b]) >= theta:
+                label[a] = label[b] = min(label[a], label[b])
+    expected: dict[int, list[int]] = {}
+    for position, of in enumerate(label):
+        expected.setdefault(of, []).append(position)
+    assert group("agglomerative", clusters, theta, "single") == tuple(map(tuple, expected.values()))
+
+
+@given(clusters=WINDOWS, theta=THETAS)
+def test_average_linkage_stops_where_no_two_groups_are_alike_enough_in_the_mean(
+    clusters: Clusters, theta: float
+) -> None:
+    def mean(one: tuple[int, ...], other: tuple[int, ...]) -> float:
+        return sum(jaccard(clusters[a], clusters[b]) for a in one for b in other) / (len(one) * len(other))
+
+    groups = group("agglomerative", clusters, theta, "average")
+    for one, other in itertools.combinations(groups, 2):
+        assert mean(one, other) < theta + 1e-8
+    for members in groups:
+        if len(members) == 2:
+            assert jaccard(clusters[members[0]], clusters[members[1]]) >= theta
+
+
+def test_linkages_differ_on_a_chain() -> None:
+    # Neighbours share 1/2 and 3/4, the ends 1/4: their mean with the pair in the middle is 3/8.
+    clusters: Clusters = [(1, 2), (1, 2, 3, 4), (2, 3, 4), (9,)]
+    found = {linkage: group("agglomerative", clusters, 0.375, linkage) for linkage in LINKAGE_NAMES}
+    assert found["complete"] == ((0,), (1, 2), (3,))
+    assert found["average"] == found["single"] == ((0, 1, 2), (3,))
+    assert group("agglomerative", clusters, 0.376, "average") == ((0,), (1, 2), (3,))
+    assert group("agglomerative", clusters, 0.376, "single") == ((0, 1, 2), (3,))
+
+
+@pytest.mark.parametrize("linkage", LINKAGE_NAMES)
+@pytest.mark.parametrize(("shared", "of"), [(1, 2), (1, 3), (3, 10), (7, 10), (9, 10), (2, 3), (6, 7)])
+def test_whatever_the_linkage_similarity_equal_to_the_threshold_joins(
+    linkage: LinkageName, shared: int, of: int
+) -> None:
+    clusters: Clusters = [tuple(range(of)), tuple(range(shared))]
+    assert group("agglomerative", clusters, shared / of, linkage) == ((0, 1),)
+    assert group("agglomerative", clusters, shared / of + 1e-6, linkage) == ((0,), (1,))
 
 
 @pytest.mark.parametrize("name", ["greedy", "agglomerative"])

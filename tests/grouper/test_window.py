@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,6 +137,48 @@ def test_bounds_that_cannot_be_are_refused(least: int, most: int, window_us: int
 
 def test_a_window_of_exactly_one_query_can_be_asked_for() -> None:
     assert isinstance(filled(1, least=1, most=1).step(0, waiting=9, busy=False), Window)
+
+
+def test_while_earlier_windows_have_not_left_only_a_full_one_closes() -> None:
+    made = filled(3)
+    assert made.step(10_000, waiting=0, busy=False, ahead=True) == Wait(until_us=None)
+    made.add(3, 10, 20)
+    window = made.step(20, waiting=0, busy=False, ahead=True)
+    assert isinstance(window, Window)
+    assert window.query_ids == (0, 1, 2, 3)
+    assert made.step(20, waiting=9, busy=True, ahead=True) == Wait(until_us=None)
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.sampled_from([0, 5])), max_size=40),
+    least=st.integers(1, 4),
+    spare=st.integers(0, 4),
+)
+def test_reading_ahead_changes_no_window(steps: list[tuple[int, bool, int]], least: int, spare: int) -> None:
+    """The same arrivals, and one window leaving at the same moments: closed ahead or not, windows hold the same queries."""
+    most = least + spare
+    plain, reading = planner(least=least, most=most), planner(least=least, most=most)
+    in_hand: deque[tuple[int, ...]] = deque()  # one at a time: closed when the one before it has left
+    held: deque[tuple[int, ...]] = deque()  # the one that leaves, and full ones ahead of it
+    left: list[tuple[int, ...]] = []
+    read: list[tuple[int, ...]] = []
+    next_id = 0
+    for arrivals, leaves, waiting in steps:
+        for _ in range(arrivals):
+            plain.add(next_id, 1, next_id)
+            reading.add(next_id, 1, next_id)
+            next_id += 1
+        if leaves and held:
+            left.append(in_hand.popleft())
+            read.append(held.popleft())
+        for made, closed in ((plain, in_hand), (reading, held)):
+            window = made.step(next_id, waiting, busy=bool(closed))
+            if isinstance(window, Window):
+                closed.append(window.query_ids)
+        while held and isinstance(window := reading.step(next_id, waiting, busy=False, ahead=True), Window):
+            held.append(window.query_ids)
+        assert [*read, *held][: len(left) + len(in_hand)] == [*left, *in_hand]
+    assert read == left
 
 
 EVENTS = st.lists(
