@@ -1,0 +1,46 @@
+"""Which clusters are far too large or far too small, and which give their place to whom: pairs, so that nlist stays as asked."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Balance(NamedTuple):
+    """`dissolved` clusters lose their centroids, smallest first; each (cluster, pieces) of `splits` takes pieces - 1 places."""
+
+    dissolved: tuple[int, ...]
+    splits: tuple[tuple[int, int], ...]
+
+
+def plan_balance(counts: Sequence[int], *, max_factor: float, min_factor: float) -> Balance:
+    """Returns which clusters to split and to dissolve, given the rows of each; nothing where all are within the factors.
+
+    A cluster is far too large above `max_factor` times the mean, far too small below `min_factor` times it. While there is one
+    of either, the smallest cluster is dissolved for a piece of the one whose pieces are largest, as long as the new piece
+    is larger than what was dissolved. Ties go by cluster. Costs n log n.
+    """
+    mean = sum(counts) / len(counts)
+    smallest_first = sorted(range(len(counts)), key=lambda cluster: (counts[cluster], cluster))
+    pieces = dict.fromkeys(range(len(counts)), 1)
+    heap = [(-float(count), cluster) for cluster, count in enumerate(counts)]
+    heapq.heapify(heap)
+    dissolved: list[int] = []
+    for smallest in smallest_first:
+        piece_rows, largest = -heap[0][0], heap[0][1]
+        if piece_rows <= max_factor * mean and counts[smallest] >= min_factor * mean:
+            break
+        if counts[largest] / (pieces[largest] + 1) <= max(1, counts[smallest]):
+            break
+        pieces[largest] += 1
+        heapq.heapreplace(heap, (-counts[largest] / pieces[largest], largest))
+        dissolved.append(smallest)
+    splits = tuple((cluster, count) for cluster, count in pieces.items() if count > 1)
+    return Balance(tuple(dissolved), splits)
+
+
+def unevenness(counts: Sequence[int], *, max_factor: float, min_factor: float) -> float:
+    """Returns the rows above and below what the factors allow, over all clusters; 0 where `plan_balance` has nothing to do."""
+    mean = sum(counts) / len(counts)
+    return sum(max(0.0, count - max_factor * mean, min_factor * mean - count) for count in counts)

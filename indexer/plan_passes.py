@@ -1,0 +1,58 @@
+"""How a build stays within its memory: how many rows are sampled, and which clusters one pass over the vectors collects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carpool.disk.pages import PageLayout
+
+ROW_OVERHEAD_BYTES = 24
+"""Of a row that is collected, beside its vector: its number, its place, and the number again in the order of places."""
+
+
+def sample_rows_max(row_count: int, nlist: int, *, dimension: int, rows_per_cluster: int, bytes_max: int) -> int:
+    """Returns how many rows k-means is trained on: `rows_per_cluster` a cluster, no more than there are or fit `bytes_max`.
+
+    Raises `ValueError` where that is less than one a cluster.
+    """
+    count = min(row_count, nlist * rows_per_cluster, bytes_max // (dimension * 4))
+    if count < nlist:
+        raise ValueError(f"{count} rows cannot train {nlist} clusters")
+    return count
+
+
+def pass_bytes(layout: PageLayout, row_count: int) -> int:
+    """Returns the memory of a cluster's rows from when they are collected until they are written."""
+    return row_count * (layout.row_bytes + ROW_OVERHEAD_BYTES)
+
+
+def encode_bytes(layout: PageLayout, row_count: int) -> int:
+    """Returns what writing a cluster takes beside its rows: a float32 copy of float16 rows, its pages, and their bytes."""
+    copy_bytes = row_count * layout.dimension * 4 if layout.vector_dtype == "float16" else 0
+    return copy_bytes + 2 * layout.page_count(row_count) * layout.page_bytes
+
+
+def memory_min_bytes(layout: PageLayout, row_counts: Sequence[int]) -> int:
+    """Returns the least `memory_bytes` that `plan_passes` takes for clusters of `row_counts` rows."""
+    return max(pass_bytes(layout, count) + encode_bytes(layout, count) for count in row_counts)
+
+
+def plan_passes(layout: PageLayout, row_counts: Sequence[int], *, memory_bytes: int) -> tuple[range, ...]:
+    """Returns the positions in `row_counts` of the clusters that each pass collects, in order, as many as fit `memory_bytes`.
+
+    Raises `ValueError` where a cluster does not fit alone (`memory_min_bytes`).
+    """
+    passes = []
+    first, held_bytes, encode_max_bytes = 0, 0, 0
+    for position, row_count in enumerate(row_counts):
+        taken_bytes, encode_need_bytes = pass_bytes(layout, row_count), encode_bytes(layout, row_count)
+        if taken_bytes + encode_need_bytes > memory_bytes:
+            raise ValueError(f"{row_count} rows take {taken_bytes + encode_need_bytes} bytes, not {memory_bytes}")
+        if held_bytes + taken_bytes + max(encode_max_bytes, encode_need_bytes) > memory_bytes:
+            passes.append(range(first, position))
+            first, held_bytes, encode_max_bytes = position, 0, 0
+        held_bytes += taken_bytes
+        encode_max_bytes = max(encode_max_bytes, encode_need_bytes)
+    if first < len(row_counts):
+        passes.append(range(first, len(row_counts)))
+    return tuple(passes)

@@ -1,0 +1,98 @@
+"""Reading large files from front to back without leaving them in the page cache: memory is what the caller holds."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from carpool.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+BLOCK_BYTES = 4 << 20
+_PAGE_BYTES = 4096
+
+
+class SequentialFile:
+    """A file that is read forward; what was read is dropped from the page cache. A context manager, for one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        _advise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+    def read_into(self, buffer: memoryview, offset_bytes: int) -> int:
+        """Fills `buffer` (of bytes) from `offset_bytes`, and lets the kernel read on. Returns what there was. Blocks."""
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._descriptor, [buffer[done:]], offset_bytes + done)
+            if count == 0:
+                break
+            done += count
+        end_bytes = offset_bytes + done
+        # While the caller works on this block the disk reads the next one.
+        _advise(self._descriptor, end_bytes, len(buffer), os.POSIX_FADV_WILLNEED)
+        # A page that the block shares with the one before it was kept then, and goes now.
+        start_bytes = offset_bytes // _PAGE_BYTES * _PAGE_BYTES
+        _advise(self._descriptor, start_bytes, end_bytes - start_bytes, os.POSIX_FADV_DONTNEED)
+        return done
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the file and drops what the kernel has read ahead."""
+        _advise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(self._descriptor)
+
+
+def drop_cached(path: Path) -> None:
+    """Drops a file's clean pages from the page cache. Says nothing where it cannot."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _advise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def bytes_of(array: npt.NDArray[np.generic]) -> memoryview:
+    """Returns the memory of a contiguous array as bytes."""
+    content: Buffer = array.reshape(-1).view(np.uint8)  # type: ignore[assignment]  # NumPy's stubs do not say that it is one
+    return memoryview(content)
+
+
+def file_sha256(path: Path, what: str, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+    """Returns the SHA-256 of a file. Streams, blocks. Raises `ConfigError` naming `what` where it cannot be read."""
+    digest = hashlib.sha256()
+    block = memoryview(bytearray(BLOCK_BYTES))
+    offset_bytes = 0
+    try:
+        with SequentialFile(path) as file:
+            while count := file.read_into(block, offset_bytes):
+                digest.update(block[:count])
+                offset_bytes += count
+                on_bytes(count)
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}; check the path") from error
+    return digest.hexdigest()
+
+
+def _advise(descriptor: int, offset_bytes: int, size_bytes: int, advice: int) -> None:
+    try:
+        os.posix_fadvise(descriptor, offset_bytes, size_bytes, advice)
+    except OSError as error:
+        # Advice only: file systems and pipes may not take it.
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ESPIPE, errno.EOPNOTSUPP):
+            raise
