@@ -1,0 +1,131 @@
+"""What the disk can do: O_DIRECT reads of given sizes in random order at several depths, as fio would, without verifying."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from carpool.errors import ConfigError
+
+DEPTHS = (1, 2, 4, 8, 16)
+DURATION_S = 0.8
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True):
+    """One read: both numbers multiples of 4096."""
+
+    path: Path
+    offset_bytes: int
+    size_bytes: int
+
+
+class DiskRate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a depth (reads outstanding at once) reached."""
+
+    depth: int
+    reads: int
+    bytes_read: int
+    duration_us: int
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes a second."""
+        return self.bytes_read / max(self.duration_us, 1) * 1e6
+
+
+class DiskFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The rates of every depth."""
+
+    rates: tuple[DiskRate, ...]
+
+    @property
+    def best_bytes_per_s(self) -> float:
+        """The highest rate of any depth."""
+        return max(rate.bytes_per_s for rate in self.rates)
+
+
+def measure_disk(
+    reads: Sequence[Read], *, seed: int, depths: Sequence[int] = DEPTHS, duration_s: float = DURATION_S
+) -> DiskFigures:
+    """Returns what these reads reach in random order, `duration_s` for each depth, again from the start when all were made.
+
+    A thread for each outstanding read, each with a buffer of its own: memory for `max(depths)` of the largest read. Blocks.
+    Raises `ConfigError` where O_DIRECT is refused: the page cache would be measured, not the disk.
+    """
+    if not reads:
+        raise ValueError("no reads to measure with")
+    buffer_bytes = max(read.size_bytes for read in reads)
+    order = np.random.default_rng(seed).permutation(len(reads))
+    with ExitStack() as stack:
+        files = {path: _opened(path, stack) for path in sorted({read.path for read in reads})}
+        jobs = [(files[reads[at].path], reads[at].offset_bytes, reads[at].size_bytes) for at in order]
+        buffers = [mmap.mmap(-1, buffer_bytes) for _ in range(max(depths))]
+        for buffer in buffers:
+            stack.callback(buffer.close)
+        return DiskFigures(rates=tuple(_rate(jobs, buffers[:depth], duration_s) for depth in depths))
+
+
+def _opened(path: Path, stack: ExitStack) -> int:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError as error:
+        why = "does not take O_DIRECT" if error.errno == errno.EINVAL else error.strerror
+        raise ConfigError(
+            f"cannot measure the disk by {path}: {why}; put the index on a local disk (ext4, xfs)"
+        ) from error
+    stack.callback(os.close, file)
+    return file
+
+
+def _rate(jobs: Sequence[tuple[int, int, int]], buffers: Sequence[mmap.mmap], duration_s: float) -> DiskRate:
+    lock = threading.Lock()
+    done = [0, 0, 0]  # the next job, reads, bytes
+    failures: list[OSError] = []
+    deadline_s = time.monotonic() + duration_s
+
+    def work(buffer: mmap.mmap) -> None:
+        with memoryview(buffer) as view:
+            while time.monotonic() < deadline_s and not failures:
+                with lock:
+                    file, offset, size = jobs[done[0] % len(jobs)]
+                    done[0] += 1
+                try:
+                    read = _read_all(file, view[:size], offset)
+                except OSError as error:
+                    failures.append(error)
+                    return
+                with lock:
+                    done[1] += 1
+                    done[2] += read
+
+    threads = [threading.Thread(target=work, args=(buffer,), name="disk-figure") for buffer in buffers]
+    start_s = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    duration_us = int((time.monotonic() - start_s) * 1e6)
+    if failures:
+        raise ConfigError(f"cannot measure the disk: {failures[0].strerror}") from failures[0]
+    return DiskRate(depth=len(buffers), reads=done[1], bytes_read=done[2], duration_us=duration_us)
+
+
+def _read_all(file: int, view: memoryview, offset_bytes: int) -> int:
+    """Fills `view`, returns the bytes read: fewer at the end of the file."""
+    at = 0
+    while at < len(view):
+        with view[at:] as rest:
+            read = os.preadv(file, [rest], offset_bytes + at)
+        if not read:
+            break
+        at += read
+    return at

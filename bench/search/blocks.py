@@ -1,0 +1,292 @@
+"""Who runs when: for each seed and window a block, in it the disk's figures, every contestant once in turn, the disk again."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from bench.agreement import Agreement
+from bench.disk import measure_disk
+from bench.search import oracles
+from bench.search.cells import Cell, CellFile, DiskBlock, Line, OracleCell
+from bench.search.cgroup import HeldBy
+from bench.search.child import IDS_NAME, PROBES_NAME, QUERIES_NAME, DatasetFiles, Request
+from bench.search.contestant import Entry, Float32, Int32, Limits
+from bench.search.dataset import IndexView, Questions, choose_questions, index_for, open_view, probes_of
+from bench.search.exactness import check_exact
+from bench.search.kernel import drop_page_cache
+from bench.search.measure import OpenLoopPlan
+from bench.search.processes import run_child
+from bench.search.registry import REFERENCE, entry
+from carpool.errors import CarpoolError
+
+REFERENCE_NAME = "reference.npz"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it was asked for. `memory_share`: of the bytes of the vectors; `indexes`: one, or one for each seed."""
+
+    indexes: tuple[Path, ...]
+    contestants: tuple[str, ...]
+    windows: tuple[int, ...]
+    seeds: int
+    queries: int
+    nprobe: int
+    top_k: int
+    memory_share: float
+    held_by: HeldBy
+    threads: int
+    open_loop: OpenLoopPlan | None
+    timeout_s: float
+    out: Path
+    work: Path
+
+
+class Tell:
+    """Who is told how a run goes. This one tells nobody."""
+
+    def begins(self, what: str, done: int, total: int) -> None:
+        """Cell `done` of `total` begins."""
+
+    def answered(self, queries: int, total: int) -> None:
+        """Of the cell at hand, `queries` of `total` are answered."""
+
+    def ended(self, cell: Cell) -> None:
+        """A cell is done and written."""
+
+    def note(self, text: str) -> None:
+        """Something else worth a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seed:
+    """The data of a seed, ready on disk."""
+
+    seed: int
+    view: IndexView
+    questions: Questions
+    probes: Int32
+    files: DatasetFiles
+    folder: Path
+
+
+def order_of(contestants: Sequence[str], turn: int) -> list[str]:
+    """Returns the contestants in the order of a block: each begins once before any begins twice, so that none has always the
+    same neighbour before it. Pure."""
+    at = turn % len(contestants)
+    return [*contestants[at:], *contestants[:at]]
+
+
+def settings_id(plan: Plan, versions: Sequence[str], questions: Float32) -> str:
+    """Returns what changes with anything that would make cells incomparable; contestants, windows and seeds may be added."""
+    facts = msgspec.structs.asdict(plan)
+    for name in ("contestants", "windows", "seeds", "timeout_s", "out", "work", "indexes"):
+        del facts[name]
+    digest = hashlib.sha256(msgspec.json.encode([facts, list(versions)]))
+    digest.update(np.ascontiguousarray(questions).data)
+    return digest.hexdigest()[:16]
+
+
+class Run:
+    """A run of `carpool bench search`. Blocks for as long as all cells take; what is done is in `cells` at once."""
+
+    def __init__(self, plan: Plan, questions: Float32, tell: Tell) -> None:
+        """`questions`: (n, dim) float32, normalised. Opens the indexes; raises `ConfigError` for what does not fit."""
+        self.plan = plan
+        self._entries = [entry(name) for name in plan.contestants]
+        self._tell = tell
+        self.views = [open_view(index_for(plan.indexes, seed)) for seed in range(plan.seeds)]
+        self._questions = [
+            choose_questions(questions, view.dimension, plan.queries, seed) for seed, view in enumerate(self.views)
+        ]
+        self.settings_id = settings_id(plan, [view.version for view in self.views[: len(plan.indexes)]], questions)
+        self.cells = CellFile(plan.out / "cells.jsonl")
+
+    def lines(self) -> list[Line]:
+        """Returns what there is of this run."""
+        return self.cells.read(self.settings_id)
+
+    def run(self) -> list[Line]:
+        """Runs every cell that is not there yet and returns all lines.
+
+        Cells that failed for another reason than memory run again. What there is of a block stays, its ratios are then of cells
+        that did not run next to each other.
+        """
+        done = {line.key for line in self.lines() if isinstance(line, Cell) and line.status in ("ok", "out of memory")}
+        wanted = [
+            (seed, window, name)
+            for seed in range(self.plan.seeds)
+            for turn, window in enumerate(self.plan.windows)
+            for name in order_of(self.plan.contestants, seed + turn)
+        ]
+        missing = [key for key in wanted if key not in done]
+        blocks = list(dict.fromkeys((seed, window) for seed, window, _ in wanted))
+        at = 0
+        for seed in range(self.plan.seeds):
+            if not any(key[0] == seed for key in missing):
+                continue
+            prepared = self._prepare(seed)
+            for window in (window for of_seed, window in blocks if of_seed == seed):
+                names = [name for of_seed, of_window, name in missing if (of_seed, of_window) == (seed, window)]
+                if names:
+                    self._block(prepared, window, names, at, len(missing))
+                    at += len(names)
+        return self.lines()
+
+    def _block(self, seed: _Seed, window: int, names: Sequence[str], at: int, total: int) -> None:
+        self._disk(seed, window)
+        self._oracles(seed, window)
+        for offset, name in enumerate(names):
+            self._tell.begins(f"seed {seed.seed}, windows of {window}: {name}", at + offset, total)
+            cell = self._cell(seed, window, entry(name))
+            self.cells.append(cell)
+            self._tell.ended(cell)
+        self._disk(seed, window)
+
+    def _cell(self, seed: _Seed, window: int, chosen: Entry) -> Cell:
+        plan = self.plan
+        budget_bytes = int(plan.memory_share * seed.view.vectors_bytes)
+        limit_bytes = budget_bytes if chosen.is_limited else None
+        request = Request(
+            kind="run",
+            contestant=chosen.name,
+            dataset=seed.files,
+            limits=Limits(memory_bytes=limit_bytes, threads=plan.threads, window=window),
+            numbers=seed.questions.closed_numbers,
+            open_numbers=seed.questions.open_numbers,
+            open_plan=plan.open_loop,
+            seed=seed.seed,
+        )
+        folder = plan.out / "cells" / f"{seed.seed}-{window}-{chosen.name}"
+        dropped = drop_page_cache([seed.view.dir, seed.files.prepared_dir])
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        ended = run_child(
+            request,
+            folder,
+            held_by=plan.held_by,
+            limit_bytes=limit_bytes,
+            timeout_s=plan.timeout_s,
+            on_progress=lambda answered: self._tell.answered(answered, plan.queries),
+        )
+        is_ok = ended.status == "ok"
+        return Cell(
+            settings_id=self.settings_id,
+            seed=seed.seed,
+            window=window,
+            contestant=chosen.name,
+            status=ended.status,
+            error=ended.outcome.error,
+            is_bug=ended.outcome.is_bug,
+            started=started,
+            duration_s=round(ended.duration_s, 3),
+            page_cache_dropped=dropped,
+            limit_bytes=limit_bytes,
+            held=ended.held,
+            measured=ended.outcome.measured if is_ok else None,
+            agreement=self._agreement(seed, folder) if is_ok and chosen.is_exact else None,
+        )
+
+    def _agreement(self, seed: _Seed, folder: Path) -> Agreement:
+        found = np.load(folder / IDS_NAME, allow_pickle=False)
+        with np.load(seed.folder / REFERENCE_NAME, allow_pickle=False) as reference:
+            return check_exact(found, reference["ids"], reference["scores"], seed.questions.closed_numbers)
+
+    def _disk(self, seed: _Seed, window: int) -> None:
+        figures = measure_disk(seed.view.reads, seed=seed.seed)
+        self.cells.append(DiskBlock(settings_id=self.settings_id, seed=seed.seed, window=window, figures=figures))
+
+    def _oracles(self, seed: _Seed, window: int) -> None:
+        probes = seed.probes[seed.questions.closed_numbers]
+        counts = oracles.window_counts(probes, window, seed.view.nlist)
+        budget_bytes = int(self.plan.memory_share * seed.view.vectors_bytes)
+        found = {
+            "oracle-window": oracles.oracle_window(counts, seed.view.cluster_bytes),
+            "oracle-static": oracles.oracle_static(counts, seed.view.cluster_bytes, budget_bytes),
+        }
+        for name, bytes_found in found.items():
+            self.cells.append(
+                OracleCell(
+                    settings_id=self.settings_id,
+                    seed=seed.seed,
+                    window=window,
+                    name=name,
+                    queries=self.plan.queries,
+                    found=bytes_found,
+                )
+            )
+
+    def _prepare(self, seed: int) -> _Seed:
+        """Writes questions and probes, makes what contestants need and is not there, and the reference."""
+        view, questions = self.views[seed], self._questions[seed]
+        probes = probes_of(view, questions, self.plan.nprobe)
+        folder = self.plan.out / f"seed-{seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / QUERIES_NAME, questions.vectors)
+        np.save(folder / PROBES_NAME, probes)
+        prepared_dir = self.plan.work / "prepared" / _folder_name(view)
+        files = DatasetFiles(
+            index_dir=view.dir.absolute(),
+            prepared_dir=prepared_dir.absolute(),
+            folder=folder.absolute(),
+            dimension=view.dimension,
+            nlist=view.nlist,
+            row_count=view.row_count,
+            top_k=self.plan.top_k,
+        )
+        prepared = _Seed(seed=seed, view=view, questions=questions, probes=probes, files=files, folder=folder)
+        for chosen in [*self._entries, entry(REFERENCE)]:
+            self._make(chosen, prepared, prepared_dir)
+        self._reference(prepared)
+        return prepared
+
+    def _make(self, chosen: Entry, seed: _Seed, prepared_dir: Path) -> None:
+        preparation = chosen.preparation
+        if preparation is None or (prepared_dir / preparation.name).exists():
+            return
+        self._tell.note(f"making the files of {chosen.name} for {seed.view.dir}, once")
+        half = prepared_dir / (preparation.name + ".half")
+        shutil.rmtree(half, ignore_errors=True)
+        half.mkdir(parents=True)
+        self._child(
+            Request(
+                kind="prepare",
+                contestant=chosen.name,
+                dataset=seed.files,
+                limits=Limits(memory_bytes=None, threads=self.plan.threads, window=1),
+                prepare_into=half.absolute(),
+            ),
+            seed.folder / f"prepare-{preparation.name}",
+            f"the files of {chosen.name} could not be made",
+        )
+        half.rename(prepared_dir / preparation.name)
+
+    def _reference(self, seed: _Seed) -> None:
+        path = seed.folder / REFERENCE_NAME
+        path.unlink(missing_ok=True)
+        self._tell.note(f"seed {seed.seed}: searching all questions with {REFERENCE}, for comparison")
+        request = Request(
+            kind="reference",
+            contestant=REFERENCE,
+            dataset=seed.files,
+            limits=Limits(memory_bytes=None, threads=self.plan.threads, window=1),
+            prepare_into=path.absolute(),
+            numbers=seed.questions.closed_numbers,
+        )
+        self._child(request, seed.folder / "reference", "the reference could not be searched")
+
+    def _child(self, request: Request, folder: Path, failure: str) -> None:
+        ended = run_child(request, folder, held_by="none", limit_bytes=None, timeout_s=self.plan.timeout_s)
+        if ended.status != "ok":
+            raise CarpoolError(f"{failure}: {ended.outcome.error} (log: {folder / 'log'})")
+
+
+def _folder_name(view: IndexView) -> str:
+    kept = [letter if letter.isalnum() or letter in "-." else "-" for letter in view.version]
+    return f"{''.join(kept)}-{hashlib.sha256(str(view.dir.absolute()).encode()).hexdigest()[:8]}"

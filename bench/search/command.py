@@ -1,0 +1,248 @@
+"""What `carpool bench search` does: questions and indexes in, blocks run, JSON, table and plot out. `bench.cli`: the options."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bench.data import DATA_VARIABLE, EvaluationData, find_data, read_vectors
+from bench.machine import data_file, program, this_machine, this_revision
+from bench.search.blocks import Plan, Run, Tell
+from bench.search.cells import CELLS_NAME, Cell
+from bench.search.plot import plot_summary
+from bench.search.registry import ENTRIES
+from bench.search.report import (
+    REPORT_NAME,
+    SCHEMA_VERSION,
+    IndexSearched,
+    SearchReport,
+    print_summary,
+    promises_of,
+    write_json,
+)
+from bench.search.summary import BASELINES, Summary, summarise
+from carpool.errors import ConfigError
+
+QUESTIONS = ("queries-hotpotqa", "queries-nq")
+"""Whose vectors are asked where --questions names none."""
+PLOT_NAME = "report.png"
+TABLE_WIDTH = 190
+"""Where there is no terminal that has a width."""
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command is told besides the plan. `questions`: .npy files; none: those of the evaluation data."""
+
+    data: Path | None
+    questions: tuple[Path, ...]
+    baseline: str | None
+    resume: bool
+    plot: bool
+
+
+def list_contestants(console: Console) -> None:
+    """Prints who can take part."""
+    table = Table("contestant", "ids", "memory", "what it is", title="Contestants")
+    for entry in ENTRIES.values():
+        table.add_row(
+            entry.name,
+            "exact" if entry.is_exact else "approximate",
+            "limited" if entry.is_limited else "no limit",
+            entry.summary,
+        )
+    table.add_row(
+        "oracle-window", "-", "-", "computed: each wanted cluster is read once a window, nothing is kept", style="dim"
+    )
+    table.add_row(
+        "oracle-static", "-", "-", "computed: the best fixed set is kept, the rest is read once a window", style="dim"
+    )
+    console.print(table)
+
+
+def search(plan: Plan, wishes: Wishes, environ: Mapping[str, str] = os.environ) -> bool:
+    """Runs what is missing, reports all, and returns whether every promise held. Blocks for as long as the cells take."""
+    console = Console(stderr=True)
+    started, started_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    paths = question_paths(wishes, environ)
+    questions = np.concatenate([read_vectors(path) for path in paths])
+    _check_out(plan.out, wishes.resume)
+    with _Console(console, plan.queries) as tell:
+        run = Run(plan, questions, tell)
+        plan.out.mkdir(parents=True, exist_ok=True)
+        lines = run.run()
+    baseline = wishes.baseline or next((name for name in BASELINES if name in plan.contestants), plan.contestants[0])
+    summary = summarise(lines, plan.windows, plan.contestants, baseline)
+    report = SearchReport(
+        schema_version=SCHEMA_VERSION,
+        benchmark="search",
+        command=program(),
+        started=started,
+        duration_s=round(time.monotonic() - started_s, 3),
+        machine=this_machine(),
+        revision=this_revision(),
+        data=tuple(map(data_file, paths)),
+        indexes=_indexes(run),
+        settings=msgspec.to_builtins(plan, enc_hook=str),
+        is_memory_held=plan.held_by != "none",
+        promises=promises_of(summary, lines),
+        summary=summary,
+        lines=lines,
+    )
+    write_json(report, plan.out / REPORT_NAME)
+    output = Console()
+    _print(output if output.is_terminal else Console(width=TABLE_WIDTH), report, summary, plan)
+    if wishes.plot:
+        plot_summary(summary, plan.out / PLOT_NAME)
+    return report.holds
+
+
+def question_paths(wishes: Wishes, environ: Mapping[str, str]) -> list[Path]:
+    """Returns the files of the questions' vectors. Raises `ConfigError` where they are not there."""
+    if wishes.questions:
+        for path in wishes.questions:
+            if not path.is_file():
+                raise ConfigError(
+                    f"there are no questions at {path}: give a .npy file of (questions, dimension) floats"
+                )
+        return list(wishes.questions)
+    if wishes.data is None and not environ.get(DATA_VARIABLE):
+        raise ConfigError(
+            "which questions? Name .npy files of their vectors with --questions, or the evaluation data with --data or "
+            f"{DATA_VARIABLE}"
+        )
+    data: EvaluationData = find_data(wishes.data, environ)
+    return [data.vectors_path(name) for name in QUESTIONS]
+
+
+def _check_out(out: Path, resume: bool) -> None:
+    if (out / CELLS_NAME).exists() and not resume:
+        raise ConfigError(f"there are results in {out}: give --resume to go on with them, or another --out")
+
+
+def _indexes(run: Run) -> tuple[IndexSearched, ...]:
+    count = len(run.plan.indexes)
+    return tuple(
+        IndexSearched(
+            dir_name=view.dir.name,
+            seeds=tuple(range(run.plan.seeds)) if count == 1 else (number,),
+            index_version=view.version,
+            format=view.manifest.format,
+            row_count=view.row_count,
+            dimension=view.dimension,
+            nlist=view.nlist,
+            vectors_bytes=view.vectors_bytes,
+            clusters_bytes=int(view.cluster_bytes.sum()),
+            embedding_model=view.manifest.embedding_model_name,
+        )
+        for number, view in enumerate(run.views[:count])
+    )
+
+
+def _print(console: Console, report: SearchReport, summary: Summary, plan: Plan) -> None:
+    print_summary(console, summary)
+    if not report.is_memory_held:
+        console.print("[yellow]memory was not held: contestants could take what they liked (--memory-held-by none)[/]")
+    if len(plan.indexes) == 1 and plan.seeds > 1:
+        console.print(
+            "seeds differ in the order of arrival only: give --index once for each seed to vary data and training"
+        )
+    for promise, held in report.promises.items():
+        console.print(f"{'[green]holds [/]' if held else '[red]BROKEN[/]'} {promise}")
+    console.print(f"JSON: {plan.out / REPORT_NAME}", soft_wrap=True)
+
+
+class _Console(Tell):
+    """Shows the cell at hand, and a line for each that is done."""
+
+    def __init__(self, console: Console, queries: int) -> None:
+        self._console = console
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+        self._task = self._progress.add_task("opening", total=queries)
+
+    def __enter__(self) -> _Console:
+        """Begins to show."""
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends."""
+        self._progress.stop()
+
+    def begins(self, what: str, done: int, total: int) -> None:
+        """A cell begins."""
+        self._progress.reset(self._task, description=f"[{done + 1}/{total}] {what}")
+
+    def answered(self, queries: int, total: int) -> None:
+        """Queries of the cell at hand are answered."""
+        self._progress.update(self._task, completed=queries, total=total)
+
+    def ended(self, cell: Cell) -> None:
+        """A cell is done."""
+        self._console.print(told(cell), markup=False, highlight=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Something else."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def told(cell: Cell) -> str:
+    """Returns a cell in one line."""
+    head = f"seed {cell.seed}, windows of {cell.window}, {cell.contestant}: "
+    if cell.measured is None:
+        return f"{head}{cell.status}: {cell.error}"
+    closed, opened = cell.measured.closed, cell.measured.open_loop
+    words = [
+        f"{closed.queries_per_s:,.1f} queries/s",
+        f"p99 {closed.latency_ms.p99:,.1f} ms",
+        f"{closed.usage.kernel_read_bytes / closed.queries / 1e6:,.2f} MB a query",
+        f"first answer {cell.measured.first_answer_us / 1e6:.1f} s",
+    ]
+    if opened is not None:
+        words.append(f"holds {opened.found.held_per_s:,.0f}/s")
+    if cell.agreement is not None:
+        words.append(f"{cell.agreement.same} same, {cell.agreement.tied} tied, {cell.agreement.different} different")
+    if not cell.bytes_agree:
+        words.append("BYTES DISAGREE")
+    return head + ", ".join(words)
+
+
+def parse_windows(text: str) -> tuple[int, ...]:
+    """Returns the window sizes of `20,100`. Raises `ConfigError` for anything else."""
+    try:
+        windows = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        windows = ()
+    if not windows or min(windows) < 1 or len(set(windows)) != len(windows):
+        raise ConfigError(f"--windows {text}: give window sizes such as 20,100")
+    return windows
+
+
+def parse_contestants(text: str | None) -> tuple[str, ...]:
+    """Returns the names of `a,b`, all of them for None; `cagr-*` stands for those that begin so. Raises `ConfigError`."""
+    if text is None:
+        return tuple(ENTRIES)
+    names: list[str] = []
+    for part in text.split(","):
+        matching = _matching(part.strip())
+        if not matching:
+            raise ConfigError(
+                f"there is no contestant {part.strip()!r}; there are {', '.join(ENTRIES)}. --list says what each is"
+            )
+        names.extend(name for name in matching if name not in names)
+    return tuple(names)
+
+
+def _matching(part: str) -> Sequence[str]:
+    if part.endswith("*"):
+        return [name for name in ENTRIES if name.startswith(part[:-1])]
+    return [part] if part in ENTRIES else []

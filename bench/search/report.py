@@ -1,0 +1,173 @@
+"""The report of `carpool bench search`: one JSON with all that a figure depends on, and a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from bench.machine import DataFile, Machine, Revision
+from bench.search.cells import Line
+from bench.search.statistics import Range
+from bench.search.summary import Row, Summary
+from carpool.errors import ConfigError
+
+SCHEMA_VERSION = 1
+REPORT_NAME = "report.json"
+MB = 1e6
+
+
+class IndexSearched(msgspec.Struct, frozen=True, kw_only=True):
+    """An index of a run. `seeds`: those that it stands for."""
+
+    dir_name: str
+    seeds: tuple[int, ...]
+    index_version: str
+    format: str
+    row_count: int
+    dimension: int
+    nlist: int
+    vectors_bytes: int
+    clusters_bytes: int
+    embedding_model: str
+
+
+class SearchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and where it ran. `is_memory_held`: whether the kernel held every contestant to its limit."""
+
+    schema_version: int
+    benchmark: str
+    command: list[str]
+    started: str
+    duration_s: float
+    machine: Machine
+    revision: Revision | None
+    data: tuple[DataFile, ...]
+    indexes: tuple[IndexSearched, ...]
+    settings: dict[str, Any]
+    is_memory_held: bool
+    promises: dict[str, bool]
+    summary: Summary
+    lines: list[Line]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every promise held."""
+        return all(self.promises.values())
+
+
+def promises_of(summary: Summary, lines: Sequence[Line]) -> dict[str, bool]:
+    """Returns what a run promises, and whether it held. Failures for want of memory or time break nothing: they are results."""
+    measured = [row for row in summary.rows if not row.is_computed]
+    return {
+        "bytes by the kernel agree with the contestants' own within 2 %": all(row.bytes_agree for row in measured),
+        "ids of exact contestants equal FAISS IVF-Flat's, but for equal scores": all(
+            row.agreement is None or row.agreement["different"] == 0 for row in measured
+        ),
+        "no contestant broke the rules or crashed": not any(getattr(line, "is_bug", False) for line in lines),
+    }
+
+
+def write_json(report: SearchReport, path: Path) -> None:
+    """Writes the report. Raises `ConfigError` where it cannot be written."""
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; give another --out") from error
+
+
+def print_summary(console: Console, summary: Summary) -> None:
+    """Prints two tables for each window size: medians over seeds, with the range where there are several."""
+    for window in dict.fromkeys(row.window for row in summary.rows):
+        rows = [row for row in summary.rows if row.window == window]
+        disk = summary.disk_bytes_per_s.get(window)
+        titles = {
+            "speed": f"Windows of {window}: cold, closed loop",
+            "bytes": f"Windows of {window}: bytes" + (f"; the disk reads {_range(disk, 1e9, 2)} GB/s" if disk else ""),
+        }
+        for kind, columns in (("speed", speed_columns), ("bytes", bytes_columns)):
+            table = Table(title=titles[kind])
+            for heading in columns(rows[0]):
+                is_name = heading == "contestant"
+                table.add_column(heading, justify="left" if is_name else "right", no_wrap=True, overflow="fold")
+            for row in rows:
+                table.add_row(*columns(row).values(), style="dim" if row.is_computed else "")
+            console.print(table)
+        for row in rows:
+            for failure in row.failures:
+                console.print(
+                    f"{row.contestant}, {failure}", style="yellow", markup=False, highlight=False, soft_wrap=True
+                )
+    console.print(
+        f"x: against {summary.baseline}, paired by seed. [lowest, highest] over seeds. computed: nothing was read",
+        style="dim",
+    )
+
+
+def speed_columns(row: Row) -> dict[str, str]:
+    """Returns heading and cell of the first table."""
+    figures = row.figures
+    return {
+        "contestant": _name(row),
+        "queries/s": _range(figures.get("queries_per_s"), 1, 1),
+        "x": _range(row.to_baseline.get("queries_per_s"), 1, 2),
+        "p50 ms": _middle(figures.get("p50_ms")),
+        "p99 ms": _middle(figures.get("p99_ms")),
+        "held/s": held_rate(row),
+        "first s": _middle(figures.get("first_answer_s")),
+        "CPU ms": _middle(figures.get("cpu_ms_a_query")),
+        "same, tied, differ": _exact(row),
+    }
+
+
+def bytes_columns(row: Row) -> dict[str, str]:
+    """Returns heading and cell of the second table."""
+    figures = row.figures
+    shares = [_range(figures.get(name), 0.01, 0) for name in ("disk_share", "disk_share_busy")]
+    return {
+        "contestant": _name(row),
+        "MB a query": _range(figures.get("bytes_a_query"), MB, 2),
+        "x": _range(row.to_baseline.get("bytes_read"), 1, 2),
+        "x window": _range(row.to_oracle_window_bytes, 1, 2),
+        "x static": _range(row.to_oracle_static_bytes, 1, 2),
+        "disk %": shares[0],
+        "busy %": shares[1],
+        "loading MB": _range(figures.get("loading_bytes"), MB, 0),
+        "peak MB": _range(figures.get("peak_bytes"), MB, 0),
+    }
+
+
+def _name(row: Row) -> str:
+    return row.contestant + (" (computed)" if row.is_computed else "")
+
+
+def held_rate(row: Row) -> str:
+    """Returns the highest rate that held the latency target, `below N` where none did, `-` where none was sought."""
+    held, failed = row.figures.get("rate_held_per_s"), row.figures.get("rate_failed_per_s")
+    if held is None:
+        return "-"
+    if not held.max and failed is not None:
+        return f"below {failed.median:.3g}"
+    return _range(held, 1, 0)
+
+
+def _exact(row: Row) -> str:
+    if row.agreement is None:
+        return "-"
+    same, tied, different = (row.agreement[verdict] for verdict in ("same", "tied", "different"))
+    return f"{same}, {tied}, {different}"
+
+
+def _middle(found: Range | None) -> str:
+    return "-" if found is None else f"{found.median:,.1f}"
+
+
+def _range(found: Range | None, unit: float, digits: int) -> str:
+    if found is None:
+        return "-"
+    middle, low, high = (f"{value / unit:,.{digits}f}" for value in (found.median, found.min, found.max))
+    return middle if found.count == 1 or low == high else f"{middle} [{low}, {high}]"

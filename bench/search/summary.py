@@ -1,0 +1,207 @@
+"""What a run says: for each window size and contestant, figures over seeds, and ratios to a baseline and to the oracles.
+
+Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from bench.search.cells import Cell, DiskBlock, Line, OracleCell
+from bench.search.statistics import Range, over_seeds, paired_ratio
+
+Figure = Callable[[Cell], float | None]
+BASELINES = ("cagr-best-greedy-prefetch", "cagr-best-greedy", "faiss-ondisk")
+"""What ratios are to where nobody says otherwise: the first of these that takes part."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A contestant at a window size. `failures`: what became of seeds that have no figures; `agreement`: queries by verdict,
+    added up over seeds, for exact contestants. Rows of oracles have only `bytes_read`, `bytes_a_query` and `queries_per_s`."""
+
+    window: int
+    contestant: str
+    seeds: int
+    failures: tuple[str, ...]
+    figures: dict[str, Range]
+    to_baseline: dict[str, Range]
+    to_oracle_window_bytes: Range | None
+    to_oracle_static_bytes: Range | None
+    agreement: dict[str, int] | None
+    bytes_agree: bool
+    is_computed: bool = False
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """All rows, by window, contestants in the order that was asked for. `baseline`: what ratios are to."""
+
+    baseline: str
+    rows: tuple[Row, ...]
+    disk_bytes_per_s: dict[int, Range]
+
+
+def summarise(lines: Iterable[Line], windows: Sequence[int], contestants: Sequence[str], baseline: str) -> Summary:
+    """Returns the summary of `lines`. `baseline` need not take part: then no row has ratios to it."""
+    found = list(lines)
+    cells = {line.key: line for line in found if isinstance(line, Cell)}
+    oracles = [line for line in found if isinstance(line, OracleCell)]
+    rates = disk_rates(line for line in found if isinstance(line, DiskBlock))
+    rows: list[Row] = []
+    for window in windows:
+        by_name = {
+            name: {
+                seed: cell
+                for (seed, of_window, of_name), cell in cells.items()
+                if (of_window, of_name) == (window, name)
+            }
+            for name in contestants
+        }
+        window_rates = {seed: rate for (seed, of_window), rate in rates.items() if of_window == window}
+        in_window = [oracle for oracle in oracles if oracle.window == window]
+        rows.extend(
+            _row(window, name, by_name[name], by_name.get(baseline, {}), in_window, window_rates)
+            for name in contestants
+            if by_name[name]
+        )
+        rows.extend(_oracle_rows(window, in_window, window_rates))
+    disk = {
+        window: spread
+        for window in windows
+        if (spread := over_seeds(rate for (_, of_window), rate in rates.items() if of_window == window)) is not None
+    }
+    return Summary(baseline=baseline, rows=tuple(rows), disk_bytes_per_s=disk)
+
+
+def disk_rates(blocks: Iterable[DiskBlock]) -> dict[tuple[int, int], float]:
+    """Returns bytes a second by (seed, window): the mean of the best depth of each time that the block's disk was measured."""
+    found: dict[tuple[int, int], list[float]] = {}
+    for block in blocks:
+        found.setdefault((block.seed, block.window), []).append(block.figures.best_bytes_per_s)
+    return {key: sum(rates) / len(rates) for key, rates in found.items()}
+
+
+def _row(
+    window: int,
+    name: str,
+    cells: Mapping[int, Cell],
+    baseline: Mapping[int, Cell],
+    oracles: Sequence[OracleCell],
+    rates: Mapping[int, float],
+) -> Row:
+    figures = {figure: _by_seed(cells, get) for figure, get in FIGURES.items()}
+    figures["disk_share"] = {
+        seed: rate / rates[seed] for seed, rate in _by_seed(cells, _bytes_per_s).items() if seed in rates
+    }
+    figures["disk_share_busy"] = {
+        seed: rate / rates[seed] for seed, rate in _by_seed(cells, _bytes_per_busy_s).items() if seed in rates
+    }
+    read = figures["bytes_read"]
+    agreed = [cell.agreement for cell in cells.values() if cell.agreement is not None]
+    return Row(
+        window=window,
+        contestant=name,
+        seeds=sum(cell.status == "ok" for cell in cells.values()),
+        failures=tuple(
+            f"seed {seed}: {cell.status}: {cell.error}" for seed, cell in sorted(cells.items()) if cell.status != "ok"
+        ),
+        figures=_ranges(figures),
+        to_baseline={
+            figure: ratio
+            for figure in COMPARED
+            if (ratio := paired_ratio(figures[figure], _by_seed(baseline, FIGURES[figure]))) is not None
+        },
+        to_oracle_window_bytes=paired_ratio(read, _oracle_bytes(oracles, "oracle-window")),
+        to_oracle_static_bytes=paired_ratio(read, _oracle_bytes(oracles, "oracle-static")),
+        agreement={verdict: sum(getattr(one, verdict) for one in agreed) for verdict in ("same", "tied", "different")}
+        if agreed
+        else None,
+        bytes_agree=all(cell.bytes_agree for cell in cells.values()),
+    )
+
+
+def _oracle_rows(window: int, oracles: Sequence[OracleCell], rates: Mapping[int, float]) -> list[Row]:
+    rows = []
+    for name in dict.fromkeys(oracle.name for oracle in oracles):
+        of_name = {oracle.seed: oracle for oracle in oracles if oracle.name == name}
+        read = {seed: float(oracle.found.bytes_read) for seed, oracle in of_name.items()}
+        figures = {
+            "bytes_read": read,
+            "bytes_a_query": {seed: read[seed] / oracle.queries for seed, oracle in of_name.items()},
+            "queries_per_s": {
+                seed: oracle.queries * rates[seed] / read[seed]
+                for seed, oracle in of_name.items()
+                if seed in rates and read[seed]
+            },
+        }
+        rows.append(
+            Row(
+                window=window,
+                contestant=name,
+                seeds=len(of_name),
+                failures=(),
+                figures=_ranges(figures),
+                to_baseline={},
+                to_oracle_window_bytes=paired_ratio(read, _oracle_bytes(oracles, "oracle-window")),
+                to_oracle_static_bytes=paired_ratio(read, _oracle_bytes(oracles, "oracle-static")),
+                agreement=None,
+                bytes_agree=True,
+                is_computed=True,
+            )
+        )
+    return rows
+
+
+def _by_seed(cells: Mapping[int, Cell], get: Figure) -> dict[int, float]:
+    return {seed: value for seed, cell in cells.items() if cell.measured and (value := get(cell)) is not None}
+
+
+def _ranges(figures: Mapping[str, Mapping[int, float]]) -> dict[str, Range]:
+    return {name: spread for name, values in figures.items() if (spread := over_seeds(values.values())) is not None}
+
+
+def _oracle_bytes(oracles: Sequence[OracleCell], name: str) -> dict[int, float]:
+    return {oracle.seed: float(oracle.found.bytes_read) for oracle in oracles if oracle.name == name}
+
+
+def _measured(get: Callable[..., float | None]) -> Figure:
+    return lambda cell: None if cell.measured is None else get(cell.measured)
+
+
+def _bytes_per_s(cell: Cell) -> float | None:
+    """Over the whole loop: pauses of the disk count."""
+    if cell.measured is None:
+        return None
+    usage = cell.measured.closed.usage
+    return usage.kernel_read_bytes / max(usage.duration_us, 1) * 1e6
+
+
+def _bytes_per_busy_s(cell: Cell) -> float | None:
+    """Over the time with a read outstanding: the contestant's count, or else the device's (all processes together)."""
+    if cell.measured is None:
+        return None
+    usage = cell.measured.closed.usage
+    busy_us = usage.own.disk_busy_us or usage.disk_busy_us
+    return usage.kernel_read_bytes / busy_us * 1e6 if busy_us else None
+
+
+FIGURES: dict[str, Figure] = {
+    "queries_per_s": _measured(lambda m: m.closed.queries_per_s),
+    "queries_per_s_with_loading": _measured(
+        lambda m: m.closed.queries / (m.start_us + m.opening.duration_us + m.closed.usage.duration_us) * 1e6
+    ),
+    "p50_ms": _measured(lambda m: m.closed.latency_ms.p50),
+    "p99_ms": _measured(lambda m: m.closed.latency_ms.p99),
+    "bytes_read": _measured(lambda m: m.closed.usage.kernel_read_bytes),
+    "bytes_a_query": _measured(lambda m: m.closed.usage.kernel_read_bytes / m.closed.queries),
+    "loading_bytes": _measured(lambda m: m.opening.kernel_read_bytes),
+    "first_answer_s": _measured(lambda m: m.first_answer_us / 1e6),
+    "cpu_ms_a_query": _measured(lambda m: m.closed.usage.cpu_us / 1e3 / m.closed.queries),
+    "anonymous_bytes": _measured(lambda m: m.anonymous_bytes),
+    "peak_bytes": lambda cell: None if cell.held is None else cell.held.peak_bytes,
+    "rate_held_per_s": _measured(lambda m: None if m.open_loop is None else m.open_loop.found.held_per_s),
+    "rate_failed_per_s": _measured(lambda m: None if m.open_loop is None else m.open_loop.found.failed_per_s),
+}
+"""Every figure of a cell, by its name in the JSON. Those of the rate: what held the target, and the lowest that did not."""
+COMPARED = ("queries_per_s", "p50_ms", "p99_ms", "bytes_read", "rate_held_per_s")
