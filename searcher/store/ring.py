@@ -1,0 +1,148 @@
+"""An io_uring by its system calls: a submission queue and a completion queue shared with the kernel; reads only.
+
+By `ctypes`, which lets go of the interpreter's lock during a call; the binding `liburing` 2026.3.30 holds it, and keeps a
+reference to every buffer that it was ever given. For processors that keep loads in order: Python has no memory barriers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import struct
+from array import array
+from collections.abc import Sequence
+
+ORDERED_MACHINES = ("x86_64", "AMD64")
+
+_SETUP, _ENTER, _REGISTER = 425, 426, 427  # the numbers of the system calls, the same on every architecture
+_REGISTER_EVENTFD = 4
+_SINGLE_MMAP = 1
+_SQES_OFFSET = 0x10000000
+_READV, _READ = 1, 22
+
+_PARAMS = struct.Struct("=IIIIIII3I8IQ8IQ")
+# sq_entries, cq_entries, flags, 2 of a thread, features, wq_fd, 3 reserved, offsets of the submission queue (head, tail, mask,
+# entries, flags, dropped, array, reserved, address), offsets of the completion queue (head, tail, mask, entries, overflow, cqes,
+# flags, reserved, address)
+_ENTRY = struct.Struct("=BBHiQQIIQ24x")  # opcode, flags, ioprio, fd, offset, address, length, rw_flags, user_data
+_COMPLETION = struct.Struct("=QiI")  # user_data, result, flags
+_UINT32 = (1 << 32) - 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.argtypes = (ctypes.c_long,) * 7
+_libc.syscall.restype = ctypes.c_long
+
+
+def _call(number: int, *arguments: int) -> int:
+    result = int(_libc.syscall(number, *arguments, *([0] * (6 - len(arguments)))))
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result
+
+
+class Ring:
+    """A ring with room for `entries` reads at a time. One thread at a time; nothing waits here."""
+
+    def __init__(self, entries: int, eventfd: int) -> None:
+        """Makes the ring; the kernel adds to `eventfd` whenever a read has ended. Raises `OSError` where it refuses."""
+        if platform.machine() not in ORDERED_MACHINES:
+            raise OSError(
+                errno.ENOSYS, f"io_uring is used on {ORDERED_MACHINES[0]} only, and this is {platform.machine()}"
+            )
+        params = ctypes.create_string_buffer(_PARAMS.size)
+        self._file = _call(_SETUP, entries, ctypes.addressof(params))
+        try:
+            self._map(_PARAMS.unpack(params.raw))
+            event = ctypes.c_int(eventfd)
+            _call(_REGISTER, self._file, _REGISTER_EVENTFD, ctypes.addressof(event), 1)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _map(self, params: tuple[int, ...]) -> None:
+        (sq_entries, cq_entries), features = params[:2], params[5]
+        _, sq_tail, sq_mask, _, _, _, sq_array = params[10:17]
+        cq_head, cq_tail, cq_mask, _, _, cqes = params[19:25]
+        if not features & _SINGLE_MMAP:
+            raise OSError(errno.ENOSYS, "the kernel's io_uring is too old (before 5.4)")
+        size_bytes = max(sq_array + sq_entries * 4, cqes + cq_entries * _COMPLETION.size)
+        queues = self._queues = mmap.mmap(self._file, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self._entries = mmap.mmap(
+            self._file, sq_entries * 64, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=_SQES_OFFSET
+        )
+        # Single stores and loads of 4 bytes, which `struct` does not promise.
+        self._sq_tail = ctypes.c_uint32.from_buffer(queues, sq_tail)
+        self._cq_head = ctypes.c_uint32.from_buffer(queues, cq_head)
+        self._cq_tail = ctypes.c_uint32.from_buffer(queues, cq_tail)
+        self._sq_mask = ctypes.c_uint32.from_buffer(queues, sq_mask).value
+        self._cq_mask = ctypes.c_uint32.from_buffer(queues, cq_mask).value
+        self._cqes_bytes = cqes
+        self._unsubmitted = 0
+        for place in range(sq_entries):
+            ctypes.c_uint32.from_buffer(queues, sq_array + place * 4).value = place
+
+    def prepare_read(self, token: int, file: int, offset_bytes: int, buffers: Sequence[memoryview]) -> object:
+        """Lines up a read of the descriptor `file`; there must be room.
+
+        Returns what must be kept, like the buffers, until the read has ended.
+        """
+        vector = array("Q")
+        for buffer in buffers:
+            vector.extend((ctypes.addressof(ctypes.c_char.from_buffer(buffer)), buffer.nbytes))
+        address, length = vector if len(buffers) == 1 else (vector.buffer_info()[0], len(buffers))
+        tail = self._sq_tail.value
+        _ENTRY.pack_into(
+            self._entries,
+            (tail & self._sq_mask) * 64,
+            _READ if len(buffers) == 1 else _READV,
+            0,
+            0,
+            file,
+            offset_bytes,
+            address,
+            length,
+            0,
+            token,
+        )
+        self._sq_tail.value = (tail + 1) & _UINT32
+        self._unsubmitted += 1
+        return vector
+
+    def submit(self) -> bool:
+        """Hands over what is lined up. Returns whether all of it went; the kernel may be short of memory for a moment.
+
+        Raises `OSError`.
+        """
+        while self._unsubmitted:
+            try:
+                self._unsubmitted -= _call(_ENTER, self._file, self._unsubmitted)
+            except OSError as error:
+                if error.errno in (errno.EAGAIN, errno.EBUSY):
+                    return False
+                if error.errno != errno.EINTR:
+                    raise
+        return True
+
+    def completions(self) -> list[tuple[int, int]]:
+        """Returns (token, bytes read, or less than zero an error number) of each read that has ended, once."""
+        head, tail = self._cq_head.value, self._cq_tail.value
+        ended = []
+        while head != tail:
+            token, result, _ = _COMPLETION.unpack_from(
+                self._queues, self._cqes_bytes + (head & self._cq_mask) * _COMPLETION.size
+            )
+            ended.append((token, result))
+            head = (head + 1) & _UINT32
+        self._cq_head.value = head
+        return ended
+
+    def close(self) -> None:
+        """Gives the ring back; no read may be with the kernel."""
+        del self._sq_tail, self._cq_head, self._cq_tail
+        self._queues.close()
+        self._entries.close()
+        os.close(self._file)
