@@ -43,24 +43,31 @@ def file_crc32(path: Path) -> int:
 
 def read_exactly(descriptor: int, size_bytes: int, offset_bytes: int, path: str) -> bytes:
     """Returns `size_bytes` bytes at `offset_bytes` (pread: any thread may call). Raises `CorruptionError` if there are none."""
+    parts: list[bytes] = []
+    done_bytes = 0
     try:
-        content = os.pread(descriptor, size_bytes, offset_bytes)
+        # One call ends at 2 GiB at the latest.
+        while done_bytes < size_bytes and (
+            part := os.pread(descriptor, size_bytes - done_bytes, offset_bytes + done_bytes)
+        ):
+            parts.append(part)
+            done_bytes += len(part)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
         raise CorruptionError(
-            f"{path}: the disk cannot read byte {offset_bytes} ({error.strerror}); restore the index or build it again",
+            f"{path}: the disk cannot read byte {offset_bytes + done_bytes} ({error.strerror}); restore the index or build it again",
             path=path,
-            offset_bytes=offset_bytes,
+            offset_bytes=offset_bytes + done_bytes,
         ) from error
-    if len(content) != size_bytes:
+    if done_bytes != size_bytes:
         raise CorruptionError(
-            f"{path} ends at byte {offset_bytes + len(content)}, {size_bytes - len(content)} bytes early; "
+            f"{path} ends at byte {offset_bytes + done_bytes}, {size_bytes - done_bytes} bytes early; "
             "restore the index or build it again",
             path=path,
-            offset_bytes=offset_bytes + len(content),
+            offset_bytes=offset_bytes + done_bytes,
         )
-    return content
+    return b"".join(parts)
 
 
 def read_checked(path: Path, *, size_bytes: int, crc32: int) -> bytes:

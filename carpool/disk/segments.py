@@ -155,7 +155,7 @@ class SegmentWriter:
         pages = encode_pages(self._layout, vectors, rows, seed=seed)
         if self._file is None:
             self._begin(extent.segment)
-        self._write(pages.tobytes())
+        self._write(pages.reshape(-1).data)
         self.next_cluster += 1
         if not self.remaining or self.remaining[0].segment != extent.segment:
             self._finish(extent.segment)
@@ -201,7 +201,7 @@ class SegmentWriter:
         self._crc32 = 0
         self._write(self._header(segment))
 
-    def _write(self, content: bytes) -> None:
+    def _write(self, content: bytes | memoryview) -> None:
         assert self._file is not None
         self._file.write(content)
         self._crc32 = zlib.crc32(content, self._crc32)

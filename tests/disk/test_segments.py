@@ -1,5 +1,6 @@
 """Segments: planned from row counts alone, written in several lives to the same bytes, refused when they do not belong."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.disk.files import file_crc32
+from carpool.disk.files import file_crc32, read_exactly
 from carpool.disk.index1 import open_index
 from carpool.disk.manifest import FORMAT_V1, FileEntry, Manifest, read_manifest, write_manifest
 from carpool.disk.pages import PageLayout
@@ -275,3 +276,14 @@ def test_a_new_profile_replaces_the_old_one_and_the_index_stays_the_same(tmp_pat
     assert index.manifest.read_latency_us == (9,) * 7
     assert index.manifest.index_version == manifest.index_version
     assert as_bytes(*read_everything(tmp_path)) == before
+
+
+def test_a_read_that_the_kernel_cuts_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(200)))
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 7), offset))
+    with path.open("rb") as file:
+        assert read_exactly(file.fileno(), 100, 50, "file") == bytes(range(50, 150))
+        with pytest.raises(CorruptionError, match="ends at byte 200, 1 bytes early"):
+            read_exactly(file.fileno(), 151, 50, "file")
