@@ -56,7 +56,8 @@ def read_exactly(descriptor: int, size_bytes: int, offset_bytes: int, path: str)
         if error.errno != errno.EIO:
             raise
         raise CorruptionError(
-            f"{path}: the disk cannot read byte {offset_bytes + done_bytes} ({error.strerror}); restore the index or build it again",
+            f"{path}: the disk cannot read byte {offset_bytes + done_bytes} ({error.strerror}); restore the index or build it "
+            "again",
             path=path,
             offset_bytes=offset_bytes + done_bytes,
         ) from error
