@@ -54,7 +54,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return all(self.promises.values())
 
 
-def write_report(report: Report, path: Path) -> None:
+def write_report(report: msgspec.Struct, path: Path) -> None:
     """Writes the report as JSON; `-` is standard output. Raises `ConfigError` where it cannot be written."""
     content = msgspec.json.format(msgspec.json.encode(report), indent=2)
     if str(path) == "-":

@@ -17,8 +17,8 @@ from carpool.telemetry.metrics import Metrics
 from grouper.admission import Admitted, IndexFacts
 from grouper.embed import embed_texts
 from grouper.plan.emit import Header, PlannedGroup, plan_records
+from grouper.plan.grouping import BEFORE_QUERIES, plan_groups
 from grouper.plan.horizon import plan_horizon
-from grouper.plan.jaccard import jaccard_matrix
 from grouper.plan.orders import GroupOrder
 from grouper.plan.policies import GroupingPolicy, Groups
 from grouper.plan.window import Window
@@ -28,8 +28,6 @@ from schemas.group import HorizonEntry
 from schemas.record import ClusterId
 
 LANE = 0
-BEFORE_QUERIES = 20
-"""How many queries that left are remembered for the order of the next window: what lies further back has faded."""
 HORIZON_SHARE = 4
 """A horizon takes at most one part in so many of `group_bytes_max`."""
 
@@ -177,13 +175,13 @@ class WindowWork:
 
     def _group(self, queries: Sequence[Prepared]) -> Groups:
         """The groups of a window, as positions in `queries`, in the order in which they leave."""
-        if len(queries) == 1:
-            return ((0,),)
-        before = len(self._before)
-        similarity = jaccard_matrix([*self._before, *(each.clusters for each in queries)])
-        window = similarity[before:, before:]
-        deadlines = [position for position, each in enumerate(queries) if each.query.deadline_us is not None]
-        return self._order.order(self._policy.group(window), window, similarity[:before, before:], deadlines)
+        return plan_groups(
+            [each.clusters for each in queries],
+            before=tuple(self._before),
+            deadlines=[position for position, each in enumerate(queries) if each.query.deadline_us is not None],
+            policy=self._policy,
+            order=self._order,
+        )
 
     def _horizon(self, ahead: Sequence[PreparedWindow], is_live: IsLive) -> tuple[HorizonEntry, ...]:
         windows = [[each.clusters for each in window.queries if is_live(each.query.unit.id)] for window in ahead]

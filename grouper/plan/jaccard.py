@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,8 @@ def jaccard_matrix(clusters: Sequence[Sequence[int]]) -> NDArray[np.float64]:
     if not clusters:
         return np.zeros((0, 0))
     sizes = np.array([len(of_query) for of_query in clusters])
-    touched, columns = np.unique(np.concatenate(clusters), return_inverse=True)
+    probed = np.fromiter(chain.from_iterable(clusters), dtype=np.int32, count=int(sizes.sum()))
+    touched, columns = np.unique(probed, return_inverse=True)
     incidence = np.zeros((len(clusters), len(touched)), dtype=np.float32)
     incidence[np.repeat(np.arange(len(clusters)), sizes), columns] = 1.0
     # |A ∩ B|: exact, float32 counts to 2^24.
