@@ -143,9 +143,10 @@ class OpenLoop(_Source):
             return None
         next_us = self._due(self._taken)
         if next_us > now_us:
-            wait_us = next_us - now_us
-            self._sleep(wait_us if timeout_us is None else min(wait_us, timeout_us))
-            now_us = self.now_us()
+            wait_us = next_us - now_us if timeout_us is None else min(next_us - now_us, timeout_us)
+            if wait_us > 0:
+                self._sleep(wait_us)
+                now_us = self.now_us()
             if next_us > now_us and timeout_us is not None:
                 return None
         count = min(self._arrived(max(now_us, next_us)) - self._taken, self._window)

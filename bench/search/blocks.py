@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from bench.agreement import Agreement
-from bench.disk import measure_disk
+from bench.disk import DURATION_S, measure_disk
 from bench.search import oracles
 from bench.search.cells import Cell, CellFile, DiskBlock, Line, OracleCell
 from bench.search.cgroup import HeldBy
@@ -31,7 +31,11 @@ REFERENCE_NAME = "reference.npz"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it was asked for. `memory_share`: of the bytes of the vectors; `indexes`: one, or one for each seed."""
+    """A run as it was asked for. `memory_share`: of the bytes of the vectors; `indexes`: one, or one for each seed.
+
+    `empty_page_cache`: all of it, as root can, and not only the files of the run; `disk_s`: how long the disk is measured at
+    each depth.
+    """
 
     indexes: tuple[Path, ...]
     contestants: tuple[str, ...]
@@ -47,6 +51,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
     out: Path
     work: Path
+    empty_page_cache: bool = True
+    disk_s: float = DURATION_S
 
 
 class Tell:
@@ -165,7 +171,7 @@ class Run:
             seed=seed.seed,
         )
         folder = plan.out / "cells" / f"{seed.seed}-{window}-{chosen.name}"
-        dropped = drop_page_cache([seed.view.dir, seed.files.prepared_dir])
+        dropped = drop_page_cache([seed.view.dir, seed.files.prepared_dir], everything=plan.empty_page_cache)
         started = datetime.now(UTC).isoformat(timespec="seconds")
         ended = run_child(
             request,
@@ -199,7 +205,7 @@ class Run:
             return check_exact(found, reference["ids"], reference["scores"], seed.questions.closed_numbers)
 
     def _disk(self, seed: _Seed, window: int) -> None:
-        figures = measure_disk(seed.view.reads, seed=seed.seed)
+        figures = measure_disk(seed.view.reads, seed=seed.seed, duration_s=self.plan.disk_s)
         self.cells.append(DiskBlock(settings_id=self.settings_id, seed=seed.seed, window=window, figures=figures))
 
     def _oracles(self, seed: _Seed, window: int) -> None:

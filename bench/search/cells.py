@@ -126,17 +126,17 @@ class CellFile:
 
     def append(self, line: Line) -> None:
         """Writes a line and waits until it is on disk."""
+        self._drop_cut_line()
         with self._path.open("ab") as file:
-            if file.tell() and not self._ends_whole():
-                file.write(b"\n")
             file.write(msgspec.json.encode(line) + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def _ends_whole(self) -> bool:
-        with self._path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) == b"\n"
+    def _drop_cut_line(self) -> None:
+        content = self._path.read_bytes() if self._path.exists() else b""
+        whole_bytes = content.rfind(b"\n") + 1
+        if whole_bytes < len(content):
+            os.truncate(self._path, whole_bytes)
 
 
 def _last_of_each(lines: Iterable[Line]) -> list[Line]:

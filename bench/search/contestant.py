@@ -91,11 +91,6 @@ class Dataset:
     queries: Float32
     probes: Int32
 
-    @property
-    def vectors_bytes(self) -> int:
-        """Bytes of the vectors in the index as float32: what a share of memory is a share of."""
-        return self.row_count * self.dimension * 4
-
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a contestant may take. `memory_bytes`: of its whole process, page cache included, or None; `threads`: to compute.

@@ -50,26 +50,27 @@ def disk_times(path: Path) -> DiskTimes | None:
     return DiskTimes(read_bytes=int(fields[2]) * SECTOR_BYTES, busy_us=int(fields[9]) * 1_000)
 
 
-def drop_page_cache(folders: Iterable[Path]) -> Literal["all", "files"]:
-    """Empties the page cache, so that a run starts cold, and returns of what: `all`, or without root of the files in `folders`.
+def drop_page_cache(folders: Iterable[Path], *, everything: bool) -> Literal["all", "files"]:
+    """Empties the page cache, so that a run starts cold, and returns of what: `all`, or only of the `files` in `folders`, if
+    not `everything` is to go, or this is not root.
 
     Pages that a process has mapped stay. Blocks until what is dirty has been written.
     """
-    os.sync()
-    try:
+    if everything and os.access(_DROP_CACHES, os.W_OK):
+        os.sync()
         _DROP_CACHES.write_text("3", encoding="ascii")
-    except OSError:
-        for folder in folders:
-            for file in sorted(folder.rglob("*")):
-                if file.is_file():
-                    _forget(file)
-        return "files"
-    return "all"
+        return "all"
+    for folder in folders:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                _forget(file)
+    return "files"
 
 
 def _forget(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
+        os.fsync(descriptor)  # what is dirty cannot be dropped
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)

@@ -108,13 +108,13 @@ class Answers:
             raise ContestantError(
                 f"query {result.query} arrived at {arrived_us}, was answered at {result.time_us} and received at {received_us}"
             )
+        if len(result.ids) > self.ids.shape[1]:
+            raise ContestantError(f"query {result.query} got {len(result.ids)} ids, more than top_k")
         if self.first_us is None:
             self.first_us = received_us
         if not result.is_final:
             self.drafts += 1
             return
-        if len(result.ids) > self.ids.shape[1]:
-            raise ContestantError(f"query {result.query} got {len(result.ids)} ids, more than top_k")
         self.ids[result.query, : len(result.ids)] = result.ids
         self.latencies_us.append(received_us - arrived_us)
 

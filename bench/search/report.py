@@ -105,6 +105,9 @@ def print_summary(console: Console, summary: Summary) -> None:
     console.print(
         f"x: against {summary.baseline}, paired by seed. [lowest, highest] over seeds. computed: nothing was read",
         style="dim",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
 
 
