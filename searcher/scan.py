@@ -1,9 +1,9 @@
 """The scan: scores all rows of a cluster, as its pages lie in memory, for all queries that want it, in one call.
 
 The inner products are one batched matrix product over the pages, without a copy of any float32 row. Batches are small
-enough for OpenBLAS's kernels for small matrices, which do not pack their operands: 10,240 rows of 384 cost 1.0 ms for one
-query, 1.7 for 20 and 7.4 for 100 on one thread, where products of 512 rows cost 1.0, 3.0 and 9.1. float16 rows are widened
-into a scratch first, 1.5 ms more for as many.
+enough for OpenBLAS's kernels for small matrices, which do not pack their operands: 10,240 rows of 384 cost 1.7 ms for 20
+queries and 7.5 for 100 on one thread, where products of 512 rows cost 3.0 and 9.1. One query costs a dot product a row,
+0.55 ms, what FAISS takes for it. float16 rows are widened into a scratch first, 1.5 ms more for as many.
 
 Scores depend in their last bits (a few 1e-7 for vectors of length one) on where a row lies in its batch, so on how a cluster
 is cut into pieces and on how many queries are scored together, as those of FAISS depend on its own kernels. Rows whose
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from carpool.disk.pages import ClusterPages, PageLayout, UInt8
 from searcher.top_k import Candidates, Float32, Int64, Slots, best_of_each
@@ -29,6 +30,14 @@ BATCH_PRODUCTS_MAX = 1_000_000
 BATCH_PAGES_MIN = 8
 """Below this a small product is slower than a large one."""
 BATCH_PAGES_LARGE = 512
+"""Where not even that is small: as many as make packing cheap."""
+QUERIES_FEW = 4
+"""So few queries are multiplied as they lie, in the smallest batches: the product waits for memory alone."""
+BLOCK_PAGES_MIN = 64
+"""Pages whose scores are held at a time, also where they are more than `SCORES_BYTES`."""
+MARGIN = 32
+"""Numbers that the dot products of one query run on for, into the hole at the end of a page."""
+CHECKSUM_BYTES = 8
 GROUP_ROWS_MAX = 16
 """Rows whose best score stands for all of them at first."""
 
@@ -37,22 +46,19 @@ def score_pages(pages: ClusterPages, queries: Float32, floors: Float32, top_ks: 
     """Returns what `pages` have for `queries`: every row among the cluster's best k whose score is not below the floor.
 
     `queries`: (q, dim) float32, q >= 1; `floors`: (q,) float32, -inf for none, a row that ties with it is kept; `top_ks`: (q,),
-    how many each wants. Pure and thread-safe, with at most about 2.5 MB of scratch, and more only where one row of scores is
-    larger; holds no view of the pages afterwards. The heavy parts release the GIL.
+    how many each wants. Pure and thread-safe, with 2 to 3 MB of scratch (for thousands of queries more); holds no view of the
+    pages afterwards. The heavy parts release the GIL.
     """
     layout = pages.layout
     count = len(queries)
-    weights = np.ascontiguousarray(queries.T)
-    batch_pages = _batch_pages(count, layout.dimension)
-    row_bytes = 4 * count * layout.rows_per_page
-    block_pages = max(1, SCORES_BYTES // row_bytes // batch_pages) * batch_pages
+    block_pages = max(BLOCK_PAGES_MIN, SCORES_BYTES // (4 * count * layout.rows_per_page))
     row_room = min(pages.row_count + layout.rows_per_page, block_pages * layout.rows_per_page) + GROUP_ROWS_MAX
     scratch = np.empty((row_room, count), np.float32)
     floors = floors.copy()
     found: list[tuple[Slots, Float32, Int64]] = []
     found_count, found_max = 0, 4 * int(top_ks.sum())
     for row_count, parts in _blocks(pages, block_pages):
-        _multiply(layout, parts, weights, batch_pages, scratch)
+        _multiply(layout, parts, queries, scratch)
         query, scores, positions, floors = _above(scratch, row_count, floors, top_ks)
         if not len(query):
             continue
@@ -63,11 +69,6 @@ def score_pages(pages: ClusterPages, queries: Float32, floors: Float32, top_ks: 
             found_count = len(found[0][0])
     query, scores, rows = _joined(found)
     return Candidates(query, scores, rows, floors)
-
-
-def _batch_pages(query_count: int, dimension: int) -> int:
-    pages = BATCH_PRODUCTS_MAX // (query_count * dimension) // BATCH_PAGES_MIN * BATCH_PAGES_MIN
-    return min(pages, BATCH_PAGES_LARGE) if pages else BATCH_PAGES_LARGE
 
 
 def _blocks(pages: ClusterPages, block_pages: int) -> Iterator[tuple[int, list[UInt8]]]:
@@ -92,46 +93,77 @@ def _blocks(pages: ClusterPages, block_pages: int) -> Iterator[tuple[int, list[U
         yield min(rows_left, (block_pages - room) * rows_per_page), parts
 
 
-def _multiply(layout: PageLayout, parts: list[UInt8], weights: Float32, batch_pages: int, scores: Float32) -> None:
+def _multiply(layout: PageLayout, parts: list[UInt8], queries: Float32, scores: Float32) -> None:
     """Writes the scores of the rows of `parts`, in order, into the first rows of `scores`: (rows, q)."""
+    dimension, rows_per_page = layout.dimension, layout.rows_per_page
+    batch_pages, weights = _batching(queries)
     start = 0
-    is_half = layout.vector_dtype == "float16"
-    step = max(1, WIDE_BYTES // (4 * layout.dimension * layout.rows_per_page)) if is_half else 1 << 62
-    for part in parts:
-        for first in range(0, len(part), step):
-            rows = _rows_of(layout, part[first : first + step])
-            whole = len(rows) // batch_pages * batch_pages
-            for batch, pages in ((batch_pages, rows[:whole]), (len(rows) - whole, rows[whole:])):
-                if len(pages):
-                    end = start + len(pages) * layout.rows_per_page
-                    _multiply_batches(pages, weights, batch, scores[start:end])
-                    start = end
+    for pages in _widened(layout, parts) if layout.vector_dtype == "float16" else parts:
+        end = start + len(pages) * rows_per_page
+        if len(queries) == 1:
+            _multiply_one(layout, pages, queries[0], scores[start:end, 0])
+        else:
+            vectors = pages[:, : rows_per_page * dimension * 4].view("<f4").reshape(-1, rows_per_page, dimension)
+            whole = len(vectors) // batch_pages * batch_pages
+            middle = start + whole * rows_per_page
+            _multiply_batches(vectors[:whole], batch_pages, weights, scores[start:middle])
+            _multiply_batches(vectors[whole:], len(vectors) - whole, weights, scores[middle:end])
+        start = end
 
 
-def _multiply_batches(pages: Float32, weights: Float32, batch_pages: int, scores: Float32) -> None:
+def _batching(queries: Float32) -> tuple[int, Float32]:
+    """Returns the pages of a batch, and the queries (dim, q) in the layout that is fastest with it."""
+    count, dimension = queries.shape
+    if count <= QUERIES_FEW:
+        return BATCH_PAGES_MIN, queries.T
+    pages = BATCH_PRODUCTS_MAX // (count * dimension) // BATCH_PAGES_MIN * BATCH_PAGES_MIN
+    return min(pages or BATCH_PAGES_LARGE, BATCH_PAGES_LARGE), np.ascontiguousarray(queries.T)
+
+
+def _multiply_batches(vectors: Float32, batch_pages: int, weights: Float32, scores: Float32) -> None:
     """(pages, rows_per_page, dim) times (dim, q) into (pages * rows_per_page, q), `batch_pages` rows at a time.
 
     A batch is the rows at one place of neighbouring pages: a matrix with a page for its stride, which BLAS takes as it is.
     """
-    count, rows_per_page, dimension = pages.shape
+    count, rows_per_page, dimension = vectors.shape
+    if not count:
+        return
     batched = (count // batch_pages, batch_pages, rows_per_page)
     np.matmul(
-        pages.reshape(*batched, dimension).transpose(0, 2, 1, 3),
+        vectors.reshape(*batched, dimension).transpose(0, 2, 1, 3),
         weights,
         out=scores.reshape(*batched, weights.shape[1]).transpose(0, 2, 1, 3),
     )
 
 
-def _rows_of(layout: PageLayout, pages: UInt8) -> Float32:
-    """The vectors of `pages`: (n, rows_per_page, dim) float32, a view unless they must be widened."""
-    vectors = pages[:, : layout.rows_per_page * layout.row_bytes]
-    shape = (len(pages), layout.rows_per_page, layout.dimension)
-    if layout.vector_dtype == "float32":
-        return vectors.view("<f4").reshape(shape)
-    return _widened(vectors.view("<i2")).reshape(shape)
+def _multiply_one(layout: PageLayout, pages: UInt8, query: Float32, scores: Float32) -> None:
+    """The rows of `pages` times one query (dim,) into (pages * rows_per_page,): one dot product a row, in order of memory.
+
+    Where a page's rows end, a hole begins: row numbers, zeros, checksum. Prefetchers that meet a hole of 512 bytes stop, and
+    cost 2.5 times as much; so every dot product runs on for `MARGIN` numbers, which its query multiplies by zero.
+    """
+    rows_per_page, row_bytes = layout.rows_per_page, layout.dimension * 4
+    hole_bytes = pages.shape[1] - CHECKSUM_BYTES - rows_per_page * row_bytes
+    margin = min(MARGIN, max(0, hole_bytes // 4))
+    shape = (len(pages), rows_per_page, layout.dimension + margin)
+    runs = as_strided(pages.view("<f4"), shape, (pages.shape[1], row_bytes, 4), writeable=False)
+    out = scores.reshape(len(pages), rows_per_page)
+    with np.errstate(invalid="ignore"):
+        np.vecdot(runs, np.concatenate([query, np.zeros(margin, np.float32)]), out=out)
+    if np.isnan(out.min()):  # row numbers above 2**31 may read as infinite, and zero times that is none
+        np.vecdot(runs[:, :, : layout.dimension], query, out=out)
 
 
-def _widened(halves: npt.NDArray[np.int16]) -> Float32:
+def _widened(layout: PageLayout, parts: list[UInt8]) -> Iterator[UInt8]:
+    """Yields the pages of `parts` as rows of float32 alone, some at a time: (n, rows_per_page * dim * 4) uint8."""
+    numbers = layout.rows_per_page * layout.dimension
+    step = max(1, WIDE_BYTES // (4 * numbers))
+    for part in parts:
+        for first in range(0, len(part), step):
+            yield widened(part[first : first + step, : 2 * numbers].view("<i2")).view(np.uint8)
+
+
+def widened(halves: npt.NDArray[np.int16]) -> Float32:
     """The bits of finite float16 numbers -> the same numbers in float32. Five times as fast as NumPy's own cast."""
     # Sign, exponent and mantissa move to where float32 has them; the exponents' biases differ by 112.
     bits = np.left_shift(halves, 13, dtype=np.int32)
