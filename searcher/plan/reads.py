@@ -1,15 +1,20 @@
 """The planner of reads: which cluster to read next, what to evict for it, and what to read ahead for the next group.
 
 A state machine (`step(event) -> actions`) that keeps the books of the budget. Demand reads (what the current query
-lacks) go first. Reading ahead is CaGR-RAG's opportunistic prefetch (section 3.2.2, Alg. 1 step 4) with one change:
-instead of starting after the last search of a group, it starts as soon as the current query waits for no read and the
-budget holds what the current group still wants *and* the next query's clusters: it overlaps with the group's searches.
+lacks) go first. Reading ahead is CaGR-RAG's opportunistic prefetch (section 3.2.2, Alg. 1 step 4), in two ways:
+
+- `after_group`, as Alg. 1 prints it: after the last search of a group, the clusters of the next group's first query are
+  read, and evict what the policy says, each other included; nothing is pinned. (A query that comes meanwhile joins the
+  reads in flight; the paper does not say, and reading twice would only be worse.)
+- `overlapped`, the default: it starts as soon as the current query waits for no read and the budget holds what the current
+  group still wants *and* the next query's clusters, which are pinned until used: it overlaps with the group's searches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from typing import Literal
 
 from schemas.record import ClusterId
 from searcher.cache.policy import CachePolicy
@@ -32,16 +37,20 @@ from searcher.plan.steps import (
     ReadEnded,
     ReadFailed,
     Released,
+    SpaceFreed,
 )
+
+PrefetchMode = Literal["none", "after_group", "overlapped"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadLimits:
-    """What bounds the planner. `prefetch_reads_max` 0 turns reading ahead off."""
+    """What bounds the planner: bytes, and clusters being read at a time. `prefetch_reads_max` 0 turns reading ahead off."""
 
     budget_bytes: int
     demand_reads_max: int
     prefetch_reads_max: int
+    prefetch: PrefetchMode = "overlapped"
 
 
 class ReadPlanner:
@@ -59,6 +68,7 @@ class ReadPlanner:
         self._policy = policy
         self._resident: set[ClusterId] = set()
         self._reading: dict[ClusterId, Purpose] = {}
+        self._stuck: dict[ClusterId, int] = {}  # reads that hold their bytes and will not end
         self._used_bytes = 0
         # The current group: how many of its queries still want a cluster (the current one until it releases it).
         self._queries: tuple[tuple[ClusterId, ...], ...] = ()
@@ -73,11 +83,12 @@ class ReadPlanner:
         self._next: tuple[ClusterId, ...] = ()
         self._given_up: set[ClusterId] = set()  # of `_next`: their read failed
         self._pinned: dict[ClusterId, int] = {}  # resident or being read, to the number of the group they are kept for
-        self._unused: set[ClusterId] = set()  # of `_pinned`: read ahead, not asked for yet
+        self._unused: set[ClusterId] = set()  # read ahead, not asked for yet
+        self._due: dict[ClusterId, None] = {}  # to be read now that the group has passed; `after_group` only
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the clusters that are resident or being read."""
+        """Bytes of the clusters that are resident, being read, or stuck."""
         return self._used_bytes
 
     @property
@@ -111,10 +122,13 @@ class ReadPlanner:
                 self._end_query()
             case GroupEnded():
                 self._end_group(actions)
+                self._line_up_due()
             case ReadEnded():
                 self._end_read(event.cluster, actions)
             case ReadFailed():
-                self._fail_read(event.cluster, actions)
+                self._fail_read(event, actions)
+            case SpaceFreed():
+                self._free_stuck(event.cluster)
         self._read_demanded(actions)
         self._read_ahead(actions)
         return tuple(actions)
@@ -124,6 +138,8 @@ class ReadPlanner:
     def _begin_group(self, event: GroupBegan, actions: list[Action]) -> None:
         self._end_group(actions)
         self._group_number += 1
+        if event.horizon is not None:
+            self._policy.foresee(event.horizon)
         self._queries = tuple(tuple(dict.fromkeys(clusters)) for clusters in event.queries)
         for clusters in self._queries:
             for cluster in clusters:
@@ -137,16 +153,23 @@ class ReadPlanner:
         for cluster in [c for c, number in self._pinned.items() if number <= self._group_number]:
             self._unpin(cluster, "wasted", actions)
 
+    def _line_up_due(self) -> None:
+        if self._limits.prefetch == "after_group":
+            here = self._resident | self._reading.keys()
+            self._due = dict.fromkeys(cluster for cluster in self._next if cluster not in here)
+
     def _change_next(self, clusters: tuple[ClusterId, ...], actions: list[Action]) -> None:
         # Advice: what is not in this index is not an error, it is passed over.
         self._next = tuple(dict.fromkeys(cluster for cluster in clusters if cluster in self._size_bytes))
         self._given_up.clear()
+        self._due = {cluster: None for cluster in self._due if cluster in self._next}
         for cluster in [c for c, number in self._pinned.items() if number > self._group_number and c not in self._next]:
             self._unpin(cluster, "wasted", actions)
 
     def _begin_query(self, position: int, actions: list[Action]) -> None:
         assert self._position < position < len(self._queries), f"query {position} after {self._position}"
         self._end_query()
+        self._due.clear()
         for passed in self._queries[self._position + 1 : position]:
             for cluster in passed:
                 self._want_less(cluster)
@@ -194,9 +217,13 @@ class ReadPlanner:
             self._joined.remove(cluster)
             self._grant(cluster, "ssd", actions)
 
-    def _fail_read(self, cluster: ClusterId, actions: list[Action]) -> None:
+    def _fail_read(self, event: ReadFailed, actions: list[Action]) -> None:
+        cluster = event.cluster
         del self._reading[cluster]
-        self._used_bytes -= self._size_bytes[cluster]
+        if event.is_stuck:
+            self._stuck[cluster] = self._stuck.get(cluster, 0) + 1
+        else:
+            self._used_bytes -= self._size_bytes[cluster]
         self._pinned.pop(cluster, None)
         self._unused.discard(cluster)
         self._given_up.add(cluster)
@@ -204,6 +231,15 @@ class ReadPlanner:
             self._joined.remove(cluster)
             self._want_less(cluster)
             actions.append(Deny(cluster=cluster))
+
+    def _free_stuck(self, cluster: ClusterId) -> None:
+        self._stuck[cluster] -= 1
+        if not self._stuck[cluster]:
+            del self._stuck[cluster]
+        self._used_bytes -= self._size_bytes[cluster]
+
+    def _stuck_bytes(self) -> int:
+        return sum(self._size_bytes[cluster] * count for cluster, count in self._stuck.items())
 
     def _start_read(self, cluster: ClusterId, purpose: Purpose, actions: list[Action]) -> None:
         self._reading[cluster] = purpose
@@ -219,8 +255,13 @@ class ReadPlanner:
         while self._waiting and self._reads_in_flight("demand") < self._limits.demand_reads_max:
             cluster = next(iter(self._waiting))
             held_bytes = self.reading_bytes + self._sum_bytes(self._leased)
-            if held_bytes + self._size_bytes[cluster] > self._limits.budget_bytes:
-                return  # scoring or a read in flight will free enough: what is held was granted before
+            if held_bytes + self._stuck_bytes() + self._size_bytes[cluster] > self._limits.budget_bytes:
+                if held_bytes:
+                    return  # scoring or a read in flight will free enough: what is held was granted before
+                del self._waiting[cluster]
+                self._want_less(cluster)
+                actions.append(Deny(cluster=cluster))
+                continue
             self._make_room(cluster, actions)
             del self._waiting[cluster]
             self._joined.add(cluster)
@@ -257,6 +298,24 @@ class ReadPlanner:
         has_group_to_begin = bool(self._queries) and self._position < 0
         if has_group_to_begin or self._waiting or self._joined or not self._limits.prefetch_reads_max:
             return
+        if self._limits.prefetch == "overlapped":
+            self._read_pinned(actions)
+        else:
+            self._read_due(actions)
+
+    def _read_due(self, actions: list[Action]) -> None:
+        """Reads what is due after a group, nearest first (CaGR-RAG, Alg. 1, lines 35-37)."""
+        while self._due and self._reads_in_flight("prefetch") < self._limits.prefetch_reads_max:
+            cluster = next(iter(self._due))
+            held_bytes = self.reading_bytes + self._sum_bytes(self._leased) + self._stuck_bytes()
+            if held_bytes + self._size_bytes[cluster] > self._limits.budget_bytes:
+                return
+            del self._due[cluster]
+            self._make_room(cluster, actions)
+            self._unused.add(cluster)
+            self._start_read(cluster, "prefetch", actions)
+
+    def _read_pinned(self, actions: list[Action]) -> None:
         absent = []
         for cluster in self._next:
             if cluster not in self._resident and cluster not in self._reading:
@@ -284,10 +343,8 @@ class ReadPlanner:
         """
         ahead = self._pinned.keys() | self._reading.keys() | {cluster}
         claimed = ahead | self._wanted.keys()
-        return (
-            self._sum_bytes(claimed) <= self._limits.budget_bytes
-            and self._sum_bytes(ahead) + self._largest_bytes <= self._limits.budget_bytes
-        )
+        free_bytes = self._limits.budget_bytes - self._stuck_bytes()
+        return self._sum_bytes(claimed) <= free_bytes and self._sum_bytes(ahead) + self._largest_bytes <= free_bytes
 
     def _sum_bytes(self, clusters: Set[ClusterId]) -> int:
         return sum(self._size_bytes[cluster] for cluster in clusters)
@@ -297,14 +354,17 @@ class ReadPlanner:
     def check_integrity(self) -> None:
         """Raises `AssertionError` where the books do not agree with each other."""
         here = self._resident | self._reading.keys()
-        assert self._used_bytes == self._sum_bytes(here) <= self._limits.budget_bytes
+        assert self._used_bytes == self._sum_bytes(here) + self._stuck_bytes() <= self._limits.budget_bytes
+        assert all(count > 0 for count in self._stuck.values())
         assert self._policy.residents() == self._resident
+        self._policy.check_integrity()
         assert not self._resident & self._reading.keys()
         assert not self._waiting.keys() & here
         assert self._joined <= self._reading.keys()
         assert self._leased <= self._resident
         assert self._pinned.keys() <= here
-        assert self._unused <= self._pinned.keys()
+        assert self._unused <= (self._pinned.keys() if self._limits.prefetch == "overlapped" else here)
+        assert not self._due.keys() & here
         assert self._reads_in_flight("demand") <= self._limits.demand_reads_max, "too many demand reads"
         assert self._reads_in_flight("prefetch") <= self._limits.prefetch_reads_max, "too many prefetches"
         assert all(number > 0 for number in self._wanted.values())

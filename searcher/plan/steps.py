@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,11 +17,13 @@ FoundIn = Literal["ram", "ssd"]
 class GroupBegan:
     """A group is searched from now on. `queries`: the clusters of each query, in search order, nearest first.
 
-    `next_query`: the clusters of the first query of the next group, as far as known (CaGR-RAG, Eq. 4); advice.
+    `next_query`: the clusters of the first query of the next group, as far as known (CaGR-RAG, Eq. 4); advice. `horizon`: in how
+    many windows a cluster is wanted next (1: the next), for the policy; None: the group is of the same window as the one before.
     """
 
     queries: tuple[tuple[ClusterId, ...], ...]
     next_query: tuple[ClusterId, ...] = ()
+    horizon: Mapping[ClusterId, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,12 +66,20 @@ class ReadEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadFailed:
-    """A read that was asked for failed for good; its bytes are free again."""
+    """A read that was asked for failed for good; its bytes are free again, unless it `is_stuck`: then `SpaceFreed` follows."""
+
+    cluster: ClusterId
+    is_stuck: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpaceFreed:
+    """The bytes of a read that was stuck are free again."""
 
     cluster: ClusterId
 
 
-Event = GroupBegan | NextChanged | QueryBegan | Released | QueryEnded | GroupEnded | ReadEnded | ReadFailed
+Event = GroupBegan | NextChanged | QueryBegan | Released | QueryEnded | GroupEnded | ReadEnded | ReadFailed | SpaceFreed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +107,7 @@ class Grant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deny:
-    """The current query will not get this cluster: its read failed."""
+    """The current query will not get this cluster: its read failed, or reads that are stuck leave no room for it."""
 
     cluster: ClusterId
 

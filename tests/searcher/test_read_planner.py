@@ -9,7 +9,7 @@ import pytest
 from schemas.record import ClusterId
 from searcher.cache.lru import Lru
 from searcher.cache.policy import CachePolicy
-from searcher.plan.reads import ReadLimits, ReadPlanner
+from searcher.plan.reads import PrefetchMode, ReadLimits, ReadPlanner
 from searcher.plan.steps import (
     Action,
     Deny,
@@ -26,6 +26,7 @@ from searcher.plan.steps import (
     ReadEnded,
     ReadFailed,
     Released,
+    SpaceFreed,
 )
 from searcher.plan.upcoming import next_query
 
@@ -40,8 +41,9 @@ def planner_of(
     prefetch: int = 2,
     sizes: Mapping[ClusterId, int] = TEN_EACH,
     policy: CachePolicy | None = None,
+    mode: PrefetchMode = "overlapped",
 ) -> ReadPlanner:
-    limits = ReadLimits(budget_bytes=budget_bytes, demand_reads_max=demand, prefetch_reads_max=prefetch)
+    limits = ReadLimits(budget_bytes=budget_bytes, demand_reads_max=demand, prefetch_reads_max=prefetch, prefetch=mode)
     return ReadPlanner(limits, sizes, policy or Lru())
 
 
@@ -653,6 +655,109 @@ class Lying(Lru):
 
     def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
         return super().victim(protected)
+
+
+# ---- the baselines: no prefetch, and CaGR-RAG's to the letter
+
+
+def test_with_prefetch_none_nothing_is_read_ahead() -> None:
+    planner = planner_of(100, mode="none")
+    assert run(planner, group((A,), then=(B,)), query(0), ended(A), released(A), QueryEnded(), GroupEnded()) == [
+        demand(A),
+        ssd(A),
+    ]
+
+
+def test_after_the_last_search_of_a_group_the_next_groups_first_query_is_prefetched() -> None:
+    """CaGR-RAG, Alg. 1, lines 35-37."""
+    planner = planner_of(100, mode="after_group", prefetch=2)
+    events = (group((A,), (B,), then=(C, A, D, E)), query(0), ended(A), released(A), QueryEnded(), query(1), ended(B))
+    assert run(planner, *events) == [demand(A), ssd(A), demand(B), ssd(B)]
+    assert run(planner, released(B), QueryEnded()) == []
+    assert run(planner, GroupEnded()) == [prefetch(C), prefetch(D)]
+    assert run(planner, ended(C)) == [prefetch(E)]
+    assert planner.pinned_bytes == 0
+
+
+def test_to_the_letter_a_prefetch_evicts_by_policy_what_the_next_group_wants_too() -> None:
+    """Nothing in Alg. 1 protects what is in the cache: reading D evicts A, the oldest, which the next query wants."""
+    planner = planner_of(20, mode="after_group")
+    load(planner, A, B)
+    run(planner, group((B,), then=(A, D)), query(0), released(B), QueryEnded())
+    assert run(planner, GroupEnded()) == [Evict(cluster=A), prefetch(D)]
+    assert run(planner, ended(D), group((A, D)), query(0)) == [used(D), ram(D), Evict(cluster=B), demand(A)]
+
+
+def test_to_the_letter_what_was_prefetched_and_evicted_unused_is_wasted_and_read_once_a_group() -> None:
+    planner = planner_of(10, mode="after_group")
+    run(planner, group((A,), then=(B, C)), query(0), ended(A), released(A), QueryEnded())
+    assert run(planner, GroupEnded()) == [Evict(cluster=A), prefetch(B)]
+    assert run(planner, ended(B)) == [wasted(B), Evict(cluster=B), prefetch(C)]
+    assert run(planner, ended(C), group((B, C))) == []
+
+
+def test_to_the_letter_the_next_query_joins_what_is_being_prefetched_and_takes_over_the_rest() -> None:
+    planner = planner_of(100, mode="after_group", prefetch=1)
+    run(planner, group((A,), then=(B, C)), query(0), ended(A), released(A), QueryEnded())
+    assert run(planner, GroupEnded()) == [prefetch(B)]
+    assert run(planner, group((B, C)), query(0)) == [late(B), demand(C)]
+    assert run(planner, ended(B)) == [ssd(B)]
+
+
+def test_the_policy_hears_of_each_window_once() -> None:
+    horizons: list[Mapping[ClusterId, int]] = []
+
+    class Listening(Lru):
+        def foresee(self, horizon: Mapping[ClusterId, int]) -> None:
+            horizons.append(horizon)
+
+    planner = planner_of(30, policy=Listening())
+    run(planner, GroupBegan(queries=((A,),), horizon={B: 1}), GroupEnded())
+    run(planner, GroupBegan(queries=((A,),)), GroupEnded(), GroupBegan(queries=((A,),), horizon={}))
+    assert horizons == [{B: 1}, {}]
+
+
+# ---- reads that never return
+
+
+def stuck(cluster: ClusterId) -> ReadFailed:
+    return ReadFailed(cluster=cluster, is_stuck=True)
+
+
+def test_the_bytes_of_a_stuck_read_stay_reserved_until_they_come_back() -> None:
+    planner = planner_of(30)
+    assert run(planner, group((A,), (B, C)), query(0), stuck(A)) == [demand(A), Deny(cluster=A)]
+    assert (planner.used_bytes, planner.reading_bytes) == (10, 0)
+    run(planner, query(1), ended(B), ended(C), released(B), released(C))
+    assert planner.used_bytes == 30
+    assert run(planner, group((D,)), query(0)) == [Evict(cluster=B), demand(D)]
+    assert run(planner, SpaceFreed(cluster=A)) == []
+    assert planner.used_bytes == 20
+
+
+def test_a_stuck_cluster_is_read_again_for_the_next_query_and_may_be_stuck_twice() -> None:
+    planner = planner_of(30)
+    run(planner, group((A,), (A,), (A,)), query(0), stuck(A))
+    assert run(planner, query(1), stuck(A)) == [demand(A), Deny(cluster=A)]
+    assert planner.used_bytes == 20
+    assert run(planner, query(2), ended(A)) == [demand(A), ssd(A)]
+    run(planner, SpaceFreed(cluster=A), SpaceFreed(cluster=A))
+    assert planner.used_bytes == 10
+
+
+def test_a_query_for_which_stuck_reads_leave_no_room_is_denied_instead_of_waiting_for_ever() -> None:
+    planner = planner_of(30, sizes={A: 10, B: 15, C: 20})
+    run(planner, group((B,)), query(0), stuck(B))
+    assert run(planner, group((C, A)), query(0)) == [Deny(cluster=C), demand(A)]
+    run(planner, ended(A), released(A), SpaceFreed(cluster=B))
+    assert run(planner, group((C,)), query(0)) == [demand(C)]
+
+
+def test_nothing_is_read_ahead_into_the_bytes_that_stuck_reads_leave_for_demands() -> None:
+    planner = planner_of(30)
+    run(planner, group((A,), then=(C, D)), query(0))
+    assert run(planner, stuck(A), QueryEnded(), ended(C)) == [Deny(cluster=A), prefetch(C)]
+    assert run(planner, SpaceFreed(cluster=A)) == [prefetch(D)]
 
 
 def test_the_check_of_the_books_finds_each_kind_of_lie() -> None:
