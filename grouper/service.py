@@ -37,6 +37,13 @@ class _Held:
     size_bytes: int
     prepared: PreparedWindow | None = None
 
+    def forget(self, unit_ids: frozenset[int]) -> None:
+        """Drops these queries, here and in what was made of the window."""
+        for unit_id in unit_ids & self.queries.keys():
+            del self.queries[unit_id]
+        if self.prepared is not None:
+            self.prepared = self.prepared.only(self.queries.keys())
+
 
 class GrouperStage:
     """Implements `carpool.kafka.stage.Stage[Query]`. What it holds is bounded by credit.
@@ -115,9 +122,10 @@ class GrouperStage:
         """Forgets these queries, wherever they are; what was made of them already is discarded by the loop."""
         with self._changed:
             self._planner.drop(unit_ids)
-            for queries in (self._gathered, *(held.queries for held in self._held)):
-                for unit_id in unit_ids & queries.keys():
-                    del queries[unit_id]
+            for unit_id in unit_ids & self._gathered.keys():
+                del self._gathered[unit_id]
+            for held in self._held:
+                held.forget(unit_ids)
 
     def drain(self, until_us: int) -> None:
         """Waits for nothing more: the next tick closes what is there."""
@@ -213,7 +221,7 @@ class GrouperStage:
                 queries = tuple(held.queries.values())
             prepared = work.prepare(held.window, queries, self._out, self._is_live)
             with self._changed:
-                held.prepared = prepared
+                held.prepared = prepared.only(held.queries.keys())
                 self._step_ended()
 
     # On the planning thread.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from grouper.admission import Admitted, IndexFacts
 from grouper.embed import embed_texts
 from grouper.plan.emit import Header, PlannedGroup, plan_records
 from grouper.plan.grouping import BEFORE_QUERIES, plan_groups
-from grouper.plan.horizon import plan_horizon
+from grouper.plan.horizon import Wants, plan_horizon, wants_of
 from grouper.plan.orders import GroupOrder
 from grouper.plan.policies import GroupingPolicy, Groups
 from grouper.plan.window import Window
@@ -53,8 +53,16 @@ class PreparedWindow:
 
     window: Window
     queries: tuple[Prepared, ...]
+    wants: Wants
     encode_us: int
     prepared_us: int
+
+    def only(self, unit_ids: Set[int]) -> PreparedWindow:
+        """Returns this window with the queries of these units alone: the rest was revoked."""
+        queries = tuple(each for each in self.queries if each.query.unit.id in unit_ids)
+        if len(queries) == len(self.queries):
+            return self
+        return replace(self, queries=queries, wants=wants_of(each.clusters for each in queries))
 
 
 class WindowWork:
@@ -100,12 +108,14 @@ class WindowWork:
         started_us = self._clock.now_us()
         vectors = self._embed(self._in_time(queries, sink, is_live), sink)
         encoded_us = self._clock.now_us()
+        probes = self._probe(vectors)
         return PreparedWindow(
             window=window,
             queries=tuple(
                 Prepared(query=query, row=row, clusters=clusters)
-                for (query, row), clusters in zip(vectors, self._probe(vectors), strict=True)
+                for (query, row), clusters in zip(vectors, probes, strict=True)
             ),
+            wants=wants_of(probes),
             encode_us=encoded_us - started_us,
             prepared_us=encoded_us,
         )
@@ -120,7 +130,7 @@ class WindowWork:
         if not queries:
             return
         groups = self._group(queries)
-        horizon = self._horizon(ahead(), is_live)
+        horizon = self._horizon(ahead())
         grouped_us = self._clock.now_us()
         spent_us = {"encode": prepared.encode_us, "group": grouped_us - prepared.prepared_us}
         planned = plan_records(
@@ -183,10 +193,9 @@ class WindowWork:
             order=self._order,
         )
 
-    def _horizon(self, ahead: Sequence[PreparedWindow], is_live: IsLive) -> tuple[HorizonEntry, ...]:
-        windows = [[each.clusters for each in window.queries if is_live(each.query.unit.id)] for window in ahead]
-        self._metrics.horizon_windows.observe(len(windows))
-        return plan_horizon(windows, bytes_max=self._group_bytes_max // HORIZON_SHARE)
+    def _horizon(self, ahead: Sequence[PreparedWindow]) -> tuple[HorizonEntry, ...]:
+        self._metrics.horizon_windows.observe(len(ahead))
+        return plan_horizon([window.wants for window in ahead], bytes_max=self._group_bytes_max // HORIZON_SHARE)
 
     def _header(self, window: Window) -> Header:
         return Header(

@@ -6,13 +6,18 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouper.plan.horizon import plan_horizon
+from grouper.plan.horizon import plan_horizon, wants_of
 from schemas.group import HorizonEntry
 from schemas.record import ClusterId
 
 WINDOWS = st.lists(
     st.lists(st.lists(st.integers(0, 300).map(ClusterId), min_size=1, max_size=6, unique=True), max_size=5), max_size=5
 )
+
+
+def horizon(windows: list[list[tuple[ClusterId, ...]]] | list[list[list[ClusterId]]], bytes_max: int | None = None
+) -> tuple[HorizonEntry, ...]:  # fmt: skip
+    return plan_horizon([wants_of(window) for window in windows], bytes_max=bytes_max)
 
 
 def entries(*numbers: tuple[int, int, int]) -> tuple[HorizonEntry, ...]:
@@ -25,26 +30,26 @@ def ids(*numbers: int) -> tuple[ClusterId, ...]:
 
 def test_the_next_window_is_one_away_and_queries_are_counted_over_all() -> None:
     windows = [[ids(4, 9), ids(9)], [], [ids(9, 2), ids(7)]]
-    assert plan_horizon(windows) == entries((4, 1, 1), (9, 1, 3), (2, 3, 1), (7, 3, 1))
+    assert horizon(windows) == entries((4, 1, 1), (9, 1, 3), (2, 3, 1), (7, 3, 1))
 
 
 def test_nothing_read_ahead_is_no_horizon() -> None:
-    assert plan_horizon([]) == ()
-    assert plan_horizon([[], []]) == ()
+    assert horizon([]) == ()
+    assert horizon([[], []]) == ()
 
 
 def test_what_does_not_fit_is_what_is_wanted_last_and_by_the_fewest() -> None:
     windows = [[ids(4), ids(9), ids(9)], [ids(2), ids(7), ids(7)]]
     one_bytes = len(msgspec.json.encode(entries((4, 1, 1))[0])) + 1
-    assert plan_horizon(windows, bytes_max=4 * one_bytes) == entries((4, 1, 1), (9, 1, 2), (2, 2, 1), (7, 2, 2))
-    assert plan_horizon(windows, bytes_max=4 * one_bytes - 1) == entries((4, 1, 1), (9, 1, 2), (7, 2, 2))
-    assert plan_horizon(windows, bytes_max=one_bytes) == entries((9, 1, 2))
-    assert plan_horizon(windows, bytes_max=0) == ()
+    assert horizon(windows, bytes_max=4 * one_bytes) == entries((4, 1, 1), (9, 1, 2), (2, 2, 1), (7, 2, 2))
+    assert horizon(windows, bytes_max=4 * one_bytes - 1) == entries((4, 1, 1), (9, 1, 2), (7, 2, 2))
+    assert horizon(windows, bytes_max=one_bytes) == entries((9, 1, 2))
+    assert horizon(windows, bytes_max=0) == ()
 
 
 @given(windows=WINDOWS)
 def test_every_entry_says_when_and_how_often(windows: list[list[list[ClusterId]]]) -> None:
-    found = plan_horizon(windows)
+    found = horizon(windows)
     flat = [(number, c) for number, window in enumerate(windows, 1) for clusters in window for c in clusters]
     assert {entry.cluster for entry in found} == {c for _, c in flat}
     for entry in found:
@@ -58,7 +63,7 @@ def test_every_entry_says_when_and_how_often(windows: list[list[list[ClusterId]]
 def test_a_horizon_within_bytes_is_the_best_part_of_the_whole_one(
     windows: list[list[list[ClusterId]]], bytes_max: int
 ) -> None:
-    whole, found = plan_horizon(windows), plan_horizon(windows, bytes_max=bytes_max)
+    whole, found = horizon(windows), horizon(windows, bytes_max=bytes_max)
     assert len(msgspec.json.encode(found)) <= bytes_max + 2
     assert set(found) <= set(whole)
     worth = sorted(whole, key=lambda entry: (entry.windows, -entry.queries, entry.cluster))
