@@ -161,6 +161,16 @@ class ClusterMemory:
         with self._changed:
             return sum(_size_bytes(load.spans) for load in self._stuck)
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the arena that are not free."""
+        with self._changed:
+            return self._arena.size_bytes - self._arena.free_bytes
+
+    def read_bytes(self, cluster: ClusterId) -> int:
+        """Returns what reading a cluster takes off the disk: its pages."""
+        return self._extents[cluster].size_bytes
+
     def arena_bytes(self, cluster: ClusterId) -> int:
         """Returns what a cluster takes of the arena: its pages, in whole blocks."""
         return self._arena.blocks_bytes(self._extents[cluster].size_bytes)
