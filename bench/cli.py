@@ -297,7 +297,7 @@ def search(
         typer.Option(
             "--baseline",
             metavar="NAME",
-            help="Contestant that ratios are to. Default: cagr-best-greedy-prefetch, else faiss-ondisk.",
+            help="Contestant that ratios are to. Default: cagr-best-greedy, else faiss-ondisk.",
             show_default=False,
         ),
     ] = None,

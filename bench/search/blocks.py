@@ -15,7 +15,7 @@ import numpy as np
 from bench.agreement import Agreement
 from bench.disk import DURATION_S, measure_disk
 from bench.search import oracles
-from bench.search.cells import Cell, CellFile, DiskBlock, Line, OracleCell
+from bench.search.cells import CELLS_NAME, Cell, CellFile, DiskBlock, Line, OracleCell
 from bench.search.cgroup import HeldBy
 from bench.search.child import IDS_NAME, PROBES_NAME, QUERIES_NAME, DatasetFiles, Request
 from bench.search.contestant import Entry, Float32, Int32, Limits
@@ -113,7 +113,8 @@ class Run:
             choose_questions(questions, view.dimension, plan.queries, seed) for seed, view in enumerate(self.views)
         ]
         self.settings_id = settings_id(plan, [view.version for view in self.views[: len(plan.indexes)]], questions)
-        self.cells = CellFile(plan.out / "cells.jsonl")
+        self.cells = CellFile(plan.out / CELLS_NAME)
+        self._unprepared: dict[tuple[int, str], str] = {}  # (seed, preparation): why
 
     def lines(self) -> list[Line]:
         """Returns what there is of this run."""
@@ -170,9 +171,19 @@ class Run:
             open_plan=plan.open_loop,
             seed=seed.seed,
         )
+        cell = Cell(
+            settings_id=self.settings_id,
+            seed=seed.seed,
+            window=window,
+            contestant=chosen.name,
+            status="failed",
+            limit_bytes=limit_bytes,
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        if chosen.preparation is not None and (why := self._unprepared.get((seed.seed, chosen.preparation.name))):
+            return msgspec.structs.replace(cell, error=why)
         folder = plan.out / "cells" / f"{seed.seed}-{window}-{chosen.name}"
         dropped = drop_page_cache([seed.view.dir, seed.files.prepared_dir], everything=plan.empty_page_cache)
-        started = datetime.now(UTC).isoformat(timespec="seconds")
         ended = run_child(
             request,
             folder,
@@ -182,18 +193,13 @@ class Run:
             on_progress=lambda answered: self._tell.answered(answered, plan.queries),
         )
         is_ok = ended.status == "ok"
-        return Cell(
-            settings_id=self.settings_id,
-            seed=seed.seed,
-            window=window,
-            contestant=chosen.name,
+        return msgspec.structs.replace(
+            cell,
             status=ended.status,
             error=ended.outcome.error,
             is_bug=ended.outcome.is_bug,
-            started=started,
             duration_s=round(ended.duration_s, 3),
             page_cache_dropped=dropped,
-            limit_bytes=limit_bytes,
             held=ended.held,
             measured=ended.outcome.measured if is_ok else None,
             agreement=self._agreement(seed, folder) if is_ok and chosen.is_exact else None,
@@ -247,8 +253,13 @@ class Run:
             top_k=self.plan.top_k,
         )
         prepared = _Seed(seed=seed, view=view, questions=questions, probes=probes, files=files, folder=folder)
-        for chosen in [*self._entries, entry(REFERENCE)]:
-            self._make(chosen, prepared, prepared_dir)
+        self._make(entry(REFERENCE), prepared, prepared_dir)
+        for chosen in self._entries:
+            try:
+                self._make(chosen, prepared, prepared_dir)
+            except CarpoolError as error:  # the others can run without it
+                assert chosen.preparation is not None
+                self._unprepared[seed, chosen.preparation.name] = str(error)
         self._reference(prepared)
         return prepared
 
@@ -256,6 +267,8 @@ class Run:
         preparation = chosen.preparation
         if preparation is None or (prepared_dir / preparation.name).exists():
             return
+        if (seed.seed, preparation.name) in self._unprepared:
+            return  # it would fail again
         self._tell.note(f"making the files of {chosen.name} for {seed.view.dir}, once")
         half = prepared_dir / (preparation.name + ".half")
         shutil.rmtree(half, ignore_errors=True)

@@ -13,13 +13,15 @@ from bench.search.cells import Cell, DiskBlock, Line, OracleCell
 from bench.search.statistics import Range, over_seeds, paired_ratio
 
 Figure = Callable[[Cell], float | None]
-BASELINES = ("cagr-best-greedy-prefetch", "cagr-best-greedy", "faiss-ondisk")
+BASELINES = ("cagr-best-greedy", "faiss-ondisk")
 """What ratios are to where nobody says otherwise: the first of these that takes part."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A contestant at a window size. `failures`: what became of seeds that have no figures; `agreement`: queries by verdict,
-    added up over seeds, for exact contestants. Rows of oracles have only `bytes_read`, `bytes_a_query` and `queries_per_s`."""
+    added up over seeds, for exact contestants; `to_oracles`: ratios by oracle and figure. Rows of oracles are computed and have
+    only `bytes_read`, `bytes_a_query` and `queries_per_s`.
+    """
 
     window: int
     contestant: str
@@ -27,8 +29,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[str, ...]
     figures: dict[str, Range]
     to_baseline: dict[str, Range]
-    to_oracle_window_bytes: Range | None
-    to_oracle_static_bytes: Range | None
+    to_oracles: dict[str, dict[str, Range]]
     agreement: dict[str, int] | None
     bytes_agree: bool
     is_computed: bool = False
@@ -97,7 +98,6 @@ def _row(
     figures["disk_share_busy"] = {
         seed: rate / rates[seed] for seed, rate in _by_seed(cells, _bytes_per_busy_s).items() if seed in rates
     }
-    read = figures["bytes_read"]
     agreed = [cell.agreement for cell in cells.values() if cell.agreement is not None]
     return Row(
         window=window,
@@ -112,8 +112,7 @@ def _row(
             for figure in COMPARED
             if (ratio := paired_ratio(figures[figure], _by_seed(baseline, FIGURES[figure]))) is not None
         },
-        to_oracle_window_bytes=paired_ratio(read, _oracle_bytes(oracles, "oracle-window")),
-        to_oracle_static_bytes=paired_ratio(read, _oracle_bytes(oracles, "oracle-static")),
+        to_oracles=_to_oracles(figures, oracles, rates),
         agreement={verdict: sum(getattr(one, verdict) for one in agreed) for verdict in ("same", "tied", "different")}
         if agreed
         else None,
@@ -125,16 +124,7 @@ def _oracle_rows(window: int, oracles: Sequence[OracleCell], rates: Mapping[int,
     rows = []
     for name in dict.fromkeys(oracle.name for oracle in oracles):
         of_name = {oracle.seed: oracle for oracle in oracles if oracle.name == name}
-        read = {seed: float(oracle.found.bytes_read) for seed, oracle in of_name.items()}
-        figures = {
-            "bytes_read": read,
-            "bytes_a_query": {seed: read[seed] / oracle.queries for seed, oracle in of_name.items()},
-            "queries_per_s": {
-                seed: oracle.queries * rates[seed] / read[seed]
-                for seed, oracle in of_name.items()
-                if seed in rates and read[seed]
-            },
-        }
+        figures = _oracle_figures(of_name, rates)
         rows.append(
             Row(
                 window=window,
@@ -143,8 +133,7 @@ def _oracle_rows(window: int, oracles: Sequence[OracleCell], rates: Mapping[int,
                 failures=(),
                 figures=_ranges(figures),
                 to_baseline={},
-                to_oracle_window_bytes=paired_ratio(read, _oracle_bytes(oracles, "oracle-window")),
-                to_oracle_static_bytes=paired_ratio(read, _oracle_bytes(oracles, "oracle-static")),
+                to_oracles=_to_oracles(figures, oracles, rates),
                 agreement=None,
                 bytes_agree=True,
                 is_computed=True,
@@ -161,8 +150,32 @@ def _ranges(figures: Mapping[str, Mapping[int, float]]) -> dict[str, Range]:
     return {name: spread for name, values in figures.items() if (spread := over_seeds(values.values())) is not None}
 
 
-def _oracle_bytes(oracles: Sequence[OracleCell], name: str) -> dict[int, float]:
-    return {oracle.seed: float(oracle.found.bytes_read) for oracle in oracles if oracle.name == name}
+def _oracle_figures(oracles: Mapping[int, OracleCell], rates: Mapping[int, float]) -> dict[str, dict[int, float]]:
+    """By seed: bytes, and queries a second if the disk did nothing but read them at its best."""
+    read = {seed: float(oracle.found.bytes_read) for seed, oracle in oracles.items()}
+    return {
+        "bytes_read": read,
+        "bytes_a_query": {seed: read[seed] / oracle.queries for seed, oracle in oracles.items()},
+        "queries_per_s": {
+            seed: oracle.queries * rates[seed] / read[seed]
+            for seed, oracle in oracles.items()
+            if seed in rates and read[seed]
+        },
+    }
+
+
+def _to_oracles(
+    figures: Mapping[str, Mapping[int, float]], oracles: Sequence[OracleCell], rates: Mapping[int, float]
+) -> dict[str, dict[str, Range]]:
+    found: dict[str, dict[str, Range]] = {}
+    for name in dict.fromkeys(oracle.name for oracle in oracles):
+        its = _oracle_figures({oracle.seed: oracle for oracle in oracles if oracle.name == name}, rates)
+        found[name] = {
+            figure: ratio
+            for figure in ("bytes_read", "queries_per_s")
+            if (ratio := paired_ratio(figures[figure], its[figure])) is not None
+        }
+    return found
 
 
 def _measured(get: Callable[..., float | None]) -> Figure:
