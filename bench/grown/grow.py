@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from bench.data import CORPUS, EvaluationData, Float32
+from bench.data import CORPUS, EvaluationData, Float32, read_vectors
 from bench.grown.behaviour import NLIST, Acceptance, Behaviour, Clustering, behaviour, cluster, nearest
 from bench.grown.fit import Trial, first_spread, next_spread
 from bench.grown.output import VECTORS_NAME, GrownSet, publish, write_documents, write_questions, write_vectors
@@ -27,6 +27,8 @@ DOCUMENT_BYTES = 250
 """About what a line of the corpus takes."""
 FIT_MARGIN = 0.5
 """The search goes on until the fit is within this part of the tolerances: other questions then judge."""
+SETTLED = 0.03
+"""It also ends where the next spread would hardly be another one: more is not to be had from one number."""
 
 Note = Callable[[str], None]
 
@@ -100,32 +102,34 @@ def grow(request: GrowRequest, data: EvaluationData, tell: Tell, note: Note) -> 
     Whatever goes wrong, nothing is at `request.out`, and nothing is left but embedded sentences in `request.cache`.
     """
     _check(request)
-    sources = load_sources(
-        data, sentences=request.sentences, embedding=request.embedding, cache=request.cache, tell=tell
-    )
-    note(f"growing from {sources.passage_count:,} passages and {sources.sentence_count:,} sentences of theirs")
-    questions = load_questions(data, request.seed)
-    # The last ones fit, so that whoever takes questions from the front gets those that nothing was fitted to.
-    fit_count = min(request.fit_questions, len(questions.ids) // 3)
-    judge_count = min(request.judge_questions, len(questions.ids) - fit_count)
-    work = _Work(
-        request=request,
-        sources=sources,
-        questions=questions,
-        fit=questions.vectors[len(questions.ids) - fit_count :],
-        judge=questions.vectors[:judge_count],
-        real=data.vectors_path(CORPUS),
-        partial=request.out.with_name(request.out.name + ".partial"),
-        tell=tell,
-        note=note,
-    )
+    real = data.vectors_path(CORPUS)
+    partial = request.out.with_name(request.out.name + ".partial")
     try:
-        _make_room(work)
+        _make_room(request, partial, dimension=read_vectors(real).shape[1])
+        sources = load_sources(
+            data, sentences=request.sentences, embedding=request.embedding, cache=request.cache, tell=tell
+        )
+        note(f"growing from {sources.passage_count:,} passages and {sources.sentence_count:,} sentences of theirs")
+        questions = load_questions(data, request.seed)
+        # The last ones fit, so that whoever takes questions from the front gets those that nothing was fitted to.
+        fit_count = min(request.fit_questions, len(questions.ids) // 3)
+        judge_count = min(request.judge_questions, len(questions.ids) - fit_count)
+        work = _Work(
+            request=request,
+            sources=sources,
+            questions=questions,
+            fit=questions.vectors[len(questions.ids) - fit_count :],
+            judge=questions.vectors[:judge_count],
+            real=real,
+            partial=partial,
+            tell=tell,
+            note=note,
+        )
         return _grow(work)
     except OSError as error:
-        raise ConfigError(f"cannot write {work.partial} ({error}); make room, or name another --out") from error
+        raise ConfigError(f"cannot write {partial} ({error}); make room, or name another --out") from error
     finally:
-        shutil.rmtree(work.partial, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _check(request: GrowRequest) -> None:
@@ -135,15 +139,15 @@ def _check(request: GrowRequest) -> None:
         raise ConfigError(f"{request.row_count} rows cannot be judged at nlist {NLIST}: ask for {ROWS_MIN} or more")
 
 
-def _make_room(work: _Work) -> None:
+def _make_room(request: GrowRequest, partial: Path, *, dimension: int) -> None:
     """Makes the folder of the set to be, once there is room for it."""
-    shutil.rmtree(work.partial, ignore_errors=True)
-    work.partial.mkdir(parents=True)
-    needed_bytes = work.request.row_count * (work.sources.pieces.shape[1] * 2 + DOCUMENT_BYTES)
-    free_bytes = shutil.disk_usage(work.partial).free
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    needed_bytes = request.row_count * (dimension * 2 + DOCUMENT_BYTES)
+    free_bytes = shutil.disk_usage(partial).free
     if free_bytes < needed_bytes:
         raise ConfigError(
-            f"{work.request.row_count} rows take about {needed_bytes / 1e9:.1f} GB, and {work.request.out.parent} has "
+            f"{request.row_count} rows take about {needed_bytes / 1e9:.1f} GB, and {request.out.parent} has "
             f"{free_bytes / 1e9:.1f} GB left: make room, or name another --out"
         )
 
@@ -200,9 +204,11 @@ def _fit(work: _Work) -> tuple[Recipe, tuple[Trial, ...], Clustering]:
         trials.append(Trial(spread=spread, excess=found.ceiling_excess))
         differences = " ".join(f"{difference:+.3f}" for difference in found.ceiling_differences)
         work.note(f"spread {spread:.3f}: ceilings {differences}, clusters touched {found.touched_difference:+.1f}")
-        if request.spread is not None or found.holds(FIT_MARGIN) or len(trials) == request.rounds_max:
+        following = next_spread(trials)
+        is_settled = abs(following / spread - 1) < SETTLED
+        if request.spread is not None or found.holds(FIT_MARGIN) or is_settled or len(trials) == request.rounds_max:
             return recipe, tuple(trials), clustering
-        spread = next_spread(trials)
+        spread = following
 
 
 def _behaviour(

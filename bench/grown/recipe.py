@@ -55,7 +55,7 @@ def draw(sources: Sources, recipe: Recipe, start: int, stop: int) -> Draws:
     passage = (
         np.arange(start, stop, dtype=np.int64) % sources.passage_count
     )  # every passage has as many, give or take one
-    towards_passage, away_passage = (_neighbour(sources, passage, random) for _ in range(2))
+    towards_passage, away_passage = _two_neighbours(sources, passage, random)
     return Draws(
         passage=passage,
         own=_piece(sources, passage, random),
@@ -85,9 +85,12 @@ def mix(sources: Sources, draws: Draws) -> npt.NDArray[np.float16]:
     return mixed.astype(np.float16)
 
 
-def _neighbour(sources: Sources, passage: Int64, random: np.random.Generator) -> Int64:
-    """One of the neighbours of each passage."""
-    return sources.neighbours[passage, random.integers(0, sources.neighbours.shape[1], len(passage))]
+def _two_neighbours(sources: Sources, passage: Int64, random: np.random.Generator) -> tuple[Int64, Int64]:
+    """Two neighbours of each passage, never the same: their difference would be nothing, and the document its passage."""
+    count = sources.neighbours.shape[1]
+    first = random.integers(0, count, len(passage))
+    second = (first + random.integers(1, count, len(passage))) % count
+    return sources.neighbours[passage, first], sources.neighbours[passage, second]
 
 
 def _piece(sources: Sources, passage: Int64, random: np.random.Generator) -> Int64:

@@ -104,8 +104,8 @@ def join_sources(titles: tuple[str, ...], vectors: Float32, sentences: Sentences
 
 def nearest_passages(vectors: Float32, count: int) -> Int64:
     """Returns (rows, count) int64: the rows nearest to each by inner product, without itself, ascending. Blocks."""
-    if not 0 < count < len(vectors):
-        raise ConfigError(f"{len(vectors)} passages are too few to grow from: each needs neighbours")
+    if not 2 <= count < len(vectors):
+        raise ConfigError(f"{len(vectors)} passages are too few to grow from: each needs two others near it")
     nearest = np.empty((len(vectors), count), dtype=np.int64)
     for start in range(0, len(vectors), _NEIGHBOURS_CHUNK_ROWS):
         scores = vectors[start : start + _NEIGHBOURS_CHUNK_ROWS] @ vectors.T

@@ -1,0 +1,280 @@
+"""A grown set: the same bytes for the same seed, made of what it says, accepted only when it behaves as the real one."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from bench.data import EvaluationData, find_data, read_vectors
+from bench.grown import grow as growing
+from bench.grown.cli import data as data_command
+from bench.grown.grow import GrowRequest, Refused, grow
+from bench.grown.output import GrownSet, read_grown, write_vectors
+from bench.grown.recipe import CHUNK_ROWS, Recipe, draw, mix
+from bench.grown.sources import Sources, load_questions, load_sources
+from carpool.clock import SystemClock
+from carpool.embedding import EmbeddingSettings, HashingEmbedder
+from carpool.errors import ConfigError
+from indexer.build import BuildRequest, build_index
+from indexer.corpus import file_sha256
+from indexer.progress import SilentProgress
+from indexer.settings import IndexerConfig
+
+DIMENSION = 48
+HASHING = EmbeddingSettings(model=f"hashing:{DIMENSION}")
+PASSAGES = 1500
+ROWS = 3000
+SPREAD = 0.35
+"""What fits these passages."""
+QUESTIONS = 900
+
+
+def _silent(*_: object) -> None:
+    pass
+
+
+def _sentence(random: np.random.Generator, subject: int) -> str:
+    """Words of a subject and of everybody's, so that passages of a subject are near each other."""
+    own = [f"w{subject}x{word}" for word in random.integers(0, 12, 5)]
+    common = [f"common{word}" for word in random.integers(0, 40, 3)]
+    return " ".join(["The", *own, *common]) + "."
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> EvaluationData:
+    """A small folder of evaluation data: texts of 60 subjects, embedded by hashing their words."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "embeddings").mkdir()
+    random, embedder = np.random.default_rng(7), HashingEmbedder(DIMENSION)
+    passages = []
+    for number in range(PASSAGES):
+        subject = int(random.integers(60))
+        text = " ".join(_sentence(random, subject) for _ in range(random.integers(1, 5)))
+        passages.append({"id": f"p{number}", "title": f"Subject {subject}, {number}", "text": text})
+    texts = [f"{passage['title']}. {passage['text']}" for passage in passages]
+    _write(folder, "wikipedia-16k", passages, embedder.encode(texts))
+    for name in ("queries-nq", "queries-hotpotqa"):
+        questions = [
+            {"id": f"{number}", "text": _sentence(random, int(random.integers(60)))} for number in range(QUESTIONS // 2)
+        ]
+        _write(folder, name, questions, embedder.encode([question["text"] for question in questions]))
+    return EvaluationData(folder=folder)
+
+
+def _write(folder: Path, name: str, rows: list[dict[str, str]], vectors: np.ndarray) -> None:
+    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+    (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines))
+    np.save(folder / "embeddings" / f"{name}.npy", vectors.astype(np.float16))
+
+
+@pytest.fixture(scope="module")
+def sources(data: EvaluationData, tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    cache = tmp_path_factory.mktemp("cache")
+    return load_sources(data, sentences=True, embedding=HASHING, cache=cache, tell=_silent)
+
+
+def _request(tmp_path: Path, **changes: object) -> GrowRequest:
+    request = GrowRequest(
+        out=tmp_path / "set", row_count=ROWS, seed=3, cache=tmp_path / "cache", embedding=HASHING, fit_questions=300
+    )
+    return msgspec.structs.replace(request, **changes)
+
+
+@pytest.fixture(scope="module")
+def grown(data: EvaluationData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GrownSet]:
+    folder = tmp_path_factory.mktemp("grown")
+    return folder / "set", grow(_request(folder), data, _silent, _silent)
+
+
+def test_an_accepted_set_is_whole_and_says_how_it_was_made(grown: tuple[Path, GrownSet], data: EvaluationData) -> None:
+    folder, found = grown
+    assert read_grown(folder) == found
+    assert found.acceptance.holds()
+    assert {path.name for path in folder.iterdir()} == {*found.files, "grown.json"}
+    assert all(file_sha256(folder / name, "file") == sha256 for name, sha256 in found.files.items())
+    assert found.sentences > PASSAGES
+    assert found.trials[-1].spread == found.recipe.spread
+    assert not folder.with_name(folder.name + ".partial").exists()
+
+
+def test_its_vectors_are_of_half_precision_and_of_length_one(grown: tuple[Path, GrownSet]) -> None:
+    vectors = np.load(grown[0] / "vectors.npy", allow_pickle=False)
+    assert (vectors.dtype, vectors.shape) == (np.float16, (ROWS, DIMENSION))
+    assert np.linalg.norm(vectors.astype(np.float32), axis=1) == pytest.approx(1, abs=1e-3)
+
+
+def test_its_questions_are_the_real_ones_and_no_document_is_one(
+    grown: tuple[Path, GrownSet], data: EvaluationData
+) -> None:
+    queries = np.load(grown[0] / "queries.npy", allow_pickle=False)
+    ids = [msgspec.json.decode(line)["id"] for line in (grown[0] / "queries.jsonl").read_bytes().splitlines()]
+    real = np.concatenate([read_vectors(data.vectors_path(name)) for name in ("queries-nq", "queries-hotpotqa")])
+    assert queries.dtype == np.float32
+    assert len(ids) == len(set(ids)) == len(queries) == len(np.unique(queries, axis=0))
+    real /= np.linalg.norm(real, axis=1, keepdims=True)
+    assert {row.tobytes() for row in queries} == {row.tobytes() for row in real}
+    assert len(queries) - grown[1].questions_fitted >= grown[1].questions_judged
+
+
+def test_an_index_is_built_of_it(grown: tuple[Path, GrownSet], tmp_path: Path) -> None:
+    request = BuildRequest(
+        corpus=grown[0] / "corpus.jsonl",
+        index_dir=tmp_path / "index",
+        nlist=20,
+        strict=True,
+        vectors=grown[0] / "vectors.npy",
+        fingerprint="00" * 8,
+    )
+    report = build_index(request, IndexerConfig(), SystemClock(), SilentProgress())
+    assert report.manifest.row_count == ROWS
+
+
+def test_the_command_gives_the_same_bytes_for_the_same_seed_and_says_what_it_accepted(
+    grown: tuple[Path, GrownSet], data: EvaluationData, tmp_path: Path
+) -> None:
+    arguments = ["--rows", f"{ROWS}", "--out", f"{tmp_path / 'set'}", "--data", f"{data.folder}", "--seed", "3"]
+    model = ["--model", HASHING.model, "--cache", f"{tmp_path / 'cache'}", "--spread", f"{grown[1].recipe.spread!r}"]
+    said = CliRunner().invoke(_app(), [*arguments, *model])
+    assert said.exit_code == 0, said.output
+    assert "accepted" in said.output
+    assert read_grown(tmp_path / "set").files == grown[1].files
+
+
+def test_another_seed_gives_other_documents(grown: tuple[Path, GrownSet], sources: Sources, tmp_path: Path) -> None:
+    other = msgspec.structs.replace(grown[1].recipe, seed=4)
+    write_vectors(tmp_path / "other.npy", sources, other, _silent)
+    assert file_sha256(tmp_path / "other.npy", "file") != grown[1].files["vectors.npy"]
+
+
+def test_every_document_is_made_of_the_pieces_that_its_line_names(
+    grown: tuple[Path, GrownSet], sources: Sources
+) -> None:
+    folder, found = grown
+    vectors = np.load(folder / "vectors.npy", allow_pickle=False)
+    lines = (folder / "corpus.jsonl").read_bytes().splitlines()
+    assert len(lines) == len(vectors)
+    for start, stop in found.recipe.chunks():
+        draws = draw(sources, found.recipe, start, stop)
+        for offset in range(0, len(draws.passage), 97):
+            passage = int(draws.passage[offset])
+            towards, away = int(draws.towards_passage[offset]), int(draws.away_passage[offset])
+            assert towards != away
+            assert {towards, away} <= set(sources.neighbours[passage].tolist())
+            owners = [(draws.own, passage), (draws.towards, towards), (draws.away, away)]
+            for piece, owner in owners:
+                assert sources.first_piece[owner] <= piece[offset] < sources.first_piece[owner + 1]
+            own = float(draws.own_weight[offset])
+            direction = (
+                (1 - own) * sources.passages()[passage]
+                + own * sources.pieces[draws.own[offset]]
+                + float(draws.step[offset])
+                * (sources.pieces[draws.towards[offset]] - sources.pieces[draws.away[offset]])
+            )
+            expected = direction / np.linalg.norm(direction)
+            assert vectors[start + offset] == pytest.approx(expected, abs=1e-3)
+            document = msgspec.json.decode(lines[start + offset])
+            assert document["id"] == f"grown-{start + offset}"
+            assert document["title"] == sources.titles[passage]
+            assert repr(sources.titles[towards]) in document["text"]
+            assert repr(sources.titles[away]) in document["text"]
+
+
+def test_chunks_are_drawn_each_for_itself(sources: Sources, tmp_path: Path) -> None:
+    """So that a set larger than memory is written in order, with only a chunk in memory."""
+    recipe = Recipe(row_count=2 * CHUNK_ROWS + 5, seed=1, spread=1.0)
+    write_vectors(tmp_path / "vectors.npy", sources, recipe, _silent)
+    written = np.load(tmp_path / "vectors.npy", allow_pickle=False)
+    assert written.shape == (recipe.row_count, DIMENSION)
+    for start, stop in reversed(list(recipe.chunks())):
+        assert (written[start:stop] == mix(sources, draw(sources, recipe, start, stop))).all()
+    assert (written[:CHUNK_ROWS] != written[CHUNK_ROWS : 2 * CHUNK_ROWS]).any(axis=1).mean() > 0.99
+
+
+def test_all_passages_have_as_many_documents(sources: Sources) -> None:
+    recipe = Recipe(row_count=5 * PASSAGES, seed=0, spread=1.0)
+    passages = np.concatenate([draw(sources, recipe, *chunk).passage for chunk in recipe.chunks()])
+    assert np.bincount(passages).tolist() == [5] * PASSAGES
+
+
+def test_without_sentences_it_grows_from_passages_alone_and_loads_no_model(
+    data: EvaluationData, tmp_path: Path
+) -> None:
+    nowhere = EmbeddingSettings(model="/no/such/model")
+    found = load_sources(data, sentences=False, embedding=nowhere, cache=tmp_path, tell=_silent)
+    assert (found.passage_count, found.sentence_count) == (PASSAGES, 0)
+    write_vectors(tmp_path / "vectors.npy", found, Recipe(row_count=500, seed=0, spread=1.0), _silent)
+    assert np.isfinite(np.load(tmp_path / "vectors.npy", allow_pickle=False)).all()
+
+
+def test_what_does_not_behave_as_the_real_set_is_refused_with_the_table_and_leaves_nothing(
+    data: EvaluationData, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused, match="nothing was written") as refused:
+        grow(_request(tmp_path, spread=40.0), data, _silent, _silent)
+    assert not refused.value.acceptance.holds()
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    arguments = ["--rows", f"{ROWS}", "--out", f"{tmp_path / 'set'}", "--data", f"{data.folder}", "--spread", "40"]
+    said = CliRunner().invoke(_app(), [*arguments, "--no-sentences"])
+    assert said.exit_code == 1
+    assert "recall@10 at nprobe 32" in said.output
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+def test_what_cannot_be_grown_is_said_before_any_work(
+    data: EvaluationData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="ask for 1000 or more"):
+        grow(_request(tmp_path, row_count=500), data, _silent, _silent)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "something").touch()
+    with pytest.raises(ConfigError, match="is there already"):
+        grow(_request(tmp_path), data, _silent, _silent)
+    with pytest.raises(ConfigError, match="have no embeddings/wikipedia-16k"):
+        grow(_request(tmp_path, out=tmp_path / "new"), EvaluationData(folder=tmp_path), _silent, _silent)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(growing.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ConfigError, match="make room"):
+        grow(_request(tmp_path, out=tmp_path / "new"), data, _silent, _silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_a_disk_that_fills_up_leaves_nothing_and_says_so(
+    data: EvaluationData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(growing, "write_documents", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        grow(_request(tmp_path, spread=SPREAD), data, _silent, _silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+def test_questions_are_shuffled_by_the_seed(data: EvaluationData) -> None:
+    first, again, other = (load_questions(data, seed) for seed in (0, 0, 1))
+    assert first.ids == again.ids
+    assert first.ids != other.ids
+    assert sorted(first.ids) == sorted(other.ids)
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_a_set_grown_from_the_real_data_is_accepted(tmp_path: Path) -> None:
+    request = GrowRequest(out=tmp_path / "set", row_count=50_000, seed=1, cache=tmp_path, sentences=False)
+    found = grow(request, find_data(None, os.environ), _silent, _silent)
+    assert found.acceptance.holds()
+
+
+def _app() -> object:
+    import typer
+
+    app = typer.Typer()
+    app.command()(data_command)
+    return app

@@ -1,0 +1,228 @@
+"""What a grown set is judged by, against the dumb version; the search for a spread; the cache of sentences."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.grown.behaviour import (
+    FIRST_CHUNK_ROWS,
+    Acceptance,
+    Behaviour,
+    Clustering,
+    Evenness,
+    Nearest,
+    behaviour,
+    cluster,
+    evenness,
+    nearest,
+    read_chunks,
+)
+from bench.grown.fit import FIRST_SPREAD, Trial, first_spread, next_spread
+from bench.grown.sentences import SENTENCES_MAX, embed_sentences, split_sentences
+from bench.grown.sources import nearest_passages
+from carpool.embedding import EmbeddingSettings
+from carpool.errors import ConfigError
+
+
+def _unit(random: np.random.Generator, rows: int, dimension: int = 8) -> np.ndarray:
+    vectors = random.standard_normal((rows, dimension)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(10, 3 * FIRST_CHUNK_ROWS), questions=st.integers(1, 20))
+def test_the_nearest_rows_are_those_of_a_full_sort(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, rows: int, questions: int
+) -> None:
+    random = np.random.default_rng(seed)
+    # Few different components: many equal scores, of which the lower row comes first. All sums are exact.
+    vectors = np.eye(8, dtype=np.float16)[random.integers(0, 8, rows)]
+    asked = random.integers(-4, 5, (questions, 8)).astype(np.float32)
+    path = tmp_path_factory.mktemp("nearest") / "vectors.npy"
+    np.save(path, vectors)
+    found = nearest(path, asked)
+    scores = asked @ vectors.astype(np.float32).T
+    expected = np.argsort(-scores, axis=1, kind="stable")[:, :10]
+    assert found.rows.tolist() == expected.tolist()
+    assert found.scores.tolist() == np.take_along_axis(scores, expected, axis=1).tolist()
+
+
+@pytest.mark.parametrize("rows", [1, FIRST_CHUNK_ROWS, 3 * FIRST_CHUNK_ROWS, 3 * FIRST_CHUNK_ROWS + 1, 40_000])
+def test_chunks_cover_a_file_once_in_order(tmp_path: Path, rows: int) -> None:
+    values = np.arange(1, rows + 1, dtype=np.float32)
+    np.save(tmp_path / "v.npy", np.stack([values, np.ones(rows, dtype=np.float32)], axis=1))
+    chunks = list(read_chunks(tmp_path / "v.npy"))
+    assert [start for start, _ in chunks] == np.cumsum([0, *(len(chunk) for _, chunk in chunks[:-1])]).tolist()
+    joined = np.concatenate([chunk for _, chunk in chunks])
+    assert joined[:, 0] / joined[:, 1] == pytest.approx(values, rel=1e-5)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_ceilings_are_the_shares_of_the_nearest_in_the_probed_clusters(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    rows, asked, centroids = _unit(random, 300), _unit(random, 30), _unit(random, 12)
+    clusters = np.argmax(rows @ centroids.T, axis=1)
+    scores = asked @ rows.T
+    best = np.argsort(-scores, axis=1)[:, :10]
+    found = behaviour(
+        Nearest(scores=np.take_along_axis(scores, best, axis=1), rows=best),
+        Clustering(centroids=centroids, clusters=clusters),
+        asked,
+        seed=0,
+        nprobes=(1, 3, 12),
+    )
+    for nprobe, ceiling in zip(found.nprobes, found.ceilings, strict=True):
+        probed = [set(np.argsort(-(centroids @ question))[:nprobe].tolist()) for question in asked]
+        inside = [clusters[row] in probed[number] for number, row_list in enumerate(best) for row in row_list]
+        assert ceiling == pytest.approx(np.mean(inside))
+    assert found.ceilings[-1] == 1
+
+
+def test_a_window_touches_what_its_questions_probe() -> None:
+    """Ten questions of each of two kinds: every window of 20 holds all of them, and they probe 10 clusters each."""
+    centroids = np.eye(20, dtype=np.float32)
+    first, second = np.repeat([1.0, 0.0], 10), np.repeat([0.0, 1.0], 10)
+    questions = np.array([first + np.arange(20) * 1e-3] * 10 + [second + np.arange(20) * 1e-3] * 10, dtype=np.float32)
+    clustering = Clustering(centroids=centroids, clusters=np.zeros(30, dtype=np.int64))
+    for asked, touched in ((20, 20), (10, 10)):
+        none = Nearest(scores=np.zeros((asked, 10), dtype=np.float32), rows=np.zeros((asked, 10), dtype=np.int64))
+        assert behaviour(none, clustering, questions[:asked], seed=0).touched == touched
+
+
+def test_clusters_are_those_of_the_index_and_do_not_depend_on_anything_but_the_seed(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", _unit(np.random.default_rng(0), 2000).astype(np.float16))
+    first, again, other = (cluster(tmp_path / "v.npy", 10, seed) for seed in (0, 0, 1))
+    assert (first.centroids == again.centroids).all()
+    assert (first.centroids != other.centroids).any()
+    vectors = np.concatenate([chunk for _, chunk in read_chunks(tmp_path / "v.npy")])
+    assert first.clusters.tolist() == np.argmax(vectors @ first.centroids.T, axis=1).tolist()
+
+
+def test_evenness_is_of_the_sizes_and_an_empty_cluster_counts_as_one_row() -> None:
+    assert evenness(np.array([5, 5, 5])) == Evenness(largest_over_smallest=1.0, variation=0.0)
+    assert evenness(np.array([0, 8])) == Evenness(largest_over_smallest=8.0, variation=1.0)
+
+
+def _behaviour(ceilings: tuple[float, ...], touched: float) -> Behaviour:
+    return Behaviour(
+        row_count=1,
+        nlist=100,
+        nprobes=(5, 10, 20, 32),
+        ceilings=ceilings,
+        touched=touched,
+        evenness=Evenness(largest_over_smallest=1, variation=0),
+        best_score=0,
+        last_score=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("differences", "touched", "holds", "holds_half"),
+    [
+        ((0.0, 0.0, 0.0, 0.0), 0.0, True, True),
+        ((0.019, -0.019, 0.0, 0.0), 4.9, True, False),
+        ((0.009, 0.0, 0.0, -0.009), -2.4, True, True),
+        ((0.021, 0.0, 0.0, 0.0), 0.0, False, False),
+        ((0.0, 0.0, 0.0, -0.021), 0.0, False, False),
+        ((0.0, 0.0, 0.0, 0.0), -5.1, False, False),
+    ],
+)
+def test_a_set_holds_when_every_difference_does(
+    differences: tuple[float, ...], touched: float, holds: bool, holds_half: bool
+) -> None:
+    real = (0.7, 0.8, 0.9, 0.95)
+    grown = tuple(before + difference for before, difference in zip(real, differences, strict=True))
+    acceptance = Acceptance(real=_behaviour(real, 76), grown=_behaviour(grown, 76 + touched))
+    assert acceptance.holds() is holds
+    assert acceptance.holds(0.5) is holds_half
+    assert acceptance.ceiling_excess == pytest.approx((max(differences) + min(differences)) / 2)
+
+
+@given(
+    wanted=st.floats(0.05, 20),
+    start=st.floats(0.1, 10),
+    steepness=st.floats(0.01, 0.2),
+)
+def test_the_search_finds_the_spread_of_any_falling_line(wanted: float, start: float, steepness: float) -> None:
+    trials: list[Trial] = []
+    spread = start
+    for _ in range(40):
+        trials.append(Trial(spread=spread, excess=steepness * math.log(wanted / spread)))
+        if abs(trials[-1].excess) < 0.005:
+            break
+        spread = next_spread(trials)
+    assert abs(trials[-1].excess) < 0.005
+    assert all(trial.spread > 0 for trial in trials)
+
+
+def test_the_search_steps_outwards_until_it_has_both_sides() -> None:
+    assert next_spread([Trial(spread=1.0, excess=0.1)]) > 1
+    assert next_spread([Trial(spread=1.0, excess=-0.1)]) < 1
+    both = [Trial(spread=1.0, excess=0.03), Trial(spread=4.0, excess=-0.03)]
+    assert next_spread(both) == pytest.approx(2)
+
+
+def test_the_search_begins_at_what_fitted_before() -> None:
+    assert [first_spread(rows) for rows, _ in FIRST_SPREAD] == [spread for _, spread in FIRST_SPREAD]
+    assert first_spread(100) == FIRST_SPREAD[0][1]
+    assert first_spread(10**9) == FIRST_SPREAD[-1][1]
+    assert FIRST_SPREAD[0][1] < first_spread(60_000) < FIRST_SPREAD[1][1]
+
+
+def test_neighbours_are_the_nearest_passages_without_the_passage_itself() -> None:
+    vectors = _unit(np.random.default_rng(2), 3000)
+    found = nearest_passages(vectors, 5)
+    for row in (0, 1, 2047, 2048, 2999):
+        scores = vectors @ vectors[row]
+        scores[row] = -np.inf
+        assert set(found[row].tolist()) == set(np.argsort(-scores)[:5].tolist())
+    with pytest.raises(ConfigError, match="too few to grow from"):
+        nearest_passages(vectors[:2], 1)
+
+
+def test_a_text_is_split_where_sentences_end_and_short_rests_are_left_out() -> None:
+    text = "The first sentence of many words. The second one has v.2 of a word. Short. The third follows here!"
+    assert split_sentences(text) == (
+        "The first sentence of many words.",
+        "The second one has v.2 of a word.",
+        "The third follows here!",
+    )
+    assert split_sentences("tiny") == ("tiny",)
+    assert len(split_sentences("This is one sentence of the text. " * 9)) == SENTENCES_MAX
+
+
+def test_sentences_that_were_saved_are_used_again_and_damaged_ones_are_embedded_anew(tmp_path: Path) -> None:
+    hashing = EmbeddingSettings(model="hashing:16")
+    passages = [
+        (f"Title {number}", f"Something is said here about {number}. And more of it is here.") for number in range(700)
+    ]
+    steps: list[tuple[int, int]] = []
+
+    def tell(_: str, done: int, total: int) -> None:
+        steps.append((done, total))
+
+    first = embed_sentences(passages, embedding=hashing, cache=tmp_path, tell=tell)
+    assert first.passages.tolist() == [number for number in range(700) for _ in range(2)]
+    assert np.linalg.norm(first.vectors, axis=1) == pytest.approx(1, abs=1e-5)
+    shards = sorted(tmp_path.rglob("shard-*.npy"))
+    assert len(shards) == 2
+    steps.clear()
+    again = embed_sentences(passages, embedding=hashing, cache=tmp_path, tell=tell)
+    assert (again.vectors == first.vectors).all()
+    assert steps == []
+    shards[0].write_bytes(shards[0].read_bytes()[:500])
+    whole_before = shards[1].stat().st_mtime_ns
+    mended = embed_sentences(passages, embedding=hashing, cache=tmp_path, tell=tell)
+    assert (mended.vectors == first.vectors).all()
+    assert steps[-1] == (1024, 1024)
+    assert shards[1].stat().st_mtime_ns == whole_before
+    other = embed_sentences(passages[:3], embedding=hashing, cache=tmp_path, tell=tell)
+    assert len(other.vectors) == 6
+    assert len(list(tmp_path.iterdir())) == 2
