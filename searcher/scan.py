@@ -21,8 +21,8 @@ from numpy.lib.stride_tricks import as_strided
 from carpool.disk.pages import ClusterPages, PageLayout, UInt8
 from searcher.top_k import Candidates, Float32, Int64, Slots, best_of_each
 
-SCORES_BYTES = 1 << 20
-"""Scores that are held at a time: what a core's cache holds."""
+SCORES_BYTES = 4 << 20
+"""Scores that are held at a time. The first of them set the floor for the rest, so more at a time leave fewer candidates."""
 WIDE_BYTES = 1 << 19
 """float16 rows that are widened at a time."""
 BATCH_PRODUCTS_MAX = 1_000_000
@@ -46,7 +46,7 @@ def score_pages(pages: ClusterPages, queries: Float32, floors: Float32, top_ks: 
     """Returns what `pages` have for `queries`: every row among the cluster's best k whose score is not below the floor.
 
     `queries`: (q, dim) float32, q >= 1; `floors`: (q,) float32, -inf for none, a row that ties with it is kept; `top_ks`: (q,),
-    how many each wants. Pure and thread-safe, with 2 to 3 MB of scratch (for thousands of queries more); holds no view of the
+    how many each wants. Pure and thread-safe, with 4 to 6 MB of scratch (for thousands of queries more); holds no view of the
     pages afterwards. The heavy parts release the GIL.
     """
     layout = pages.layout

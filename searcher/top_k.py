@@ -173,9 +173,17 @@ def best_of_each(queries: Slots, scores: Float32, rows: Int64, top_ks: Slots) ->
     keys = (queries.astype(np.uint64) << np.uint64(32)) | ~rising
     order: Slots = np.argsort(keys)
     in_order = keys[order]
-    if (in_order[1:] == in_order[:-1]).any():
-        order = np.lexsort((rows, keys))
+    equal = in_order[1:] == in_order[:-1]
+    if equal.any():
+        # Ties lie side by side, so sorting those that tie among themselves leaves all others where they are.
+        ties = np.zeros(len(order), bool)
+        ties[1:] = equal
+        ties[:-1] |= equal
+        tied = order[ties]
+        order[ties] = tied[np.lexsort((rows[tied], keys[tied]))]
     query = queries[order]
-    ranks = np.arange(len(query)) - np.searchsorted(query, query)
+    counts = np.bincount(query, minlength=len(top_ks))
+    starts = np.cumsum(counts) - counts
+    ranks = np.arange(len(query)) - starts[query]
     kept = ranks < top_ks[query]
     return order[kept], ranks[kept]
