@@ -144,8 +144,9 @@ class WindowWork:
         self._sequence += len(planned)
         self._before.extend(queries[member].clusters for members in groups for member in members[-BEFORE_QUERIES:])
         for record in planned:
-            self._count(record)
             sink.done(group_done(record, [each.query for each in queries], self._clock.now_us()))
+        for record in planned:
+            self._count(record)
 
     def _in_time(self, queries: Sequence[Admitted], sink: Sink, is_live: IsLive) -> list[Admitted]:
         """Those that are live and not expired; the expired are answered."""

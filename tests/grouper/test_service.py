@@ -858,6 +858,22 @@ def test_revoked_queries_are_forgotten_where_they_were_read_ahead(tmp_path: Path
         assert rig.stage.credit() == Credit(records=40, size_bytes=32 * 1024 * 1024)
 
 
+def test_what_is_revoked_while_it_is_embedded_ahead_is_in_no_horizon(tmp_path: Path) -> None:
+    gate, policy = Gate(), GatePolicy()
+    with running(tmp_path, settings=AHEAD, policy=policy, embedder=gate) as rig:
+        units = rig.offer(*["ada"] * 4, *["bell", "curie"] * 2)
+        gate.opened.release()
+        rig.tick()
+        until(lambda: policy.windows == 1 and len(gate.batches) == 2)
+        rig.stage.revoke(frozenset(unit.id for unit in units[4::2]))
+        gate.opened.release()
+        until(lambda: prepared(rig) == 2)
+        policy.opened.release(9)
+        until(lambda: not rig.stage._held)
+        assert [horizon_numbers(group) for group in rig.sink.groups] == [[(2, 1, 2)], []]
+        assert len(rig.sink.acknowledged) == 6
+
+
 def test_what_expires_while_it_is_read_ahead_is_answered(tmp_path: Path) -> None:
     policy = GatePolicy()
     with running(tmp_path, settings=AHEAD, policy=policy) as rig:

@@ -35,7 +35,7 @@ class Member:
     def __init__(self, broker: MemoryBroker, folder: Path) -> None:
         metrics = Metrics()
         self.stage = build_stage(
-            GrouperSettings(window_queries_min=3, window_queries_max=8, intake_queries_max=24),
+            GrouperSettings(window_queries_min=3, window_queries_max=8, intake_queries_max=64),
             IndexSettings(dir=str(folder)),
             EmbeddingSettings(model=f"hashing:{DIMENSION}"),
             metrics,
