@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from bench.data import CORPUS, EvaluationData, Float32, read_vectors
-from bench.grown.behaviour import NLIST, Acceptance, Behaviour, Clustering, behaviour, cluster, nearest
+from bench.grown.behaviour import NLIST, Acceptance, Behaviour, Clustering, Nearest, behaviour, cluster, nearest
 from bench.grown.fit import Trial, first_spread, next_spread
 from bench.grown.output import VECTORS_NAME, GrownSet, publish, write_documents, write_questions, write_vectors
 from bench.grown.recipe import Recipe
@@ -154,9 +154,10 @@ def _make_room(request: GrowRequest, partial: Path, *, dimension: int) -> None:
 
 def _grow(work: _Work) -> GrownSet:
     recipe, trials, clustering = _fit(work)
+    real_nearest, grown_nearest = (_nearest(work, path, work.judge) for path in (work.real, work.vectors))
     acceptance = Acceptance(
-        real=_behaviour(work, work.real, work.judge),
-        grown=_behaviour(work, work.vectors, work.judge, clustering),
+        real=_behaviour(work, real_nearest, _cluster(work, work.real, NLIST), work.judge),
+        grown=_behaviour(work, grown_nearest, clustering, work.judge),
     )
     if not acceptance.holds():
         tried = ", ".join(f"{trial.spread:.3f}" for trial in trials)
@@ -167,7 +168,10 @@ def _grow(work: _Work) -> GrownSet:
         )
     fine = None
     if min(acceptance.real.row_count, acceptance.grown.row_count) >= FINE_ROWS_MIN:
-        real, grown = (_behaviour(work, path, work.judge, nlist=NLIST_FINE) for path in (work.real, work.vectors))
+        real, grown = (
+            _behaviour(work, found, _cluster(work, path, NLIST_FINE), work.judge)
+            for path, found in ((work.real, real_nearest), (work.vectors, grown_nearest))
+        )
         fine = Acceptance(real=real, grown=grown)
     write_documents(work.partial, work.sources, recipe, work.tell)
     write_questions(work.partial, work.questions)
@@ -193,14 +197,15 @@ def _grow(work: _Work) -> GrownSet:
 def _fit(work: _Work) -> tuple[Recipe, tuple[Trial, ...], Clustering]:
     """Writes sets until one fits, or rounds are used up; returns the recipe of the last, all trials, and its clusters."""
     request = work.request
-    real = _behaviour(work, work.real, work.fit)
+    real = _behaviour(work, _nearest(work, work.real, work.fit), _cluster(work, work.real, NLIST), work.fit)
     trials: list[Trial] = []
     spread = request.spread or first_spread(request.row_count)
     while True:
         recipe = Recipe(row_count=request.row_count, seed=request.seed, spread=spread)
         write_vectors(work.vectors, work.sources, recipe, work.tell)
-        clustering = cluster(work.vectors, NLIST, request.seed, _counted(work, "rows assigned"))
-        found = Acceptance(real=real, grown=_behaviour(work, work.vectors, work.fit, clustering))
+        clustering = _cluster(work, work.vectors, NLIST)
+        grown = _behaviour(work, _nearest(work, work.vectors, work.fit), clustering, work.fit)
+        found = Acceptance(real=real, grown=grown)
         trials.append(Trial(spread=spread, excess=found.ceiling_excess))
         differences = " ".join(f"{difference:+.3f}" for difference in found.ceiling_differences)
         work.note(f"spread {spread:.3f}: ceilings {differences}, clusters touched {found.touched_difference:+.1f}")
@@ -211,12 +216,16 @@ def _fit(work: _Work) -> tuple[Recipe, tuple[Trial, ...], Clustering]:
         spread = following
 
 
-def _behaviour(
-    work: _Work, path: Path, questions: Float32, clustering: Clustering | None = None, nlist: int = NLIST
-) -> Behaviour:
-    seed = work.request.seed
-    clustering = clustering or cluster(path, nlist, seed, _counted(work, "rows assigned"))
-    return behaviour(nearest(path, questions, _counted(work, "rows compared")), clustering, questions, seed)
+def _nearest(work: _Work, path: Path, questions: Float32) -> Nearest:
+    return nearest(path, questions, _counted(work, "rows compared"))
+
+
+def _cluster(work: _Work, path: Path, nlist: int) -> Clustering:
+    return cluster(path, nlist, work.request.seed, _counted(work, "rows assigned"))
+
+
+def _behaviour(work: _Work, found: Nearest, clustering: Clustering, questions: Float32) -> Behaviour:
+    return behaviour(found, clustering, questions, work.request.seed)
 
 
 def _counted(work: _Work, step: str) -> Callable[[int], None]:
