@@ -446,6 +446,7 @@ class ClusterMemory:
                 self._event_log.read(cluster, load.purpose, load.started_us, self._clock.now_us())
                 self._break(cluster, self._timed_out(load), is_stuck=True)
             self._show()
+        self._engine.give_up(overdue)
         self._engine.cancel(dropped)
 
     def _timed_out(self, load: _Load) -> RetryableError:

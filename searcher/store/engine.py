@@ -45,8 +45,7 @@ class BlockEngine(Protocol):
     """Reads blocks. Every method may be called from any thread.
 
     At most `depth` reads are with the kernel at a time. Demands go before prefetches; a prefetch is given to the kernel only
-    while no demand waits, and of them at most `prefetch_depth` are there: a demand waits behind no more than that. A read that
-    never returns keeps its place among the `depth`.
+    while no demand waits, and of them at most `prefetch_depth` are there: a demand waits behind no more than that.
     """
 
     def start(self, on_done: OnDone) -> None:
@@ -70,6 +69,13 @@ class BlockEngine(Protocol):
 
     def with_kernel_since(self, before_us: int) -> tuple[int, ...]:
         """Returns the tokens of the reads that the kernel got before `before_us` and has not ended."""
+        ...
+
+    def give_up(self, tokens: Sequence[int]) -> None:
+        """Counts these reads, which the kernel does not return, no longer among the `depth`: others may take their place.
+
+        For as many reads as `depth` at a time; further ones keep their place. They still end, if ever the kernel ends them.
+        """
         ...
 
     def close(self, timeout_s: float) -> bool:

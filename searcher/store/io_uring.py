@@ -89,6 +89,12 @@ class IoUringEngine:
             self._waiting.promote(tokens)
             self._wake_up()
 
+    def give_up(self, tokens: Sequence[int]) -> None:
+        """Lets others in beside reads that hang: the queue of ends holds twice `depth`."""
+        with self._lock:
+            self._waiting.give_up(tokens)
+            self._wake_up()
+
     def with_kernel_since(self, before_us: int) -> tuple[int, ...]:
         """Returns the reads that the kernel got before `before_us`."""
         with self._lock:

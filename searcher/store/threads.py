@@ -29,14 +29,13 @@ class ThreadEngine:
     ) -> None:
         self._read_block = read_block
         self._clock = clock
+        self._depth = depth
         self._changed = threading.Condition()
         self._waiting = WaitingReads(depth=depth, prefetch_depth=prefetch_depth)
         self._cancelled: deque[int] = deque()
         self._is_closing = False
         # One more than reads at a time: somebody must be free to tell what was cancelled while all reads hang.
-        self._threads = [
-            threading.Thread(target=self._work, name=f"reader-{number}", daemon=True) for number in range(depth + 1)
-        ]
+        self._threads = [self._thread() for _ in range(depth + 1)]
 
     def start(self, on_done: OnDone) -> None:
         """Starts the threads."""
@@ -65,6 +64,16 @@ class ThreadEngine:
             self._waiting.promote(tokens)
             self._changed.notify_all()
 
+    def give_up(self, tokens: Sequence[int]) -> None:
+        """Starts a thread for each that hangs, up to `depth` of them; they stay."""
+        with self._changed:
+            self._waiting.give_up(tokens)
+            if self._is_closing:
+                return
+            while len(self._threads) < self._depth + 1 + self._waiting.given_up:
+                self._threads.append(self._thread())
+                self._threads[-1].start()
+
     def with_kernel_since(self, before_us: int) -> tuple[int, ...]:
         """Returns the reads that were begun before `before_us`."""
         with self._changed:
@@ -81,6 +90,9 @@ class ThreadEngine:
             if thread.ident is not None:
                 thread.join(max(0.0, until_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
+
+    def _thread(self) -> threading.Thread:
+        return threading.Thread(target=self._work, name="reader", daemon=True)
 
     def _work(self) -> None:
         while (job := self._next()) is not None:

@@ -20,11 +20,17 @@ class WaitingReads:
         self._prefetches: OrderedDict[int, BlockRead] = OrderedDict()
         self._started_us: dict[int, int] = {}
         self._prefetching: set[int] = set()
+        self._given_up: set[int] = set()
 
     @property
     def with_kernel(self) -> int:
-        """Reads that were taken and have not ended."""
+        """Reads that were taken and have not ended, those given up included."""
         return len(self._started_us)
+
+    @property
+    def given_up(self) -> int:
+        """Reads that were given up and have not ended; at most `depth`."""
+        return len(self._given_up)
 
     def put(self, reads: Sequence[BlockRead]) -> None:
         """Lines up reads behind those of their kind."""
@@ -33,7 +39,7 @@ class WaitingReads:
 
     def take(self, now_us: int) -> BlockRead | None:
         """Returns the read to give to the kernel now, None when there is none or the kernel has enough."""
-        if self.with_kernel >= self._depth:
+        if self.with_kernel - self.given_up >= self._depth:
             return None
         if self._demands:
             token, read = self._demands.popitem(last=False)
@@ -49,6 +55,7 @@ class WaitingReads:
     def end(self, token: int, now_us: int) -> int:
         """The kernel is done with a read; returns how long it had it, in microseconds."""
         self._prefetching.discard(token)
+        self._given_up.discard(token)
         return now_us - self._started_us.pop(token)
 
     def cancel(self, tokens: Sequence[int]) -> list[int]:
@@ -70,6 +77,13 @@ class WaitingReads:
             read = self._prefetches.pop(token, None)
             if read is not None:
                 self._demands[token] = read
+
+    def give_up(self, tokens: Sequence[int]) -> None:
+        """Makes room for others beside reads that do not end, for `depth` of them."""
+        for token in tokens:
+            if token in self._started_us and self.given_up < self._depth:
+                self._given_up.add(token)
+                self._prefetching.discard(token)
 
     def started_before(self, before_us: int) -> tuple[int, ...]:
         """Returns what was taken before `before_us` and has not ended."""

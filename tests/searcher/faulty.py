@@ -44,6 +44,9 @@ class FaultyEngine:
     def promote(self, tokens: Sequence[int]) -> None:
         self.inner.promote(tokens)
 
+    def give_up(self, tokens: Sequence[int]) -> None:
+        self.inner.give_up(tokens)
+
     def with_kernel_since(self, before_us: int) -> tuple[int, ...]:
         """A read that hangs is with the kernel, for all that anybody can see."""
         with self.changed:

@@ -289,7 +289,9 @@ def test_a_read_that_cannot_be_begun_fails_and_the_others_go_on(make: Make) -> N
 
 Step = tuple[str, int]
 STEPS = st.lists(
-    st.tuples(st.sampled_from(("demand", "prefetch", "take", "end", "cancel", "promote")), st.integers(0, 20)),
+    st.tuples(
+        st.sampled_from(("demand", "prefetch", "take", "end", "cancel", "promote", "give up")), st.integers(0, 20)
+    ),
     max_size=60,
 )
 
@@ -302,12 +304,13 @@ class DumbWaiting:
         self.demands: list[int] = []
         self.prefetches: list[int] = []
         self.taken: dict[int, bool] = {}
+        self.given_up: list[int] = []
 
     def known(self) -> list[int]:
         return [*self.demands, *self.prefetches, *self.taken]
 
     def take(self) -> int | None:
-        if len(self.taken) < self.depth:
+        if len(self.taken) - len(self.given_up) < self.depth:
             if self.demands:
                 self.taken[self.demands[0]] = False
                 return self.demands.pop(0)
@@ -321,6 +324,11 @@ class DumbWaiting:
         self.demands = [known for known in self.demands if known != token]
         self.prefetches = [known for known in self.prefetches if known != token]
         return dropped
+
+    def give_up(self, token: int) -> None:
+        if token in self.taken and token not in self.given_up and len(self.given_up) < self.depth:
+            self.given_up.append(token)
+            self.taken[token] = False
 
     def promote(self, token: int) -> None:
         if token in self.prefetches:
@@ -348,12 +356,18 @@ def test_demands_go_first_and_the_kernel_never_has_more_than_it_may(
         elif what == "end" and chosen in dumb.taken:
             assert waiting.end(chosen, number) >= 0
             del dumb.taken[chosen]
+            dumb.given_up = [token for token in dumb.given_up if token != chosen]
         elif what == "cancel":
             assert waiting.cancel([chosen]) == dumb.cancel(chosen)
         elif what == "promote":
             waiting.promote([chosen])
             dumb.promote(chosen)
-        assert waiting.with_kernel == len(dumb.taken) <= depth
+        elif what == "give up":
+            waiting.give_up([chosen])
+            dumb.give_up(chosen)
+        assert waiting.with_kernel == len(dumb.taken)
+        assert waiting.with_kernel - waiting.given_up <= depth
+        assert waiting.given_up == len(dumb.given_up) <= depth
         assert sorted(waiting.started_before(1 << 62)) == sorted(dumb.taken)
     assert sorted(waiting.cancel_all()) == sorted(dumb.demands + dumb.prefetches)
 
@@ -390,6 +404,28 @@ def test_a_thread_that_hangs_holds_up_no_cancellation(paths: tuple[Path, ...]) -
     go_on.set()
     assert engine.close(30)
     assert [error for error in ends.wait(5).values() if error is None] == [None, None]
+
+
+def test_reads_that_hang_and_are_given_up_leave_their_places_to_others() -> None:
+    go_on = threading.Event()
+
+    def hang(read: BlockRead) -> None:
+        if read.token <= 2:
+            assert go_on.wait(30)
+
+    engine, ends = ThreadEngine(hang, depth=2, prefetch_depth=1, clock=SystemClock()), Ends()
+    engine.start(ends)
+    engine.submit([block(token, 0, 0, 1) for token in (1, 2)])
+    while len(engine.with_kernel_since(1 << 62)) < 2:
+        threading.Event().wait(0.001)
+    engine.submit([block(token, 0, 0, 1) for token in (3, 4, 5)])
+    assert ends.errors == {}
+    engine.give_up([1, 2])
+    assert ends.wait(3) == {3: None, 4: None, 5: None}
+    assert engine.close(0.0) is False
+    go_on.set()
+    assert engine.close(30)
+    assert len(ends.wait(5)) == 5
 
 
 def test_an_error_of_the_kernel_may_be_retried_and_names_the_place(paths: tuple[Path, ...]) -> None:

@@ -386,6 +386,31 @@ def test_reads_that_wait_behind_a_disk_that_hangs_altogether_break_too(stored: S
         assert it.arena.free_bytes == it.arena.size_bytes
 
 
+def test_clusters_that_hang_do_not_hold_up_the_others(stored: Stored) -> None:
+    """As many hang as the engine reads at a time; the next ones are read as soon as those are given up."""
+    release = threading.Event()
+    hanging = {(stored.extents[cluster].segment, stored.extents[cluster].offset_bytes) for cluster in (A, B)}
+    contents = stored.contents()
+
+    def read_block(read: BlockRead) -> None:
+        if (read.file, read.offset_bytes) in hanging:
+            assert release.wait(30)
+        start_bytes = read.offset_bytes
+        for buffer in read.buffers:
+            buffer[:] = contents[read.file][start_bytes : start_bytes + buffer.nbytes]
+            start_bytes += buffer.nbytes
+
+    inner = ThreadEngine(read_block, depth=2, prefetch_depth=1, clock=SystemClock())
+    with running(stored, inner, timeout_us=300_000) as it:
+        broken = it.read(A, B)
+        assert all(isinstance(event, ReadBroke) and event.is_stuck for event in broken.values())
+        for cluster in (C, D):
+            assert isinstance(it.read(cluster)[cluster], ReadDone)
+            check_rows(it.memory, stored, cluster)
+        release.set()
+        assert {event.cluster for event in it.heard.take(2)} == {A, B}
+
+
 def test_after_closing_nothing_is_told_and_a_read_that_hangs_is_waited_for(stored: Stored) -> None:
     with running(stored, in_memory(stored), fault=lambda _: "hang") as it:
         it.memory.begin_read(A, is_prefetch=False)
