@@ -105,7 +105,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """What a contestant counted since it was opened. None: it cannot know (the kernel's counters are reported anyway).
 
     `bytes_read`: from the disk; the run ends with 1 when the kernel says otherwise by over 2 %. `disk_busy_us`: time with
-    at least one read outstanding. `others`: whatever explains the result.
+    at least one read outstanding. `others`: whatever explains the result, reported as it stands.
     """
 
     bytes_read: int | None = None

@@ -267,7 +267,7 @@ class _Meter:
 
 
 def since(now: Counters, before: Counters) -> Counters:
-    """Returns what was counted between two looks at the same counters."""
+    """Returns what was counted between two looks at the same counters; `others` as they stand at the second."""
 
     def difference(name: str) -> int | None:
         one, other = getattr(now, name), getattr(before, name)
@@ -278,5 +278,5 @@ def since(now: Counters, before: Counters) -> Counters:
         disk_busy_us=difference("disk_busy_us"),
         cache_hits=difference("cache_hits"),
         cache_misses=difference("cache_misses"),
-        others={name: value - before.others.get(name, 0) for name, value in now.others.items()},
+        others=now.others,
     )

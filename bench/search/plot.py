@@ -1,4 +1,4 @@
-"""The plot of `carpool bench search`: queries a second and bytes a query, a bar for each contestant, whiskers over seeds."""
+"""The plot of `carpool bench search`: a point for each contestant and figure, whiskers over seeds, grey where computed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def plot_summary(summary: Summary, path: Path) -> None:
         import matplotlib
     except ImportError:
         raise ConfigError(
-            "the plot needs matplotlib, which is not installed: pip install matplotlib, or leave out --plot; JSON and table have "
-            "every figure"
+            "the plot needs matplotlib, which is not installed: pip install 'carpool[bench]', or leave out --plot; JSON and "
+            "table have every figure"
         ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -37,7 +37,7 @@ def plot_summary(summary: Summary, path: Path) -> None:
     for window, of_window in zip(windows, panels, strict=True):
         rows = [row for row in summary.rows if row.window == window]
         for at, ((name, unit, title), panel) in enumerate(zip(FIGURES, of_window, strict=True)):
-            _bars(panel, rows, name, unit)
+            _points(panel, rows, name, unit)
             panel.set_title(f"{title}, windows of {window}", fontsize=9)
             if at:
                 panel.set_yticklabels([])
@@ -50,18 +50,28 @@ def plot_summary(summary: Summary, path: Path) -> None:
         pyplot.close(figure)
 
 
-def _bars(panel: Any, rows: list[Row], name: str, unit: float) -> None:
-    found: list[Range | None] = [row.figures.get(name) for row in rows]
-    positions = range(len(rows))
-    medians = [one.median / unit if one else 0.0 for one in found]
-    whiskers = [
-        [(one.median - one.min) / unit if one else 0.0 for one in found],
-        [(one.max - one.median) / unit if one else 0.0 for one in found],
-    ]
-    colours = ["#bbbbbb" if row.is_computed else "#4878a8" for row in rows]
-    panel.barh(positions, medians, xerr=whiskers, color=colours, ecolor="#333333", capsize=2)
-    panel.set_yticks(list(positions), [row.contestant for row in rows], fontsize=7)
-    panel.invert_yaxis()
-    if any(median > 0 for median in medians):
+def _points(panel: Any, rows: list[Row], name: str, unit: float) -> None:
+    for position, row in enumerate(rows):
+        found: Range | None = row.figures.get(name)
+        if found is None or found.median <= 0:
+            continue  # it failed, or a logarithm has no place for it
+        middle, low, high = found.median / unit, found.min / unit, found.max / unit
+        colour = "#999999" if row.is_computed else "#27567f"
+        panel.errorbar(
+            [middle], [position], xerr=[[middle - low], [high - middle]], fmt="o", markersize=4, capsize=2, color=colour
+        )
+        panel.annotate(
+            f"{middle:,.0f}" if middle >= 1_000 else f"{middle:.3g}",
+            (high, position),
+            xytext=(4, -2.5),
+            textcoords="offset points",
+            fontsize=6,
+            color=colour,
+        )
+    panel.set_yticks(range(len(rows)), [row.contestant for row in rows], fontsize=7)
+    panel.set_ylim(len(rows) - 0.5, -0.5)
+    if any(row.figures[name].median > 0 for row in rows if name in row.figures):
         panel.set_xscale("log")
+    panel.margins(x=0.15)
+    panel.grid(axis="x", color="#dddddd", linewidth=0.5)
     panel.tick_params(axis="x", labelsize=7)

@@ -1,0 +1,153 @@
+"""From cells to the tables: what is a median, a ratio, a failure; and the plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench.agreement import Agreement
+from bench.disk import DiskFigures, DiskRate
+from bench.figures import Spread
+from bench.search.cells import Cell, DiskBlock, Line, OracleCell
+from bench.search.contestant import Counters
+from bench.search.measure import ClosedLoopResult, Measured, OpenLoopResult, Usage
+from bench.search.oracles import OracleBytes
+from bench.search.plot import plot_summary
+from bench.search.rates import RateFound
+from bench.search.report import print_summary, promises_of
+from bench.search.summary import Summary, disk_rates, summarise
+
+SECOND_US = 1_000_000
+
+
+def usage(*, read_bytes: int, duration_us: int = SECOND_US, own_bytes: int | None = None) -> Usage:
+    return Usage(
+        duration_us=duration_us,
+        cpu_us=duration_us // 2,
+        kernel_read_bytes=read_bytes,
+        disk_read_bytes=None,
+        disk_busy_us=duration_us // 2,
+        own=Counters(bytes_read=own_bytes),
+    )
+
+
+def cell(
+    contestant: str,
+    seed: int,
+    *,
+    read_bytes: int,
+    queries_per_s: int = 100,
+    own_bytes: int | None = None,
+    different: int = 0,
+    held_per_s: float = 0.0,
+) -> Cell:
+    closed = ClosedLoopResult(
+        queries=queries_per_s,
+        windows=5,
+        drafts=0,
+        latency_ms=Spread(count=queries_per_s, mean=2.0, p50=2.0, p99=9.0, max=10.0),
+        usage=usage(read_bytes=read_bytes, own_bytes=own_bytes),
+    )
+    measured = Measured(
+        start_us=SECOND_US,
+        opening=usage(read_bytes=1_000),
+        first_answer_us=3 * SECOND_US,
+        closed=closed,
+        open_loop=OpenLoopResult(
+            p99_max_ms=100.0,
+            found=RateFound(held_per_s=held_per_s, failed_per_s=8.0, tries=3),
+            tries=(),
+            is_out_of_time=False,
+        ),
+        life_read_bytes=read_bytes,
+        anonymous_bytes=5,
+    )
+    return Cell(
+        settings_id="s",
+        seed=seed,
+        window=20,
+        contestant=contestant,
+        status="ok",
+        measured=measured,
+        agreement=Agreement(same=queries_per_s - different, tied=0, different=different, examples=()),
+    )
+
+
+def disk(seed: int, *bytes_per_s: int) -> DiskBlock:
+    rates = tuple(
+        DiskRate(depth=depth, reads=1, bytes_read=rate, duration_us=SECOND_US) for depth, rate in enumerate(bytes_per_s)
+    )
+    return DiskBlock(settings_id="s", seed=seed, window=20, figures=DiskFigures(rates=rates))
+
+
+def oracle(seed: int, bytes_read: int) -> OracleCell:
+    found = OracleBytes(bytes_read=bytes_read, kept_bytes=0)
+    return OracleCell(settings_id="s", seed=seed, window=20, name="oracle-window", queries=100, found=found)
+
+
+LINES: list[Line] = [
+    cell("base", 0, read_bytes=100_000_000, queries_per_s=50),
+    cell("base", 1, read_bytes=300_000_000, queries_per_s=100),
+    cell("ours", 0, read_bytes=50_000_000, queries_per_s=200, held_per_s=6.0),
+    cell("ours", 1, read_bytes=100_000_000, queries_per_s=300, held_per_s=7.0),
+    Cell(settings_id="s", seed=2, window=20, contestant="ours", status="out of memory", error="killed"),
+    oracle(0, 25_000_000),
+    oracle(1, 25_000_000),
+    disk(0, 90_000_000, 100_000_000),
+    disk(0, 300_000_000),
+    disk(1, 200_000_000),
+]
+
+
+def summary(lines: list[Line]) -> Summary:
+    return summarise(lines, [20], ["base", "ours"], "base")
+
+
+def test_figures_are_medians_over_seeds_and_ratios_are_paired() -> None:
+    base, ours, best = summary(LINES).rows
+    assert (ours.contestant, ours.seeds, ours.failures) == ("ours", 2, ("seed 2: out of memory: killed",))
+    assert ours.figures["queries_per_s"].median == 250
+    assert (ours.to_baseline["queries_per_s"].min, ours.to_baseline["queries_per_s"].max) == (3, 4)
+    assert ours.to_baseline["bytes_read"].median == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert ours.to_oracles["oracle-window"]["bytes_read"].median == 3
+    assert base.to_baseline["queries_per_s"].median == 1
+    assert best.is_computed
+    assert best.figures["queries_per_s"].median == 100 * 200e6 / 25e6
+    assert ours.figures["queries_per_s_with_loading"].max == 300 / 3
+
+
+def test_the_disk_of_a_block_is_the_mean_of_its_best_depths() -> None:
+    rates = disk_rates(line for line in LINES if isinstance(line, DiskBlock))
+    assert rates == {(0, 20): 200e6, (1, 20): 200e6}
+    ours = summary(LINES).rows[1]
+    assert ours.figures["disk_share"].max == 0.5  # 100 MB in the second of the loop
+    assert ours.figures["disk_share_busy"].max == 1.0  # of which it was busy for half
+
+
+def test_promises_break_when_bytes_or_ids_do_not_agree() -> None:
+    assert all(promises_of(summary(LINES), LINES).values())
+    liar: list[Line] = [cell("base", 0, read_bytes=100_000_000, own_bytes=90_000_000)]
+    assert list(promises_of(summary(liar), liar).values()) == [False, True, True]
+    wrong: list[Line] = [cell("base", 0, read_bytes=1, different=1)]
+    assert list(promises_of(summary(wrong), wrong).values()) == [True, False, True]
+    bug: list[Line] = [
+        Cell(settings_id="s", seed=0, window=20, contestant="base", status="failed", error="oops", is_bug=True)
+    ]
+    assert list(promises_of(summary(bug), bug).values()) == [True, True, False]
+
+
+def test_the_tables_say_what_was_held_and_what_failed() -> None:
+    console = Console(width=200, record=True)
+    print_summary(console, summary(LINES))
+    text = console.export_text()
+    for words in ("250.0 [200.0, 300.0]", "below 8", "6 [6, 7]", "out of memory: killed", "oracle-window (computed)"):
+        assert words in text
+    assert "[lowest, highest]" in text
+
+
+def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot_summary(summary(LINES), tmp_path / "report.png")
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
