@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from bench.lone_query_cli import lone
+
 app = typer.Typer(
     name="bench",
     no_args_is_help=True,
@@ -22,6 +24,7 @@ data and settings.
 Is the right thing found?      carpool bench claims --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
+A lone query, beside FAISS?    carpool bench lone
 """,
 )
 
@@ -374,3 +377,6 @@ def search(
     wishes = command.Wishes(data=data, questions=tuple(questions or ()), baseline=baseline, resume=resume, plot=plot)
     if not command.search(plan, wishes):
         raise typer.Exit(1)
+
+
+app.command()(lone)
