@@ -13,16 +13,19 @@ def jaccard_matrix(clusters: Sequence[Sequence[int]]) -> NDArray[np.float64]:
     """Returns J of each pair of queries: (n, n) float64, symmetric, 1 on the diagonal.
 
     `clusters[i]` is C(q_i): distinct cluster ids in any order, at least one; queries may probe different numbers of
-    them. The incidence has a column for each cluster that the window touches, so memory is bounded by n x sum |C|,
-    whatever nlist is. Each J is the float64 nearest to its fraction: a theta written as a decimal compares as one expects.
+    them. The incidence has at most a column for each probe, so memory is bounded by n x sum |C|, whatever nlist is. Each J is
+    the float64 nearest to its fraction: a theta written as a decimal compares as one expects.
     """
     if not clusters:
         return np.zeros((0, 0))
     sizes = np.array([len(of_query) for of_query in clusters])
-    probed = np.fromiter(chain.from_iterable(clusters), dtype=np.int32, count=int(sizes.sum()))
-    touched, columns = np.unique(probed, return_inverse=True)
-    incidence = np.zeros((len(clusters), len(touched)), dtype=np.float32)
-    incidence[np.repeat(np.arange(len(clusters)), sizes), columns] = 1.0
+    probed = np.fromiter(chain.from_iterable(clusters), dtype=np.intp, count=int(sizes.sum()))
+    width = int(probed.max()) + 1
+    if width > len(probed):  # many ids, few of them touched: number those anew
+        touched, probed = np.unique(probed, return_inverse=True)
+        width = len(touched)
+    incidence = np.zeros((len(clusters), width), dtype=np.float32)
+    incidence[np.repeat(np.arange(len(clusters)), sizes), probed] = 1.0
     # |A ∩ B|: exact, float32 counts to 2^24.
     shared = (incidence @ incidence.T).astype(np.float64)
     # J(A, B) = |A ∩ B| / |A ∪ B|, with |A ∪ B| = |A| + |B| - |A ∩ B|
