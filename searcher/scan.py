@@ -12,11 +12,11 @@ scores differ by less may change places; nothing else does. Vectors and queries 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
 
 from carpool.disk.pages import ClusterPages, PageLayout, UInt8
 from searcher.top_k import Candidates, Float32, Int64, Slots, best_of_each
@@ -146,11 +146,11 @@ def _multiply_one(layout: PageLayout, pages: UInt8, query: Float32, scores: Floa
     hole_bytes = pages.shape[1] - CHECKSUM_BYTES - rows_per_page * row_bytes
     margin = min(MARGIN, max(0, hole_bytes // 4))
     shape = (len(pages), rows_per_page, layout.dimension + margin)
-    runs = as_strided(pages.view("<f4"), shape, (pages.shape[1], row_bytes, 4), writeable=False)
+    runs: Float32 = np.ndarray(shape, "<f4", pages, 0, (pages.shape[1], row_bytes, 4))  # checks its bounds
     out = scores.reshape(len(pages), rows_per_page)
     with np.errstate(invalid="ignore"):
         np.vecdot(runs, np.concatenate([query, np.zeros(margin, np.float32)]), out=out)
-    if np.isnan(out.min()):  # row numbers above 2**31 may read as infinite, and zero times that is none
+    if math.isnan(out.min()):  # row numbers above 2**31 may read as infinite, and zero times that is none
         np.vecdot(runs[:, :, : layout.dimension], query, out=out)
 
 
@@ -201,8 +201,10 @@ def _above(scratch: Float32, row_count: int, floors: Float32, top_ks: Slots) -> 
 def _kth_best(scores: Float32, top_ks: Slots) -> Float32:
     """The k-th best of each column, -inf where there are fewer: (n, q) -> (q,)."""
     count, query_count = scores.shape
+    if count < top_ks.min():
+        return np.full(query_count, -np.inf, np.float32)
     places = np.maximum(count - top_ks, 0)
-    parted = np.partition(scores.T, np.unique(places), axis=1)
+    parted = np.partition(scores.T, sorted(set(places.tolist())), axis=1)
     kth: Float32 = np.where(top_ks <= count, parted[np.arange(query_count), places], np.float32(-np.inf))
     return kth
 
