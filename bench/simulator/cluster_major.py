@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bench.simulator.arrivals import Arrivals
+from bench.simulator.costs import ComputeCosts
 from bench.simulator.disk import SimulatedDisk
 from bench.simulator.outcome import Outcome
-from bench.simulator.scoring import ScoringCosts
 from bench.simulator.trace import Trace
 from schemas.record import ClusterId
 from searcher.plan.cluster_major import ClusterMajorPlanner
@@ -36,14 +36,14 @@ class ClusterMajorSimulation:
         planner: ClusterMajorPlanner,
         arrivals: Arrivals,
         disk: SimulatedDisk,
-        scoring: ScoringCosts,
+        costs: ComputeCosts,
     ) -> None:
         """`trace` says how large clusters are; `arrivals` what is asked of them, and when."""
         self._trace = trace
         self._planner = planner
         self._arrivals = arrivals
         self._disk = disk
-        self._scoring = scoring
+        self._costs = costs
         self._budget = SubstageBudget()
         self._now_us = 0.0
         self._arrived_us: dict[int, float] = {}
@@ -65,6 +65,7 @@ class ClusterMajorSimulation:
             hits=self._hits,
             misses=self._misses,
             latency_us=tuple(self._latency_us[number] for number in sorted(self._latency_us)),
+            read_us=tuple(self._disk.read_us),
             duration_us=self._now_us,
             disk_busy_us=self._disk.busy_us,
         )
@@ -91,6 +92,7 @@ class ClusterMajorSimulation:
         self._disk.advance(self._now_us)
         ended = self._disk.take_ended()
         for cluster, is_cancelled in ended:
+            self._now_us += self._costs.event_us
             self._tell(ReadFailed(cluster=cluster, is_cancelled=True) if is_cancelled else ReadEnded(cluster=cluster))
         has_mail = bool(ended)
         while (arrived := self._arrivals.take(self._now_us, len(self._planner))) is not None:
@@ -100,18 +102,19 @@ class ClusterMajorSimulation:
                 hits = sum(self._planner.is_resident(cluster) for cluster in clusters)
                 self._hits += hits
                 self._misses += len(clusters) - hits
+            self._now_us += self._costs.join_us
             wanted = tuple(Wanted(query=number, clusters=clusters) for number, _, clusters in arrived.queries)
             self._tell(Joined(queries=wanted, horizon=arrived.horizon))
         return has_mail
 
     def _score(self, substage: Substage) -> None:
         tasks = tuple((self._trace.row_count[task.cluster], len(task.queries)) for task in substage.tasks)
-        took_us = self._scoring.scoring_us(tasks)
+        took_us = self._costs.scoring_us(tasks)
         self._now_us += took_us
         self._budget.scored(tasks, round(took_us))
         self._tell(SubstageEnded())
-        self._now_us += self._scoring.turn_us
-        self._budget.scheduled(round(self._scoring.turn_us))
+        self._now_us += self._costs.turn_us
+        self._budget.scheduled(round(self._costs.turn_us))
 
     def _cost_us(self, cluster: ClusterId, queries: int) -> int:
         return self._budget.cost_us(self._trace.row_count[cluster], queries)
@@ -129,13 +132,15 @@ class ClusterMajorSimulation:
                 self._reads.append(action.cluster)
                 self._ahead += action.query is None
                 size_bytes = self._trace.size_bytes[action.cluster]
+                self._now_us += self._costs.read_us
+                self._disk.advance(self._now_us)
                 self._disk.read(action.cluster, size_bytes, is_prefetch=action.query is None)
             case Promote():
                 self._disk.promote(action.cluster)
             case Cancel():
                 self._disk.cancel(action.cluster)
             case Finish():
-                self._now_us += self._scoring.answer_us
+                self._now_us += self._costs.answer_us
                 self._latency_us[action.query] = self._now_us - self._arrived_us.pop(action.query)
                 self._budget.retrieved(round(self._now_us - self._joined_us.pop(action.query)))
             case _:

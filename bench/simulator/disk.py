@@ -32,6 +32,7 @@ class _Load:
     cluster: ClusterId
     is_prefetch: bool
     waiting: list[int]  # sizes of the blocks that the kernel has not got
+    began_us: float
     outstanding: int = 0
     is_cancelled: bool = False
 
@@ -49,13 +50,14 @@ class SimulatedDisk:
         self._blocks = 0
         self._ended: list[tuple[ClusterId, bool]] = []
         self.busy_us = 0.0
+        self.read_us: list[float] = []  # how long each read took, in the order in which they ended
 
     def read(self, cluster: ClusterId, size_bytes: int, *, is_prefetch: bool) -> None:
         """Asks for a cluster that is not being read."""
         assert cluster not in self._loads, f"cluster {cluster} is being read already"
         block = self._costs.block_bytes_max
         sizes = [min(block, size_bytes - at) for at in range(0, size_bytes, block)]
-        self._loads[cluster] = _Load(cluster, is_prefetch, sizes[::-1])
+        self._loads[cluster] = _Load(cluster, is_prefetch, sizes[::-1], self._now_us)
         self._hand_out()
 
     def promote(self, cluster: ClusterId) -> None:
@@ -90,6 +92,7 @@ class SimulatedDisk:
             if not load.outstanding and not load.waiting:
                 del self._loads[load.cluster]
                 self._ended.append((load.cluster, load.is_cancelled))
+                self.read_us.append(self._now_us - load.began_us)
             self._hand_out()
         self._now_us = max(self._now_us, now_us)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from bench.data import CORPUS, EvaluationData, Float32, read_vectors
 from carpool.disk.centroids import probe
@@ -60,28 +62,42 @@ def cut(queries: Sequence[Clusters], window: int) -> tuple[Window, ...]:
     return tuple(tuple(queries[at : at + window]) for at in range(0, len(queries) - window + 1, window))
 
 
-def question_trace(data: EvaluationData, *, nlist: int, nprobe: int, window: int, seed: int) -> Trace:
-    """Returns the questions of the data over its passages: clusters trained from `seed`, questions in an order of `seed`.
+class Clustered(NamedTuple):
+    """Clusters of some vectors: `centroids` (nlist, dim) float32, `assigned` (rows,) int64."""
 
-    Sizes are those of the pages that a float32 index would have. Blocks for the clustering, seconds.
-    """
-    passages = read_vectors(data.vectors_path(CORPUS))
-    questions = np.concatenate([read_vectors(data.vectors_path(name)) for name in QUESTIONS])
-    questions = np.unique(questions, axis=0)
-    return vectors_trace(passages, questions, nlist=nlist, nprobe=nprobe, window=window, seed=seed)
+    centroids: Float32
+    assigned: npt.NDArray[np.int64]
 
 
-def vectors_trace(passages: Float32, questions: Float32, *, nlist: int, nprobe: int, window: int, seed: int) -> Trace:
-    """Returns a trace of `questions` over clusters of `passages`, both (rows, dim) float32, row-normalised. Blocks."""
-    vectors = Vectors([passages], block_rows=len(passages))
+def cluster(vectors: Float32, *, nlist: int, seed: int) -> Clustered:
+    """Clusters (rows, dim) float32, row-normalised, as the indexer does. Blocks."""
+    rows = Vectors([vectors], block_rows=len(vectors))
     identity = ClusteringIdentity(nlist=nlist, seed=seed, train_rows_per_cluster=256, train_iterations=10)
-    centroids = train_centroids(vectors, nlist, identity, threads=1)
-    rows = np.bincount(assign_rows(vectors, centroids, lambda _: None), minlength=nlist)
-    shuffled = questions[np.random.default_rng(seed).permutation(len(questions))]
-    probes = probe(centroids, shuffled, nprobe).tolist()
-    layout = choose_layout(passages.shape[1], "float32")
+    centroids = train_centroids(rows, nlist, identity, threads=1)
+    return Clustered(centroids, assign_rows(rows, centroids, lambda _: None))
+
+
+def trace_of(clustered: Clustered, questions: Float32, *, nprobe: int, window: int) -> Trace:
+    """Returns the trace of `questions`, (n, dim) float32, row-normalised, in this order; sizes are those of float32 pages."""
+    nlist, dimension = clustered.centroids.shape
+    rows = np.bincount(clustered.assigned, minlength=nlist)
+    probes = probe(clustered.centroids, questions, nprobe).tolist()
+    layout = choose_layout(dimension, "float32")
     return Trace(
         windows=cut([tuple(map(ClusterId, found)) for found in probes], window),
         size_bytes={ClusterId(c): layout.page_count(int(n)) * layout.page_bytes for c, n in enumerate(rows)},
         row_count={ClusterId(c): int(n) for c, n in enumerate(rows)},
     )
+
+
+def read_questions(data: EvaluationData, seed: int) -> Float32:
+    """Returns the distinct question vectors of the data in an order of `seed`: (n, dim) float32, row-normalised."""
+    questions = np.unique(np.concatenate([read_vectors(data.vectors_path(name)) for name in QUESTIONS]), axis=0)
+    shuffled: Float32 = questions[np.random.default_rng(seed).permutation(len(questions))]
+    return shuffled
+
+
+def question_trace(data: EvaluationData, *, nlist: int, nprobe: int, window: int, seed: int) -> Trace:
+    """Returns the questions of the data over its passages, clusters and the order of the questions from `seed`. Blocks."""
+    clustered = cluster(read_vectors(data.vectors_path(CORPUS)), nlist=nlist, seed=seed)
+    return trace_of(clustered, read_questions(data, seed), nprobe=nprobe, window=window)

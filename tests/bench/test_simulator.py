@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 
 from bench.simulator.arrivals import Arrivals, ClosedLoop, OpenLoop, poisson_due_us, soonest
 from bench.simulator.cluster_major import ClusterMajorSimulation
+from bench.simulator.costs import ROW_COST, ComputeCosts
 from bench.simulator.disk import DiskCosts, SimulatedDisk
 from bench.simulator.outcome import Outcome
-from bench.simulator.scoring import ROW_COST, ScoringCosts
 from bench.simulator.trace import Clusters, Trace, cut, horizons
 from schemas.record import ClusterId
 from searcher.cache.policies import POLICY_NAMES, PolicyName, make_policy
 from searcher.plan.cluster_major import ClusterMajorLimits, ClusterMajorPlanner
 
 A, B, C, D = (ClusterId(c) for c in range(4))
-COSTS = ScoringCosts(work_ns=10.0, cluster_us=0, turn_us=100.0, answer_us=5.0, arrival_us=50.0)
+COSTS = ComputeCosts(
+    work_ns=10.0, cluster_us=0, turn_us=100.0, join_us=7.0, read_us=3.0, event_us=2.0, answer_us=5.0, arrival_us=50.0
+)
 DISKS = {
     "an SSD": DiskCosts(overhead_us=80, bytes_per_us=1000),
     "a slow disk": DiskCosts(overhead_us=2_000, bytes_per_us=20),
@@ -51,7 +53,7 @@ def simulate(
     prefetch_share: float = 0.1,
     policy: PolicyName = "farthest_next_use",
     arrivals: Arrivals | None = None,
-    costs: ScoringCosts = COSTS,
+    costs: ComputeCosts = COSTS,
 ) -> Outcome:
     budget = int(budget_share * trace.total_bytes)
     planner = ClusterMajorPlanner(
@@ -69,7 +71,7 @@ def simulate(
         planner=planner,
         arrivals=arrivals or ClosedLoop(trace, windows_ahead=4, arrival_us=costs.arrival_us),
         disk=SimulatedDisk(disk),
-        scoring=costs,
+        costs=costs,
     ).run()
 
 
@@ -189,10 +191,10 @@ def test_the_latency_of_a_lone_query_is_the_sum_of_its_costs() -> None:
     trace = Trace(windows=((query,),), size_bytes={A: 1000, B: 2000}, row_count={A: 10, B: 20})
     disk = DiskCosts(overhead_us=100, bytes_per_us=10)
     outcome = simulate(trace, disk, budget_share=1, read_ahead_share=1, prefetch_share=0)
-    # A arrives at 200, B at 400; scoring a row for one query takes 0.01 us times 13, a sub-stage 100 us.
+    # Joined at 7, A is asked for at 10 and there at 210, B 200 later: A is scored meanwhile. A row costs 0.01 us times 13.
     scoring_a, scoring_b = (10 * (ROW_COST + 1) * 0.01, 20 * (ROW_COST + 1) * 0.01)
-    assert 200 + scoring_a + 100 < 400
-    assert list(outcome.latency_us) == [pytest.approx(400 + scoring_b + 5)]
+    assert 210 + 2 + scoring_a + 100 < 410
+    assert list(outcome.latency_us) == [pytest.approx(410 + 2 + scoring_b + 5)]
     assert (outcome.bytes_read, outcome.hits, outcome.misses, outcome.ahead) == (3000, 0, 2, 0)
 
 
