@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from bench.lone_query_cli import lone
+from bench.simulator.cli import policies, simulator
 
 app = typer.Typer(
     name="bench",
@@ -25,6 +26,8 @@ Is the right thing found?      carpool bench claims --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
 A lone query, beside FAISS?    carpool bench lone
+What is a cache policy worth?  carpool bench policies --data DATA
+Does the simulator agree?      carpool bench simulator --data DATA
 """,
 )
 
@@ -278,6 +281,12 @@ def search(
             help="cgroup: the kernel holds the limit (needs root). none: nobody does, and the report says so."
         ),
     ] = "cgroup",
+    empty_page_cache: Annotated[
+        bool,
+        typer.Option(
+            help="Empty the whole machine's page cache before each cell (needs root); else only of the files of the run."
+        ),
+    ] = True,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Repetitions, each with another order of arrival.")] = 3,
     threads: Annotated[
         int, typer.Option("--threads", min=0, help="Threads that a contestant may compute with. 0: one a core.")
@@ -373,6 +382,7 @@ def search(
         timeout_s=cell_timeout_s,
         out=out,
         work=work,
+        empty_page_cache=empty_page_cache,
     )
     wishes = command.Wishes(data=data, questions=tuple(questions or ()), baseline=baseline, resume=resume, plot=plot)
     if not command.search(plan, wishes):
@@ -380,3 +390,5 @@ def search(
 
 
 app.command()(lone)
+app.command()(policies)
+app.command()(simulator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ HeldBy = Literal["cgroup", "none"]
 # The shell enters the groups before it becomes the program, so that every byte of the program is counted.
 _ENTER = 'for group in $CARPOOL_CGROUPS; do echo $$ > "$group/cgroup.procs" || exit 97; done; unset CARPOOL_CGROUPS; exec "$@"'
 ENTER_FAILED = 97
+NAME_PREFIX = "carpool-bench-"
 
 
 class MemoryHeld(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,13 +156,21 @@ class CgroupV2:
         _remove(self.folders)
 
 
+def group_name() -> str:
+    """Returns a name for a group that says which process made it."""
+    return f"{NAME_PREFIX}{os.getpid()}-{time.monotonic_ns()}"
+
+
 def memory_holder(held_by: HeldBy, name: str, limit_bytes: int | None, root: Path = ROOT) -> Holder:
     """Returns what holds a program to `limit_bytes` (None: only watched). The caller removes it.
+
+    Groups that a bench left behind when it was killed are removed too.
 
     Raises `ConfigError` where memory shall be held and cannot.
     """
     if held_by == "none":
         return NoHolder()
+    _sweep(root)
     if (root / "memory" / "memory.limit_in_bytes").exists():
         return CgroupV1(name, limit_bytes, root)
     controllers = root / "cgroup.controllers"
@@ -213,6 +223,16 @@ def _reads_v2(folder: Path) -> int | None:
     except OSError:
         return None
     return sum(int(word.removeprefix("rbytes=")) for word in words if word.startswith("rbytes="))
+
+
+def _sweep(root: Path) -> None:
+    """Removes empty groups of processes that are no more."""
+    for base in (root, root / "memory", root / "blkio"):
+        for folder in sorted(base.glob(f"{NAME_PREFIX}*")):
+            made_by = folder.name.removeprefix(NAME_PREFIX).partition("-")[0]
+            if not Path("/proc", made_by).exists():
+                with contextlib.suppress(OSError):  # still in use
+                    os.rmdir(folder)
 
 
 def _remove(folders: Sequence[Path]) -> None:

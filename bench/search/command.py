@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -75,7 +78,7 @@ def search(plan: Plan, wishes: Wishes, environ: Mapping[str, str] = os.environ) 
     paths = question_paths(wishes, environ)
     questions = np.concatenate([read_vectors(path) for path in paths])
     _check_out(plan.out, wishes.resume)
-    with _Console(console, plan.queries) as tell:
+    with _terminable(), _Console(console, plan.queries) as tell:
         run = Run(plan, questions, tell)
         plan.out.mkdir(parents=True, exist_ok=True)
         lines = run.run()
@@ -121,6 +124,19 @@ def question_paths(wishes: Wishes, environ: Mapping[str, str]) -> list[Path]:
         )
     data: EvaluationData = find_data(wishes.data, environ)
     return [data.vectors_path(name) for name in QUESTIONS]
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does: the contestant's process is ended and its cgroup removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_out(out: Path, resume: bool) -> None:

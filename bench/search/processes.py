@@ -14,7 +14,7 @@ import msgspec
 
 from bench.search.arrivals import monotonic_us
 from bench.search.cells import Status
-from bench.search.cgroup import ENTER_FAILED, HeldBy, MemoryHeld, memory_holder
+from bench.search.cgroup import ENTER_FAILED, HeldBy, MemoryHeld, group_name, memory_holder
 from bench.search.child import OUTCOME_NAME, PROGRESS_NAME, Outcome, Request, encode_request
 
 POLL_S = 0.1
@@ -49,7 +49,7 @@ def run_child(
     (folder / OUTCOME_NAME).unlink(missing_ok=True)
     (folder / PROGRESS_NAME).unlink(missing_ok=True)
     request_path = folder / "request.json"
-    holder = memory_holder(held_by, f"carpool-bench-{os.getpid()}-{monotonic_us()}", limit_bytes)
+    holder = memory_holder(held_by, group_name(), limit_bytes)
     try:
         request_path.write_bytes(encode_request(msgspec.structs.replace(request, spawned_us=monotonic_us())))
         command = holder.command([sys.executable, "-m", "bench.search.child", str(request_path)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.search.cgroup import memory_holder
+from bench.search.cgroup import group_name, memory_holder
 from carpool.errors import ConfigError
 
 
@@ -41,6 +41,18 @@ def test_where_there_is_no_controller_it_says_what_to_do(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="--memory-held-by none"):
         memory_holder("cgroup", "mine", 1000, tmp_path)
     assert memory_holder("none", "mine", 1000, tmp_path).seen().peak_bytes is None
+
+
+def test_groups_that_a_killed_bench_left_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("memory")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, alive = tmp_path / f"carpool-bench-{ended.pid}-1", tmp_path / group_name()
+    left.mkdir()
+    alive.mkdir()
+    memory_holder("cgroup", "mine", None, tmp_path)
+    assert not left.exists()
+    assert alive.exists()
 
 
 def test_a_program_starts_inside_its_groups(tmp_path: Path) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,14 @@ from bench.search.measure import OpenLoopPlan, measure
 from bench.search.processes import run_child
 from carpool.errors import ConfigError
 
+BENCH = """
+import sys, msgspec
+from pathlib import Path
+from bench.search.blocks import Plan
+from bench.search.command import Wishes, search
+plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan, dec_hook=lambda kind, value: kind(value))
+search(plan, Wishes(data=None, questions=(Path(sys.argv[2]),), baseline=None, resume=False, plot=False), {})
+"""
 FAISS = ("faiss-memory", "faiss-ondisk", "faiss-ondisk-batched")
 
 
@@ -131,6 +143,44 @@ def test_a_process_that_takes_too_long_or_fails_is_told(tiny_index: Path, tmp_pa
     assert failed.status == "failed"  # there are no queries in that folder
     assert "queries.npy" in failed.outcome.error
     assert failed.outcome.is_bug
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_whatever_ends_the_bench_ends_the_contestant(
+    tmp_path: Path, tiny_index: Path, questions: Path, how: signal.Signals
+) -> None:
+    # It doubles its rate for longer than this test takes.
+    chosen = plan(
+        tmp_path,
+        tiny_index,
+        contestants=("faiss-memory",),
+        windows=(1,),
+        open_loop=OpenLoopPlan(p99_max_ms=60_000, total_s=600),
+    )
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(chosen, enc_hook=str))
+    program = [sys.executable, "-c", BENCH, str(tmp_path / "plan.json"), str(questions)]
+    bench = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _until((chosen.out / "cells" / "0-1-faiss-memory" / "request.json").exists)
+        child = _until(lambda: _children(bench.pid))
+        bench.send_signal(how)
+        bench.wait(20)
+        _until(lambda: not any(Path("/proc", pid).exists() for pid in child))
+    finally:
+        bench.kill()
+        bench.wait()
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def _until(found: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    deadline_s = time.monotonic() + timeout_s
+    while not (value := found()):
+        assert time.monotonic() < deadline_s, "it did not come about"
+        time.sleep(0.02)
+    return value
 
 
 class Echo:
