@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from bench.lone_query_cli import lone
+from bench.simulator.cli import policies, simulator
 
 app = typer.Typer(
     name="bench",
@@ -25,6 +26,8 @@ Is the right thing found?      carpool bench claims --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
 A lone query, beside FAISS?    carpool bench lone
+What is a cache policy worth?  carpool bench policies --data DATA
+Does the simulator agree?      carpool bench simulator --data DATA
 """,
 )
 
@@ -387,3 +390,5 @@ def search(
 
 
 app.command()(lone)
+app.command()(policies)
+app.command()(simulator)

@@ -6,6 +6,7 @@ import statistics
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -55,13 +56,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     policy: PolicyName = "farthest_next_use"
     threads: int = 1
     calibration_share: float = 0.4
+    direct_io: Literal["require", "auto"] = "require"
 
 
 def compare(vectors: Float32, clustered: Clustered, questions: Float32, asked: Question, work: Path) -> Agreement:
     """Searches `questions` over `vectors`, (n, dim) float32 both, really and simulated. Segments go under `work`. Blocks."""
     calibrating = int(len(questions) * asked.calibration_share) // asked.window * asked.window
     with TemporaryDirectory(dir=work, prefix="agreement-") as folder:
-        shelf = write_shelf(Path(folder), vectors, clustered)
+        shelf = write_shelf(Path(folder), vectors, clustered)._replace(direct_io=asked.direct_io)
         rig = _rig(shelf, asked)
         warm_up = trace_of(clustered, questions[:calibrating], nprobe=asked.nprobe, window=asked.window)
         measured = _real(shelf, rig, warm_up, questions[:calibrating], asked)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class Shelf(NamedTuple):
     folder: Path
     layout: PageLayout
     extents: tuple[ClusterExtent, ...]
+    direct_io: Literal["require", "auto"] = "require"
 
     @property
     def paths(self) -> list[Path]:
@@ -90,10 +91,10 @@ class ReadTimes:
 
 @contextmanager
 def open_memory(shelf: Shelf, budget_bytes: int, metrics: Metrics, events: EventLog) -> Iterator[ClusterMemory]:
-    """Yields memory for clusters of `shelf`, read with O_DIRECT by the engine that this machine gives the searcher."""
+    """Yields memory for clusters of `shelf`, read by the engine that this machine gives the searcher."""
     clock = SystemClock()
     block_bytes = choose_block_bytes(shelf.layout.page_bytes, shelf.size_bytes // len(shelf.extents))
-    files = SegmentFiles(shelf.paths, "require")
+    files = SegmentFiles(shelf.paths, shelf.direct_io)
     memory = ClusterMemory(
         layout=shelf.layout,
         extents=shelf.extents,
