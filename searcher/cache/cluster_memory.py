@@ -8,88 +8,39 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import structlog
 
 from carpool.clock import Clock
-from carpool.disk.pages import ClusterPages, PageLayout, UInt8
-from carpool.disk.segments import ClusterExtent, verify_pages
+from carpool.disk.pages import ClusterPages, PageLayout
+from carpool.disk.segments import ClusterExtent
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.cache.arena import Arena, Spans
+from searcher.cache.cluster_reads import (
+    Block,
+    Load,
+    MemoryEvent,
+    ReadBroke,
+    ReadDone,
+    ReadRules,
+    SpaceFreed,
+    cluster_pages,
+    damage,
+    of_cluster,
+    spans_bytes,
+    split,
+    timed_out,
+)
 from searcher.events import EventLog
 from searcher.plan.steps import Purpose
-from searcher.store.engine import READ_BYTES_MAX, BlockEngine, BlockError, BlockRead, CancelledRead
+from searcher.store.engine import BlockEngine, BlockError, BlockRead, CancelledRead
+
+__all__ = ["ClusterMemory", "MemoryEvent", "ReadBroke", "ReadDone", "ReadRules", "SpaceFreed"]
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadDone:
-    """A cluster is in memory, whole and undamaged."""
-
-    cluster: ClusterId
-    latency_us: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadBroke:
-    """A read was given up, or cancelled. `is_stuck`: its memory is still the kernel's, and comes back as `SpaceFreed`."""
-
-    cluster: ClusterId
-    error: BlockError
-    is_stuck: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpaceFreed:
-    """The memory of a stuck read came back: the kernel has ended the last piece of it."""
-
-    cluster: ClusterId
-
-
-MemoryEvent = ReadDone | ReadBroke | SpaceFreed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadRules:
-    """`attempts` at a block; after `timeout_us` with the kernel a read is given up; blocks of at most `block_bytes_max`.
-
-    Whether one has to be given up is looked at every `watch_us`.
-    """
-
-    attempts: int
-    timeout_us: int
-    block_bytes_max: int = READ_BYTES_MAX
-    watch_us: int = 500_000
-
-
-@dataclass(kw_only=True, slots=True)
-class _Load:
-    """A cluster that is being read, or was given up and has not come back (`is_stuck`)."""
-
-    extent: ClusterExtent
-    purpose: Purpose
-    spans: Spans
-    started_us: int
-    tokens: set[int] = field(default_factory=set)
-    error: BlockError | None = None
-    is_cancelled: bool = False
-    is_stuck: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Block:
-    """A piece of a load, `start_bytes` into the cluster, and which attempt at it this is."""
-
-    load: _Load
-    start_bytes: int
-    buffers: tuple[memoryview, ...]
-    attempt: int = 1
 
 
 class ClusterMemory:
@@ -122,14 +73,15 @@ class ClusterMemory:
         self._arena = arena
         self._engine = engine
         self._rules = rules
+        self._read_bytes = rules.block_bytes_max // layout.page_bytes * layout.page_bytes
         self._metrics = metrics
         self._clock = clock
         self._event_log = events
         self._changed = threading.Condition()
-        self._loading: dict[ClusterId, _Load] = {}
-        self._stuck: list[_Load] = []
+        self._loading: dict[ClusterId, Load] = {}
+        self._stuck: list[Load] = []
         self._resident: dict[ClusterId, tuple[Spans, ClusterPages]] = {}
-        self._blocks: dict[int, _Block] = {}  # by token, until told
+        self._blocks: dict[int, Block] = {}  # by token, until told
         self._next_token = 1
         self._last_end_us = clock.now_us()
         self._outbox: deque[MemoryEvent] = deque()
@@ -137,6 +89,8 @@ class ClusterMemory:
         self._is_closed = False
         self._watchdog = threading.Thread(target=self._watch, name="read-watchdog", daemon=True)
         metrics.budget_bytes.set(arena.size_bytes)
+        purposes: tuple[Purpose, ...] = ("demand", "prefetch")
+        self._bytes_read = {purpose: metrics.bytes_read.labels(purpose=purpose) for purpose in purposes}
         self._gauges = {kind: metrics.resident_bytes.labels(kind=kind) for kind in ("resident", "in_flight", "stuck")}
 
     def start(self, on_event: Callable[[MemoryEvent], None]) -> None:
@@ -159,7 +113,7 @@ class ClusterMemory:
     def stuck_bytes(self) -> int:
         """Bytes of reads that were given up and have not come back."""
         with self._changed:
-            return sum(_size_bytes(load.spans) for load in self._stuck)
+            return sum(load.arena_bytes for load in self._stuck)
 
     @property
     def used_bytes(self) -> int:
@@ -188,11 +142,11 @@ class ClusterMemory:
                 f"no room for cluster {cluster} in {self._arena.free_bytes} bytes: the plan is overdrawn"
             )
             purpose: Purpose = "prefetch" if is_prefetch else "demand"
-            load = _Load(extent=extent, purpose=purpose, spans=spans, started_us=self._clock.now_us())
+            load = Load(extent=extent, purpose=purpose, spans=spans, started_us=self._clock.now_us())
             self._loading[cluster] = load
             reads = [
-                self._block_read(_Block(load=load, start_bytes=start_bytes, buffers=buffers), is_prefetch)
-                for start_bytes, buffers in self._split(load)
+                self._block_read(Block(load=load, start_bytes=start_bytes, buffers=buffers), is_prefetch)
+                for start_bytes, buffers in split(self._arena.views(spans), extent.size_bytes, self._read_bytes)
             ]
             self._show()
         self._engine.submit(reads)
@@ -239,7 +193,7 @@ class ClusterMemory:
             self._arena.check_integrity()
             spans = [spans for spans, _ in self._resident.values()]
             spans += [load.spans for load in (*self._loading.values(), *self._stuck)]
-            assert self._arena.free_bytes + sum(map(_size_bytes, spans)) == self._arena.size_bytes
+            assert self._arena.free_bytes + sum(map(spans_bytes, spans)) == self._arena.size_bytes
             loads = (*self._loading.values(), *self._stuck)
             assert sorted(self._blocks) == sorted(token for load in loads for token in load.tokens)
             assert all(load.tokens for load in loads), "a read has nothing left to wait for"
@@ -261,29 +215,7 @@ class ClusterMemory:
 
     # ---- reads
 
-    def _split(self, load: _Load) -> Iterator[tuple[int, tuple[memoryview, ...]]]:
-        """Yields (start in the cluster, buffers) of each block read: whole pages, at most `block_bytes_max`."""
-        page_bytes = self._layout.page_bytes
-        read_bytes = self._rules.block_bytes_max // page_bytes * page_bytes
-        left_bytes = load.extent.size_bytes
-        start_bytes, gathered_bytes = 0, 0
-        buffers: list[memoryview] = []
-        for view in self._arena.views(load.spans):
-            at_bytes, end_bytes = 0, min(view.nbytes, left_bytes)
-            left_bytes -= end_bytes
-            while at_bytes < end_bytes:
-                buffer = view[at_bytes : min(end_bytes, at_bytes + read_bytes - gathered_bytes)]
-                buffers.append(buffer)
-                at_bytes += buffer.nbytes
-                gathered_bytes += buffer.nbytes
-                if gathered_bytes == read_bytes:
-                    yield start_bytes, tuple(buffers)
-                    start_bytes += gathered_bytes
-                    buffers, gathered_bytes = [], 0
-        if buffers:
-            yield start_bytes, tuple(buffers)
-
-    def _block_read(self, block: _Block, is_prefetch: bool) -> BlockRead:
+    def _block_read(self, block: Block, is_prefetch: bool) -> BlockRead:
         token, self._next_token = self._next_token, self._next_token + 1
         self._blocks[token] = block
         block.load.tokens.add(token)
@@ -301,9 +233,9 @@ class ClusterMemory:
             block = self._blocks[token]
         load = block.load
         if error is None:
-            purpose, size_bytes = load.purpose, sum(buffer.nbytes for buffer in block.buffers)
-            self._metrics.bytes_read.labels(purpose=purpose).inc(size_bytes)
-            error = self._damage(block)
+            self._bytes_read[load.purpose].inc(sum(buffer.nbytes for buffer in block.buffers))
+            path = self._paths[load.extent.segment]
+            error = damage(block, self._layout, generation=self._generation, path=path)
         again: list[BlockRead] = []
         dropped: tuple[int, ...] = ()
         with self._changed:
@@ -314,7 +246,7 @@ class ClusterMemory:
                 if self._may_retry(block, error):
                     again.append(self._try_again(block, error))
                 else:
-                    load.error = _of_cluster(error, load.extent.cluster)
+                    load.error = of_cluster(error, load.extent.cluster)
                     dropped = tuple(load.tokens)
             if not load.tokens:
                 self._end_load(load)
@@ -324,35 +256,17 @@ class ClusterMemory:
             self._engine.cancel(dropped)
         self._tell()
 
-    def _damage(self, block: _Block) -> CorruptionError | None:
-        load, page_bytes = block.load, self._layout.page_bytes
-        start_bytes = block.start_bytes
-        for buffer in block.buffers:
-            pages: UInt8 = np.frombuffer(buffer, dtype=np.uint8).reshape(-1, page_bytes)
-            try:
-                verify_pages(
-                    pages,
-                    load.extent,
-                    generation=self._generation,
-                    path=self._paths[load.extent.segment],
-                    first_page=start_bytes // page_bytes,
-                )
-            except CorruptionError as error:
-                return error.with_traceback(None)  # a traceback would hold the pages
-            start_bytes += buffer.nbytes
-        return None
-
-    def _may_retry(self, block: _Block, error: BlockError) -> bool:
+    def _may_retry(self, block: Block, error: BlockError) -> bool:
         is_over = block.load.is_cancelled or block.load.is_stuck or self._is_closed
         return isinstance(error, RetryableError) and block.attempt < self._rules.attempts and not is_over
 
-    def _try_again(self, block: _Block, error: BlockError) -> BlockRead:
+    def _try_again(self, block: Block, error: BlockError) -> BlockRead:
         load = block.load
         _log.warning("read failed", cluster=load.extent.cluster, attempt=block.attempt, error=str(error))
-        following = _Block(load=load, start_bytes=block.start_bytes, buffers=block.buffers, attempt=block.attempt + 1)
+        following = Block(load=load, start_bytes=block.start_bytes, buffers=block.buffers, attempt=block.attempt + 1)
         return self._block_read(following, False)  # it waited once already
 
-    def _end_load(self, load: _Load) -> None:
+    def _end_load(self, load: Load) -> None:
         cluster = ClusterId(load.extent.cluster)
         now_us = self._clock.now_us()
         if load.is_stuck:
@@ -363,21 +277,15 @@ class ClusterMemory:
             del self._loading[cluster]
             self._event_log.read(cluster, load.purpose, load.started_us, now_us)
             if load.error is None:
-                self._resident[cluster] = (load.spans, self._pages(load))
+                self._resident[cluster] = (
+                    load.spans,
+                    cluster_pages(load.extent, self._layout, self._arena.views(load.spans)),
+                )
                 self._outbox.append(ReadDone(cluster=cluster, latency_us=now_us - load.started_us))
             else:
                 self._arena.free(load.spans)
                 self._break(cluster, load.error, is_stuck=False)
         self._show()
-
-    def _pages(self, load: _Load) -> ClusterPages:
-        pieces = []
-        left_bytes = load.extent.size_bytes
-        for view in self._arena.views(load.spans):
-            used = view[:left_bytes].toreadonly()
-            left_bytes -= used.nbytes
-            pieces.append(np.frombuffer(used, dtype=np.uint8).reshape(-1, self._layout.page_bytes))
-        return ClusterPages(load.extent.cluster, self._layout, load.extent.row_count, tuple(pieces))
 
     def _break(self, cluster: ClusterId, error: BlockError, *, is_stuck: bool) -> None:
         if isinstance(error, CorruptionError):
@@ -406,8 +314,8 @@ class ClusterMemory:
                     self._is_telling = False
 
     def _show(self) -> None:
-        reading_bytes = sum(_size_bytes(load.spans) for load in self._loading.values())
-        stuck_bytes = sum(_size_bytes(load.spans) for load in self._stuck)
+        reading_bytes = sum(load.arena_bytes for load in self._loading.values())
+        stuck_bytes = sum(load.arena_bytes for load in self._stuck)
         used_bytes = self._arena.size_bytes - self._arena.free_bytes
         self._gauges["resident"].set(used_bytes - reading_bytes - stuck_bytes)
         self._gauges["in_flight"].set(reading_bytes)
@@ -444,30 +352,11 @@ class ClusterMemory:
                 self._stuck.append(load)
                 dropped.extend(load.tokens)
                 self._event_log.read(cluster, load.purpose, load.started_us, self._clock.now_us())
-                self._break(cluster, self._timed_out(load), is_stuck=True)
+                self._break(
+                    cluster,
+                    timed_out(load.extent, self._paths[load.extent.segment], self._rules.timeout_us),
+                    is_stuck=True,
+                )
             self._show()
         self._engine.give_up(overdue)
         self._engine.cancel(dropped)
-
-    def _timed_out(self, load: _Load) -> RetryableError:
-        path, timeout_s = self._paths[load.extent.segment], self._rules.timeout_us / 1_000_000
-        return RetryableError(
-            f"cluster {load.extent.cluster} at byte {load.extent.offset_bytes} of {path} did not come within {timeout_s:g} s: "
-            "the disk hangs, or is too slow. The memory of this read stays out of use until the kernel returns it. Check the "
-            "disk; if it is only slow, raise [searcher] read_timeout_ms"
-        )
-
-
-def _size_bytes(spans: Spans) -> int:
-    return sum(span.size_bytes for span in spans)
-
-
-def _of_cluster(error: BlockError, cluster: int) -> BlockError:
-    """Returns the error with the cluster's number in it."""
-    message = str(error)
-    if f"cluster {cluster} " in message or isinstance(error, CancelledRead):
-        return error
-    message = f"cluster {cluster} could not be read: {message}"
-    if isinstance(error, CorruptionError):
-        return CorruptionError(message, path=error.path, offset_bytes=error.offset_bytes)
-    return RetryableError(message)

@@ -28,24 +28,11 @@ from searcher.store.none import NoEngine
 from searcher.store.opening import EngineName, open_engine
 from searcher.store.threads import ThreadEngine
 from searcher.store.waiting import WaitingReads
+from tests.searcher.engines import HAS_IO_URING, kernel_read_bytes
 
 PAGE = 4096
 SIZES = (96 * PAGE, 40 * PAGE)
 
-
-def has_io_uring() -> bool:
-    """Containers often forbid it."""
-    wake = os.eventfd(0)
-    try:
-        ring.Ring(1, wake).close()
-    except OSError:
-        return False
-    finally:
-        os.close(wake)
-    return True
-
-
-HAS_IO_URING = has_io_uring()
 ENGINE_NAMES: tuple[EngineName, ...] = ("io_uring", "threads") if HAS_IO_URING else ("threads",)
 ENGINES = ("io_uring", "io_uring buffered", "threads", "threads buffered", "memory", "none")
 
@@ -570,8 +557,3 @@ def test_the_kernel_counts_the_bytes_that_were_asked_for(tmp_path: Path) -> None
         assert kernel_read_bytes() - before == pytest.approx(16 << 20, rel=0.02)
         assert engine.close(30)
         files.close()
-
-
-def kernel_read_bytes() -> int:
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("read_bytes")))

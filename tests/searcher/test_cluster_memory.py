@@ -28,7 +28,9 @@ from searcher.store.engine import BlockEngine, BlockRead, CancelledRead
 from searcher.store.files import SegmentFiles
 from searcher.store.memory import MemoryEngine
 from searcher.store.none import NoEngine
+from searcher.store.opening import EngineName, open_engine
 from searcher.store.threads import ThreadEngine
+from tests.searcher.engines import HAS_IO_URING, kernel_read_bytes
 from tests.searcher.faulty import Fault, FaultyEngine
 
 GENERATION = 0xC0FFEE
@@ -60,9 +62,9 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     return store(tmp_path_factory.mktemp("segments"), ROW_COUNTS, DIMENSION)
 
 
-def store(folder: Path, row_counts: tuple[int, ...], dimension: int) -> Stored:
+def store(folder: Path, row_counts: tuple[int, ...], dimension: int, *, segment_bytes_max: int = 200_000) -> Stored:
     layout = choose_layout(dimension, "float32")
-    extents = plan_extents(layout, row_counts, segment_bytes_max=200_000)
+    extents = plan_extents(layout, row_counts, segment_bytes_max=segment_bytes_max)
     writer = SegmentWriter(folder, layout=layout, generation=GENERATION, extents=extents)
     generator = np.random.default_rng(5)
     vectors = tuple(generator.standard_normal((count, dimension), dtype=np.float32) for count in row_counts)
@@ -450,16 +452,25 @@ def test_a_listener_that_breaks_does_not_stop_the_reading(stored: Stored) -> Non
     assert memory.close(30)
 
 
+def engine_over(kind: EngineName, files: SegmentFiles) -> BlockEngine:
+    if kind == "io_uring" and not HAS_IO_URING:
+        pytest.skip("the kernel refuses io_uring here")
+    return open_engine(kind, files, depth=4, prefetch_depth=1, clock=SystemClock())
+
+
 def resident_set_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as_it_was(stored: Stored) -> None:
+@pytest.mark.parametrize("kind", ["io_uring", "threads"])
+def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as_it_was(
+    stored: Stored, kind: EngineName
+) -> None:
     """Failing, damaged, slow and hanging reads, through real files; each cluster breaks exactly if one of its reads did."""
     generator = random.Random(7)
     bad: dict[tuple[int, int], Fault] = {}
     files = SegmentFiles(stored.paths, "require")
-    inner = ThreadEngine(files.read_block, depth=4, prefetch_depth=1, clock=SystemClock())
+    inner = engine_over(kind, files)
     faults: tuple[Fault, ...] = (RetryableError("no"), "flip", "hang", 0.002)
     expected = {"flip": CorruptionError, "hang": RetryableError}
 
@@ -497,3 +508,36 @@ def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as
         assert it.heard.events == []
         assert sizes[-1] - sizes[10] < 2 << 20, "the process has grown"
     files.close()
+
+
+@pytest.mark.parametrize("kind", ["io_uring", "threads"])
+def test_the_bytes_it_counts_are_those_that_the_kernel_counts(tmp_path: Path, kind: EngineName) -> None:
+    """/proc/self/io, `read_bytes`: what this process, with all its threads, had fetched from storage."""
+    large = store(tmp_path, (30_000, 20_000, 100, 45_000), DIMENSION, segment_bytes_max=6 << 20)
+    for path in large.paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    files = SegmentFiles(large.paths, "require")
+    with running(large, engine_over(kind, files), arena_bytes=16 << 20, block_pages=16, read_pages=256) as it:
+        before = kernel_read_bytes()
+        events = it.read(*(ClusterId(cluster) for cluster in range(4)))
+        assert all(isinstance(event, ReadDone) for event in events.values())
+        counted = it.sample("bytes_read_total", purpose="demand")
+        assert counted == sum(extent.size_bytes for extent in large.extents)
+        assert counted == pytest.approx(kernel_read_bytes() - before, rel=0.02)
+    files.close()
+
+
+def test_the_memory_of_the_arena_goes_back_to_the_system_when_it_is_closed(stored: Stored) -> None:
+    before_bytes = resident_set_bytes()
+    with running(stored, in_memory(stored), arena_bytes=64 << 20) as it:
+        spans = it.arena.allocate(60 << 20)
+        assert spans is not None
+        for view in it.arena.views(spans):
+            view[:] = bytes([1]) * view.nbytes
+        del view
+        it.arena.free(spans)
+        it.read(*ALL)
+        it.engine.seen.clear()  # it keeps the buffers of every read
+        assert resident_set_bytes() - before_bytes > 55 << 20
+    assert resident_set_bytes() - before_bytes < 8 << 20
