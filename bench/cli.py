@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from bench.grouping_cli import grouping
+from bench.grown.cli import data as grow_data
 from bench.lone_query_cli import lone
 from bench.simulator.cli import policies, simulator
 
@@ -392,3 +394,5 @@ def search(
 app.command()(lone)
 app.command()(policies)
 app.command()(simulator)
+app.command()(grouping)
+app.command(name="data")(grow_data)

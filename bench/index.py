@@ -15,7 +15,7 @@ from bench.exact import MemorySearch
 from carpool.clock import SystemClock
 from carpool.disk.centroids import read_centroids
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
-from carpool.disk.segment import SEGMENT_NAME
+from carpool.disk.segments import segment_name
 from carpool.embedding import EmbeddingSettings, fingerprint_of
 from carpool.errors import ConfigError
 from indexer.build import BuildRequest, build_index
@@ -34,7 +34,7 @@ class BenchIndex(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def segment_bytes(self) -> int:
         """Bytes of all clusters as they lie on disk."""
-        return self.manifest.file(SEGMENT_NAME).size_bytes
+        return sum(self.manifest.file(segment_name(n)).size_bytes for n in range(self.manifest.segment_count))
 
 
 def corpus_index(

@@ -1,4 +1,4 @@
-"""`carpool index`: build an index from a corpus, verify one, look at one."""
+"""`carpool index`: build an index from a corpus, verify one, profile its disk, look at one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROBLEMS_SHOWN = 50
 
 app = typer.Typer(
     name="index",
-    help="Build, verify and look at an index: documents, grouped into clusters, on disk.",
+    help="Build, verify, profile and look at an index: documents, grouped into clusters, on disk.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -70,6 +70,15 @@ def build(
             metavar="HEX", help="With --vectors: fingerprint of the model that made them; else taken from --model."
         ),
     ] = "",
+    vector_dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="float32|float16",
+            help="Numbers on disk. float16 halves every read, and may swap results whose scores differ by under 0.001. "
+            "Default: indexer.vector_dtype (float32, exact).",
+            show_default=False,
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse a corpus that has a bad line, instead of skipping it.")
     ] = False,
@@ -86,17 +95,30 @@ def build(
     assignments: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Build an index: read, embed, cluster, write.
+    """Build an index: read, embed, cluster, write, measure.
 
-    Killed at any moment, the same command goes on where it was. Bad lines are counted, listed with their number and skipped.
+    Killed at any moment, the same command goes on where it was: passages, vectors, clusters and finished segments are kept in
+    DIR/.build. Bad lines are counted, listed with their number and skipped.
+
+    Memory does not grow with the corpus, but for 150 bytes a passage: vectors are read from front to back, once to sample,
+    once to assign, and once for each indexer.memory_bytes (1 GiB) of them that is written. On disk, a build that embeds
+    takes twice the vectors (4 * dimension bytes a passage) until it is in place.
+
+    Clusters that come out far too large are split, and the smallest ones dissolved for it, so that there are exactly as many
+    as asked for (indexer.cluster_rows_max_factor, indexer.cluster_rows_min_factor).
 
     Example: carpool index build corpus.jsonl.gz --out my-index
+
+    Example: carpool index build corpus.jsonl --out my-index --vectors vectors.npy --fingerprint 0123abcd
+    --nlist 1000 --vector-dtype float16 --set indexer.memory_bytes=2147483648
     """
     from indexer.build import BuildRequest, build_index, describe_problems
     from indexer.settings import IndexerConfig
     from indexer.stats import index_stats
 
-    settings = load(IndexerConfig, given(config, assignments, embedding={"model": model}))
+    settings = load(
+        IndexerConfig, given(config, assignments, embedding={"model": model}, indexer={"vector_dtype": vector_dtype})
+    )
     request = BuildRequest(
         corpus=corpus,
         index_dir=out,
@@ -126,8 +148,53 @@ def build(
 
 
 @app.command()
+def profile(
+    index_dir: IndexDir,
+    reads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1000,
+            help="Times each cluster is read; the median counts. Default: indexer.profile_reads.",
+            show_default=False,
+        ),
+    ] = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how long a cold read of each cluster takes on this disk, and keep it in the index.
+
+    The searcher's cache may weigh it: what is dear to read again stays longer (searcher.cache_policy edgerag and gdsf). A
+    build measures at its end; do it again when the index was copied to another disk or machine. Reads past the page cache
+    (O_DIRECT) and refuses where the file system cannot. Every cluster is read several times, so it takes that many times
+    the size of the index at the speed of the disk; whatever else reads meanwhile is measured too.
+
+    The manifest is replaced at once or not at all; a searcher that has the index open takes it at its next start.
+
+    Example: carpool index profile my-index
+    """
+    from indexer.profile import profile_index
+    from indexer.settings import IndexerConfig
+    from indexer.stats import index_stats
+
+    settings = load(IndexerConfig, given(config, assignments, indexer={"profile_reads": reads}))
+    with _progress(Console(stderr=True)) as progress:
+        profile_index(index_dir, reads=settings.indexer.profile_reads, clock=SystemClock(), progress=progress)
+    found = index_stats(index_dir)
+    if as_json:
+        _print_json(found)
+    else:
+        _print_stats(index_dir, found)
+
+
+@app.command()
 def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
-    """Read all of an index and check every checksum and count. Exit code 1, with a list, when something is damaged."""
+    """Read all of an index and check every checksum and count. Exit code 1, with a list, when something is damaged.
+
+    Each page of vectors and each document is sealed with its place and its build: a flipped byte, a swapped or missing part,
+    and a file of an older index are all found. Reads everything once; memory: a cluster.
+    """
     from indexer.verify import verify_index
 
     console = Console(stderr=True)
@@ -151,7 +218,11 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
 
 @app.command()
 def stats(index_dir: IndexDir, as_json: JsonOption = False) -> None:
-    """Show rows, clusters and how uneven they are, bytes, model, fingerprints, and how many clusters a query probes."""
+    """Show rows, clusters and how uneven they are, pages and bytes, model, read times, and how many clusters a query probes.
+
+    Reads the manifest and the table of clusters, not the clusters. "skew" is how many times the mean the cluster of a random
+    passage holds: what uneven clusters cost each probe.
+    """
     from indexer.stats import index_stats
 
     found = index_stats(index_dir)
@@ -197,16 +268,26 @@ def _print_stats(index_dir: Path, found: IndexStats) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     table.add_row("version", f"{found.index_version}, format {found.format}")
-    table.add_row("passages", f"{found.row_count:,} of dimension {found.dimension}, {found.codec}")
+    table.add_row("passages", f"{found.row_count:,} of dimension {found.dimension}, {found.codec} {found.vector_dtype}")
     table.add_row("model", f"{found.embedding_model_name} ({found.embedding_model})")
     table.add_row(
         "clusters", f"{found.nlist:,} (centroids {found.centroids_fingerprint}), {found.clusters_empty} empty"
     )
     table.add_row("probed by default", f"{found.nprobe_default} clusters a query")
     table.add_row("passages a cluster", _spread(found.cluster_rows, ""))
+    table.add_row(
+        "evenness",
+        f"largest {found.cluster_rows_max_factor}x the mean, smallest {found.cluster_rows_min_factor}x, "
+        f"skew {found.cluster_skew}",
+    )
     table.add_row("bytes a cluster", _spread(found.cluster_size_bytes, ""))
     if found.read_latency_us is not None:
         table.add_row("read of a cluster", _spread(found.read_latency_us, " us"))
+    table.add_row(
+        "pages",
+        f"{found.page_bytes:,} bytes, {found.rows_per_page} passages each, {100 * found.page_use:.1f} % used, in "
+        f"{found.segment_count} segments",
+    )
     for name, size_bytes in found.files_bytes.items():
         table.add_row(name, f"{size_bytes:,} bytes")
     table.add_row("together", f"{found.size_bytes:,} bytes")

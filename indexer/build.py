@@ -9,31 +9,32 @@ from pathlib import Path
 import msgspec
 
 from carpool.clock import Clock
-from carpool.disk.documents import Document, DocumentStore, DocumentWriter
+from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentStore, DocumentWriter
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
 from carpool.embedding import EmbeddingSettings, fingerprint_of, load_embedder
 from carpool.errors import ConfigError
-from indexer.clustering import assign_rows, train_centroids
+from indexer.clustering import clustering_identity
 from indexer.corpus import CorpusReader, file_sha256
 from indexer.plan import (
     BuildIdentity,
     BuildState,
-    ClusteringIdentity,
     CorpusIdentity,
     DocumentsDone,
+    LayoutIdentity,
     LineProblem,
     Resume,
     VectorsIdentity,
-    default_nlist,
     plan_resume,
     plan_shards,
     remaining_shards,
 )
 from indexer.progress import ProgressReport
+from indexer.sequential import drop_cached
 from indexer.settings import IndexerConfig
-from indexer.vectors import Vectors, embed_shards, open_precomputed, open_shards, present_shards
+from indexer.stages import cluster_and_write
+from indexer.vectors import Vectors, check_stored, embed_shards, open_precomputed, open_shards, present_shards
 from indexer.workspace import BUILD_NAME, Workspace
-from indexer.write import finish, write_clusters
+from indexer.write import documents_generation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ def build_index(request: BuildRequest, config: IndexerConfig, clock: Clock, prog
 
 
 def _build(request: BuildRequest, config: IndexerConfig, clock: Clock, progress: ProgressReport) -> BuildReport:
-    identity = identify(request, config)
+    identity = identify(request, config, progress)
     if (report := _roll_forward(request, identity, progress)) is not None:
         return report
     _refuse_existing(request)
@@ -92,42 +93,46 @@ def _build(request: BuildRequest, config: IndexerConfig, clock: Clock, progress:
         documents = _ensure_documents(workspace, request, config, state, progress)
         state = msgspec.structs.replace(state, documents=documents)
         workspace.write_state(state)
-        if request.vectors is None:
-            vectors = _embed(workspace, config.embedding, state, documents.row_count, progress)
-        else:
-            vectors = open_precomputed(request.vectors, documents.row_count)
-        manifest = _write(workspace, config, state, vectors, clock, progress)
+        state, vectors = _ensure_vectors(workspace, request, config, state, documents.row_count, progress)
+        manifest = cluster_and_write(workspace, config.indexer, state, vectors, clock, progress)
         workspace.publish()
     return BuildReport(manifest=manifest, documents=documents)
 
 
-def identify(request: BuildRequest, config: IndexerConfig) -> BuildIdentity:
+def identify(request: BuildRequest, config: IndexerConfig, progress: ProgressReport) -> BuildIdentity:
     """Returns what the bytes of the index will depend on. Reads corpus, vectors and model files once, blocks."""
     if not request.corpus.is_file():
         raise ConfigError(f"there is no corpus at {request.corpus}: give a file of JSON lines, plain or gzip")
     indexer, embedding = config.indexer, config.embedding
+    sha256 = {
+        path: _sha256(path, what, progress)
+        for path, what in ((request.corpus, "corpus"), (request.vectors, "vectors"))
+        if path is not None
+    }
     return BuildIdentity(
         corpus=CorpusIdentity(
             size_bytes=request.corpus.stat().st_size,
-            sha256=file_sha256(request.corpus, "corpus"),
+            sha256=sha256[request.corpus],
             passage_bytes_max=indexer.passage_bytes_max,
             line_bytes_max=indexer.line_bytes_max,
         ),
         vectors=VectorsIdentity(
             embedding_model=request.fingerprint or fingerprint_of(embedding),
             embedding_model_name=embedding.model,
-            vectors_sha256=file_sha256(request.vectors, "vectors") if request.vectors else "",
+            vectors_sha256=sha256[request.vectors] if request.vectors else "",
             shard_rows=indexer.shard_rows,
             batch_size=embedding.batch_size,
             max_tokens=embedding.max_tokens,
         ),
-        clustering=ClusteringIdentity(
-            nlist=request.nlist,
-            seed=request.seed,
-            train_rows_per_cluster=indexer.train_rows_per_cluster,
-            train_iterations=indexer.train_iterations,
-        ),
+        clustering=clustering_identity(indexer, nlist=request.nlist, seed=request.seed),
+        layout=LayoutIdentity(vector_dtype=indexer.vector_dtype, segment_bytes_max=indexer.segment_bytes_max),
     )
+
+
+def _sha256(path: Path, what: str, progress: ProgressReport) -> str:
+    if path.is_file():
+        progress.start(f"fingerprint of the {what} (bytes)", path.stat().st_size)
+    return file_sha256(path, what, progress.advance)
 
 
 def _refuse_existing(request: BuildRequest) -> None:
@@ -180,7 +185,7 @@ def _ensure_documents(
     """Reads the corpus into the document store, unless an earlier life did."""
     documents = state.documents
     if documents is None:
-        documents = _read_documents(workspace, request, config, progress)
+        documents = _read_documents(workspace, request, config, state.identity.corpus, progress)
     else:
         progress.note(f"going on with an interrupted build: {documents.row_count:,} passages are read already")
     if request.strict and documents.problem_count:
@@ -192,14 +197,18 @@ def _ensure_documents(
 
 
 def _read_documents(
-    workspace: Workspace, request: BuildRequest, config: IndexerConfig, progress: ProgressReport
+    workspace: Workspace,
+    request: BuildRequest,
+    config: IndexerConfig,
+    corpus: CorpusIdentity,
+    progress: ProgressReport,
 ) -> DocumentsDone:
     limits = config.indexer
     reader = CorpusReader(
         request.corpus, passage_bytes_max=limits.passage_bytes_max, line_bytes_max=limits.line_bytes_max
     )
     progress.start("reading (bytes)", reader.size_bytes)
-    writer = DocumentWriter(workspace.finished)
+    writer = DocumentWriter(workspace.finished, documents_generation(corpus))
     problems: list[LineProblem] = []
     problem_count = position_bytes = 0
     try:
@@ -216,6 +225,8 @@ def _read_documents(
         writer.abandon()
         raise
     writer.close()
+    for path in (request.corpus, workspace.finished / DOCUMENTS_NAME, workspace.finished / OFFSETS_NAME):
+        drop_cached(path)
     progress.advance(reader.size_bytes - position_bytes)
     return DocumentsDone(row_count=writer.row_count, problem_count=problem_count, problems=tuple(problems))
 
@@ -229,9 +240,29 @@ def describe_problems(documents: DocumentsDone) -> str:
     return "\n".join(lines)
 
 
+def _ensure_vectors(
+    workspace: Workspace,
+    request: BuildRequest,
+    config: IndexerConfig,
+    state: BuildState,
+    row_count: int,
+    progress: ProgressReport,
+) -> tuple[BuildState, Vectors]:
+    """The vectors: embedded where they are not, or looked at where they are precomputed, unless an earlier life did."""
+    if request.vectors is None:
+        return _embed(workspace, config.embedding, state, row_count, progress)
+    vectors = open_precomputed(request.vectors, row_count)
+    if state.dimension is None:
+        progress.start("checking vectors", row_count)
+        check_stored(vectors, str(request.vectors), progress.advance)
+        state = msgspec.structs.replace(state, dimension=vectors.dimension)
+        workspace.write_state(state)
+    return state, vectors
+
+
 def _embed(
     workspace: Workspace, settings: EmbeddingSettings, state: BuildState, row_count: int, progress: ProgressReport
-) -> Vectors:
+) -> tuple[BuildState, Vectors]:
     """Embeds what is not embedded yet; the model is loaded only if something remains."""
     shards = plan_shards(row_count, state.identity.vectors.shard_rows)
     dimension = state.dimension
@@ -241,35 +272,10 @@ def _embed(
         progress.note(f"loading the model {settings.model}")
         embedder = load_embedder(settings)
         dimension = embedder.dimension
-        workspace.write_state(msgspec.structs.replace(state, dimension=dimension))
+        state = msgspec.structs.replace(state, dimension=dimension)
+        workspace.write_state(state)
         progress.start("embedding", row_count, row_count - sum(shard.stop - shard.start for shard in remaining))
-        with DocumentStore(workspace.finished, row_count) as store:
+        generation = documents_generation(state.identity.corpus)
+        with DocumentStore(workspace.finished, row_count, generation) as store:
             embed_shards(workspace.shards, remaining, store, embedder, progress.advance)
-    return open_shards(workspace.shards, shards, dimension)
-
-
-def _write(
-    workspace: Workspace,
-    config: IndexerConfig,
-    state: BuildState,
-    vectors: Vectors,
-    clock: Clock,
-    progress: ProgressReport,
-) -> Manifest:
-    nlist = state.identity.clustering.nlist or default_nlist(vectors.row_count)
-    progress.note(f"training {nlist} clusters")
-    centroids = train_centroids(vectors, nlist, state.identity.clustering, threads=config.indexer.threads)
-    progress.start("assigning", vectors.row_count)
-    clusters = assign_rows(vectors, centroids, progress.advance)
-    progress.start("writing clusters", nlist)
-    extents = write_clusters(workspace.finished, vectors, clusters, nlist, progress.advance)
-    progress.note("checksums and read profile")
-    return finish(
-        workspace.finished,
-        identity=state.identity,
-        started_us=state.started_us,
-        centroids=centroids,
-        extents=extents,
-        profile_read_count=config.indexer.profile_reads,
-        clock=clock,
-    )
+    return state, open_shards(workspace.shards, shards, dimension)

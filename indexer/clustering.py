@@ -1,57 +1,102 @@
-"""IVF clustering with FAISS: spherical k-means by inner product, and the cluster of every row."""
+"""IVF clustering with FAISS: spherical k-means on a sample that fits memory, and the cluster of every row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import faiss
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from carpool.errors import ConfigError
+from indexer.balance import balance_centroids, kmeans
 from indexer.plan import ClusteringIdentity
+from indexer.plan_passes import sample_rows_max
+from indexer.progress import ProgressReport
+from indexer.sequential import bytes_of
+from indexer.settings import IndexerSettings
 from indexer.vectors import Vectors
 
-ASSIGN_CHUNK_ROWS = 8192
+Float32 = npt.NDArray[np.float32]
 
 
-def train_centroids(
-    vectors: Vectors, nlist: int, settings: ClusteringIdentity, *, threads: int
-) -> npt.NDArray[np.float32]:
+class Assignment(NamedTuple):
+    """The cluster of each row, (row_count,) int32, and a digest of the vectors that were assigned."""
+
+    clusters: npt.NDArray[np.int32]
+    vectors_digest: str
+
+
+def clustering_identity(settings: IndexerSettings, *, nlist: int, seed: int) -> ClusteringIdentity:
+    """Returns what decides which cluster a row is in, for a build with these settings."""
+    return ClusteringIdentity(
+        nlist=nlist,
+        seed=seed,
+        train_rows_per_cluster=settings.train_rows_per_cluster,
+        train_bytes_max=settings.memory_bytes,
+        train_iterations=settings.train_iterations,
+        cluster_rows_max_factor=settings.cluster_rows_max_factor,
+        cluster_rows_min_factor=settings.cluster_rows_min_factor,
+    )
+
+
+def train_centroids(vectors: Vectors, nlist: int, settings: ClusteringIdentity, progress: ProgressReport) -> Float32:
     """Returns centroids: (nlist, dim) float32, row-normalised, trained on a seeded sample. Blocks.
 
-    The same vectors, settings and threads give the same bytes. Raises `ConfigError` where there are fewer rows than clusters.
+    The same vectors, settings and threads give the same bytes. Raises `ConfigError` where there are fewer rows than clusters,
+    or memory for fewer.
     """
     if nlist > vectors.row_count:
         raise ConfigError(
             f"nlist is {nlist} for {vectors.row_count} passages; give --nlist {vectors.row_count} or less"
         )
-    if threads:
-        faiss.omp_set_num_threads(threads)
-    count = min(vectors.row_count, nlist * settings.train_rows_per_cluster)
-    sample = np.random.default_rng(settings.seed).choice(vectors.row_count, size=count, replace=False, shuffle=False)
-    kmeans = faiss.Kmeans(
-        vectors.dimension,
-        nlist,
-        niter=settings.train_iterations,
-        spherical=True,
-        seed=settings.seed,
-        min_points_per_centroid=1,  # small corpora are fine: only say nothing on standard error
-        max_points_per_centroid=count,
-    )
-    kmeans.train(vectors.take(np.sort(sample).astype(np.int64)))
-    return np.ascontiguousarray(kmeans.centroids, dtype=np.float32)
+    sample = _sample(vectors, nlist, settings, progress)
+    progress.start(f"training {nlist:,} clusters", settings.train_iterations)
+    centroids = None
+    for _ in range(settings.train_iterations):
+        # One round at a time, each from where the one before ended: so that progress can be told.
+        centroids = kmeans(sample, nlist, iterations=1, seed=settings.seed, start=centroids)
+        progress.advance(1)
+    assert centroids is not None
+    return balance_centroids(sample, centroids, settings, progress.note)
 
 
-def assign_rows(
-    vectors: Vectors, centroids: npt.NDArray[np.float32], on_rows: Callable[[int], None]
-) -> npt.NDArray[np.int64]:
-    """Returns (row_count,) int64: the cluster of each row, its nearest centroid by inner product. Calls `on_rows`, blocks."""
+def _sample(
+    vectors: Vectors,
+    nlist: int,
+    settings: ClusteringIdentity,
+    progress: ProgressReport,
+) -> Float32:
+    try:
+        count = sample_rows_max(
+            vectors.row_count,
+            nlist,
+            dimension=vectors.dimension,
+            rows_per_cluster=settings.train_rows_per_cluster,
+            bytes_max=settings.train_bytes_max,
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"indexer.memory_bytes is {settings.train_bytes_max}: {error}; give at least {nlist * vectors.dimension * 4}, better "
+            "40 times that"
+        ) from error
+    chosen = np.random.default_rng(settings.seed).choice(vectors.row_count, size=count, replace=False, shuffle=False)
+    sample = np.empty((count, vectors.dimension), dtype=np.float32)
+    progress.start("sampling", vectors.row_count)
+    vectors.gather(np.sort(chosen).astype(np.int64), sample, progress.advance)
+    return sample
+
+
+def assign_rows(vectors: Vectors, centroids: Float32, on_rows: Callable[[int], None]) -> Assignment:
+    """Returns the cluster of each row: its nearest centroid by inner product. Calls `on_rows`. One pass, blocks."""
     quantizer = faiss.IndexFlatIP(vectors.dimension)
     quantizer.add(centroids)
-    clusters = np.empty(vectors.row_count, dtype=np.int64)
-    for start in range(0, vectors.row_count, ASSIGN_CHUNK_ROWS):
-        chunk = vectors.slice(start, start + ASSIGN_CHUNK_ROWS)
-        clusters[start : start + len(chunk)] = quantizer.search(chunk, 1)[1][:, 0]
+    clusters = np.empty(vectors.row_count, dtype=np.int32)
+    digest = xxhash.xxh3_128()
+    for first, chunk in vectors.chunks():
+        clusters[first : first + len(chunk)] = quantizer.search(chunk, 1)[1][:, 0]
+        digest.update(bytes_of(chunk))
         on_rows(len(chunk))
-    return clusters
+    return Assignment(clusters, digest.hexdigest())

@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import unicodedata
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +15,7 @@ import msgspec
 from carpool.disk.documents import Document
 from carpool.errors import ConfigError
 from indexer.plan import LineProblem
+from indexer.sequential import BLOCK_BYTES, SequentialFile
 
 GZIP_MAGIC = b"\x1f\x8b"
 ID_BYTES_MAX = 512
@@ -128,13 +129,17 @@ def passage_text(document: Document) -> str:
     return f"{document.title}. {document.text}" if document.title else document.text
 
 
-def file_sha256(path: Path, what: str) -> str:
+def file_sha256(path: Path, what: str, on_bytes: Callable[[int], None] = lambda _: None) -> str:
     """Returns the SHA-256 of a file. Streams, blocks. Raises `ConfigError` naming `what` where it cannot be read."""
     digest = hashlib.sha256()
+    block = memoryview(bytearray(BLOCK_BYTES))
+    offset_bytes = 0
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
+        with SequentialFile(path) as file:
+            while count := file.read_into(block, offset_bytes):
+                digest.update(block[:count])
+                offset_bytes += count
+                on_bytes(count)
     except OSError as error:
         raise ConfigError(f"cannot read the {what} {path}: {error.strerror}; check the path") from error
     return digest.hexdigest()

@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from carpool.disk.pages import VectorDtype
+
 NPROBE_FACTOR = 2.4
-STATE_FORMAT = "v0"
+STATE_FORMAT = "v1"
 
 
 class CorpusIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +41,17 @@ class ClusteringIdentity(msgspec.Struct, frozen=True, kw_only=True):
     nlist: int
     seed: int
     train_rows_per_cluster: int
+    train_bytes_max: int
     train_iterations: int
+    cluster_rows_max_factor: float
+    cluster_rows_min_factor: float
+
+
+class LayoutIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides how the clusters lie in files."""
+
+    vector_dtype: VectorDtype
+    segment_bytes_max: int
 
 
 class BuildIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +60,7 @@ class BuildIdentity(msgspec.Struct, frozen=True, kw_only=True):
     corpus: CorpusIdentity
     vectors: VectorsIdentity
     clustering: ClusteringIdentity
+    layout: LayoutIdentity
 
 
 class LineProblem(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,14 +78,27 @@ class DocumentsDone(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[LineProblem, ...]
 
 
+class AssignmentDone(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster of every row is saved: the checksum of that file, and a digest of the vectors that were assigned."""
+
+    crc32: int
+    vectors_digest: str
+
+
 class BuildState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a build that is under way; `dimension` is known once the model was loaded."""
+    """What is remembered of a build that is under way.
+
+    `dimension` is known once the model was loaded, or once all precomputed vectors were looked at. `centroids_crc32` and
+    `assignment` are there once those files are saved; finished segments speak for themselves.
+    """
 
     format: str
     started_us: int
     identity: BuildIdentity
     documents: DocumentsDone | None = None
     dimension: int | None = None
+    centroids_crc32: int | None = None
+    assignment: AssignmentDone | None = None
 
 
 class Resume(NamedTuple):
@@ -97,7 +123,10 @@ class Shard(NamedTuple):
 
 
 def plan_resume(found: BuildState | None, wanted: BuildIdentity, *, now_us: int) -> Resume:
-    """Returns what is kept of the build `found` for one of `wanted`; another corpus or model keeps less, other clusters all."""
+    """Returns what is kept of the build `found` for one of `wanted`.
+
+    Another corpus keeps nothing, another model the documents, other clusters also the vectors, another layout all but segments.
+    """
     fresh = BuildState(format=STATE_FORMAT, started_us=now_us, identity=wanted)
     if found is None:
         return Resume(fresh, False, ())
@@ -107,8 +136,10 @@ def plan_resume(found: BuildState | None, wanted: BuildIdentity, *, now_us: int)
         return Resume(fresh, False, changes)
     if changes := _changes("vectors", found.identity.vectors, wanted.vectors):
         return Resume(msgspec.structs.replace(fresh, documents=found.documents), False, changes)
-    changes = _changes("clusters", found.identity.clustering, wanted.clustering)
-    return Resume(msgspec.structs.replace(found, identity=wanted), True, changes)
+    kept = msgspec.structs.replace(found, identity=wanted)
+    if changes := _changes("clusters", found.identity.clustering, wanted.clustering):
+        kept = msgspec.structs.replace(kept, centroids_crc32=None, assignment=None)
+    return Resume(kept, True, changes + _changes("layout", found.identity.layout, wanted.layout))
 
 
 def _changes(what: str, found: msgspec.Struct, wanted: msgspec.Struct) -> tuple[str, ...]:

@@ -1,43 +1,111 @@
-"""How long does it take to read each cluster from this disk? Measured past the page cache, at the end of a build."""
+"""How long does it take to read each cluster from this disk? Measured past the page cache; kept in the manifest."""
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
+
 from carpool.clock import Clock
-from carpool.disk.segment import ClusterExtent
+from carpool.disk.index import check_sizes
+from carpool.disk.manifest import Manifest, read_manifest, write_manifest
+from carpool.disk.segments import ClusterExtent, read_extents, segment_name
+from carpool.errors import ConfigError, CorruptionError
+from indexer.progress import ProgressReport
+
+PIECE_BYTES = 8 << 20
+"""Read at once: any number of these is as fast as one read, and takes no more memory."""
 
 
-def profile_reads(path: Path, extents: Sequence[ClusterExtent], *, reads: int, clock: Clock) -> tuple[int, ...]:
+class NoDirectReadError(Exception):
+    """The file system has no O_DIRECT: a read would measure memory, not the disk."""
+
+
+def profile_index(index_dir: Path, *, reads: int, clock: Clock, progress: ProgressReport) -> Manifest:
+    """Measures a complete index where it lies now and replaces the profile in its manifest, atomically. Returns that. Blocks.
+
+    Raises `ConfigError` where there is no index, no O_DIRECT, or another index has come in the meantime; `CorruptionError`
+    where it is damaged. Whoever has the index open keeps the profile that it read.
+    """
+    if reads < 1:
+        raise ConfigError(
+            "indexer.profile_reads is 0: a profile needs at least one read of each cluster; give --reads 3"
+        )
+    manifest = read_manifest(index_dir)
+    check_sizes(index_dir, manifest)
+    extents = read_extents(index_dir, manifest)
+    progress.start("reading clusters", reads * len(extents))
+    try:
+        latencies_us = measure_reads(index_dir, extents, reads=reads, clock=clock, on_read=progress.advance)
+    except NoDirectReadError as error:
+        raise ConfigError(
+            f"the file system of {index_dir} cannot read past the page cache (O_DIRECT), so that a read would measure "
+            "memory; the profile stays as it was. Copy the index to a disk that can (ext4, XFS), and profile it there"
+        ) from error
+    profiled = msgspec.structs.replace(manifest, read_latency_us=latencies_us)
+    if read_manifest(index_dir) != manifest:
+        raise ConfigError(f"the index at {index_dir} was replaced while it was read; run the same command again")
+    write_manifest(index_dir, profiled)
+    return profiled
+
+
+def measure_reads(
+    folder: Path, extents: Sequence[ClusterExtent], *, reads: int, clock: Clock, on_read: Callable[[int], None]
+) -> tuple[int, ...]:
     """Returns the median time of `reads` reads of each cluster, in microseconds, indexed by cluster; at least 1. Blocks.
 
-    Returns nothing where the file system has no O_DIRECT (then a read would measure memory), or for 0 reads.
+    Each round reads all clusters once, in a seeded order of its own: a cluster that was read a moment ago would come from the
+    disk's cache. Raises `NoDirectReadError` where the file system has no O_DIRECT, `CorruptionError` for one cut short.
     """
-    if not reads or not extents:
-        return ()
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except OSError:
-        return ()
-    buffer = mmap.mmap(-1, max(extent.size_bytes for extent in extents))
-    view = memoryview(buffer)
-    try:
-        latencies = []
-        for extent in extents:
-            times_us = []
-            for _ in range(reads):
+    segments = sorted({extent.segment for extent in extents})
+    with ExitStack() as stack:
+        descriptors = {segment: _open_direct(folder / segment_name(segment), stack) for segment in segments}
+        buffer = stack.enter_context(mmap.mmap(-1, PIECE_BYTES))
+        view = stack.enter_context(memoryview(buffer))
+        times_us: list[list[int]] = [[] for _ in extents]
+        for turn in range(reads):
+            for number in random.Random(turn).sample(range(len(extents)), len(extents)):
+                extent = extents[number]
                 before_us = clock.now_us()
-                os.preadv(descriptor, [view[: extent.size_bytes]], extent.offset_bytes)
-                times_us.append(clock.now_us() - before_us)
-            latencies.append(max(1, round(statistics.median(times_us))))
-        return tuple(latencies)
-    except OSError:
-        return ()
-    finally:
-        view.release()
-        buffer.close()
-        os.close(descriptor)
+                _read(descriptors[extent.segment], extent, view, folder)
+                times_us[number].append(clock.now_us() - before_us)
+                on_read(1)
+    return tuple(max(1, round(statistics.median(times))) for times in times_us)
+
+
+def _open_direct(path: Path, stack: ExitStack) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise NoDirectReadError from error
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _read(descriptor: int, extent: ClusterExtent, view: memoryview, folder: Path) -> None:
+    done = 0
+    while done < extent.size_bytes:
+        wanted = min(len(view), extent.size_bytes - done)
+        try:
+            count = os.preadv(descriptor, [view[:wanted]], extent.offset_bytes + done)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            raise NoDirectReadError from error
+        if count != wanted:
+            path = str(folder / segment_name(extent.segment))
+            raise CorruptionError(
+                f"{path} ends in cluster {extent.cluster}; restore the index or rebuild it",
+                path=path,
+                offset_bytes=extent.offset_bytes + done + count,
+            )
+        done += count

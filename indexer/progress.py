@@ -90,7 +90,8 @@ def describe_progress(step: str, done: int, total: int, resumed: int, elapsed_us
     """Returns a line such as "embedding: 1,024 of 3,000 (34 %), 85/s, 23 s left". `resumed` units cost no time in this life."""
     rate = (done - resumed) * 1_000_000 / elapsed_us if elapsed_us > 0 else 0.0
     left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
-    return f"{step}: {done:,} of {total:,} ({100 * done // max(1, total)} %), {rate:,.0f}/s{left}"
+    speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+    return f"{step}: {done:,} of {total:,} ({100 * done // max(1, total)} %), {speed}/s{left}"
 
 
 class _Rate(ProgressColumn):

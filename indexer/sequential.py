@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
-
-from carpool.errors import ConfigError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -71,22 +67,6 @@ def bytes_of(array: npt.NDArray[np.generic]) -> memoryview:
     """Returns the memory of a contiguous array as bytes."""
     content: Buffer = array.reshape(-1).view(np.uint8)  # type: ignore[assignment]  # NumPy's stubs do not say that it is one
     return memoryview(content)
-
-
-def file_sha256(path: Path, what: str, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-    """Returns the SHA-256 of a file. Streams, blocks. Raises `ConfigError` naming `what` where it cannot be read."""
-    digest = hashlib.sha256()
-    block = memoryview(bytearray(BLOCK_BYTES))
-    offset_bytes = 0
-    try:
-        with SequentialFile(path) as file:
-            while count := file.read_into(block, offset_bytes):
-                digest.update(block[:count])
-                offset_bytes += count
-                on_bytes(count)
-    except OSError as error:
-        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}; check the path") from error
-    return digest.hexdigest()
 
 
 def _advise(descriptor: int, offset_bytes: int, size_bytes: int, advice: int) -> None:

@@ -1,13 +1,12 @@
-"""The vectors of a build: saved shard by shard as they are embedded, or lent from a file of precomputed ones."""
+"""The vectors of a build: saved shard by shard as they are embedded, or in a file of precomputed ones."""
 
 from __future__ import annotations
 
-import itertools
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,46 +14,113 @@ import numpy.typing as npt
 from carpool.disk.documents import DocumentStore
 from carpool.disk.files import write_atomically
 from carpool.embedding import Embedder
-from carpool.errors import ConfigError
+from carpool.errors import ConfigError, CorruptionError
 from indexer.corpus import passage_text
 from indexer.plan import Shard
+from indexer.sequential import SequentialFile, bytes_of, drop_cached
 
 NORM_TOLERANCE = 1e-2
 """Float16 components move the norm of a normalised vector by far less; anything beyond was not normalised."""
+CHUNK_ROWS = 8192
+"""Rows in memory at once while vectors are read: 12 MB at dimension 384."""
 
 _TRAILER = struct.Struct("<I")
 
 Float32 = npt.NDArray[np.float32]
 
 
+class RowFile(NamedTuple):
+    """A file with `row_count` vectors, one behind the other from `offset_bytes`."""
+
+    path: Path
+    offset_bytes: int
+    row_count: int
+
+
 class Vectors:
-    """Rows of (row_count, dimension) vectors in equal blocks, mapped from disk: only what is taken is in memory."""
+    """Rows of (row_count, dimension) vectors in files that are read from front to back: a chunk is in memory, no more.
+
+    Nothing stays in the page cache either, so that a pass over vectors larger than memory costs what the disk takes.
+    """
 
     def __init__(
-        self, blocks: Sequence[npt.NDArray[Any]], *, block_rows: int, are_normalised_again: bool = False
+        self, files: Sequence[RowFile], *, dimension: int, dtype: str = "<f4", are_normalised_again: bool = False
     ) -> None:
-        """`are_normalised_again`: each row is brought back to length one, which rounding to float16 took from it."""
+        """`dtype`: "<f4" or "<f2". `are_normalised_again`: rows are brought back to length one, lost in rounding to float16."""
+        self._files = files
+        self._dtype = np.dtype(dtype)
         self._are_normalised_again = are_normalised_again
-        self._blocks = blocks
-        self._block_rows = block_rows
-        self.row_count = sum(len(block) for block in blocks)
-        self.dimension = int(blocks[0].shape[1])
+        self.row_count = sum(file.row_count for file in files)
+        self.dimension = dimension
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Float32:
-        """Returns (len(rows), dimension) float32, a copy. `rows` must be ascending. Blocks for the reads."""
-        taken = np.empty((len(rows), self.dimension), dtype=np.float32)
-        numbers = rows // self._block_rows
-        bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1))
-        for start, stop in itertools.pairwise(bounds):
-            number = int(numbers[start])
-            taken[start:stop] = self._blocks[number][rows[start:stop] - number * self._block_rows]
-        if self._are_normalised_again:
-            taken /= np.linalg.norm(taken, axis=1, keepdims=True)
-        return taken
+    def chunks(self, *, are_as_stored: bool = False) -> Iterator[tuple[int, Float32]]:
+        """Yields (first row, (n, dimension) float32) in order; n is `CHUNK_ROWS` in all but the last, whatever the files.
 
-    def slice(self, start: int, stop: int) -> Float32:
-        """Returns rows [start, stop) as float32, a copy."""
-        return self.take(np.arange(start, min(stop, self.row_count), dtype=np.int64))
+        The array is overwritten by the next one. `are_as_stored`: not normalised again. Blocks for the reads. Raises
+        `CorruptionError` where a file is too short.
+        """
+        is_normalised = self._are_normalised_again and not are_as_stored
+        buffer = np.empty((min(CHUNK_ROWS, self.row_count), self.dimension), dtype=self._dtype)
+        first = filled = 0
+        for file in self._files:
+            with SequentialFile(file.path) as source:
+                done = 0
+                while done < file.row_count:
+                    count = min(file.row_count - done, len(buffer) - filled)
+                    self._fill(source, file, done, buffer[filled : filled + count])
+                    done, filled = done + count, filled + count
+                    if filled == len(buffer):
+                        yield first, _as_float32(buffer, is_normalised)
+                        first, filled = first + filled, 0
+        if filled:
+            yield first, _as_float32(buffer[:filled], is_normalised)
+
+    def _fill(self, source: SequentialFile, file: RowFile, row: int, rows: npt.NDArray[np.floating]) -> None:
+        wanted = bytes_of(rows)
+        offset_bytes = file.offset_bytes + row * self.dimension * self._dtype.itemsize
+        if (found := source.read_into(wanted, offset_bytes)) != len(wanted):
+            raise CorruptionError(
+                f"{file.path} ends at byte {offset_bytes + found}, in the middle of its vectors: it was changed during the "
+                "build; restore it and run the same command again",
+                path=str(file.path),
+                offset_bytes=offset_bytes + found,
+            )
+
+    def gather(
+        self, rows: npt.NDArray[np.int64], taken: npt.NDArray[np.floating], on_rows: Callable[[int], None]
+    ) -> None:
+        """Copies `rows`, distinct and in any order, to `taken`: (len(rows), dimension) float32 or float16 (rounded).
+
+        One pass over the files; calls `on_rows` with the rows of each chunk that went by. Blocks.
+        """
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order]
+        for first, chunk in self.chunks():
+            start, stop = np.searchsorted(ascending, (first, first + len(chunk)))
+            taken[order[start:stop]] = chunk[ascending[start:stop] - first]
+            on_rows(len(chunk))
+
+
+class MemoryVectors(Vectors):
+    """Rows that are in memory already; for benchmarks and tests that cluster as a build does."""
+
+    def __init__(self, rows: Float32) -> None:
+        """`rows`: (row_count, dimension) float32, row-normalised; lent for as long as this is used."""
+        super().__init__([], dimension=rows.shape[1])
+        self._rows = rows
+        self.row_count = len(rows)
+
+    def chunks(self, *, are_as_stored: bool = False) -> Iterator[tuple[int, Float32]]:
+        """Yields (first row, a view of the rows) in order."""
+        for first in range(0, self.row_count, CHUNK_ROWS):
+            yield first, self._rows[first : first + CHUNK_ROWS]
+
+
+def _as_float32(rows: npt.NDArray[np.floating], is_normalised: bool) -> Float32:
+    vectors: Float32 = rows.astype(np.float32, copy=False)
+    if is_normalised:
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
 
 
 def shard_path(folder: Path, shard: Shard) -> Path:
@@ -71,6 +137,7 @@ def _is_whole(path: Path, shard: Shard, dimension: int) -> bool:
     if not path.is_file() or path.stat().st_size != (shard.stop - shard.start) * dimension * 4 + _TRAILER.size:
         return False
     content = path.read_bytes()
+    drop_cached(path)
     return _TRAILER.pack(zlib.crc32(memoryview(content)[: -_TRAILER.size])) == content[-_TRAILER.size :]
 
 
@@ -89,33 +156,47 @@ def embed_shards(
 
 def open_shards(folder: Path, shards: Sequence[Shard], dimension: int) -> Vectors:
     """Returns the saved vectors. All shards must be present."""
-    blocks = [
-        np.memmap(shard_path(folder, shard), dtype="<f4", mode="r", shape=(shard.stop - shard.start, dimension))
-        for shard in shards
-    ]
-    return Vectors(blocks, block_rows=shards[0].stop - shards[0].start)
+    files = [RowFile(shard_path(folder, shard), 0, shard.stop - shard.start) for shard in shards]
+    return Vectors(files, dimension=dimension)
 
 
-def open_precomputed(path: Path, row_count: int) -> Vectors:
-    """Returns the vectors of an .npy file: (row_count, dim) float16 or float32, normalised. Raises `ConfigError` if not."""
+def open_precomputed(path: Path, row_count: int | None = None) -> Vectors:
+    """Returns the vectors of an .npy file: (row_count, dim) float16 or float32; float16 ones are normalised again.
+
+    `row_count` None: however many there are.
+    Raises `ConfigError` where the file is something else. Looks at its header only.
+    """
     try:
         loaded = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(
             f"cannot read the vectors {path} ({error}); give an .npy file of float16 or float32"
         ) from error
-    if not isinstance(loaded, np.ndarray) or loaded.ndim != 2 or loaded.dtype not in (np.float16, np.float32):
+    if not isinstance(loaded, np.memmap) or loaded.ndim != 2 or loaded.dtype not in (np.float16, np.float32):
         shape = f"{loaded.dtype} {loaded.shape}" if isinstance(loaded, np.ndarray) else type(loaded).__name__
         raise ConfigError(f"the vectors {path} are {shape}; expected float16 or float32 of shape (passages, dimension)")
-    if len(loaded) != row_count or loaded.shape[1] == 0:
+    if not loaded.flags.c_contiguous:
         raise ConfigError(
-            f"the vectors {path} have shape {loaded.shape} for {row_count} accepted passages: they belong to another corpus, "
-            "or were made from bad lines too; make one vector for each passage, in the order of the corpus"
+            f"the vectors {path} are stored column by column; save them with numpy.save(path, numpy.ascontiguousarray(vectors))"
         )
-    vectors = Vectors([loaded], block_rows=row_count)
-    for start in range(0, row_count, 4096):
-        check_vectors(vectors.slice(start, start + 4096), start, str(path))
-    return Vectors([loaded], block_rows=row_count, are_normalised_again=loaded.dtype == np.float16)
+    if len(loaded) != (row_count or len(loaded)) or 0 in loaded.shape:
+        raise ConfigError(
+            f"the vectors {path} have shape {loaded.shape} for {row_count or 'no'} accepted passages: they belong to another "
+            "corpus, or were made from bad lines too; make one vector for each passage, in the order of the corpus"
+        )
+    return Vectors(
+        [RowFile(path, int(loaded.offset), len(loaded))],
+        dimension=int(loaded.shape[1]),
+        dtype=loaded.dtype.str,
+        are_normalised_again=loaded.dtype == np.float16,
+    )
+
+
+def check_stored(vectors: Vectors, source: str, on_rows: Callable[[int], None]) -> None:
+    """Raises `ConfigError` naming the first row that is not normalised as it is stored. One pass, blocks."""
+    for first, chunk in vectors.chunks(are_as_stored=True):
+        check_vectors(chunk, first, source)
+        on_rows(len(chunk))
 
 
 def check_vectors(vectors: Float32, first_row: int, source: str) -> None:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from carpool.disk.centroids import centroids_fingerprint, read_centroids
+from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
-from carpool.disk.files import file_crc32, read_exactly
-from carpool.disk.index import INDEX_FILES
+from carpool.disk.files import file_crc32
+from carpool.disk.index import index_files
 from carpool.disk.manifest import Manifest, read_manifest
-from carpool.disk.segment import SEGMENT_NAME, ClusterExtent, ClusterRows, decode_cluster, read_extents
+from carpool.disk.pages import ClusterRows, dense
+from carpool.disk.segments import (
+    EXTENTS_NAME,
+    ClusterExtent,
+    check_header,
+    layout_of,
+    read_cluster,
+    read_extents,
+    segment_name,
+)
 from carpool.errors import CarpoolError, CorruptionError
 from indexer.progress import ProgressReport
+from indexer.sequential import drop_cached
 from indexer.vectors import NORM_TOLERANCE
 
 DOCUMENT_CHUNK_ROWS = 1024
+TABLES = (CENTROIDS_NAME, EXTENTS_NAME, OFFSETS_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +65,18 @@ def verify_index(index_dir: Path, progress: ProgressReport) -> VerifyReport:
 
 
 def _check_files(index_dir: Path, manifest: Manifest, progress: ProgressReport) -> list[str]:
+    """Sizes of all files; checksums of the tables. What they point to is sealed, page by page and document by document."""
     problems = []
-    progress.start("files", len(INDEX_FILES))
-    for name in INDEX_FILES:
+    names = index_files(manifest.segment_count)
+    progress.start("files", len(names))
+    for name in names:
         path, entry = index_dir / name, manifest.files.get(name)
         try:
             if entry is None:
                 problems.append(f"the manifest does not list {name}")
             elif path.stat().st_size != entry.size_bytes:
                 problems.append(f"{path} has {path.stat().st_size} bytes, not {entry.size_bytes}")
-            elif file_crc32(path) != entry.crc32:
+            elif name in TABLES and file_crc32(path) != entry.crc32:
                 problems.append(f"{path} is damaged: its checksum is not the manifest's")
         except OSError as error:
             problems.append(f"{path} cannot be read: {error.strerror}")
@@ -86,41 +100,61 @@ def _check_centroids(index_dir: Path, manifest: Manifest) -> list[str]:
 def _check_clusters(index_dir: Path, manifest: Manifest, progress: ProgressReport) -> list[str]:
     try:
         extents = read_extents(index_dir, manifest)
-        file = (index_dir / SEGMENT_NAME).open("rb")
     except CarpoolError as error:
         return [str(error)]
-    except OSError as error:
-        return [f"{index_dir / SEGMENT_NAME} cannot be read: {error.strerror}"]
-    problems = []
-    seen = np.zeros(manifest.row_count, dtype=np.int64)
+    problems: list[str] = []
+    seen = np.zeros(manifest.row_count, dtype=np.uint8)
     progress.start("clusters", len(extents))
-    with file:
-        for extent in extents:
-            try:
-                cluster = _read_cluster(file.fileno(), extent, manifest, str(index_dir / SEGMENT_NAME))
-                problems += _check_rows(cluster, seen)
-            except CorruptionError as error:
-                problems.append(str(error))
-            progress.advance(1)
+    for segment in range(manifest.segment_count):
+        problems += _check_segment(index_dir, manifest, extents, segment, seen, progress)
     if not problems and not (seen == 1).all():
         row = int(np.flatnonzero(seen != 1)[0])
-        problems.append(
-            f"{int((seen != 1).sum())} rows are not in exactly one cluster: row {row} is in {int(seen[row])}"
-        )
+        found = "more than one" if seen[row] else "none"
+        problems.append(f"{int((seen != 1).sum())} rows are not in exactly one cluster: row {row} is in {found}")
     return problems
 
 
-def _read_cluster(descriptor: int, extent: ClusterExtent, manifest: Manifest, path: str) -> ClusterRows:
-    content = read_exactly(descriptor, extent.size_bytes, extent.offset_bytes, path)
-    return decode_cluster(content, extent, manifest.dimension, path=path)
+def _check_segment(
+    index_dir: Path,
+    manifest: Manifest,
+    extents: tuple[ClusterExtent, ...],
+    segment: int,
+    seen: npt.NDArray[np.uint8],
+    progress: ProgressReport,
+) -> list[str]:
+    """Reads a segment from front to back: its header and every page of every cluster; counts the rows in `seen`."""
+    path, layout = index_dir / segment_name(segment), layout_of(manifest)
+    problems = []
+    try:
+        check_header(path, layout, extents, generation=manifest.generation, segment=segment)
+    except CorruptionError as error:
+        problems.append(str(error))
+    except OSError as error:
+        return [f"{path} cannot be read: {error.strerror}"]
+    with path.open("rb", buffering=0) as file:
+        for extent in extents:
+            if extent.segment != segment:
+                continue
+            try:
+                pages = read_cluster(
+                    file.fileno(), extent, layout=layout, generation=manifest.generation, path=str(path)
+                )
+                problems += _check_rows(dense(pages), seen)
+            except CorruptionError as error:
+                problems.append(str(error))
+            os.posix_fadvise(file.fileno(), extent.offset_bytes, extent.size_bytes, os.POSIX_FADV_DONTNEED)
+            progress.advance(1)
+    return problems
 
 
-def _check_rows(cluster: ClusterRows, seen: npt.NDArray[np.int64]) -> list[str]:
+def _check_rows(cluster: ClusterRows, seen: npt.NDArray[np.uint8]) -> list[str]:
     """Counts the rows of a cluster in `seen`; what is wrong with them."""
     problems = []
     if cluster.rows.size and not (int(cluster.rows.min()) >= 0 and int(cluster.rows.max()) < len(seen)):
         return [f"cluster {cluster.cluster} holds a row number that the index does not have ({len(seen)} rows)"]
-    np.add.at(seen, cluster.rows, 1)
+    rows, counts = np.unique(cluster.rows, return_counts=True)
+    # Counted to two, which is one too many, so that a byte a row will do.
+    seen[rows] = np.minimum(seen[rows] + counts, 2)
     if not (np.abs(np.linalg.norm(cluster.vectors, axis=1) - 1) <= NORM_TOLERANCE).all():
         problems.append(f"cluster {cluster.cluster} holds a vector that is not normalised")
     return problems
@@ -144,4 +178,6 @@ def _check_documents(index_dir: Path, manifest: Manifest, progress: ProgressRepo
                 except CorruptionError as error:
                     problems.append(str(error))
             progress.advance(len(rows))
+    for name in (DOCUMENTS_NAME, OFFSETS_NAME):
+        drop_cached(index_dir / name)
     return problems

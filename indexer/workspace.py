@@ -1,10 +1,11 @@
-"""The folder `.build` of an index under construction: state, shards, finished files, a lock, and the move into place."""
+"""The folder `.build` of an index under construction: state, saved work, finished files, a lock, and the move into place."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shutil
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,12 +14,14 @@ import msgspec
 
 from carpool.disk.documents import DOCUMENTS_NAME
 from carpool.disk.files import fsync_folder, write_atomically
-from carpool.disk.index import INDEX_FILES
-from carpool.disk.manifest import MANIFEST_NAME
-from carpool.errors import ConfigError
+from carpool.disk.index import index_files
+from carpool.disk.manifest import MANIFEST_NAME, read_manifest
+from carpool.errors import CarpoolError, ConfigError
 from indexer.plan import BuildState
 
 BUILD_NAME = ".build"
+SEGMENTS = "clusters*.seg"
+"""Every segment there can be; format v0 had one, clusters.seg."""
 
 
 class Workspace:
@@ -86,10 +89,27 @@ class Workspace:
             if not (keep_documents and path.name.startswith("documents.")):
                 path.unlink()
 
+    def save(self, name: str, content: memoryview) -> int:
+        """Saves what a later life need not compute again; returns its checksum, for `load`. Atomic, durable."""
+        write_atomically(self.folder / name, content)
+        return zlib.crc32(content)
+
+    def load(self, name: str, crc32: int) -> bytes | None:
+        """Returns what was saved with this checksum, None where that is not what is there."""
+        try:
+            content = (self.folder / name).read_bytes()
+        except OSError:
+            return None
+        return content if zlib.crc32(content) == crc32 else None
+
     @property
     def is_finished(self) -> bool:
         """Whether the new index is complete and only has to be moved into place."""
-        return (self.finished / MANIFEST_NAME).is_file()
+        try:
+            read_manifest(self.finished)
+        except CarpoolError:
+            return False
+        return True
 
     def publish(self) -> None:
         """Moves the finished index into place and removes the workspace. May be repeated after a crash at any point.
@@ -97,9 +117,13 @@ class Workspace:
         In the moment between the removal of the old manifest and the new one in its place there is no index here, so nobody
         can open a mixture. Who has the old one open keeps it.
         """
+        names = index_files(read_manifest(self.finished).segment_count)
         (self.index_dir / MANIFEST_NAME).unlink(missing_ok=True)
         fsync_folder(self.index_dir)
-        for name in INDEX_FILES:
+        for path in self.index_dir.glob(SEGMENTS):
+            if path.name not in names:
+                path.unlink()  # the old index had more
+        for name in names:
             # Missing here means moved already, by a life that was killed in this loop.
             if (self.finished / name).is_file():
                 (self.finished / name).replace(self.index_dir / name)

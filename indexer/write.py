@@ -1,55 +1,139 @@
-"""Writing what was decided: clusters into the segment, the tables, and the manifest that declares the index complete."""
+"""Writing what was decided: clusters into segments, the tables, and the manifest that declares the index complete."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from carpool.clock import Clock
 from carpool.disk.centroids import centroids_fingerprint, write_centroids
 from carpool.disk.files import file_crc32
-from carpool.disk.index import INDEX_FILES
+from carpool.disk.index import index_files
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
-from carpool.disk.segment import SEGMENT_NAME, ClusterExtent, encode_cluster, extent_crc32, write_extents
-from indexer.plan import BuildIdentity, default_nprobe
-from indexer.profile import profile_reads
+from carpool.disk.pages import PageLayout
+from carpool.disk.segments import (
+    ClusterExtent,
+    SegmentWriter,
+    generation_of,
+    plan_extents,
+    segment_name,
+    write_extents,
+)
+from carpool.errors import ConfigError
+from indexer.clustering import Assignment
+from indexer.plan import BuildIdentity, CorpusIdentity, default_nprobe
+from indexer.plan_passes import memory_min_bytes, plan_passes
+from indexer.profile import NoDirectReadError, measure_reads
+from indexer.progress import ProgressReport
+from indexer.sequential import bytes_of, drop_cached
 from indexer.vectors import Vectors
+
+Float32 = npt.NDArray[np.float32]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the segments will be: which rows, where, sealed how."""
+
+    layout: PageLayout
+    generation: int
+    extents: tuple[ClusterExtent, ...]
+
+
+def documents_generation(corpus: CorpusIdentity) -> int:
+    """Returns what seals the documents of a corpus: the same for the same documents."""
+    return generation_of(msgspec.json.encode(corpus))
+
+
+def plan_segments(identity: BuildIdentity, layout: PageLayout, centroids: Float32, assignment: Assignment) -> Plan:
+    """Returns where each cluster will lie, and the seal: of all that the bytes depend on, and of nothing else."""
+    counts = np.bincount(assignment.clusters, minlength=len(centroids)).tolist()
+    generation = generation_of(
+        msgspec.json.encode(identity),
+        msgspec.json.encode(layout),
+        bytes(bytes_of(centroids)),
+        bytes(bytes_of(assignment.clusters)),
+        assignment.vectors_digest.encode(),
+    )
+    extents = plan_extents(layout, counts, segment_bytes_max=identity.layout.segment_bytes_max)
+    return Plan(layout=layout, generation=generation, extents=extents)
 
 
 def write_clusters(
-    folder: Path, vectors: Vectors, clusters: npt.NDArray[np.int64], nlist: int, on_cluster: Callable[[int], None]
-) -> tuple[ClusterExtent, ...]:
-    """Writes segment and extents, durably; rows of a cluster in the order of the corpus. Memory: one cluster. Blocks."""
+    folder: Path,
+    vectors: Vectors,
+    clusters: npt.NDArray[np.int32],
+    plan: Plan,
+    *,
+    memory_bytes: int,
+    progress: ProgressReport,
+) -> dict[str, FileEntry]:
+    """Writes the segments that are not there yet, durably; rows of a cluster in the order of the corpus. Blocks.
+
+    Each pass reads all vectors once, front to back, and collects as many clusters as fit `memory_bytes`. Memory beside that:
+    12 bytes a row, and a chunk of vectors. Raises `ConfigError` where a cluster does not fit.
+    """
+    writer = SegmentWriter(folder, layout=plan.layout, generation=plan.generation, extents=plan.extents)
+    if writer.next_cluster:
+        progress.note(f"{writer.next_cluster:,} of {len(plan.extents):,} clusters were written before")
+    passes = _plan_passes(plan.layout, writer.remaining, memory_bytes)
     order = np.argsort(clusters, kind="stable")
-    bounds = np.concatenate(([0], np.cumsum(np.bincount(clusters, minlength=nlist))))
-    extents = []
-    offset_bytes = 0
-    with (folder / SEGMENT_NAME).open("wb") as file:
-        for cluster in range(nlist):
-            rows = order[bounds[cluster] : bounds[cluster + 1]]
-            content = encode_cluster(vectors.take(rows), rows)
-            file.write(content)
-            extents.append(
-                ClusterExtent(
-                    cluster=cluster,
-                    offset_bytes=offset_bytes,
-                    size_bytes=len(content),
-                    row_count=len(rows),
-                    crc32=extent_crc32(cluster, len(rows), content),
-                )
-            )
-            offset_bytes += len(content)
-            on_cluster(1)
-        file.flush()
-        os.fsync(file.fileno())
-    write_extents(folder, extents)
-    return tuple(extents)
+    ends = np.cumsum([extent.row_count for extent in plan.extents])
+    first = writer.next_cluster
+    progress.start(
+        f"writing clusters, {len(passes)} passes (rows)" if len(passes) != 1 else "writing clusters (rows)",
+        vectors.row_count * len(passes),
+    )
+    try:
+        for positions in passes:
+            taken = range(first + positions.start, first + positions.stop)
+            start = int(ends[taken.start]) - plan.extents[taken.start].row_count
+            rows = order[start : int(ends[taken.stop - 1])]
+            _write_pass(folder, writer, vectors, rows, plan, taken, progress)
+    except BaseException:
+        writer.abandon()
+        raise
+    entries = writer.close()
+    for name in entries:
+        drop_cached(folder / name)
+    return entries
+
+
+def _plan_passes(layout: PageLayout, remaining: Sequence[ClusterExtent], memory_bytes: int) -> tuple[range, ...]:
+    counts = [extent.row_count for extent in remaining]
+    try:
+        return plan_passes(layout, counts, memory_bytes=memory_bytes)
+    except ValueError as error:
+        raise ConfigError(
+            f"indexer.memory_bytes is {memory_bytes}, too little to write the largest cluster ({max(counts):,} rows); give at "
+            f"least {memory_min_bytes(layout, counts)}, or more and so smaller clusters (--nlist)"
+        ) from error
+
+
+def _write_pass(
+    folder: Path,
+    writer: SegmentWriter,
+    vectors: Vectors,
+    rows: npt.NDArray[np.int64],
+    plan: Plan,
+    clusters: range,
+    progress: ProgressReport,
+) -> None:
+    """Collects `rows`, those of `clusters` one after the other, in one pass and writes them."""
+    collected = np.empty((len(rows), vectors.dimension), dtype=plan.layout.vector_dtype)
+    vectors.gather(rows, collected, progress.advance)
+    start = 0
+    for extent in plan.extents[clusters.start : clusters.stop]:
+        stop = start + extent.row_count
+        writer.append(extent.cluster, collected[start:stop].astype(np.float32, copy=False), rows[start:stop])
+        start = stop
+        if not writer.remaining or writer.remaining[0].segment != extent.segment:
+            drop_cached(folder / segment_name(extent.segment))
 
 
 def finish(
@@ -57,17 +141,21 @@ def finish(
     *,
     identity: BuildIdentity,
     started_us: int,
-    centroids: npt.NDArray[np.float32],
-    extents: tuple[ClusterExtent, ...],
+    centroids: Float32,
+    plan: Plan,
+    segments: dict[str, FileEntry],
     profile_read_count: int,
     clock: Clock,
+    progress: ProgressReport,
 ) -> Manifest:
-    """Writes centroids, profiles the clusters, and writes the manifest last. Returns it. Blocks."""
+    """Writes centroids and extents, profiles the clusters, and writes the manifest last. Returns it. Blocks."""
     write_centroids(folder, centroids)
-    files = {
-        name: FileEntry(size_bytes=(folder / name).stat().st_size, crc32=file_crc32(folder / name))
-        for name in INDEX_FILES
-    }
+    write_extents(folder, plan.extents)
+    names = index_files(len(segments))
+    for path in folder.iterdir():
+        if path.name not in names:
+            path.unlink()  # of an earlier life that wanted other segments
+    files = {name: segments[name] if name in segments else _entry(folder / name) for name in names}
     fingerprint = centroids_fingerprint(centroids)
     manifest = Manifest(
         format=FORMAT,
@@ -76,17 +164,41 @@ def finish(
         metric="inner_product",
         nlist=len(centroids),
         codec="Flat",
-        vector_dtype="float32",
+        vector_dtype=plan.layout.vector_dtype,
         embedding_model=identity.vectors.embedding_model,
         embedding_model_name=identity.vectors.embedding_model_name,
         centroids_fingerprint=fingerprint,
-        row_count=sum(extent.row_count for extent in extents),
+        row_count=sum(extent.row_count for extent in plan.extents),
         nprobe_default=default_nprobe(len(centroids)),
-        read_latency_us=profile_reads(folder / SEGMENT_NAME, extents, reads=profile_read_count, clock=clock),
+        read_latency_us=_profile(folder, plan.extents, profile_read_count, clock, progress),
         files=files,
+        page_bytes=plan.layout.page_bytes,
+        generation=plan.generation,
+        documents_generation=documents_generation(identity.corpus),
+        segment_count=len(segments),
     )
     write_manifest(folder, manifest)
     return manifest
+
+
+def _entry(path: Path) -> FileEntry:
+    entry = FileEntry(size_bytes=path.stat().st_size, crc32=file_crc32(path))
+    drop_cached(path)
+    return entry
+
+
+def _profile(
+    folder: Path, extents: Sequence[ClusterExtent], reads: int, clock: Clock, progress: ProgressReport
+) -> tuple[int, ...]:
+    """The read latency of each cluster; nothing where it is not wanted, or cannot be measured here."""
+    if not reads:
+        return ()
+    progress.start("profiling reads", reads * len(extents))
+    try:
+        return measure_reads(folder, extents, reads=reads, clock=clock, on_read=progress.advance)
+    except NoDirectReadError:
+        progress.note("no read profile: this file system cannot read past the page cache (O_DIRECT)")
+        return ()
 
 
 def index_version(started_us: int, files: dict[str, FileEntry], embedding_model: str, fingerprint: str) -> str:

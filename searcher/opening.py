@@ -1,34 +1,57 @@
-"""Opening what the searcher works on: index, reader, cache, executor; everything that can be wrong is said here."""
+"""Opening what the searcher works on: index, memory, executor; everything that can be wrong is said here."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from carpool.clock import Clock
 from carpool.disk.documents import DocumentStore
-from carpool.disk.index import open_index
+from carpool.disk.index import OpenIndex, open_index
 from carpool.disk.manifest import Manifest
-from carpool.disk.segment import ClusterExtent
 from carpool.disk.settings import IndexSettings
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
+from searcher.cache.arena import Arena, choose_block_bytes
 from searcher.cache.cluster_cache import ClusterCache
-from searcher.cache.edgerag import EdgeRag
-from searcher.cache.lru import Lru
-from searcher.cache.policy import CachePolicy
+from searcher.cache.cluster_memory import ClusterMemory, ReadRules
+from searcher.cache.policies import make_policy
 from searcher.events import EventLog
+from searcher.execution.cluster_major import ClusterMajor
 from searcher.execution.executor import Executor
 from searcher.execution.query_by_query import QueryByQuery
-from searcher.plan.reads import ReadLimits
-from searcher.scoring import Scorer
+from searcher.plan.cluster_major import ClusterMajorLimits, ClusterMajorPlanner
+from searcher.plan.reads import ReadLimits, ReadPlanner
+from searcher.scoring_pool import ScoringPool
 from searcher.settings import SearcherSettings
-from searcher.store.direct import DirectReader
-from searcher.store.reader import ClusterReader
+from searcher.store.engine import BlockEngine
+from searcher.store.files import SegmentFiles
+from searcher.store.opening import open_engine
 
-OpenReader = Callable[[Path], ClusterReader]
+READ_AHEAD_SHARE = 16
+READ_AHEAD_BYTES_MAX = 32 << 20
+CLOSE_TIMEOUT_S = 0.5
+
+OpenEngine = Callable[[SegmentFiles], BlockEngine]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plane:
+    """Memory and executor over the clusters of an index: the search plane without Kafka and without passages."""
+
+    memory: ClusterMemory
+    executor: Executor
+    pool: ScoringPool
+    files: SegmentFiles
+
+    def close(self) -> None:
+        """Ends reads and threads, after `executor.run` has returned. Blocks for up to half a second."""
+        self.pool.close()
+        if self.memory.close(CLOSE_TIMEOUT_S):
+            self.files.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +60,16 @@ class Opened:
 
     manifest: Manifest
     documents: DocumentStore
-    reader: ClusterReader
-    cache: ClusterCache
-    executor: Executor
+    plane: Plane
+
+    @property
+    def executor(self) -> Executor:
+        """What searches."""
+        return self.plane.executor
 
     def close(self) -> None:
-        """Ends the reader threads and closes the files. Blocks for up to half a second."""
-        if self.cache.close():
-            self.reader.close()
+        """Closes the plane and the documents. Blocks for up to half a second."""
+        self.plane.close()
         self.documents.close()
 
 
@@ -55,8 +80,8 @@ def open_searcher(
     clock: Clock,
     *,
     events: EventLog,
-    scorer: Scorer,
-    open_reader: OpenReader | None = None,
+    engine: OpenEngine | None = None,
+    pool: Callable[[int], ScoringPool] = ScoringPool,
 ) -> Opened:
     """Opens the index and what reads it. Blocks; the centroids are let go, only the grouper needs them.
 
@@ -65,47 +90,122 @@ def open_searcher(
     """
     opened = open_index(Path(index.dir))
     try:
-        _check_budget(opened.extents, settings.budget_bytes)
-        reader = (open_reader or (lambda path: DirectReader(path, settings.direct_io)))(opened.segment_path)
+        plane = open_plane(opened, settings, metrics, clock, events=events, engine=engine, pool=pool)
     except BaseException:
         opened.close()
         raise
-    cache = ClusterCache(
-        reader=reader,
-        extents=opened.extents,
-        dimension=opened.manifest.dimension,
-        path=str(opened.segment_path),
-        policy=_policy(settings, opened.manifest),
-        limits=ReadLimits(
-            budget_bytes=settings.budget_bytes,
-            demand_reads_max=settings.reader_threads,
-            prefetch_reads_max=settings.prefetch_reads_max if settings.prefetch else 0,
-        ),
-        read_attempts=settings.read_attempts,
+    return Opened(manifest=opened.manifest, documents=opened.documents, plane=plane)
+
+
+def open_plane(
+    index: OpenIndex,
+    settings: SearcherSettings,
+    metrics: Metrics,
+    clock: Clock,
+    *,
+    events: EventLog,
+    engine: OpenEngine | None = None,
+    pool: Callable[[int], ScoringPool] = ScoringPool,
+) -> Plane:
+    """Returns memory of `budget_bytes`, the reads that fill it, and the executor that the settings name. Raises `ConfigError`."""
+    files = SegmentFiles(index.segment_paths, settings.direct_io)
+    try:
+        memory = _open_memory(index, settings, metrics, clock, files, events=events, engine=engine)
+    except BaseException:
+        files.close()
+        raise
+    scoring = pool(settings.scoring_threads or len(os.sched_getaffinity(0)))
+    executor = _open_executor(index, settings, memory, scoring, metrics, clock, events=events)
+    return Plane(memory=memory, executor=executor, pool=scoring, files=files)
+
+
+def _open_memory(
+    index: OpenIndex,
+    settings: SearcherSettings,
+    metrics: Metrics,
+    clock: Clock,
+    files: SegmentFiles,
+    *,
+    events: EventLog,
+    engine: OpenEngine | None,
+) -> ClusterMemory:
+    mean_bytes = sum(extent.size_bytes for extent in index.extents) // len(index.extents)
+    block_bytes = choose_block_bytes(index.layout.page_bytes, mean_bytes)
+    _check_budget(index, settings.budget_bytes, block_bytes)
+    reads = engine(files) if engine is not None else _open_engine(files, settings, clock)
+    return ClusterMemory(
+        layout=index.layout,
+        extents=index.extents,
+        generation=index.manifest.generation,
+        paths=[str(path) for path in index.segment_paths],
+        arena=Arena(settings.budget_bytes, block_bytes),
+        engine=reads,
+        rules=ReadRules(attempts=settings.read_attempts, timeout_us=settings.read_timeout_ms * 1_000),
         metrics=metrics,
         clock=clock,
         events=events,
     )
-    return Opened(
-        manifest=opened.manifest,
-        documents=opened.documents,
-        reader=reader,
-        cache=cache,
-        executor=QueryByQuery(cache, scorer, clock, events),
+
+
+def _open_engine(files: SegmentFiles, settings: SearcherSettings, clock: Clock) -> BlockEngine:
+    return open_engine(
+        settings.engine,
+        files,
+        depth=settings.reads_in_flight_max,
+        prefetch_depth=settings.prefetch_reads_max,
+        clock=clock,
     )
 
 
-def _policy(settings: SearcherSettings, manifest: Manifest) -> CachePolicy:
-    if settings.cache_policy == "lru":
-        return Lru()
-    return EdgeRag({ClusterId(cluster): latency for cluster, latency in enumerate(manifest.read_latency_us)})
+def _open_executor(
+    index: OpenIndex,
+    settings: SearcherSettings,
+    memory: ClusterMemory,
+    pool: ScoringPool,
+    metrics: Metrics,
+    clock: Clock,
+    *,
+    events: EventLog,
+) -> Executor:
+    size_bytes = {ClusterId(e.cluster): memory.arena_bytes(ClusterId(e.cluster)) for e in index.extents}
+    budget_bytes = memory.arena_bytes_total
+    policy = make_policy(
+        settings.cache_policy,
+        size_bytes=size_bytes,
+        budget_bytes=budget_bytes,
+        read_latency_us={ClusterId(c): latency_us for c, latency_us in enumerate(index.manifest.read_latency_us)},
+    )
+    if settings.execution == "query_by_query":
+        limits = ReadLimits(
+            budget_bytes=budget_bytes,
+            demand_reads_max=settings.reads_in_flight_max,
+            prefetch_reads_max=settings.prefetch_reads_max,
+            prefetch=settings.prefetch,
+        )
+        cache = ClusterCache(memory=memory, planner=ReadPlanner(limits, size_bytes, policy), metrics=metrics)
+        return QueryByQuery(cache, clock, events)
+    ahead_bytes = min(budget_bytes // READ_AHEAD_SHARE, READ_AHEAD_BYTES_MAX)
+    planner = ClusterMajorPlanner(
+        ClusterMajorLimits(
+            budget_bytes=budget_bytes,
+            read_ahead_bytes=settings.read_ahead_bytes or ahead_bytes,
+            prefetch_bytes=0 if settings.prefetch == "none" else settings.prefetch_bytes or ahead_bytes,
+            overtaken_max=settings.overtaken_max,
+        ),
+        size_bytes,
+        policy,
+    )
+    return ClusterMajor(
+        memory=memory, extents=index.extents, planner=planner, pool=pool, metrics=metrics, clock=clock, events=events
+    )
 
 
-def _check_budget(extents: tuple[ClusterExtent, ...], budget_bytes: int) -> None:
-    largest = max(extents, key=lambda extent: extent.size_bytes)
-    if largest.size_bytes > budget_bytes:
+def _check_budget(index: OpenIndex, budget_bytes: int, block_bytes: int) -> None:
+    largest = max(index.extents, key=lambda extent: extent.size_bytes)
+    needed_bytes = -(-largest.size_bytes // block_bytes) * block_bytes
+    if needed_bytes > budget_bytes // block_bytes * block_bytes:
         raise ConfigError(
-            f"[searcher] budget_bytes is {budget_bytes}, and cluster {largest.cluster} alone takes {largest.size_bytes}: a query "
-            f"that probes it could never be answered. Set budget_bytes to at least {largest.size_bytes} (several times that to "
+            f"[searcher] budget_bytes is {budget_bytes}, and cluster {largest.cluster} alone takes {needed_bytes}: a query "
+            f"that probes it could never be answered. Set budget_bytes to at least {needed_bytes} (several times that to "
             "be of use), or rebuild the index with more clusters (--nlist)"
         )

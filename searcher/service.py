@@ -24,9 +24,9 @@ from carpool.telemetry.metrics import Metrics
 from schemas.group import Group
 from searcher.events import EventLog, NoEvents
 from searcher.execution.executor import Found, Search, SearchGroup
-from searcher.opening import Opened, OpenReader, open_searcher
+from searcher.opening import Opened, OpenEngine, open_searcher
 from searcher.results import Outcome, expire, finish
-from searcher.scoring import Scorer, score_cluster
+from searcher.scoring_pool import ScoringPool
 from searcher.settings import SearcherSettings
 
 _log = structlog.get_logger(__name__)
@@ -44,8 +44,8 @@ def build_stage(
     clock: Clock,
     *,
     events: EventLog | None = None,
-    scorer: Scorer = score_cluster,
-    open_reader: OpenReader | None = None,
+    engine: OpenEngine | None = None,
+    pool: Callable[[int], ScoringPool] = ScoringPool,
 ) -> SearcherStage:
     """Returns the searcher's stage. The index is opened after `start`, on the search thread; what is wrong with it
     reaches `Sink.fail`. The last three are seams for tests and benchmarks.
@@ -53,7 +53,7 @@ def build_stage(
     listener = events or NoEvents()
 
     def open_parts() -> Opened:
-        return open_searcher(settings, index, metrics, clock, events=listener, scorer=scorer, open_reader=open_reader)
+        return open_searcher(settings, index, metrics, clock, events=listener, engine=engine, pool=pool)
 
     return SearcherStage(settings, open_parts, metrics, clock)
 

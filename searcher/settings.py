@@ -9,6 +9,7 @@ import msgspec
 from carpool.settings import Settings
 from schemas.query import TOP_K_MAX
 from schemas.topics import GROUPS
+from searcher.cache.policies import PolicyName
 
 MIB = 1 << 20
 
@@ -25,34 +26,83 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "process needs about 100 MB beside it.",
         ),
     ] = 256 * MIB
-    cache_policy: Annotated[
-        Literal["edgerag", "lru"],
+    execution: Annotated[
+        Literal["cluster_major", "query_by_query"],
         msgspec.Meta(
-            description="What is evicted first. edgerag: least profiled read latency x access count; good where favourites last. "
-            "lru: least recently used; good where favourites change."
+            description="cluster_major: each cluster is read once for all queries in hand. query_by_query: one query after the "
+            "other, as the published algorithms do; for comparison, it reads several times as much."
         ),
-    ] = "edgerag"
-    reader_threads: Annotated[
+    ] = "cluster_major"
+    cache_policy: Annotated[
+        PolicyName,
+        msgspec.Meta(
+            description="What is evicted first. farthest_next_use: what the queries that wait in Kafka want last, then what is "
+            "rarely wanted. lfu, gdsf, tiny_lfu: what is rarely wanted. lru: what was used longest ago. edgerag: the least "
+            "profiled read latency x access count. The wrong one costs reads, never results."
+        ),
+    ] = "farthest_next_use"
+    read_ahead_bytes: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            description="Bytes of clusters for queries in hand that are being read or wait to be scored; 0: a sixteenth of the "
+            "budget, at most 32 MiB. Too low: the disk idles while a cluster is scored. Too high: less is kept.",
+        ),
+    ] = 0
+    prefetch: Annotated[
+        Literal["none", "after_group", "overlapped"],
+        msgspec.Meta(
+            description="Whether clusters are read that only later queries want. overlapped: whenever nothing else is to be "
+            "read. after_group: query by query only, after a group's last search, as CaGR-RAG prints it. none: never."
+        ),
+    ] = "overlapped"
+    prefetch_bytes: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            description="Bytes read for later queries and not wanted yet; 0: as read_ahead_bytes. Too low: the next window "
+            "waits for the disk. Too high: it pushes out what is wanted a little later.",
+        ),
+    ] = 0
+    overtaken_max: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=1_000_000,
+            description="How many later queries may be done before a query, because they need fewer bytes. Too low: the mean "
+            "wait grows. Too high: a query with large clusters may wait for long.",
+        ),
+    ] = 100
+    scoring_threads: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=1024,
+            description="Threads that score clusters; 0: as many as cores. Too low: cores idle. Too high: they compete.",
+        ),
+    ] = 0
+    engine: Annotated[
+        Literal["auto", "io_uring", "threads"],
+        msgspec.Meta(
+            description="How reads are handed to the kernel. auto: io_uring where the kernel allows it, else a pool of threads."
+        ),
+    ] = "auto"
+    reads_in_flight_max: Annotated[
         int,
         msgspec.Meta(
             ge=1,
-            le=256,
-            description="Reads in flight for the query being searched. Too low: the disk idles. Too high: threads contend.",
+            le=4096,
+            description="Block reads with the kernel at a time, of up to 1 MiB each. Too low: the disk idles. Too high: a read "
+            "that matters now waits behind others.",
         ),
-    ] = 4
-    prefetch: Annotated[
-        bool,
-        msgspec.Meta(
-            description="Whether the clusters of the next group's first query are read while this group is searched."
-        ),
-    ] = True
+    ] = 16
     prefetch_reads_max: Annotated[
         int,
         msgspec.Meta(
             ge=1,
             le=256,
-            description="Reads in flight for the next group, on threads of their own. Too low: the next group still "
-            "waits for its clusters. Too high: a read for the current query shares the disk with more of them.",
+            description="Of those, reads for later queries, while nobody waits. Too low: prefetching is slow. Too high: a query "
+            "that comes meanwhile waits behind them.",
         ),
     ] = 2
     read_attempts: Annotated[
@@ -64,6 +114,15 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "error costs hits. Too high: a dying disk holds up every query.",
         ),
     ] = 2
+    read_timeout_ms: Annotated[
+        int,
+        msgspec.Meta(
+            ge=10,
+            le=3_600_000,
+            description="After this long with the kernel a read is given up, and its cluster is skipped. Too low: a slow disk "
+            "costs hits. Too high: queries wait for a disk that hangs.",
+        ),
+    ] = 5_000
     direct_io: Annotated[
         Literal["require", "auto"],
         msgspec.Meta(

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from bench.data import Float32
 from bench.grown.sources import Int64
-from indexer.clustering import assign_rows, train_centroids
-from indexer.plan import ClusteringIdentity
+from indexer.clustering import assign_rows, clustering_identity, train_centroids
+from indexer.progress import SilentProgress
 from indexer.settings import IndexerSettings
-from indexer.vectors import Vectors
+from indexer.vectors import open_precomputed
 
 NLIST = 100
 NPROBES = (5, 10, 20, 32)
@@ -101,17 +101,11 @@ def cluster(path: Path, nlist: int, seed: int, on_rows: OnRows = lambda _: None)
 
     Memory: the sample, 256 rows a cluster.
     """
-    settings = IndexerSettings()
-    identity = ClusteringIdentity(
-        nlist=nlist,
-        seed=seed,
-        train_rows_per_cluster=settings.train_rows_per_cluster,
-        train_iterations=settings.train_iterations,
+    vectors = open_precomputed(path)
+    centroids = train_centroids(
+        vectors, nlist, clustering_identity(IndexerSettings(), nlist=nlist, seed=seed), SilentProgress()
     )
-    loaded = np.load(path, mmap_mode="r", allow_pickle=False)
-    vectors = Vectors([loaded], block_rows=len(loaded), are_normalised_again=loaded.dtype == np.float16)
-    centroids = train_centroids(vectors, nlist, identity, threads=0)
-    return Clustering(centroids=centroids, clusters=assign_rows(vectors, centroids, on_rows))
+    return Clustering(centroids=centroids, clusters=assign_rows(vectors, centroids, on_rows).clusters.astype(np.int64))
 
 
 def nearest(path: Path, questions: Float32, on_rows: OnRows = lambda _: None) -> Nearest:

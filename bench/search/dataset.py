@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from bench.search.contestant import Float32, Int32, Int64
 from carpool.disk.centroids import probe
 from carpool.disk.index import open_index
 from carpool.disk.manifest import Manifest
-from carpool.disk.segment import ClusterExtent, ClusterRows, decode_cluster
+from carpool.disk.pages import ClusterRows, PageLayout, dense
+from carpool.disk.segments import ClusterExtent, read_cluster
 from carpool.errors import ConfigError
 
 
@@ -27,7 +29,8 @@ class IndexView:
     cluster_bytes: Int64
     reads: tuple[Read, ...]
     extents: tuple[ClusterExtent, ...]
-    segment_path: Path
+    segment_paths: tuple[Path, ...]
+    layout: PageLayout
 
     @property
     def version(self) -> str:
@@ -51,16 +54,22 @@ class IndexView:
 
     @property
     def vectors_bytes(self) -> int:
-        """Bytes of the vectors as float32: what --memory is a share of."""
-        return self.row_count * self.dimension * 4
+        """Bytes of the vectors: what --memory is a share of."""
+        return self.row_count * self.layout.row_bytes
 
     def clusters(self) -> Iterator[ClusterRows]:
         """Yields every cluster in ascending order, verified. Memory for one."""
-        with self.segment_path.open("rb") as segment:
+        with ExitStack() as stack:
+            files = [stack.enter_context(path.open("rb")) for path in self.segment_paths]
             for extent in self.extents:
-                segment.seek(extent.offset_bytes)
-                content = segment.read(extent.size_bytes)
-                yield decode_cluster(content, extent, self.dimension, path=str(self.segment_path))
+                pages = read_cluster(
+                    files[extent.segment].fileno(),
+                    extent,
+                    layout=self.layout,
+                    generation=self.manifest.generation,
+                    path=str(self.segment_paths[extent.segment]),
+                )
+                yield dense(pages)
 
 
 def open_view(index_dir: Path) -> IndexView:
@@ -74,11 +83,16 @@ def open_view(index_dir: Path) -> IndexView:
         centroids=opened.centroids,
         cluster_bytes=np.array([extent.size_bytes for extent in extents], dtype=np.int64),
         reads=tuple(
-            Read(path=opened.segment_path, offset_bytes=extent.offset_bytes, size_bytes=extent.size_bytes)
+            Read(
+                path=opened.segment_paths[extent.segment],
+                offset_bytes=extent.offset_bytes,
+                size_bytes=extent.size_bytes,
+            )
             for extent in extents
         ),
         extents=extents,
-        segment_path=opened.segment_path,
+        segment_paths=opened.segment_paths,
+        layout=opened.layout,
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bench.search.contestant import Entry
-from bench.search.contestants import faiss_ivf, lancedb
+from bench.search.contestants import cagr, carpool, faiss_ivf, lancedb
 from carpool.errors import ConfigError
 
-ENTRIES: dict[str, Entry] = {found.name: found for module in (faiss_ivf, lancedb) for found in module.ENTRIES}
+ENTRIES: dict[str, Entry] = {
+    found.name: found for module in (faiss_ivf, cagr, carpool, lancedb) for found in module.ENTRIES
+}
 REFERENCE = "faiss-memory"
 """Whose ids are exact by definition."""
 

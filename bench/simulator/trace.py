@@ -12,9 +12,10 @@ import numpy.typing as npt
 from bench.data import CORPUS, EvaluationData, Float32, read_vectors
 from carpool.disk.centroids import probe
 from carpool.disk.pages import choose_layout
-from indexer.clustering import assign_rows, train_centroids
-from indexer.plan import ClusteringIdentity
-from indexer.vectors import Vectors
+from indexer.clustering import assign_rows, clustering_identity, train_centroids
+from indexer.progress import SilentProgress
+from indexer.settings import IndexerSettings
+from indexer.vectors import MemoryVectors
 from schemas.record import ClusterId
 
 Clusters = tuple[ClusterId, ...]
@@ -71,10 +72,10 @@ class Clustered(NamedTuple):
 
 def cluster(vectors: Float32, *, nlist: int, seed: int) -> Clustered:
     """Clusters (rows, dim) float32, row-normalised, as the indexer does. Blocks."""
-    rows = Vectors([vectors], block_rows=len(vectors))
-    identity = ClusteringIdentity(nlist=nlist, seed=seed, train_rows_per_cluster=256, train_iterations=10)
-    centroids = train_centroids(rows, nlist, identity, threads=1)
-    return Clustered(centroids, assign_rows(rows, centroids, lambda _: None))
+    rows = MemoryVectors(vectors)
+    identity = clustering_identity(IndexerSettings(train_iterations=10), nlist=nlist, seed=seed)
+    centroids = train_centroids(rows, nlist, identity, SilentProgress())
+    return Clustered(centroids, assign_rows(rows, centroids, lambda _: None).clusters.astype(np.int64))
 
 
 def trace_of(clustered: Clustered, questions: Float32, *, nprobe: int, window: int) -> Trace:

@@ -1,4 +1,4 @@
-"""What lies on disk, byte for byte? Every structure of an index (format v0), encode and decode, one module each.
+"""What lies on disk, byte for byte? Every structure of an index (format v1), encode and decode, one module each.
 
 *Invariant:* the manifest is written last (temp, fsync, rename): an index without one does not exist. *Invariant:* whatever
 is read is checked before it is used; damage raises `CorruptionError` with file and byte. *Invariant:* ids inside are row

@@ -1,20 +1,21 @@
 """The document store: external id, title and text by row number; two small reads a document, nothing kept in memory.
 
-`documents.idx` has 16 bytes a row (offset, size, checksum); `documents.dat` the documents as MessagePack arrays, one behind
-the other. A document's checksum covers its row number too, so a swapped pair is damage.
+`documents.idx` has 24 bytes a row (offset, size, zero, checksum); `documents.dat` the documents as MessagePack arrays, one
+behind the other. The checksum is XXH3-64 over the document, seeded with the generation of the documents, the row number and
+the rest of the entry: a document of another row or of another corpus never passes.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
+import xxhash
 
 from carpool.disk.files import read_exactly
 from carpool.disk.manifest import Manifest
@@ -25,8 +26,9 @@ OFFSETS_NAME = "documents.idx"
 DOCUMENT_BYTES_MAX = 16 << 20
 """No document is larger: a damaged offset must not ask for gigabytes of memory."""
 
-_ENTRY = struct.Struct("<QII")  # offset_bytes, size_bytes, crc32
-_ROW = struct.Struct("<Q")
+_ENTRY = struct.Struct("<QIIQ")  # offset_bytes, size_bytes, zero (kept for flags), checksum
+ENTRY_BYTES = _ENTRY.size
+_SEED = struct.Struct("<QQQII")  # generation, row, offset_bytes, size_bytes, zero
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True):
@@ -41,9 +43,13 @@ _decoder = msgspec.msgpack.Decoder(Document)
 
 
 class DocumentWriter:
-    """Writes a document store, row after row from 0. Buffered; nothing is durable before `close`."""
+    """Writes a document store, row after row from 0. Buffered; nothing is durable before `close`.
 
-    def __init__(self, folder: Path) -> None:
+    `generation`: 64 bits of what the documents depend on (`carpool.disk.segments.generation_of`).
+    """
+
+    def __init__(self, folder: Path, generation: int) -> None:
+        self._generation = generation
         self._documents = (folder / DOCUMENTS_NAME).open("wb")
         self._offsets = (folder / OFFSETS_NAME).open("wb")
         self._encoder = msgspec.msgpack.Encoder()
@@ -59,7 +65,8 @@ class DocumentWriter:
             )
         row = self.row_count
         self._documents.write(content)
-        self._offsets.write(_ENTRY.pack(self._end_bytes, len(content), _document_crc32(row, content)))
+        checksum = _checksum(self._generation, row, self._end_bytes, content)
+        self._offsets.write(_ENTRY.pack(self._end_bytes, len(content), 0, checksum))
         self._end_bytes += len(content)
         self.row_count += 1
         return row
@@ -80,8 +87,9 @@ class DocumentWriter:
 class DocumentStore:
     """Reads documents by row number. Any thread may call `get`; it blocks for two reads a document."""
 
-    def __init__(self, folder: Path, row_count: int) -> None:
+    def __init__(self, folder: Path, row_count: int, generation: int) -> None:
         self.row_count = row_count
+        self._generation = generation
         self.path = str(folder / DOCUMENTS_NAME)
         self.offsets_path = str(folder / OFFSETS_NAME)
         self._documents: int = os.open(self.path, os.O_RDONLY)
@@ -94,7 +102,11 @@ class DocumentStore:
 
     @classmethod
     def open(cls, index_dir: Path, manifest: Manifest) -> DocumentStore:
-        """Returns the store of a complete index. Raises `CorruptionError` where a file is missing or not as long as it was."""
+        """Returns the store of a complete index.
+
+        Raises `CorruptionError` where a file is missing, not as long as it was, or of another build: the first document is
+        read to see that.
+        """
         for name in (DOCUMENTS_NAME, OFFSETS_NAME):
             path = index_dir / name
             size_bytes = path.stat().st_size if path.is_file() else -1
@@ -106,7 +118,13 @@ class DocumentStore:
         if manifest.file(OFFSETS_NAME).size_bytes != manifest.row_count * _ENTRY.size:
             path = index_dir / OFFSETS_NAME
             raise CorruptionError(f"{path} does not have {manifest.row_count} rows; rebuild the index", path=str(path))
-        return cls(index_dir, manifest.row_count)
+        store = cls(index_dir, manifest.row_count, manifest.documents_generation)
+        try:
+            store.get((0,))
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     def get(self, rows: Sequence[int]) -> list[Document]:
         """Returns the documents of `rows`, in their order. Raises `CorruptionError` on damage, `IndexError` for no such row."""
@@ -116,18 +134,18 @@ class DocumentStore:
         if not 0 <= row < self.row_count:
             raise IndexError(f"there is no row {row}; the store has {self.row_count}")
         entry = read_exactly(self._offsets, _ENTRY.size, row * _ENTRY.size, self.offsets_path)
-        offset_bytes, size_bytes, crc32 = _ENTRY.unpack(entry)
-        if size_bytes > DOCUMENT_BYTES_MAX or offset_bytes + size_bytes > self._size_bytes:
+        offset_bytes, size_bytes, zero, checksum = _ENTRY.unpack(entry)
+        if zero or size_bytes > DOCUMENT_BYTES_MAX or offset_bytes + size_bytes > self._size_bytes:
             raise self._damaged(self.offsets_path, row * _ENTRY.size, row)
         content = read_exactly(self._documents, size_bytes, offset_bytes, self.path)
-        if _document_crc32(row, content) != crc32:
+        if _checksum(self._generation, row, offset_bytes, content) != checksum:
             raise self._damaged(self.path, offset_bytes, row)
         return _decoder.decode(content)
 
     def _damaged(self, path: str, offset_bytes: int, row: int) -> CorruptionError:
         return CorruptionError(
-            f"{path}: the document of row {row} is damaged at byte {offset_bytes}. Run `carpool index verify`, then restore "
-            "or rebuild the index",
+            f"{path}: the document of row {row} is damaged at byte {offset_bytes}, or of another build. Run `carpool index "
+            "verify`, then restore or rebuild the index",
             path=path,
             offset_bytes=offset_bytes,
         )
@@ -150,5 +168,6 @@ class DocumentStore:
         self.close()
 
 
-def _document_crc32(row: int, content: bytes) -> int:
-    return zlib.crc32(content, zlib.crc32(_ROW.pack(row)))
+def _checksum(generation: int, row: int, offset_bytes: int, content: bytes) -> int:
+    seed = xxhash.xxh3_64_intdigest(_SEED.pack(generation, row, offset_bytes, len(content), 0))
+    return xxhash.xxh3_64_intdigest(content, seed)

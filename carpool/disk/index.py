@@ -11,23 +11,31 @@ import numpy.typing as npt
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
 from carpool.disk.manifest import Manifest, read_manifest
-from carpool.disk.segment import EXTENTS_NAME, SEGMENT_NAME, ClusterExtent, read_extents
+from carpool.disk.pages import PageLayout
+from carpool.disk.segments import EXTENTS_NAME, ClusterExtent, check_header, layout_of, read_extents, segment_name
 from carpool.errors import CorruptionError
 
-INDEX_FILES = (CENTROIDS_NAME, EXTENTS_NAME, SEGMENT_NAME, DOCUMENTS_NAME, OFFSETS_NAME)
-"""Every file of a v0 index but the manifest."""
+
+def index_files(segment_count: int) -> tuple[str, ...]:
+    """Returns the name of every file of an index but the manifest."""
+    segments = (segment_name(segment) for segment in range(segment_count))
+    return (CENTROIDS_NAME, EXTENTS_NAME, *segments, DOCUMENTS_NAME, OFFSETS_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenIndex:
-    """An index that is ready to be read. Whoever opened it closes `documents`."""
+    """An index that is ready to be read. `extents` are indexed by cluster, `segment_paths` by segment.
+
+    Whoever opened it closes `documents`.
+    """
 
     dir: Path
     manifest: Manifest
+    layout: PageLayout
     centroids: npt.NDArray[np.float32]
     extents: tuple[ClusterExtent, ...]
+    segment_paths: tuple[Path, ...]
     documents: DocumentStore
-    segment_path: Path
 
     def close(self) -> None:
         """Closes the document store."""
@@ -35,30 +43,36 @@ class OpenIndex:
 
 
 def open_index(index_dir: Path) -> OpenIndex:
-    """Returns the index at `index_dir`: small files read and verified, large ones opened and their sizes checked. Blocks.
+    """Returns the index at `index_dir`: small files read and verified, of large ones the sizes and the beginnings.
 
-    Clusters and documents are verified when they are read. Raises `ConfigError` where there is no index of this format,
+    Blocks. Clusters and documents are verified when they are read. Raises `ConfigError` where there is no index of this format,
     `CorruptionError` where something is missing, cut short or damaged.
     """
     manifest = read_manifest(index_dir)
+    layout = layout_of(manifest)
     check_sizes(index_dir, manifest)
     centroids = read_centroids(index_dir, manifest)
     if centroids_fingerprint(centroids) != manifest.centroids_fingerprint:
         path = str(index_dir / CENTROIDS_NAME)
         raise CorruptionError(f"{path} has another fingerprint than the manifest says; rebuild the index", path=path)
+    extents = read_extents(index_dir, manifest)
+    segment_paths = tuple(index_dir / segment_name(segment) for segment in range(manifest.segment_count))
+    for segment, segment_path in enumerate(segment_paths):
+        check_header(segment_path, layout, extents, generation=manifest.generation, segment=segment)
     return OpenIndex(
         dir=index_dir,
         manifest=manifest,
+        layout=layout,
         centroids=centroids,
-        extents=read_extents(index_dir, manifest),
+        extents=extents,
+        segment_paths=segment_paths,
         documents=DocumentStore.open(index_dir, manifest),
-        segment_path=index_dir / SEGMENT_NAME,
     )
 
 
 def check_sizes(index_dir: Path, manifest: Manifest) -> None:
     """Raises `CorruptionError` for the first file of the manifest that is missing or has another size."""
-    for name in INDEX_FILES:
+    for name in index_files(manifest.segment_count):
         path, expected_bytes = index_dir / name, manifest.file(name).size_bytes
         if not path.is_file():
             raise CorruptionError(f"{path} is missing; restore the index or rebuild it", path=str(path))

@@ -12,8 +12,7 @@ from carpool.disk.files import write_atomically
 from carpool.errors import ConfigError, CorruptionError
 
 MANIFEST_NAME = "manifest.json"
-FORMAT = "v0"
-FORMAT_V1 = "v1"
+FORMAT = "v1"
 CODECS = ("Flat",)
 FEATURES: tuple[str, ...] = ()
 """What a manifest may require of its reader beyond its format."""
@@ -52,10 +51,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     nlist: Positive
     codec: str
     vector_dtype: Literal["float32", "float16"]
-    page_bytes: NonNegative = 0
-    segment_count: NonNegative = 0
-    generation: NonNegative = 0
-    documents_generation: NonNegative = 0
+    page_bytes: Positive
+    segment_count: Positive
+    generation: NonNegative
+    documents_generation: NonNegative
     embedding_model: str
     embedding_model_name: str
     centroids_fingerprint: str
@@ -111,7 +110,7 @@ def write_manifest(index_dir: Path, manifest: Manifest) -> None:
     write_atomically(index_dir / MANIFEST_NAME, encode_manifest(manifest))
 
 
-def read_manifest(index_dir: Path, format_wanted: str = FORMAT) -> Manifest:
+def read_manifest(index_dir: Path) -> Manifest:
     """Returns the manifest of the index at `index_dir`.
 
     Raises `ConfigError` where there is no index or one of another format, and `CorruptionError` where the manifest is
@@ -128,9 +127,9 @@ def read_manifest(index_dir: Path, format_wanted: str = FORMAT) -> Manifest:
         found = msgspec.json.decode(content, type=_FormatOnly).format
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise _damaged(path, "it is not JSON with a format") from None
-    if found != format_wanted:
+    if found != FORMAT:
         raise ConfigError(
-            f"{path} has format {found!r}; this build reads {format_wanted!r}{_WHY_NOT.get(found, '')}. Rebuild the index: "
+            f"{path} has format {found!r}; this build reads {FORMAT!r}{_WHY_NOT.get(found, '')}. Rebuild the index: "
             "carpool index build CORPUS --out DIR"
         )
     try:

@@ -209,7 +209,8 @@ class ClusterMajor:
         now_us = self._clock.now_us()
         for group in groups:
             if group.window is None or group.window != self._window:
-                self._window, horizon = group.window, group.horizon
+                # Where the horizon says nothing, the group after this one may be known.
+                self._window, horizon = group.window, group.horizon or dict.fromkeys(group.next_query, 1)
             for search in group.searches:
                 tiers: dict[ClusterId, Tier] = {
                     cluster: "ram" if self._planner.is_resident(cluster) else "ssd" for cluster in search.clusters

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import closing
+
+import numpy as np
 
 from carpool.clock import Clock
 from schemas.record import ClusterId
@@ -14,22 +16,23 @@ from searcher.cache.cluster_cache import Arrival, ClusterCache
 from searcher.events import EventLog
 from searcher.execution.executor import Finish, Found, Search, SearchGroup
 from searcher.plan.upcoming import next_query
-from searcher.scoring import Scorer, merge
-from searcher.top_k import TopK
+from searcher.scan import score_pages
+from searcher.top_k import Scored, TopTable
 
 
 class QueryByQuery:
     """Implements `Executor`: each cluster is scored as it arrives, for one query."""
 
-    def __init__(self, cache: ClusterCache, scorer: Scorer, clock: Clock, events: EventLog) -> None:
+    def __init__(self, cache: ClusterCache, clock: Clock, events: EventLog) -> None:
         self._cache = cache
-        self._scorer = scorer
+        self._table = TopTable()
         self._clock = clock
         self._events = events
         self._changed = threading.Condition()
         self._waiting: deque[SearchGroup] = deque()
         self._current: SearchGroup | None = None
         self._dropped: set[int] = set()
+        self._window: object = object()  # of the group that was searched last
         self._is_stopped = False
 
     def join(self, group: SearchGroup) -> None:
@@ -51,7 +54,8 @@ class QueryByQuery:
     def run(self, finish: Finish) -> None:
         """Searches group after group; see `Executor.run`."""
         while (group := self._take()) is not None:
-            self._cache.begin_group(tuple(search.clusters for search in group.searches), self._next_query())
+            clusters = tuple(search.clusters for search in group.searches)
+            self._cache.begin_group(clusters, self._next_query(), self._horizon(group))
             try:
                 for position, search in enumerate(group.searches):
                     self._search(position, search, finish)
@@ -101,6 +105,13 @@ class QueryByQuery:
         if self._current is not None:
             self._cache.next_changed(self._next_query())
 
+    def _horizon(self, group: SearchGroup) -> Mapping[ClusterId, int] | None:
+        """What is foreseen when a window begins; None within one."""
+        if group.window is not None and group.window == self._window:
+            return None
+        self._window = group.window
+        return group.horizon
+
     # ---- queries
 
     def _search(self, position: int, search: Search, finish: Finish) -> None:
@@ -122,19 +133,20 @@ class QueryByQuery:
     def _find(self, position: int, search: Search) -> Found:
         started_us = now_us = self._clock.now_us()
         search_us = 0
-        parts: list[TopK] = []
+        slot = self._table.add(search.top_k)
         arrivals: dict[ClusterId, Arrival] = {}
         with closing(self._cache.query(position, search.clusters)) as arriving:
             for arrival in arriving:
                 arrived_us = self._clock.now_us()
                 arrivals[arrival.cluster] = arrival
                 if arrival.error is None:
-                    parts.append(self._scorer(self._cache.rows(arrival.cluster), search.vector, search.top_k))
+                    self._score(arrival.cluster, search, slot)
                 now_us = self._clock.now_us()
                 search_us += now_us - arrived_us
                 if arrival.error is None:
                     self._events.scored(arrival.cluster, arrived_us, now_us)
-        best = merge(parts, search.top_k)
+        best = self._table.best(slot)
+        self._table.remove(slot)
         ended_us = self._clock.now_us()
         search_us += ended_us - now_us
         scored = {cluster for cluster, arrival in arrivals.items() if arrival.error is None}
@@ -148,3 +160,10 @@ class QueryByQuery:
             load_us=ended_us - started_us - search_us,
             search_us=search_us,
         )
+
+    def _score(self, cluster: ClusterId, search: Search, slot: int) -> None:
+        slots = np.array([slot], dtype=np.intp)
+        pages = self._cache.pages(cluster)
+        floors, top_ks = self._table.floors(slots), self._table.top_ks(slots)
+        candidates = score_pages(pages, search.vector[None, :], floors, top_ks)
+        self._table.merge([Scored(cluster, slots, candidates)])

@@ -183,7 +183,7 @@ def test_status_says_what_is_down_with_status_one() -> None:
 
 
 def test_config_shows_each_value_with_where_it_came_from() -> None:
-    Path("carpool.toml").write_text("[grouper]\npolicy = 'none'\nnprobe = 3\n[searcher]\nreader_threads = 2\n")
+    Path("carpool.toml").write_text("[grouper]\npolicy = 'none'\nnprobe = 3\n[searcher]\nreads_in_flight_max = 2\n")
     result = CliRunner().invoke(
         app,
         ["config", "grouper", "--json", "--config", "carpool.toml", "--set", "grouper.window_ms_max=7"],
@@ -231,7 +231,7 @@ def test_every_setting_says_what_it_bounds() -> None:
 
 def test_client_commands_pass_over_the_sections_of_services() -> None:
     Path("carpool.toml").write_text("[grouper]\npolicy = 'none'\n[kafka]\nbootstrap = 'k:1'\n")
-    settings = load(ClientSide, given(Path("carpool.toml"), ["searcher.reader_threads=2"]))
+    settings = load(ClientSide, given(Path("carpool.toml"), ["searcher.reads_in_flight_max=2"]))
     assert settings.kafka.bootstrap == "k:1"
     Path("carpool.toml").write_text("[gruoper]\npolicy = 'none'\n")
     with pytest.raises(ConfigError, match="gruoper"):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from carpool.disk.centroids import probe, write_centroids
-from carpool.disk.documents1 import DocumentWriter
-from carpool.disk.index1 import OpenIndex, open_index
+from carpool.disk.documents import DocumentWriter
+from carpool.disk.index import OpenIndex, open_index
 from carpool.disk.segments import SegmentWriter, plan_extents, write_extents
 from carpool.errors import ConfigError
 from tests.compat.make import EXPECTED_NAME, SAMPLES, VARIANTS, Expected

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, write_centroids
-from carpool.disk.documents1 import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentWriter
+from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentWriter
 from carpool.disk.files import file_crc32
-from carpool.disk.index1 import OpenIndex, index_files, open_index
-from carpool.disk.manifest import FORMAT_V1, FileEntry, Manifest, write_manifest
+from carpool.disk.index import OpenIndex, index_files, open_index
+from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
 from carpool.disk.pages import ClusterRows, PageLayout, VectorDtype, dense
 from carpool.disk.segments import (
     EXTENTS_NAME,
@@ -108,7 +108,7 @@ def write_index(
     small = (CENTROIDS_NAME, EXTENTS_NAME, DOCUMENTS_NAME, OFFSETS_NAME)
     files = {n: FileEntry(size_bytes=(folder / n).stat().st_size, crc32=file_crc32(folder / n)) for n in small}
     manifest = Manifest(
-        format=FORMAT_V1,
+        format=FORMAT,
         index_version=f"v-{generation:016x}",
         dimension=dimension,
         metric="inner_product",

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from carpool.disk.centroids import CENTROIDS_NAME, read_centroids
-from carpool.disk.documents1 import DOCUMENTS_NAME, ENTRY_BYTES, OFFSETS_NAME
-from carpool.disk.index1 import OpenIndex, open_index
-from carpool.disk.manifest import FORMAT_V1, MANIFEST_NAME, read_manifest
+from carpool.disk.documents import DOCUMENTS_NAME, ENTRY_BYTES, OFFSETS_NAME
+from carpool.disk.index import OpenIndex, open_index
+from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from carpool.disk.segments import EXTENTS_NAME, HEADER_BYTES, check_header, read_extents, segment_name
 from carpool.errors import ConfigError, CorruptionError
 from tests.disk.helpers import Content, as_bytes, make_content, read_everything, read_one, write_index
@@ -60,7 +60,7 @@ class Coverage:
         """Returns the read."""
         index = self.index
         small: dict[str, Callable[[], object]] = {
-            MANIFEST_NAME: lambda: read_manifest(index.dir, FORMAT_V1),
+            MANIFEST_NAME: lambda: read_manifest(index.dir),
             CENTROIDS_NAME: lambda: read_centroids(index.dir, index.manifest),
             EXTENTS_NAME: lambda: read_extents(index.dir, index.manifest),
         }

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.disk.files import file_crc32, read_exactly
-from carpool.disk.index1 import open_index
-from carpool.disk.manifest import FORMAT_V1, FileEntry, Manifest, read_manifest, write_manifest
+from carpool.disk.index import open_index
+from carpool.disk.manifest import FileEntry, Manifest, read_manifest, write_manifest
 from carpool.disk.pages import PageLayout
 from carpool.disk.segments import (
     EXTENTS_NAME,
@@ -261,10 +261,10 @@ def test_fields_of_a_later_build_are_ignored_unless_they_are_required(tmp_path: 
     manifest = write_index(tmp_path, CONTENT)
     write_manifest(tmp_path, Later(**msgspec.structs.asdict(manifest)))
     assert b"compression" in (tmp_path / "manifest.json").read_bytes()
-    assert read_manifest(tmp_path, FORMAT_V1) == manifest
+    assert read_manifest(tmp_path) == manifest
     write_manifest(tmp_path, Later(**{**msgspec.structs.asdict(manifest), "vector_dtype": "int8"}))
     with pytest.raises(ConfigError, match=r"undamaged.*int8.*Use the build that wrote it"):
-        read_manifest(tmp_path, FORMAT_V1)
+        read_manifest(tmp_path)
 
 
 def test_a_new_profile_replaces_the_old_one_and_the_index_stays_the_same(tmp_path: Path) -> None:

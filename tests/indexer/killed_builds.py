@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from carpool.disk.index import INDEX_FILES
+from carpool.disk.index import index_files
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import CarpoolError, ConfigError
@@ -27,7 +27,11 @@ from indexer.settings import IndexerConfig, IndexerSettings
 from indexer.verify import verify_index
 
 CONFIG = IndexerConfig(
-    embedding=EmbeddingSettings(model="hashing:16"), indexer=IndexerSettings(shard_rows=16, profile_reads=0, threads=1)
+    embedding=EmbeddingSettings(model="hashing:16"),
+    # Small enough for several segments, written in several passes.
+    indexer=IndexerSettings(
+        shard_rows=32, profile_reads=0, threads=1, segment_bytes_max=4096 * 4, memory_bytes=8192 + 4096
+    ),
 )
 STEPS = ("fsync", "replace", "unlink", "rmdir")
 
@@ -93,7 +97,7 @@ def live(request: BuildRequest, life: int, kill_at: int | None) -> tuple[int | N
 def content_of(index_dir: Path) -> dict[str, bytes]:
     """Every file of an index, the manifest without the version, which holds the time that the build began."""
     manifest = msgspec.structs.replace(read_manifest(index_dir), index_version="")
-    files = {name: (index_dir / name).read_bytes() for name in INDEX_FILES}
+    files = {name: (index_dir / name).read_bytes() for name in index_files(manifest.segment_count)}
     return {**files, MANIFEST_NAME: msgspec.json.encode(manifest)}
 
 

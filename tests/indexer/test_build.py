@@ -2,19 +2,24 @@
 
 import fcntl
 import gzip
+import itertools
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from carpool.disk.files import read_exactly
-from carpool.disk.index import open_index
-from carpool.disk.manifest import Manifest, read_manifest
-from carpool.disk.segment import decode_cluster
+from carpool.disk.index import index_files, open_index
+from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
+from carpool.disk.pages import dense
+from carpool.disk.segments import SegmentWriter, read_cluster, segment_name
 from carpool.embedding import EmbeddingSettings, HashingEmbedder
 from carpool.errors import ConfigError
+from indexer import build as module
+from indexer import stages
 from indexer.settings import IndexerConfig, IndexerSettings
 from indexer.stats import index_stats
 from tests.indexer.helpers import CONFIG, build, passage, write_corpus
@@ -25,12 +30,16 @@ def rows_of(index_dir: Path) -> tuple[np.ndarray, np.ndarray]:
     index = open_index(index_dir)
     vectors = np.full((index.manifest.row_count, index.manifest.dimension), np.nan, dtype=np.float32)
     clusters = np.full(index.manifest.row_count, -1)
-    with index.segment_path.open("rb") as file:
-        for extent in index.extents:
-            content = read_exactly(file.fileno(), extent.size_bytes, extent.offset_bytes, "segment")
-            found = decode_cluster(content, extent, index.manifest.dimension)
-            assert (clusters[found.rows] == -1).all()
-            vectors[found.rows], clusters[found.rows] = found.vectors, extent.cluster
+    for extent in index.extents:
+        path = index.segment_paths[extent.segment]
+        with path.open("rb") as file:
+            pages = read_cluster(
+                file.fileno(), extent, layout=index.layout, generation=index.manifest.generation, path=str(path)
+            )
+        found = dense(pages)
+        assert (clusters[found.rows] == -1).all()
+        assert (np.diff(found.rows) > 0).all()  # in the order of the corpus
+        vectors[found.rows], clusters[found.rows] = found.vectors, extent.cluster
     index.close()
     return vectors, clusters
 
@@ -57,7 +66,7 @@ def test_every_passage_is_in_the_cluster_of_its_nearest_centroid_with_its_text(t
     assert np.allclose(np.linalg.norm(index.centroids, axis=1), 1, atol=1e-5)
     index.close()
     assert sorted(path.name for path in (tmp_path / "index").iterdir()) == sorted(
-        [*report.manifest.files, "manifest.json"]
+        [*report.manifest.files, MANIFEST_NAME]
     )
 
 
@@ -186,6 +195,162 @@ def test_damage_in_the_workspace_is_done_again_and_not_built_upon(tmp_path: Path
     assert same_but_time(resumed) == same_but_time(build(corpus, tmp_path / "whole").manifest)
 
 
+SEGMENTS = IndexerConfig(
+    embedding=CONFIG.embedding,
+    # Clusters of a page each: three to a segment, and about four to a pass.
+    indexer=IndexerSettings(
+        shard_rows=16, threads=1, profile_reads=0, segment_bytes_max=4096 * 4, memory_bytes=8192 + 4096
+    ),
+)
+
+
+class Stop(Exception):
+    """Ends a build where a test wants it ended."""
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
+    """Lets `owner.name` raise `Stop` at its call number `call`, counted from 1."""
+    real, calls = getattr(owner, name), itertools.count(1)
+
+    def stopping(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == call:
+            raise Stop
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, stopping)
+
+
+def test_several_segments_and_passes_hold_what_one_of_each_does(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 120)
+    many = build(corpus, tmp_path / "many", SEGMENTS, nlist=10).manifest
+    one = build(corpus, tmp_path / "one", nlist=10).manifest
+    assert (many.segment_count, one.segment_count) == (4, 1)
+    for found, expected in zip(rows_of(tmp_path / "many"), rows_of(tmp_path / "one"), strict=True):
+        assert np.array_equal(found, expected)
+    assert many.generation != one.generation
+
+
+def test_centroids_assignment_and_finished_segments_are_never_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
+    whole = build(corpus, tmp_path / "whole", SEGMENTS, nlist=10).manifest
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_at(patch, SegmentWriter, "append", 8)  # the second cluster of the third segment
+        build(corpus, index_dir, SEGMENTS, nlist=10)
+    finished = index_dir / ".build" / "finished"
+    assert sorted(path.name for path in finished.glob("*.seg")) == [segment_name(0), segment_name(1)]
+    for name in ("train_centroids", "assign_rows"):
+        stop_at(monkeypatch, stages, name, 1)
+    appended: list[int] = []
+    real = SegmentWriter.append
+
+    def append(self: SegmentWriter, cluster: int, *rest: Any) -> Any:
+        appended.append(cluster)
+        return real(self, cluster, *rest)
+
+    monkeypatch.setattr(SegmentWriter, "append", append)
+    assert same_but_time(build(corpus, index_dir, SEGMENTS, nlist=10).manifest) == same_but_time(whole)
+    assert appended == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("name", [stages.CENTROIDS_NAME, stages.ASSIGNMENT_NAME])
+def test_saved_work_that_was_damaged_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_at(patch, SegmentWriter, "append", 1)
+        build(corpus, index_dir, SEGMENTS)
+    content = bytearray((index_dir / ".build" / name).read_bytes())
+    content[7] ^= 1
+    (index_dir / ".build" / name).write_bytes(content)
+    resumed = build(corpus, index_dir, SEGMENTS).manifest
+    assert same_but_time(resumed) == same_but_time(build(corpus, tmp_path / "whole", SEGMENTS).manifest)
+
+
+def test_another_layout_goes_on_from_the_assignment_and_leaves_nothing_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_at(patch, SegmentWriter, "append", 10)
+        build(corpus, index_dir, SEGMENTS, nlist=10)
+    for name in ("train_centroids", "assign_rows"):
+        stop_at(monkeypatch, stages, name, 1)
+    larger = IndexerConfig(
+        embedding=CONFIG.embedding,
+        indexer=msgspec.structs.replace(SEGMENTS.indexer, segment_bytes_max=1 << 20, vector_dtype="float16"),
+    )
+    manifest = build(corpus, index_dir, larger, nlist=10).manifest
+    assert (manifest.segment_count, manifest.vector_dtype) == (1, "float16")
+    assert sorted(path.name for path in index_dir.iterdir()) == sorted([*index_files(1), MANIFEST_NAME])
+
+
+def test_an_index_with_fewer_segments_replaces_one_with_more(tmp_path: Path) -> None:
+    corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
+    assert build(corpus, index_dir, SEGMENTS).manifest.segment_count == 4
+    (index_dir / "clusters.seg").write_bytes(b"of format v0")
+    assert build(corpus, index_dir, CONFIG, force=True).manifest.segment_count == 1
+    assert sorted(path.name for path in index_dir.iterdir()) == sorted([*index_files(1), MANIFEST_NAME])
+
+
+def test_float16_vectors_are_those_of_the_model_rounded_in_pages_of_half_the_size(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 200)
+    configs = {
+        dtype: IndexerConfig(
+            embedding=EmbeddingSettings(model="hashing:384"),
+            indexer=IndexerSettings(vector_dtype=dtype, threads=1, profile_reads=0),
+        )
+        for dtype in ("float16", "float32")
+    }
+    manifests = {dtype: build(corpus, tmp_path / dtype, config).manifest for dtype, config in configs.items()}
+    (halves, clusters), (singles, same_clusters) = (rows_of(tmp_path / dtype) for dtype in configs)
+    assert np.array_equal(halves, singles.astype(np.float16).astype(np.float32))
+    assert np.array_equal(clusters, same_clusters)
+    assert {dtype: manifest.page_bytes for dtype, manifest in manifests.items()} == {"float16": 4096, "float32": 8192}
+    used = {dtype: index_stats(tmp_path / dtype).cluster_size_bytes.max for dtype in configs}
+    assert used["float16"] * 2 == used["float32"]
+
+
+def test_builds_of_the_same_bytes_share_their_generation_and_no_others_do(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 60)
+    first, again = (build(corpus, tmp_path / str(number)).manifest for number in range(2))
+    assert (first.generation, first.documents_generation) == (again.generation, again.documents_generation)
+    other = build(corpus, tmp_path / "seed", seed=1).manifest
+    assert (other.generation != first.generation, other.documents_generation) == (True, first.documents_generation)
+    grown = build(write_corpus(corpus, 61), tmp_path / "grown").manifest
+    assert grown.documents_generation != first.documents_generation
+
+
+def test_memory_that_holds_no_cluster_or_no_sample_is_said_and_more_goes_on(tmp_path: Path) -> None:
+    corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
+
+    def config(memory_bytes: int) -> IndexerConfig:
+        indexer = IndexerSettings(shard_rows=16, threads=1, profile_reads=0, memory_bytes=memory_bytes)
+        return IndexerConfig(embedding=CONFIG.embedding, indexer=indexer)
+
+    with pytest.raises(
+        ConfigError, match=r"memory_bytes is 4096: 64 rows cannot train 70 clusters; give at least 4480"
+    ):
+        build(corpus, index_dir, config(4096), nlist=70)
+    with pytest.raises(ConfigError, match=r"memory_bytes is 8192, too little to write the largest cluster") as caught:
+        build(corpus, index_dir, config(8192), nlist=10)
+    least_bytes = int(re.findall(r"at least (\d+)", str(caught.value))[0])
+    assert build(corpus, index_dir, config(least_bytes + 200), nlist=10).manifest.nlist == 10
+
+
+def test_precomputed_vectors_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 50)
+    np.save(tmp_path / "v.npy", HashingEmbedder(24).encode([f"w{row}" for row in range(50)]))
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_at(patch, stages, "assign_rows", 1)
+        build(corpus, tmp_path / "index", vectors=tmp_path / "v.npy")
+    stop_at(monkeypatch, module, "check_stored", 1)
+    stop_at(monkeypatch, stages, "train_centroids", 1)
+    assert build(corpus, tmp_path / "index", vectors=tmp_path / "v.npy").manifest.dimension == 24
+    with pytest.raises(Stop):
+        build(corpus, tmp_path / "other", vectors=tmp_path / "v.npy")
+
+
 def test_two_builds_in_one_folder_are_one_too_many(tmp_path: Path) -> None:
     corpus, index_dir = interrupted(tmp_path)
     with (index_dir / ".build" / "lock").open("w") as lock:
@@ -200,7 +365,7 @@ def test_precomputed_vectors_are_taken_as_they_are_and_rounded_ones_are_normalis
     tmp_path: Path, dtype: type
 ) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 50)
-    vectors = HashingEmbedder(24).encode([f"w{row} w{row + 1}" for row in range(50)]).astype(dtype)
+    vectors: np.ndarray = HashingEmbedder(24).encode([f"w{row} w{row + 1}" for row in range(50)]).astype(dtype)
     np.save(tmp_path / "v.npy", vectors)
     manifest = build(corpus, tmp_path / "index", vectors=tmp_path / "v.npy", fingerprint="feed").manifest
     assert (manifest.embedding_model, manifest.dimension) == ("feed", 24)

@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from carpool.disk.segment import SEGMENT_NAME
+from carpool.disk.manifest import read_manifest, write_manifest
+from carpool.disk.segments import segment_name
 from carpool.errors import ConfigError
 from cli.index import app
 from tests.indexer.helpers import write_corpus
@@ -31,14 +33,15 @@ def built(tmp_path: Path) -> Path:
 def test_verify_says_whole_and_exits_0_or_lists_the_damage_and_exits_1(built: Path) -> None:
     result = runner.invoke(app, ["verify", str(built)])
     assert (result.exit_code, "whole: 120 rows in 10 clusters" in result.stdout) == (0, True)
-    content = bytearray((built / SEGMENT_NAME).read_bytes())
-    content[5000] ^= 255
-    (built / SEGMENT_NAME).write_bytes(content)
+    segment = built / segment_name(0)
+    content = bytearray(segment.read_bytes())
+    content[9000] ^= 255
+    segment.write_bytes(content)
     result = runner.invoke(app, ["verify", str(built)])
-    assert (result.exit_code, "cluster 1 at byte 4096 is damaged" in result.stdout) == (1, True)
+    assert (result.exit_code, "page 0 of cluster 1 at byte 8192 is damaged" in result.stdout) == (1, True)
     result = runner.invoke(app, ["verify", str(built), "--json"])
     said = json.loads(result.stdout)
-    assert (result.exit_code, said["ok"], len(said["problems"])) == (1, False, 2)
+    assert (result.exit_code, said["ok"], len(said["problems"])) == (1, False, 1)
 
 
 def test_stats_speak_to_people_and_to_programs(built: Path) -> None:
@@ -62,3 +65,29 @@ def test_settings_and_wishes_reach_the_build(tmp_path: Path) -> None:
     assert runner.invoke(app, [*common, "--out", str(tmp_path / "a"), "--force"]).exit_code == 0
     result = runner.invoke(app, [*common, "--out", str(tmp_path / "b"), "--set", "indexer.shard_rows=0"])
     assert isinstance(result.exception, ConfigError)
+
+
+def test_vectors_are_stored_in_the_numbers_that_are_asked_for(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 30)
+    common = ["build", str(corpus), "--model", "hashing:8", "--json"]
+    said = runner.invoke(app, [*common, "--out", str(tmp_path / "a"), "--vector-dtype", "float16"])
+    assert json.loads(said.stdout)["index"]["vector_dtype"] == "float16"
+    said = runner.invoke(app, [*common, "--out", str(tmp_path / "b"), "--vector-dtype", "float64"])
+    assert isinstance(said.exception, ConfigError)
+    assert "vector_dtype" in str(said.exception)
+    assert "float16" in runner.invoke(app, ["stats", str(tmp_path / "a")]).stdout
+
+
+def test_a_profile_is_measured_again_with_progress_or_refused(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read_manifest(built)
+    if not before.read_latency_us:
+        pytest.skip("this file system has no O_DIRECT")
+    write_manifest(built, msgspec.structs.replace(before, read_latency_us=()))
+    result = runner.invoke(app, ["profile", str(built), "--reads", "2", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["read_latency_us"]["min"] >= 1
+    assert "reading clusters: 20 of 20 (100 %)" in result.stderr
+    assert len(read_manifest(built).read_latency_us) == 10
+    assert "read of a cluster" in runner.invoke(app, ["profile", str(built)]).stdout
+    result = runner.invoke(app, ["profile", str(built), "--set", "indexer.profile_reads=0"])
+    assert "at least one read" in str(result.exception)

@@ -6,11 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.plan import (
+    STATE_FORMAT,
+    AssignmentDone,
     BuildIdentity,
     BuildState,
     ClusteringIdentity,
     CorpusIdentity,
     DocumentsDone,
+    LayoutIdentity,
     Shard,
     VectorsIdentity,
     default_nlist,
@@ -24,15 +27,32 @@ CORPUS = CorpusIdentity(size_bytes=10, sha256="c", passage_bytes_max=100, line_b
 VECTORS = VectorsIdentity(
     embedding_model="m", embedding_model_name="name", vectors_sha256="", shard_rows=16, batch_size=32, max_tokens=0
 )
-CLUSTERING = ClusteringIdentity(nlist=0, seed=0, train_rows_per_cluster=256, train_iterations=20)
-WANTED = BuildIdentity(corpus=CORPUS, vectors=VECTORS, clustering=CLUSTERING)
+CLUSTERING = ClusteringIdentity(
+    nlist=0,
+    seed=0,
+    train_rows_per_cluster=256,
+    train_bytes_max=1 << 30,
+    train_iterations=20,
+    cluster_rows_max_factor=2.5,
+    cluster_rows_min_factor=0.25,
+)
+LAYOUT = LayoutIdentity(vector_dtype="float32", segment_bytes_max=1 << 28)
+WANTED = BuildIdentity(corpus=CORPUS, vectors=VECTORS, clustering=CLUSTERING, layout=LAYOUT)
 DOCUMENTS = DocumentsDone(row_count=40, problem_count=0, problems=())
-FOUND = BuildState(format="v0", started_us=5, identity=WANTED, documents=DOCUMENTS, dimension=16)
+FOUND = BuildState(
+    format=STATE_FORMAT,
+    started_us=5,
+    identity=WANTED,
+    documents=DOCUMENTS,
+    dimension=16,
+    centroids_crc32=1,
+    assignment=AssignmentDone(crc32=2, vectors_digest="d"),
+)
 
 
 def test_a_first_build_begins_now_and_keeps_nothing() -> None:
     resume = plan_resume(None, WANTED, now_us=9)
-    assert resume.state == BuildState(format="v0", started_us=9, identity=WANTED)
+    assert resume.state == BuildState(format=STATE_FORMAT, started_us=9, identity=WANTED)
     assert (resume.keeps_shards, resume.changes, resume.discards) == (False, (), False)
 
 
@@ -41,10 +61,19 @@ def test_the_same_build_goes_on_with_all_of_it_and_its_start() -> None:
     assert (resume.state, resume.keeps_shards, resume.changes, resume.discards) == (FOUND, True, (), False)
 
 
+def test_another_layout_keeps_all_but_the_segments() -> None:
+    wanted = msgspec.structs.replace(WANTED, layout=msgspec.structs.replace(LAYOUT, vector_dtype="float16"))
+    resume = plan_resume(FOUND, wanted, now_us=9)
+    assert resume.state == msgspec.structs.replace(FOUND, identity=wanted)
+    assert resume.keeps_shards
+    assert not resume.discards
+    assert resume.changes == ("layout: vector_dtype was 'float32' and is 'float16'",)
+
+
 def test_other_clusters_keep_documents_and_vectors() -> None:
     wanted = msgspec.structs.replace(WANTED, clustering=msgspec.structs.replace(CLUSTERING, nlist=7, seed=1))
     resume = plan_resume(FOUND, wanted, now_us=9)
-    assert resume.state == msgspec.structs.replace(FOUND, identity=wanted)
+    assert resume.state == msgspec.structs.replace(FOUND, identity=wanted, centroids_crc32=None, assignment=None)
     assert resume.keeps_shards
     assert not resume.discards
     assert resume.changes == ("clusters: nlist was 0 and is 7", "clusters: seed was 0 and is 1")
@@ -55,7 +84,7 @@ def test_other_vectors_keep_the_documents_only(field: str) -> None:
     value = "other" if isinstance(getattr(VECTORS, field), str) else 99
     wanted = msgspec.structs.replace(WANTED, vectors=msgspec.structs.replace(VECTORS, **{field: value}))
     resume = plan_resume(FOUND, wanted, now_us=9)
-    assert resume.state == BuildState(format="v0", started_us=9, identity=wanted, documents=DOCUMENTS)
+    assert resume.state == BuildState(format=STATE_FORMAT, started_us=9, identity=wanted, documents=DOCUMENTS)
     assert resume.discards
     assert [change.split()[:2] for change in resume.changes] == [["vectors:", field]]
 
@@ -65,7 +94,7 @@ def test_another_corpus_keeps_nothing(field: str) -> None:
     value = "other" if field == "sha256" else 99
     wanted = msgspec.structs.replace(WANTED, corpus=msgspec.structs.replace(CORPUS, **{field: value}))
     resume = plan_resume(FOUND, wanted, now_us=9)
-    assert resume.state == BuildState(format="v0", started_us=9, identity=wanted)
+    assert resume.state == BuildState(format=STATE_FORMAT, started_us=9, identity=wanted)
     assert resume.discards
     assert not resume.keeps_shards
 
@@ -74,7 +103,7 @@ def test_a_state_of_another_format_keeps_nothing_and_says_so() -> None:
     resume = plan_resume(msgspec.structs.replace(FOUND, format="v9"), WANTED, now_us=9)
     assert resume.discards
     assert "'v9'" in resume.changes[0]
-    assert resume.state == BuildState(format="v0", started_us=9, identity=WANTED)
+    assert resume.state == BuildState(format=STATE_FORMAT, started_us=9, identity=WANTED)
 
 
 def test_forty_rows_make_shards_of_16_16_and_8() -> None:

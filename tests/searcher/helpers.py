@@ -16,14 +16,16 @@ from carpool.clock import SystemClock
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, probe, write_centroids
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentWriter
 from carpool.disk.files import file_crc32
-from carpool.disk.index import INDEX_FILES
+from carpool.disk.index import index_files
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
-from carpool.disk.segment import (
+from carpool.disk.pages import choose_layout
+from carpool.disk.segments import (
     EXTENTS_NAME,
-    SEGMENT_NAME,
     ClusterExtent,
-    encode_cluster,
-    extent_crc32,
+    SegmentWriter,
+    generation_of,
+    plan_extents,
+    segment_name,
     write_extents,
 )
 from carpool.disk.settings import IndexSettings
@@ -65,7 +67,7 @@ class SmallIndex:
 
     @property
     def segment_path(self) -> Path:
-        return self.dir / SEGMENT_NAME
+        return self.dir / segment_name(0)
 
     @property
     def settings(self) -> IndexSettings:
@@ -98,25 +100,16 @@ def write_index(
     nlist, dimension = centroids.shape
     assigned = probe(centroids, vectors, 1)[:, 0].astype(np.int64)
     write_centroids(folder, centroids)
-    extents, end_bytes = [], 0
-    with (folder / SEGMENT_NAME).open("wb") as segment:
-        for cluster in range(nlist):
-            rows = np.flatnonzero(assigned == cluster).astype(np.int64)
-            content = encode_cluster(vectors[rows], rows)
-            crc32 = extent_crc32(cluster, len(rows), content)
-            extents.append(
-                ClusterExtent(
-                    cluster=cluster,
-                    offset_bytes=end_bytes,
-                    size_bytes=len(content),
-                    row_count=len(rows),
-                    crc32=crc32,
-                )
-            )
-            segment.write(content)
-            end_bytes += len(content)
+    layout = choose_layout(dimension, "float32")
+    generation = generation_of(vectors.tobytes(), centroids.tobytes())
+    extents = plan_extents(layout, np.bincount(assigned, minlength=nlist).tolist())
+    segment = SegmentWriter(folder, layout=layout, generation=generation, extents=extents)
+    for cluster in range(nlist):
+        rows = np.flatnonzero(assigned == cluster).astype(np.int64)
+        segment.append(cluster, vectors[rows], rows)
+    segments = segment.close()
     write_extents(folder, extents)
-    writer = DocumentWriter(folder)
+    writer = DocumentWriter(folder, generation)
     for row, document in enumerate(documents or ()):
         assert row < len(vectors)
         writer.append(document)
@@ -124,11 +117,11 @@ def write_index(
         for row in range(len(vectors)):
             writer.append(Document(doc_id=f"d{row}", title=f"Title {row}", text=f"The text of row {row}."))
     writer.close()
-    assert {CENTROIDS_NAME, EXTENTS_NAME, SEGMENT_NAME, DOCUMENTS_NAME, OFFSETS_NAME} == set(INDEX_FILES)
+    small = (CENTROIDS_NAME, EXTENTS_NAME, DOCUMENTS_NAME, OFFSETS_NAME)
     files = {
-        name: FileEntry(size_bytes=(folder / name).stat().st_size, crc32=file_crc32(folder / name))
-        for name in INDEX_FILES
-    }
+        name: FileEntry(size_bytes=(folder / name).stat().st_size, crc32=file_crc32(folder / name)) for name in small
+    } | segments
+    assert set(files) == set(index_files(len(segments)))
     manifest = Manifest(
         format=FORMAT,
         index_version="v-test",
@@ -137,6 +130,10 @@ def write_index(
         nlist=nlist,
         codec="Flat",
         vector_dtype="float32",
+        page_bytes=layout.page_bytes,
+        segment_count=len(segments),
+        generation=generation,
+        documents_generation=generation,
         embedding_model=MODEL,
         embedding_model_name="made-up",
         centroids_fingerprint=centroids_fingerprint(centroids),
@@ -325,8 +322,8 @@ class Running:
 
 
 def running(index: SmallIndex, clock: Any = None, **given: Any) -> Running:
-    """A stage over `index`; settings by name, and the seams `events`, `scorer`, `open_reader`."""
-    seams = {name: given.pop(name) for name in ("events", "scorer", "open_reader") if name in given}
+    """A stage over `index`; settings by name, and the seams `events`, `pool`, `engine`."""
+    seams = {name: given.pop(name) for name in ("events", "pool", "engine") if name in given}
     metrics = Metrics()
     stage = build_stage(SearcherSettings(**given), index.settings, metrics, clock or SystemClock(), **seams)
     return Running(stage=stage, sink=ListSink(), metrics=metrics)

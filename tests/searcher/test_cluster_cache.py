@@ -1,31 +1,33 @@
-"""The cluster cache with real threads and buffers: budget, joined reads, errors, shutdown."""
+"""The cluster cache over real memory: joined reads, errors, what is held, shutdown."""
 
 from __future__ import annotations
 
 import itertools
-import mmap
 import threading
-import weakref
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from carpool.clock import SystemClock
-from carpool.disk.segment import ClusterExtent
+from carpool.disk.manifest import read_manifest
+from carpool.disk.pages import dense
+from carpool.disk.segments import layout_of
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.cache import cluster_cache
+from searcher.cache.arena import Arena
 from searcher.cache.cluster_cache import Arrival, ClusterCache
+from searcher.cache.cluster_memory import ClusterMemory, ReadRules
 from searcher.cache.lru import Lru
 from searcher.events import NoEvents
-from searcher.plan.reads import ReadLimits
-from searcher.store.memory import MemoryReader
-from searcher.store.reader import ClusterReader
+from searcher.plan.reads import ReadLimits, ReadPlanner
+from searcher.store.engine import BlockRead
+from searcher.store.memory import MemoryEngine
+from searcher.store.threads import ThreadEngine
 from tests.searcher.helpers import SmallIndex, random_index
 
 A, B, C, D = (ClusterId(c) for c in range(4))
@@ -36,52 +38,75 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
     return random_index(tmp_path_factory.mktemp("index"), rows=3_000)
 
 
-class Watched:
-    """A reader over memory that counts its reads, and does what a test wants before each."""
+class Watched(ThreadEngine):
+    """Threads over a segment in memory; counts reads of whole clusters, and does what a test wants before each."""
 
     def __init__(self, index: SmallIndex, before: Callable[[int], None] = lambda _: None) -> None:
-        self.inner = MemoryReader(index.segment_path.read_bytes())
+        super().__init__(self._watch, depth=4, prefetch_depth=1, clock=SystemClock())
+        self.segment = bytearray(index.segment_path.read_bytes())
+        self.cluster_at = {extent.offset_bytes: extent.cluster for extent in index.extents}
         self.before = before
         self.reads: Counter[int] = Counter()
-        self.changed = threading.Condition()
+        self.seen = threading.Condition()
 
-    def read_into(self, extent: ClusterExtent, pages: mmap.mmap) -> None:
-        with self.changed:
-            self.reads[extent.cluster] += 1
-            self.changed.notify_all()
-        self.before(extent.cluster)
-        self.inner.read_into(extent, pages)
+    def _watch(self, read: BlockRead) -> None:
+        cluster = self.cluster_at[read.offset_bytes]
+        with self.seen:
+            self.reads[cluster] += 1
+            self.seen.notify_all()
+        self.before(cluster)
+        MemoryEngine([bytes(self.segment)], clock=SystemClock())._copy(read)
 
     def wait_for(self, cluster: int) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.reads[cluster] > 0, timeout=30)
-
-    def close(self) -> None:
-        self.inner.close()
+        with self.seen:
+            assert self.seen.wait_for(lambda: self.reads[cluster] > 0, timeout=30)
 
 
-def cache_of(
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    cache: ClusterCache
+    memory: ClusterMemory
+    metrics: Metrics
+
+    def sample(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"carpool_{name}", labels or None) or 0.0
+
+
+@contextmanager
+def caching(
     index: SmallIndex,
-    reader: ClusterReader,
+    engine: Watched,
     *,
-    budget_bytes: int = 1 << 30,
+    budget_bytes: int = 8 << 20,
     demand: int = 2,
     prefetch: int = 1,
     attempts: int = 2,
-    metrics: Metrics | None = None,
-) -> ClusterCache:
-    return ClusterCache(
-        reader=reader,
+    timeout_us: int = 60_000_000,
+) -> Iterator[Running]:
+    """Every cluster is one block read."""
+    metrics = Metrics()
+    layout = layout_of(read_manifest(index.dir))
+    memory = ClusterMemory(
+        layout=layout,
         extents=index.extents,
-        dimension=index.manifest.dimension,
-        path="the.seg",
-        policy=Lru(),
-        limits=ReadLimits(budget_bytes=budget_bytes, demand_reads_max=demand, prefetch_reads_max=prefetch),
-        read_attempts=attempts,
-        metrics=metrics or Metrics(),
+        generation=index.manifest.generation,
+        paths=["the.seg"],
+        arena=Arena(budget_bytes, layout.page_bytes),
+        engine=engine,
+        rules=ReadRules(attempts=attempts, timeout_us=timeout_us, watch_us=5_000),
+        metrics=metrics,
         clock=SystemClock(),
         events=NoEvents(),
     )
+    sizes = {ClusterId(extent.cluster): memory.arena_bytes(ClusterId(extent.cluster)) for extent in index.extents}
+    limits = ReadLimits(budget_bytes=memory.arena_bytes_total, demand_reads_max=demand, prefetch_reads_max=prefetch)
+    cache = ClusterCache(memory=memory, planner=ReadPlanner(limits, sizes, Lru()), metrics=metrics)
+    try:
+        yield Running(cache=cache, memory=memory, metrics=metrics)
+        cache.check_integrity()
+    finally:
+        cache.stop()
+        assert memory.close(30)
 
 
 def ask(cache: ClusterCache, *clusters: ClusterId, then: tuple[ClusterId, ...] = ()) -> dict[ClusterId, Arrival]:
@@ -94,86 +119,72 @@ def ask(cache: ClusterCache, *clusters: ClusterId, then: tuple[ClusterId, ...] =
     return arrived
 
 
-def sample(metrics: Metrics, name: str, **labels: str) -> float:
-    return metrics.registry.get_sample_value(f"carpool_{name}", labels) or 0.0
-
-
-def test_a_query_gets_every_cluster_with_the_rows_that_lie_on_disk(index: SmallIndex) -> None:
-    cache = cache_of(index, Watched(index))
-    cache.begin_group(((A, B, C),), ())
-    seen = set()
-    for arrival in cache.query(0, (A, B, C)):
-        rows = cache.rows(arrival.cluster)
-        assert rows.rows.tolist() == np.flatnonzero(index.assigned == arrival.cluster).tolist()
-        assert np.array_equal(rows.vectors, index.vectors[rows.rows])
-        seen.add((arrival.cluster, arrival.tier))
-        del rows
-    assert seen == {(A, "ssd"), (B, "ssd"), (C, "ssd")}
-    assert cache.query_read_bytes() == sum(index.extents[c].size_bytes for c in (A, B, C))
-    cache.end_group()
-    assert {a.tier for a in ask(cache, A, B, C).values()} == {"ram"}
-    assert cache.query_read_bytes() == 0
-    assert cache.close()
-
-
-def test_a_prefetch_in_flight_is_joined_by_the_demand_and_read_once(index: SmallIndex) -> None:
-    go_on = threading.Event()
-    reader = Watched(index, lambda cluster: None if cluster != B else assert_(go_on.wait(30)))
-    metrics = Metrics()
-    cache = cache_of(index, reader, metrics=metrics)
-    ask(cache, A, then=(B,))
-    reader.wait_for(B)
-    cache.begin_group(((B, A),), ())
-    arriving = cache.query(0, (B, A))
-    assert next(arriving).cluster == A  # is not held up by B
-    go_on.set()
-    assert [(a.cluster, a.tier) for a in arriving] == [(B, "ssd")]
-    assert cache.query_read_bytes() == 0
-    assert reader.reads == {A: 1, B: 1}
-    assert sample(metrics, "prefetches_total", result="late") == 1
-    assert sample(metrics, "bytes_read_total", purpose="demand") == index.extents[A].size_bytes
-    assert sample(metrics, "bytes_read_total", purpose="prefetch") == index.extents[B].size_bytes
-    assert sample(metrics, "cluster_requests_total", tier="ram") == 1
-    assert sample(metrics, "cluster_requests_total", tier="ssd") == 2
-    assert cache.close()
-
-
 def assert_(is_true: bool) -> None:
     assert is_true
 
 
-def test_the_buffers_in_memory_never_exceed_the_budget(index: SmallIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in buffers that exist, not in the planner's books, whenever a read is about to fill one."""
-    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+def test_a_query_gets_every_cluster_with_the_rows_that_lie_on_disk(index: SmallIndex) -> None:
+    with caching(index, Watched(index)) as it:
+        it.cache.begin_group(((A, B, C),), ())
+        seen = set()
+        for arrival in it.cache.query(0, (A, B, C)):
+            rows = dense(it.cache.pages(arrival.cluster))
+            assert rows.rows.tolist() == np.flatnonzero(index.assigned == arrival.cluster).tolist()
+            assert np.array_equal(rows.vectors, index.vectors[rows.rows])
+            seen.add((arrival.cluster, arrival.tier))
+        assert seen == {(A, "ssd"), (B, "ssd"), (C, "ssd")}
+        assert it.cache.query_read_bytes() == sum(index.extents[c].size_bytes for c in (A, B, C))
+        it.cache.end_group()
+        assert {a.tier for a in ask(it.cache, A, B, C).values()} == {"ram"}
+        assert it.cache.query_read_bytes() == 0
 
-    class Pages(mmap.mmap):
-        __hash__ = object.__hash__
 
-    def allocate(size_bytes: int) -> mmap.mmap:
-        pages = Pages(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        alive.add(pages)
-        return pages
+def test_a_prefetch_in_flight_is_joined_by_the_demand_and_read_once(index: SmallIndex) -> None:
+    go_on = threading.Event()
+    engine = Watched(index, lambda cluster: None if cluster != B else assert_(go_on.wait(30)))
+    with caching(index, engine) as it:
+        ask(it.cache, A, then=(B,))
+        engine.wait_for(B)
+        it.cache.begin_group(((B, A),), ())
+        arriving = it.cache.query(0, (B, A))
+        assert next(arriving).cluster == A  # is not held up by B
+        go_on.set()
+        assert [(a.cluster, a.tier) for a in arriving] == [(B, "ssd")]
+        assert it.cache.query_read_bytes() == 0
+        assert engine.reads == {A: 1, B: 1}
+        assert it.sample("prefetches_total", result="late") == 1
+        assert it.sample("bytes_read_total", purpose="demand") == index.extents[A].size_bytes
+        assert it.sample("bytes_read_total", purpose="prefetch") == index.extents[B].size_bytes
+        assert it.sample("cluster_requests_total", tier="ram") == 1
+        assert it.sample("cluster_requests_total", tier="ssd") == 2
 
-    monkeypatch.setattr(cluster_cache, "allocate_pages", allocate)
+
+def test_a_prefetch_that_waits_in_the_engine_is_promoted_when_a_query_wants_it(index: SmallIndex) -> None:
+    """Of two prefetches the engine begins one; the other begins when it is wanted, while the first still hangs."""
+    go_on = threading.Event()
+    engine = Watched(index, lambda cluster: None if cluster != B else assert_(go_on.wait(30)))
+    with caching(index, engine, prefetch=2) as it:
+        ask(it.cache, A, then=(B, C))
+        engine.wait_for(B)
+        assert engine.reads[C] == 0
+        it.cache.begin_group(((C,),), ())
+        assert [a.cluster for a in it.cache.query(0, (C,))] == [C]
+        go_on.set()
+
+
+def test_within_a_budget_of_two_clusters_any_sequence_of_queries_is_served(index: SmallIndex) -> None:
     sizes = sorted(extent.size_bytes for extent in index.extents)
     budget_bytes = sizes[-1] + sizes[-2]
-    peaks: list[int] = []
-    lock = threading.Lock()
-
-    def count(_: int) -> None:
-        with lock:
-            peaks.append(sum(len(pages) for pages in list(alive)))
-
-    cache = cache_of(index, Watched(index, count), budget_bytes=budget_bytes, demand=3, prefetch=2)
-    generator = np.random.default_rng(3)
-    clusters = [tuple(ClusterId(int(c)) for c in generator.permutation(8)[:4]) for _ in range(120)]
-    for now, then in itertools.pairwise(clusters):
-        assert ask(cache, *now, then=then).keys() == set(now)
-    assert max(peaks) <= budget_bytes
-    assert max(peaks) > sizes[-1]
-    assert cache.close()
-    del cache
-    assert sum(len(pages) for pages in list(alive)) == 0
+    peaks: list[float] = []
+    with caching(index, Watched(index), budget_bytes=budget_bytes, demand=3, prefetch=2) as it:
+        generator = np.random.default_rng(3)
+        clusters = [tuple(ClusterId(int(c)) for c in generator.permutation(8)[:4]) for _ in range(120)]
+        for now, then in itertools.pairwise(clusters):
+            arrived = ask(it.cache, *now, then=then)
+            assert arrived.keys() == set(now)
+            assert all(arrival.error is None for arrival in arrived.values())
+            peaks.append(sum(it.sample("resident_bytes", kind=kind) for kind in ("resident", "in_flight")))
+        assert sizes[-1] < max(peaks) <= budget_bytes == it.sample("budget_bytes")
 
 
 def test_a_read_that_fails_and_then_goes_through_is_not_noticed(index: SmallIndex) -> None:
@@ -183,11 +194,10 @@ def test_a_read_that_fails_and_then_goes_through_is_not_noticed(index: SmallInde
         if next(failures, False):
             raise RetryableError("passing")
 
-    reader = Watched(index, fail_once)
-    cache = cache_of(index, reader, attempts=2)
-    assert ask(cache, A)[A].error is None
-    assert reader.reads[A] == 2
-    assert cache.close()
+    engine = Watched(index, fail_once)
+    with caching(index, engine, attempts=2) as it:
+        assert ask(it.cache, A)[A].error is None
+        assert engine.reads[A] == 2
 
 
 def test_a_read_that_goes_on_failing_costs_that_cluster_only(index: SmallIndex) -> None:
@@ -195,93 +205,102 @@ def test_a_read_that_goes_on_failing_costs_that_cluster_only(index: SmallIndex) 
         if cluster == B:
             raise RetryableError("the cable is out")
 
-    reader = Watched(index, fail)
-    cache = cache_of(index, reader, attempts=3)
-    arrived = ask(cache, A, B, C)
-    assert isinstance(arrived[B].error, RetryableError)
-    assert str(arrived[B].error) == "the cable is out"
-    assert arrived[A].error is arrived[C].error is None
-    assert reader.reads == {A: 1, B: 3, C: 1}
-    ask(cache, B)
-    assert reader.reads[B] == 6  # a failure is not remembered
-    assert cache.close()
+    engine = Watched(index, fail)
+    with caching(index, engine, attempts=3) as it:
+        arrived = ask(it.cache, A, B, C)
+        assert isinstance(arrived[B].error, RetryableError)
+        assert "the cable is out" in str(arrived[B].error)
+        assert arrived[A].error is arrived[C].error is None
+        assert engine.reads == {A: 1, B: 3, C: 1}
+        ask(it.cache, B)
+        assert engine.reads[B] == 6  # a failure is not remembered
 
 
 def test_damage_is_never_retried_nor_granted_and_is_counted(index: SmallIndex) -> None:
-    reader = Watched(index)
+    engine = Watched(index)
     extent = index.extents[B]
-    segment = bytearray(index.segment_path.read_bytes())
-    segment[extent.offset_bytes + 50] ^= 1
-    reader.inner = MemoryReader(bytes(segment))
-    metrics = Metrics()
-    cache = cache_of(index, reader, metrics=metrics)
-    arrived = ask(cache, A, B)
-    error = arrived[B].error
-    assert isinstance(error, CorruptionError)
-    assert (error.path, error.offset_bytes) == ("the.seg", extent.offset_bytes)
-    assert arrived[A].error is None
-    assert reader.reads[B] == 1
-    assert sample(metrics, "clusters_damaged_total") == 1
-    assert error.__traceback__ is None  # it would hold the buffer
-    assert cache.close()
+    engine.segment[extent.offset_bytes + 50] ^= 1
+    with caching(index, engine) as it:
+        arrived = ask(it.cache, A, B)
+        error = arrived[B].error
+        assert isinstance(error, CorruptionError)
+        assert (error.path, error.offset_bytes) == ("the.seg", extent.offset_bytes)
+        assert arrived[A].error is None
+        assert engine.reads[B] == 1
+        assert it.sample("clusters_damaged_total") == 1
 
 
-def test_a_fault_in_a_reader_denies_the_cluster_and_leaves_nobody_waiting(index: SmallIndex) -> None:
+def test_a_fault_in_an_engine_denies_the_cluster_and_leaves_nobody_waiting(index: SmallIndex) -> None:
     def break_(cluster: int) -> None:
         if cluster == A:
             raise ZeroDivisionError("a bug")
 
-    cache = cache_of(index, Watched(index, break_))
-    arrived = ask(cache, A, B)
-    assert isinstance(arrived[A].error, RetryableError)
-    assert "a bug" in str(arrived[A].error)
-    assert arrived[B].error is None
-    assert cache.close()
+    with caching(index, Watched(index, break_)) as it:
+        arrived = ask(it.cache, A, B)
+        assert isinstance(arrived[A].error, RetryableError)
+        assert "a bug" in str(arrived[A].error)
+        assert arrived[B].error is None
+
+
+def test_a_read_that_hangs_costs_its_query_that_cluster_and_its_bytes_come_back(index: SmallIndex) -> None:
+    go_on = threading.Event()
+    engine = Watched(index, lambda cluster: assert_(go_on.wait(30)) if cluster == B else None)
+    largest_bytes = max(extent.size_bytes for extent in index.extents)
+    budget_bytes = index.extents[B].size_bytes + largest_bytes - 1
+    with caching(index, engine, budget_bytes=budget_bytes, timeout_us=60_000) as it:
+        arrived = ask(it.cache, A, B)
+        assert isinstance(arrived[B].error, RetryableError)
+        assert arrived[A].error is None
+        assert it.sample("resident_bytes", kind="stuck") == index.extents[B].size_bytes
+        largest = ClusterId(next(e.cluster for e in index.extents if e.size_bytes == largest_bytes))
+        denied = ask(it.cache, largest)[largest].error
+        assert isinstance(denied, RetryableError)
+        assert "no memory" in str(denied)
+        go_on.set()
+        while it.memory.stuck_bytes:
+            threading.Event().wait(0.001)
+        assert ask(it.cache, largest)[largest].error is None
 
 
 def test_a_query_that_is_given_up_frees_what_it_held(index: SmallIndex) -> None:
     sizes = [extent.size_bytes for extent in index.extents]
-    cache = cache_of(index, Watched(index), budget_bytes=max(sizes))
-    cache.begin_group(((A, B), (C,)), ())
-    arriving = cache.query(0, (A, B))
-    next(arriving)
-    arriving.close()
-    assert [a.cluster for a in cache.query(1, (C,))] == [C]
-    cache.end_group()
-    cache.check_integrity()
-    assert cache.close()
+    with caching(index, Watched(index), budget_bytes=max(sizes)) as it:
+        it.cache.begin_group(((A, B), (C,)), ())
+        arriving = it.cache.query(0, (A, B))
+        next(arriving)
+        arriving.close()
+        assert [a.cluster for a in it.cache.query(1, (C,))] == [C]
+        it.cache.end_group()
 
 
-def test_closing_ends_a_query_that_waits_and_says_whether_the_readers_are_done(index: SmallIndex) -> None:
+def test_stopping_ends_a_query_that_waits_and_closing_says_whether_the_reads_are_done(index: SmallIndex) -> None:
     go_on = threading.Event()
-    reader = Watched(index, lambda _: assert_(go_on.wait(30)))
-    cache = cache_of(index, reader)
-    arrived: list[Arrival] = []
+    engine = Watched(index, lambda _: assert_(go_on.wait(30)))
+    with caching(index, engine) as it:
+        arrived: list[Arrival] = []
 
-    def search() -> None:
-        cache.begin_group(((A, B),), ())
-        arrived.extend(cache.query(0, (A, B)))
+        def search() -> None:
+            it.cache.begin_group(((A, B),), ())
+            arrived.extend(it.cache.query(0, (A, B)))
 
-    thread = threading.Thread(target=search)
-    thread.start()
-    reader.wait_for(A)
-    assert cache.close(timeout_s=0.0) is False
-    thread.join(30)
-    assert not thread.is_alive()
-    assert arrived == []
-    go_on.set()
-    assert cache.close(timeout_s=30) is True
+        thread = threading.Thread(target=search)
+        thread.start()
+        engine.wait_for(A)
+        it.cache.stop()
+        assert it.memory.close(0.0) is False
+        thread.join(30)
+        assert not thread.is_alive()
+        assert arrived == []
+        go_on.set()
 
 
 def test_the_gauges_show_what_is_held(index: SmallIndex) -> None:
-    metrics = Metrics()
-    cache = cache_of(index, Watched(index), budget_bytes=12345678, metrics=metrics)
-    ask(cache, A, B)
-    cache.begin_group(((A,),), (B,))
-    list(cache.query(0, (A,)))
-    held = index.extents[A].size_bytes + index.extents[B].size_bytes
-    assert sample(metrics, "resident_bytes", kind="resident") == held
-    assert sample(metrics, "resident_bytes", kind="in_flight") == 0
-    assert sample(metrics, "resident_bytes", kind="pinned") == index.extents[B].size_bytes
-    assert sample(metrics, "budget_bytes") == 12345678
-    assert cache.close()
+    with caching(index, Watched(index), budget_bytes=4096 * 3000) as it:
+        ask(it.cache, A, B)
+        it.cache.begin_group(((A,),), (B,))
+        list(it.cache.query(0, (A,)))
+        held = index.extents[A].size_bytes + index.extents[B].size_bytes
+        assert it.sample("resident_bytes", kind="resident") == held
+        assert it.sample("resident_bytes", kind="in_flight") == 0
+        assert it.sample("resident_bytes", kind="pinned") == index.extents[B].size_bytes
+        assert it.sample("budget_bytes") == 4096 * 3000

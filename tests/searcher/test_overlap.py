@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carpool.disk.segment import ClusterExtent
+from carpool.clock import SystemClock
 from schemas.record import ClusterId
+from searcher.execution import query_by_query
+from searcher.plan.reads import PrefetchMode
 from searcher.plan.steps import Purpose
-from searcher.scoring import TopK, score_cluster
-from searcher.store.direct import DirectReader
+from searcher.scan import score_pages
+from searcher.store.engine import BlockEngine, BlockRead
+from searcher.store.files import SegmentFiles
+from searcher.store.threads import ThreadEngine
+from searcher.top_k import Candidates
 from tests.searcher.helpers import SmallIndex, make_group, make_unit, random_index, running
 
 STEP_S = 0.03
@@ -59,27 +62,28 @@ def overlaps(some: list[Interval], others: list[Interval]) -> int:
     return sum(any(start < end_2 and start_2 < end for start_2, end_2 in others) for start, end in some)
 
 
-class SlowReader:
-    """The real reader, with a wait before each read."""
+def slow_engine(files: SegmentFiles) -> BlockEngine:
+    """The real one, with a wait before each read."""
 
-    def __init__(self, path: Path) -> None:
-        self.inner = DirectReader(path, "require")
-
-    def read_into(self, extent: ClusterExtent, pages: mmap.mmap) -> None:
+    def read_block(read: BlockRead) -> None:
         time.sleep(STEP_S)
-        self.inner.read_into(extent, pages)
+        files.read_block(read)
 
-    def close(self) -> None:
-        self.inner.close()
+    return ThreadEngine(read_block, depth=2, prefetch_depth=1, clock=SystemClock())
 
 
-def slow_score(*given: Any) -> TopK:
+@pytest.fixture(autouse=True)
+def slow_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real scoring, and a wait that lets other threads run, as a large matrix product does."""
-    time.sleep(STEP_S)
-    return score_cluster(*given)
+
+    def score(*given: Any) -> Candidates:
+        time.sleep(STEP_S)
+        return score_pages(*given)
+
+    monkeypatch.setattr(query_by_query, "score_pages", score)
 
 
-def search_groups(index: SmallIndex, *, prefetch: bool, in_hand: bool) -> Intervals:
+def search_groups(index: SmallIndex, *, prefetch: PrefetchMode, in_hand: bool) -> Intervals:
     """Twelve groups of one query with one cluster each: within a query there is nothing to overlap."""
     log = Intervals()
     groups = [
@@ -88,10 +92,10 @@ def search_groups(index: SmallIndex, *, prefetch: bool, in_hand: bool) -> Interv
     with running(
         index,
         events=log,
-        open_reader=SlowReader,
-        scorer=slow_score,
+        engine=slow_engine,
+        execution="query_by_query",
         prefetch=prefetch,
-        reader_threads=1,
+        reads_in_flight_max=1,
         groups_in_hand_max=12,
     ) as run:
         run.wait_ready()
@@ -105,23 +109,27 @@ def search_groups(index: SmallIndex, *, prefetch: bool, in_hand: bool) -> Interv
 
 @pytest.mark.parametrize("in_hand", [True, False], ids=["next group in hand", "next group advised"])
 def test_prefetches_overlap_with_scoring_and_save_wall_time(index: SmallIndex, in_hand: bool) -> None:
-    log = search_groups(index, prefetch=True, in_hand=in_hand)
+    log = search_groups(index, prefetch="overlapped", in_hand=in_hand)
     assert len(log.scorings) == 12
     assert overlaps(log.reads["prefetch"], log.scorings) >= 10
     assert log.wall_us() < 0.8 * log.sum_us()
 
 
-def test_without_prefetch_nothing_overlaps(index: SmallIndex) -> None:
-    log = search_groups(index, prefetch=False, in_hand=True)
-    assert log.reads["prefetch"] == []
-    assert overlaps(log.reads["demand"], log.scorings) == 0
+@pytest.mark.parametrize("mode", ["none", "after_group"])
+def test_without_prefetch_and_with_that_of_the_paper_nothing_overlaps(index: SmallIndex, mode: PrefetchMode) -> None:
+    """After a group's last search the next group begins at once: reading ahead for it is a demand by another name."""
+    log = search_groups(index, prefetch=mode, in_hand=True)
+    # The last group is advised of one more, which may or may not have been read when everything ends.
+    assert len(log.reads["prefetch"]) in ((0,) if mode == "none" else (11, 12))
+    assert overlaps(log.reads["demand"] + log.reads["prefetch"], log.scorings) == 0
     assert log.wall_us() >= log.sum_us()
 
 
 def test_within_a_query_clusters_are_scored_while_others_are_read(index: SmallIndex) -> None:
     log = Intervals()
-    seams = {"events": log, "open_reader": SlowReader, "scorer": slow_score}
-    with running(index, prefetch=False, reader_threads=1, **seams) as run:
+    with running(
+        index, events=log, engine=slow_engine, execution="query_by_query", prefetch="none", reads_in_flight_max=1
+    ) as run:
         run.search(make_group(index, [index.vectors[0]], clusters=[tuple(range(8))]))
     assert overlaps(log.scorings, log.reads["demand"]) >= 4
     assert log.wall_us() < 0.8 * log.sum_us()

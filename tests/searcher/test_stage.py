@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from carpool.clock import SystemClock
 from carpool.disk.documents import DOCUMENTS_NAME, Document
-from carpool.disk.segment import ClusterExtent
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError, ConfigError, CorruptionError, DeploymentError
 from schemas.topics import ANSWERS, RETRIEVALS
-from searcher.scoring import score_cluster
+from searcher.scoring_pool import ScoringPool
 from searcher.service import parts
-from searcher.store.direct import DirectReader
-from searcher.store.none import NoReader
+from searcher.store.engine import BlockEngine, BlockRead
+from searcher.store.files import SegmentFiles
+from searcher.store.none import NoEngine
+from searcher.store.threads import ThreadEngine
 from tests.searcher.helpers import (
     Float32,
     ListSink,
@@ -62,24 +63,26 @@ class HandClock:
 
 
 class Gate:
-    """A reader that holds every read of some clusters until the gate is opened."""
+    """An engine that holds every read of some clusters until the gate is opened."""
 
-    def __init__(self, path: Path, held: frozenset[int] = frozenset(CLUSTERS)) -> None:
-        self.inner = DirectReader(path, "require")
+    def __init__(self, index: SmallIndex, held: frozenset[int] = frozenset(CLUSTERS)) -> None:
+        self.clusters = {extent.offset_bytes: extent.cluster for extent in index.extents}
         self.held = held
         self.arrived = threading.Semaphore(0)
         self.opened = threading.Event()
         self.reads: list[int] = []
 
-    def read_into(self, extent: ClusterExtent, pages: mmap.mmap) -> None:
-        self.reads.append(extent.cluster)
-        if extent.cluster in self.held:
+    def __call__(self, files: SegmentFiles) -> BlockEngine:
+        self.files = files
+        return ThreadEngine(self.read_block, depth=4, prefetch_depth=2, clock=SystemClock())
+
+    def read_block(self, read: BlockRead) -> None:
+        cluster = self.clusters[read.offset_bytes]  # small clusters: one block each
+        self.reads.append(cluster)
+        if cluster in self.held:
             self.arrived.release()
             assert self.opened.wait(30)
-        self.inner.read_into(extent, pages)
-
-    def close(self) -> None:
-        self.inner.close()
+        self.files.read_block(read)
 
 
 # ---- results
@@ -133,7 +136,7 @@ def test_a_retrieval_carries_the_query_its_source_and_what_it_took(index: SmallI
 
 def test_bytes_read_and_tiers_say_what_the_query_found_in_memory(index: SmallIndex) -> None:
     vectors = questions(2)
-    with running(index, prefetch=False) as run:
+    with running(index, prefetch="none", execution="query_by_query") as run:
         found = run.search(make_group(index, vectors, clusters=[(0, 1), (1, 2)]))
     first, second = found["q0-0"], found["q0-1"]
     sizes = [extent.size_bytes for extent in index.extents]
@@ -223,7 +226,7 @@ def test_the_first_query_of_a_group_finds_what_was_read_ahead(index: SmallIndex)
 
 def test_without_prefetch_nothing_is_read_ahead(index: SmallIndex) -> None:
     vector = questions(1)[0]
-    with running(index, prefetch=False) as run:
+    with running(index, prefetch="none") as run:
         run.search(make_group(index, [vector], clusters=[(0, 1)], next_clusters=(5, 6)))
         found = run.search(make_group(index, [vector], clusters=[(5, 6)], sequence=1))["q1-0"]
         assert [probe.tier for probe in found.probes] == ["ssd", "ssd"]
@@ -231,43 +234,33 @@ def test_without_prefetch_nothing_is_read_ahead(index: SmallIndex) -> None:
 
 
 def test_the_group_in_hand_wins_over_what_the_grouper_advised(index: SmallIndex) -> None:
-    gates: list[Gate] = []
-
-    def open_gate(path: Path) -> Gate:
-        gates.append(Gate(path, held=frozenset({0})))
-        return gates[0]
-
+    gate = Gate(index, held=frozenset({0}))
     vector = questions(1)[0]
-    with running(index, open_reader=open_gate) as run:
+    with running(index, engine=gate, execution="query_by_query") as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, [vector], clusters=[(0,)], next_clusters=(7,))), 0)
-        gates[0].arrived.acquire()
+        gate.arrived.acquire()
         # Another lane's group comes next, not the advised one; of it part 0 was done in an earlier life.
         other = make_group(index, [vector] * 2, clusters=[(4,), (5,)], sequence=1)
         run.stage.offer(make_unit(1, other, parts_done=frozenset({0})), 0)
-        gates[0].opened.set()
+        gate.opened.set()
         run.sink.wait_done(2)
-    assert gates[0].reads == [0, 5]
+    assert gate.reads == [0, 5]
 
 
 def test_what_is_known_of_the_next_group_is_forgotten_when_it_is_revoked(index: SmallIndex) -> None:
-    gates: list[Gate] = []
-
-    def open_gate(path: Path) -> Gate:
-        gates.append(Gate(path, held=frozenset({0})))
-        return gates[0]
-
+    gate = Gate(index, held=frozenset({0}))
     vector = questions(1)[0]
-    with running(index, open_reader=open_gate) as run:
+    with running(index, engine=gate, execution="query_by_query") as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, [vector], clusters=[(0,)], next_clusters=(7,))), 0)
-        gates[0].arrived.acquire()
+        gate.arrived.acquire()
         run.stage.offer(make_unit(1, make_group(index, [vector], clusters=[(4,)], sequence=1)), 0)
         run.stage.offer(make_unit(2, make_group(index, [vector], clusters=[(5,)], sequence=2)), 0)
         run.stage.revoke(frozenset({1}))
-        gates[0].opened.set()
+        gate.opened.set()
         run.sink.wait_done(2)
-    assert gates[0].reads == [0, 5]
+    assert gate.reads == [0, 5]
     assert run.sink.parts() == [(0, 0), (2, 0)]
 
 
@@ -286,19 +279,14 @@ def test_a_group_owes_one_part_a_query_and_done_ones_are_skipped(index: SmallInd
 
 
 def test_a_query_leaves_as_soon_as_it_is_done(index: SmallIndex) -> None:
-    gates: list[Gate] = []
-
-    def open_gate(path: Path) -> Gate:
-        gates.append(Gate(path, held=frozenset({2})))
-        return gates[0]
-
-    with running(index, open_reader=open_gate) as run:
+    gate = Gate(index, held=frozenset({2}))
+    with running(index, engine=gate) as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, questions(2), clusters=[(1,), (2,)])), 0)
         run.sink.wait_done(1)  # while the second still waits for its cluster
-        gates[0].arrived.acquire()
+        gate.arrived.acquire()
         assert run.sink.parts() == [(0, 0)]
-        gates[0].opened.set()
+        gate.opened.set()
         run.sink.wait_done(2)
 
 
@@ -383,11 +371,12 @@ def test_an_expired_query_is_answered_expired_and_not_searched(index: SmallIndex
 def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(index: SmallIndex) -> None:
     clock = HandClock(1_000)
 
-    def slow(*given: Any) -> Any:
-        clock.now = 3_000
-        return score_cluster(*given)
+    class Slow(ScoringPool):
+        def run(self, *given: Any) -> Any:
+            clock.now = 3_000
+            return super().run(*given)
 
-    with running(index, clock=clock, scorer=slow) as run:
+    with running(index, clock=clock, pool=Slow) as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, questions(1), deadline_us=2_000)), 0)
         run.sink.wait_done(1)
@@ -437,7 +426,7 @@ def test_a_segment_that_was_cut_short_while_it_was_open_fails_only_what_needs_it
 
 
 def test_when_no_cluster_can_be_read_now_the_failure_may_be_retried(index: SmallIndex) -> None:
-    with running(index, open_reader=lambda _: NoReader(), read_attempts=1) as run:
+    with running(index, engine=lambda _: NoEngine(clock=SystemClock()), read_attempts=1) as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, questions(1))), 0)
         run.sink.wait_done(1)
@@ -492,42 +481,32 @@ def test_there_is_no_credit_before_the_index_is_open_and_it_says_so(index: Small
 
 
 def test_credit_counts_the_groups_in_hand_and_their_bytes(index: SmallIndex) -> None:
-    gates: list[Gate] = []
-
-    def open_gate(path: Path) -> Gate:
-        gates.append(Gate(path))
-        return gates[0]
-
-    with running(index, open_reader=open_gate, groups_in_hand_max=3, intake_bytes_max=8 << 20) as run:
+    gate = Gate(index)
+    with running(index, engine=gate, groups_in_hand_max=3, intake_bytes_max=8 << 20) as run:
         run.wait_ready()
         for number in range(2):
             run.stage.offer(make_unit(number, make_group(index, questions(1)), size_bytes=1_000), 0)
-        gates[0].arrived.acquire()
+        gate.arrived.acquire()
         credit = run.stage.credit()
         assert (credit.records, credit.size_bytes) == (1, (8 << 20) - 2_000)
         run.stage.offer(make_unit(2, make_group(index, questions(1)), size_bytes=9 << 20), 0)
         credit = run.stage.credit()
         assert (credit.records, credit.size_bytes) == (0, 0)
         assert run.stage.tick(0, 5) is None
-        gates[0].opened.set()
+        gate.opened.set()
         run.sink.wait_done(3)
 
 
 def test_a_revoked_group_is_forgotten_also_while_it_is_searched(index: SmallIndex) -> None:
-    gates: list[Gate] = []
-
-    def open_gate(path: Path) -> Gate:
-        gates.append(Gate(path))
-        return gates[0]
-
-    with running(index, open_reader=open_gate) as run:
+    gate = Gate(index)
+    with running(index, engine=gate) as run:
         run.wait_ready()
         for number in range(3):
             run.stage.offer(make_unit(number, make_group(index, questions(2), sequence=number)), 0)
-        gates[0].arrived.acquire()
+        gate.arrived.acquire()
         run.stage.revoke(frozenset({0, 1}))
         assert run.stage.credit().records == 255  # one left
-        gates[0].opened.set()
+        gate.opened.set()
         run.sink.wait_done(2)
     assert run.sink.parts() == [(2, 0), (2, 1)]
 
@@ -542,19 +521,14 @@ def test_what_is_in_hand_is_finished_while_draining(index: SmallIndex) -> None:
 
 
 def test_closing_while_a_read_hangs_returns_and_hands_over_nothing_half_done(index: SmallIndex) -> None:
-    gates: list[Gate] = []
-
-    def open_gate(path: Path) -> Gate:
-        gates.append(Gate(path, held=frozenset({1})))
-        return gates[0]
-
-    run = running(index, open_reader=open_gate)
+    gate = Gate(index, held=frozenset({1}))
+    run = running(index, engine=gate)
     run.stage.start(run.sink)
     run.wait_ready()
     run.stage.offer(make_unit(0, make_group(index, questions(2), clusters=[(0, 1), (0, 1)])), 0)
-    gates[0].arrived.acquire()
+    gate.arrived.acquire()
     run.stage.close()
-    gates[0].opened.set()
+    gate.opened.set()
     assert run.sink.dones == []
     assert run.sink.failures == []
 
@@ -603,10 +577,11 @@ def test_a_damaged_manifest_is_refused(own_index: SmallIndex) -> None:
 
 
 def test_a_fault_of_our_own_ends_the_service_instead_of_hanging_it(index: SmallIndex) -> None:
-    def broken(*_: Any) -> Any:
-        raise ZeroDivisionError("a bug")
+    class Broken(ScoringPool):
+        def run(self, *given: Any) -> Any:
+            raise ZeroDivisionError("a bug")
 
-    with running(index, scorer=broken) as run:
+    with running(index, pool=Broken) as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, questions(1))), 0)
         error = run.sink.wait_failure()

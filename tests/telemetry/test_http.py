@@ -53,4 +53,4 @@ def test_every_metric_has_our_prefix_a_unit_and_a_meaning() -> None:
         assert family.name.startswith("carpool_"), family.name
         assert family.documentation.endswith("."), family.name
         if family.type == "histogram":
-            assert family.name.rpartition("_")[2] in {"seconds", "queries", "ratio"}, family.name
+            assert family.name.rpartition("_")[2] in {"seconds", "queries", "ratio", "windows"}, family.name

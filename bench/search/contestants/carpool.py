@@ -1,0 +1,217 @@
+"""Carpool's search plane without Kafka: memory, planner and executor as the searcher opens them, in several combinations."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bench.search.contestant import (
+    Arrivals,
+    Contestant,
+    ContestantError,
+    Counters,
+    Dataset,
+    Entry,
+    Limits,
+    Result,
+    Window,
+)
+from schemas.record import ClusterId
+
+if TYPE_CHECKING:
+    from searcher.execution.executor import Found, Search, SearchGroup
+    from searcher.opening import Plane
+
+HORIZON_WINDOWS = 4
+"""As the grouper reads ahead unless told otherwise."""
+BESIDE_BYTES = 48 << 20
+"""What the process may grow by once it is opened, beside the budget: scores, results, stacks."""
+
+
+class BusyDisk:
+    """An `EventLog` that adds up the time in which at least one cluster was being read."""
+
+    def __init__(self) -> None:
+        self.busy_us = 0
+        self._last_us = 0
+        self._lock = threading.Lock()
+
+    def read(self, cluster: ClusterId, purpose: str, started_us: int, ended_us: int) -> None:
+        """Adds what no read before has covered; reads end nearly in the order in which they began."""
+        with self._lock:
+            self.busy_us += max(0, ended_us - max(started_us, self._last_us))
+            self._last_us = max(self._last_us, ended_us)
+
+    def scored(self, cluster: ClusterId, started_us: int, ended_us: int) -> None:
+        """Does nothing."""
+
+
+class Carpool:
+    """The search plane with `settings` of `[searcher]`. `horizon_windows`: how far ahead it is told what will be asked."""
+
+    def __init__(self, name: str, *, horizon_windows: int, **settings: Any) -> None:
+        self.name = name
+        self._horizon_windows = horizon_windows
+        self._settings = settings
+        self._dataset: Dataset | None = None
+        self._plane: Plane | None = None
+        self._thread: threading.Thread | None = None
+        self._found: queue.SimpleQueue[tuple[Search, Found | None] | BaseException] = queue.SimpleQueue()
+        self._numbers: dict[int, int] = {}
+        self._next_key = 0
+        self._busy = BusyDisk()
+
+    def open(self, dataset: Dataset, limits: Limits) -> None:
+        """Opens the index with a budget of what the process does not take itself; nothing is read ahead of the queries."""
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+        from bench.memory import memory_of
+        from carpool.clock import SystemClock
+        from carpool.disk.index import open_index
+        from carpool.errors import ConfigError
+        from carpool.telemetry.metrics import Metrics
+        from searcher.opening import open_plane
+        from searcher.settings import SearcherSettings
+
+        threadpool_limits(limits=1, user_api="blas")
+        index = open_index(dataset.index_dir)
+        index.close()
+        everything_bytes = 2 * sum(extent.size_bytes for extent in index.extents)
+        budget_bytes = everything_bytes
+        if limits.memory_bytes is not None:
+            budget_bytes = min(budget_bytes, limits.memory_bytes - memory_of(os.getpid()).resident_bytes - BESIDE_BYTES)
+        if budget_bytes <= 0:
+            raise ConfigError(
+                f"{limits.memory_bytes} bytes hold no cluster beside interpreter and libraries; raise --memory"
+            )
+        self._metrics = Metrics()
+        settings = SearcherSettings(budget_bytes=budget_bytes, scoring_threads=limits.threads, **self._settings)
+        self._plane = open_plane(index, settings, self._metrics, SystemClock(), events=self._busy)
+        self._dataset = dataset
+        self._budget_bytes = budget_bytes
+        self._thread = threading.Thread(target=self._search, name="search", daemon=True)
+        self._thread.start()
+
+    def run(self, arrivals: Arrivals) -> Iterator[Result]:
+        """Lets each window join, and yields what leaves, as it leaves."""
+        owed = 0
+        while owed or not arrivals.ended:
+            window = arrivals.take(0 if owed else None)
+            if window is not None:
+                assert self._plane is not None
+                self._plane.executor.join(self._group(window, arrivals))
+                owed += len(window.queries)
+            elif owed:
+                for number, found in self._take(arrivals):
+                    owed -= 1
+                    yield Result(arrivals.now_us(), number, 0, found.best.rows, True)
+
+    def counters(self) -> Counters:
+        """Returns bytes, hits and misses by the searcher's own metrics."""
+        count = partial(self._metrics.registry.get_sample_value)
+        read = [count("carpool_bytes_read_total", {"purpose": purpose}) or 0 for purpose in ("demand", "prefetch")]
+        prefetches = {
+            f"prefetch_{result}": count("carpool_prefetches_total", {"result": result}) or 0.0
+            for result in ("used", "late", "wasted")
+        }
+        return Counters(
+            bytes_read=int(sum(read)),
+            disk_busy_us=self._busy.busy_us,
+            cache_hits=int(count("carpool_cluster_requests_total", {"tier": "ram"}) or 0),
+            cache_misses=int(count("carpool_cluster_requests_total", {"tier": "ssd"}) or 0),
+            others={"budget_bytes": float(self._budget_bytes), **prefetches},
+        )
+
+    def close(self) -> None:
+        """Ends the search thread and lets go of the memory."""
+        if self._plane is not None:
+            self._plane.executor.stop()
+            if self._thread is not None:
+                self._thread.join(10)
+            self._plane.close()
+
+    def _search(self) -> None:
+        assert self._plane is not None
+        try:
+            self._plane.executor.run(lambda search, found: self._found.put((search, found)))
+        except BaseException as error:  # told by the thread that waits
+            self._found.put(error)
+
+    def _group(self, window: Window, arrivals: Arrivals) -> SearchGroup:
+        from searcher.execution.executor import Search, SearchGroup
+
+        assert self._dataset is not None
+        searches = []
+        for query in window.queries:
+            clusters = tuple(map(ClusterId, query.clusters.tolist()))
+            self._numbers[self._next_key] = query.number
+            searches.append(
+                Search(key=self._next_key, vector=query.vector, clusters=clusters, top_k=self._dataset.top_k)
+            )
+            self._next_key += 1
+        horizon: dict[ClusterId, int] = {}
+        if self._horizon_windows:
+            for windows, probes in reversed(list(enumerate(arrivals.ahead(self._horizon_windows), start=1))):
+                horizon |= dict.fromkeys(map(ClusterId, probes.ravel().tolist()), windows)
+        return SearchGroup(searches=tuple(searches), window=self._next_key, horizon=horizon)
+
+    def _take(self, arrivals: Arrivals) -> Iterator[tuple[int, Found]]:
+        """Yields what is done; waits for the first, but not for long: queries may arrive meanwhile."""
+        try:
+            items = [self._found.get(timeout=0.001)]
+        except queue.Empty:
+            return
+        while not self._found.empty():
+            items.append(self._found.get())
+        for item in items:
+            if isinstance(item, BaseException):
+                raise item
+            search, found = item
+            if found is None or found.skipped:
+                raise ContestantError(
+                    f"clusters {found.skipped if found else ()} were skipped: {found and found.errors}"
+                )
+            yield self._numbers.pop(search.key), found
+
+
+def _entry(name: str, summary: str, **options: Any) -> Entry:
+    def make() -> Contestant:
+        return Carpool(name, **options)
+
+    return Entry(name=name, summary=summary, is_exact=True, make=make)
+
+
+ENTRIES: tuple[Entry, ...] = (
+    _entry(
+        "carpool",
+        f"each cluster once a window; told of the {HORIZON_WINDOWS} windows that wait, evicts by next use, reads ahead",
+        horizon_windows=HORIZON_WINDOWS,
+    ),
+    _entry(
+        "carpool-kept",
+        "as carpool, without reading ahead: the horizon only says what to keep",
+        horizon_windows=HORIZON_WINDOWS,
+        prefetch="none",
+    ),
+    _entry("carpool-blind", "as carpool, told of nothing that waits: evicts by aged frequency", horizon_windows=0),
+    *(
+        _entry(
+            f"carpool-{policy}",
+            f"as carpool-blind, evicts by {policy}",
+            horizon_windows=0,
+            cache_policy=policy,
+            prefetch="none",
+        )
+        for policy in ("lru", "lfu", "edgerag", "gdsf", "tiny_lfu")
+    ),
+    _entry(
+        "carpool-threads",
+        "as carpool, reads by a pool of threads instead of io_uring",
+        horizon_windows=HORIZON_WINDOWS,
+        engine="threads",
+    ),
+)

@@ -1,0 +1,97 @@
+"""The second half of a build, from vectors to a manifest: centroids, assignment, segments; each saved, none made twice."""
+
+from __future__ import annotations
+
+import faiss
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from carpool.clock import Clock
+from carpool.disk.manifest import Manifest
+from carpool.disk.pages import PageLayout, choose_layout
+from carpool.errors import ConfigError
+from indexer.clustering import Assignment, assign_rows, train_centroids
+from indexer.plan import AssignmentDone, BuildState, default_nlist
+from indexer.progress import ProgressReport
+from indexer.sequential import bytes_of
+from indexer.settings import IndexerSettings
+from indexer.vectors import Vectors
+from indexer.workspace import Workspace
+from indexer.write import finish, plan_segments, write_clusters
+
+CENTROIDS_NAME = "centroids.f32"
+ASSIGNMENT_NAME = "assignment.i32"
+
+Float32 = npt.NDArray[np.float32]
+
+
+def cluster_and_write(
+    workspace: Workspace,
+    settings: IndexerSettings,
+    state: BuildState,
+    vectors: Vectors,
+    clock: Clock,
+    progress: ProgressReport,
+) -> Manifest:
+    """Returns the manifest of the finished index, not yet in place. Goes on after whatever an earlier life saved. Blocks."""
+    if settings.threads:
+        faiss.omp_set_num_threads(settings.threads)
+    layout = _layout(state, vectors.dimension)
+    state, centroids = _ensure_centroids(workspace, state, vectors, progress)
+    state, assignment = _ensure_assignment(workspace, state, vectors, centroids, progress)
+    plan = plan_segments(state.identity, layout, centroids, assignment)
+    segments = write_clusters(
+        workspace.finished, vectors, assignment.clusters, plan, memory_bytes=settings.memory_bytes, progress=progress
+    )
+    return finish(
+        workspace.finished,
+        identity=state.identity,
+        started_us=state.started_us,
+        centroids=centroids,
+        plan=plan,
+        segments=segments,
+        profile_read_count=settings.profile_reads,
+        clock=clock,
+        progress=progress,
+    )
+
+
+def _layout(state: BuildState, dimension: int) -> PageLayout:
+    try:
+        return choose_layout(dimension, state.identity.layout.vector_dtype)
+    except ValueError as error:
+        raise ConfigError(f"{error}; take a model with shorter vectors, or --vector-dtype float16") from error
+
+
+def _ensure_centroids(
+    workspace: Workspace, state: BuildState, vectors: Vectors, progress: ProgressReport
+) -> tuple[BuildState, Float32]:
+    nlist = state.identity.clustering.nlist or default_nlist(vectors.row_count)
+    if state.centroids_crc32 is not None:
+        content = workspace.load(CENTROIDS_NAME, state.centroids_crc32)
+        if content is not None:
+            progress.note(f"{nlist:,} clusters were trained before")
+            return state, np.frombuffer(content, dtype="<f4").reshape(nlist, vectors.dimension)
+    centroids = train_centroids(vectors, nlist, state.identity.clustering, progress)
+    crc32 = workspace.save(CENTROIDS_NAME, bytes_of(centroids))
+    state = msgspec.structs.replace(state, centroids_crc32=crc32, assignment=None)
+    workspace.write_state(state)
+    return state, centroids
+
+
+def _ensure_assignment(
+    workspace: Workspace, state: BuildState, vectors: Vectors, centroids: Float32, progress: ProgressReport
+) -> tuple[BuildState, Assignment]:
+    if state.assignment is not None:
+        content = workspace.load(ASSIGNMENT_NAME, state.assignment.crc32)
+        if content is not None:
+            progress.note(f"{vectors.row_count:,} rows were assigned before")
+            return state, Assignment(np.frombuffer(content, dtype="<i4"), state.assignment.vectors_digest)
+    progress.start("assigning", vectors.row_count)
+    assignment = assign_rows(vectors, centroids, progress.advance)
+    crc32 = workspace.save(ASSIGNMENT_NAME, bytes_of(assignment.clusters))
+    done = AssignmentDone(crc32=crc32, vectors_digest=assignment.vectors_digest)
+    state = msgspec.structs.replace(state, assignment=done)
+    workspace.write_state(state)
+    return state, assignment

@@ -1,0 +1,38 @@
+"""The searcher itself over stored indexes: what it answers is what was found when they were written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from carpool.disk.index import open_index
+from tests.compat.make import SAMPLES, VARIANTS
+from tests.compat.test_stored_indexes import SCORE_TOLERANCE, expected_of
+from tests.searcher.helpers import SmallIndex, group_of, running
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("execution", ["cluster_major", "query_by_query"])
+def test_a_stored_index_is_searched_as_it_was(variant: str, execution: str) -> None:
+    opened = open_index(SAMPLES / variant)
+    opened.close()
+    index = SmallIndex(
+        dir=SAMPLES / variant,
+        vectors=np.empty((0, 0), dtype=np.float32),
+        assigned=np.empty(0, dtype=np.int64),
+        centroids=opened.centroids,
+        manifest=opened.manifest,
+        extents=opened.extents,
+    )
+    expected = expected_of(variant)
+    searches = [(np.array(e.query, dtype=np.float32), e.clusters) for e in expected]
+    with running(index, direct_io="auto", execution=execution) as stage:
+        found = stage.search(group_of(opened.manifest, searches, top_k=5))
+    assert len(found) == len(expected)
+    for number, wanted in enumerate(expected):
+        retrieval = found[f"q0-{number}"]
+        assert not retrieval.skipped_clusters
+        assert tuple(hit.doc_id for hit in retrieval.hits) == wanted.doc_ids
+        assert tuple(hit.title for hit in retrieval.hits) == wanted.titles
+        assert tuple(hit.text for hit in retrieval.hits) == wanted.texts
+        assert [hit.score for hit in retrieval.hits] == pytest.approx(wanted.scores, abs=SCORE_TOLERANCE)

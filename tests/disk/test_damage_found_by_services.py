@@ -1,0 +1,124 @@
+"""Damage as users meet it: the searcher never answers wrong without saying so, and `carpool index verify` lists it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carpool.disk.manifest import MANIFEST_NAME, Manifest
+from carpool.disk.segments import read_extents
+from carpool.errors import ConfigError
+from indexer.progress import SilentProgress
+from indexer.verify import verify_index
+from schemas.record import ClusterId
+from schemas.retrieval import Retrieval
+from tests.disk.helpers import Content, make_content, normalised, write_index
+from tests.searcher.helpers import SmallIndex, group_of, running
+
+ROW_COUNTS = (3, 0, 40, 16, 16)
+ROWS = sum(ROW_COUNTS)
+CONTENT = make_content(row_counts=ROW_COUNTS)
+QUERIES = normalised(np.random.default_rng(4).standard_normal((3, CONTENT.vectors.shape[1])))
+SEARCHES = 40
+VERIFICATIONS = 150
+
+
+def small_index(folder: Path, manifest: Manifest, content: Content) -> SmallIndex:
+    assigned = np.empty(len(content.vectors), dtype=np.int64)
+    for cluster, rows in enumerate(content.clusters):
+        assigned[rows] = cluster
+    return SmallIndex(
+        dir=folder,
+        vectors=content.vectors,
+        assigned=assigned,
+        centroids=content.centroids,
+        manifest=manifest,
+        extents=read_extents(folder, manifest),
+    )
+
+
+def seeded_flips(folder: Path, manifest: Manifest, count: int, seed: int) -> list[tuple[str, int, int]]:
+    """File, position and change: every file in turn."""
+    numbers = np.random.default_rng(seed)
+    names = [MANIFEST_NAME, *manifest.files]
+    chosen = [names[number % len(names)] for number in range(count)]
+    return [
+        (name, int(numbers.integers((folder / name).stat().st_size)), int(numbers.integers(1, 256))) for name in chosen
+    ]
+
+
+def flip(path: Path, place: int, change: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= change
+    path.write_bytes(content)
+
+
+def exact(query: np.ndarray, skipped: tuple[ClusterId, ...]) -> list[tuple[str, str, str]]:
+    """The dumb version: all rows but those of skipped clusters, best first, as the corpus has them."""
+    rows = np.concatenate([rows for cluster, rows in enumerate(CONTENT.clusters) if cluster not in skipped])
+    best = rows[np.lexsort((rows, -(CONTENT.vectors[rows] @ query)))]
+    found = [CONTENT.documents[row] for row in best]
+    return [(document.doc_id, document.title, document.text) for document in found]
+
+
+def hits(retrieval: Retrieval) -> list[tuple[str, str, str]]:
+    return [(hit.doc_id, hit.title, hit.text) for hit in retrieval.hits]
+
+
+def search_everything(index: SmallIndex) -> str:
+    """Searches every cluster for every row, which reads every page and every document; what the searcher says of it.
+
+    "refused": it does not start; "failed", "skipped": every query says so; "whole": nothing is missing. Asserts that what
+    is answered is right.
+    """
+    everywhere = tuple(range(len(ROW_COUNTS)))
+    group = group_of(index.manifest, [(query, everywhere) for query in QUERIES], top_k=ROWS)
+    with running(index, direct_io="auto") as stage:
+        try:
+            retrievals = stage.search(group)
+        except AssertionError:
+            assert stage.sink.failures
+            return "refused"
+        failed = stage.sink.answers()
+        assert len(retrievals) + len(failed) == len(QUERIES)
+        for number, query in enumerate(QUERIES):
+            if (retrieval := retrievals.get(f"q0-{number}")) is not None:
+                assert hits(retrieval) == exact(query, retrieval.skipped_clusters)
+        assert all(answer.status == "failed" for answer in failed.values())
+        if failed:
+            return "failed"
+        return "skipped" if all(retrieval.skipped_clusters for retrieval in retrievals.values()) else "whole"
+
+
+def test_a_search_over_damage_is_refused_failed_or_says_what_it_skipped(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    manifest = write_index(whole, CONTENT)
+    assert search_everything(small_index(whole, manifest, CONTENT)) == "whole"
+    said = []
+    for number, (name, place, change) in enumerate(seeded_flips(whole, manifest, SEARCHES, seed=1)):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole, folder)
+        index = small_index(folder, manifest, CONTENT)
+        flip(folder / name, place, change)
+        said.append(search_everything(index))
+        assert said[-1] != "whole", (name, place, change)
+        shutil.rmtree(folder)
+    assert set(said) == {"refused", "failed", "skipped"}
+
+
+@pytest.mark.parametrize("vector_dtype", ["float32", "float16"])
+def test_verify_lists_every_flipped_byte(tmp_path: Path, vector_dtype: str) -> None:
+    manifest = write_index(tmp_path, CONTENT, vector_dtype=vector_dtype)  # type: ignore[arg-type]
+    assert verify_index(tmp_path, SilentProgress()).problems == ()
+    for name, place, change in seeded_flips(tmp_path, manifest, VERIFICATIONS, seed=2):
+        flip(tmp_path / name, place, change)
+        try:
+            problems = verify_index(tmp_path, SilentProgress()).problems
+        except ConfigError as error:  # the name of the format was hit
+            problems = (str(error),)
+        assert any(name in problem for problem in problems), (name, place, change)
+        flip(tmp_path / name, place, change)
+    assert verify_index(tmp_path, SilentProgress()).problems == ()

@@ -1,0 +1,110 @@
+"""Centroids: trained on a sample that fits memory, made more even, the same bytes every time."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from carpool.errors import ConfigError
+from indexer.balance import balance_centroids, kmeans, nearest
+from indexer.clustering import assign_rows, train_centroids
+from indexer.plan import ClusteringIdentity
+from indexer.progress import SilentProgress
+from indexer.vectors import Vectors, open_precomputed
+
+SETTINGS = ClusteringIdentity(
+    nlist=20,
+    seed=3,
+    train_rows_per_cluster=256,
+    train_bytes_max=1 << 30,
+    train_iterations=10,
+    cluster_rows_max_factor=2.5,
+    cluster_rows_min_factor=0.25,
+)
+
+
+def crowded(row_count: int = 4000, dimension: int = 12) -> np.ndarray:
+    """Normalised rows, three quarters of them round one point: k-means leaves clusters far too large and far too small."""
+    random = np.random.default_rng(5)
+    rows = random.standard_normal((row_count, dimension)).astype(np.float32)
+    rows[: row_count * 3 // 4] = rows[0] + rows[: row_count * 3 // 4] * 0.1
+    random.shuffle(rows)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows
+
+
+def counts_of(rows: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    return np.bincount(nearest(rows, centroids), minlength=len(centroids))
+
+
+def vectors_of(folder: Path, rows: np.ndarray) -> Vectors:
+    np.save(folder / "v.npy", rows)
+    return open_precomputed(folder / "v.npy", len(rows))
+
+
+def test_clusters_come_within_the_factors_and_are_as_many_as_asked_for() -> None:
+    rows = crowded()
+    # Every second start in one place: what a poor k-means leaves.
+    plain = kmeans(rows, 20, iterations=1, seed=1)
+    before = counts_of(rows, plain)
+    assert before.max() > 2.5 * 200
+    notes: list[str] = []
+    even = balance_centroids(rows, plain, SETTINGS, notes.append)
+    after = counts_of(rows, even)
+    assert even.shape == plain.shape
+    assert after.max() <= 2.5 * 200 < before.max()
+    assert after.min() >= 0.25 * 200
+    assert np.allclose(np.linalg.norm(even, axis=1), 1, atol=1e-5)
+    assert notes
+    assert np.array_equal(even, balance_centroids(rows, plain, SETTINGS, notes.append))
+
+
+def test_factors_that_allow_all_change_nothing() -> None:
+    rows = crowded()
+    plain = kmeans(rows, 20, iterations=1, seed=1)
+    settings = msgspec.structs.replace(SETTINGS, cluster_rows_max_factor=1e9, cluster_rows_min_factor=0)
+    assert balance_centroids(rows, plain, settings, lambda _: None) is plain
+
+
+def test_rows_that_are_all_alike_cannot_be_split_and_are_left() -> None:
+    rows = np.tile(crowded(1), (500, 1))
+    plain = np.concatenate([rows[:1], crowded(4)[1:]])
+    assert balance_centroids(rows, plain, SETTINGS, lambda _: None) is plain
+
+
+def test_the_same_vectors_and_seed_give_the_same_centroids_and_another_seed_others(tmp_path: Path) -> None:
+    vectors = vectors_of(tmp_path, crowded())
+    one, two = (train_centroids(vectors, 20, SETTINGS, SilentProgress()) for _ in range(2))
+    assert np.array_equal(one, two)
+    other = train_centroids(vectors, 20, msgspec.structs.replace(SETTINGS, seed=4), SilentProgress())
+    assert not np.array_equal(one, other)
+
+
+def test_a_sample_that_memory_bounds_trains_centroids_nearly_as_good(tmp_path: Path) -> None:
+    rows = crowded()
+    vectors = vectors_of(tmp_path, rows)
+    whole = train_centroids(vectors, 20, SETTINGS, SilentProgress())
+    small = train_centroids(
+        vectors, 20, msgspec.structs.replace(SETTINGS, train_bytes_max=800 * 12 * 4), SilentProgress()
+    )
+    assert not np.array_equal(whole, small)
+    near = [(rows @ centroids.T).max(axis=1).mean() for centroids in (whole, small)]
+    assert near[1] > near[0] - 0.02
+    with pytest.raises(ConfigError, match=r"indexer\.memory_bytes is 479: .* give at least 960"):
+        train_centroids(vectors, 20, msgspec.structs.replace(SETTINGS, train_bytes_max=479), SilentProgress())
+
+
+def test_every_row_is_assigned_to_its_nearest_centroid_and_the_digest_is_of_the_vectors(tmp_path: Path) -> None:
+    rows = crowded(20_000)
+    centroids = crowded(50)
+    went_by: list[int] = []
+    found = assign_rows(vectors_of(tmp_path, rows), centroids, went_by.append)
+    scores = rows @ centroids.T
+    assert found.clusters.dtype == np.int32
+    assert (scores[np.arange(len(rows)), found.clusters] >= scores.max(axis=1) - 1e-6).all()
+    assert sum(went_by) == len(rows)
+    again = assign_rows(vectors_of(tmp_path, rows), centroids, went_by.append)
+    assert again.vectors_digest == found.vectors_digest
+    rows[19_999, 3] = np.nextafter(rows[19_999, 3], np.float32(2))
+    assert assign_rows(vectors_of(tmp_path, rows), centroids, went_by.append).vectors_digest != found.vectors_digest
