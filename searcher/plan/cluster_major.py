@@ -71,6 +71,7 @@ class ClusterMajorPlanner:
         self._ready: dict[ClusterId, None] = {}  # resident and wanted, in the order to score them
         self._coming: dict[ClusterId, None] = {}  # read for queries in hand, in the order to score them
         self._scoring: tuple[Task, ...] = ()
+        self._scoring_read: frozenset[ClusterId] = frozenset()  # of the sub-stage: what was read for queries in hand
         self._horizon: Mapping[ClusterId, int] = {}
         self._unread: dict[ClusterId, None] = {}  # of the horizon: not seen to yet, soonest first
         self._ahead: dict[ClusterId, None] = {}  # read ahead, not wanted so far
@@ -136,6 +137,7 @@ class ClusterMajorPlanner:
             if chosen and spent_us > budget_us:
                 break
             chosen.append(cluster)
+        self._scoring_read = frozenset(cluster for cluster in chosen if cluster in self._coming)
         for cluster in chosen:
             self._ready.pop(cluster, None)
             self._coming.pop(cluster, None)
@@ -233,10 +235,8 @@ class ClusterMajorPlanner:
         """Reserves room and reads: first what queries in hand want, then what the horizon wants."""
         while (choice := self._demand.next_cluster()) is not None:
             cluster, query = choice
-            if (
-                self._coming
-                and self._sum_bytes(self._coming) + self._size_bytes[cluster] > self._limits.read_ahead_bytes
-            ):
+            unscored_bytes = self._unscored_bytes()
+            if unscored_bytes and unscored_bytes + self._size_bytes[cluster] > self._limits.read_ahead_bytes:
                 return
             if self._memory.is_reading(cluster):  # cancelled, and its end not told yet
                 return
@@ -317,6 +317,11 @@ class ClusterMajorPlanner:
     def _skip(self, cluster: ClusterId, actions: list[Action]) -> None:
         actions.append(Skip(cluster=cluster, queries=self._demand.wanting(cluster)))
         actions.extend(Finish(query=done.query, skipped=done.skipped) for done in self._demand.skipped(cluster))
+
+    def _unscored_bytes(self) -> int:
+        """What was read for queries in hand and is not scored; the sub-stage counts, or its length would change what is read."""
+        scoring = (task.cluster for task in self._scoring if task.cluster in self._scoring_read)
+        return self._sum_bytes(self._coming) + sum(self._size_bytes[cluster] for cluster in scoring)
 
     def _sum_bytes(self, clusters: Mapping[ClusterId, None]) -> int:
         return sum(self._size_bytes[cluster] for cluster in clusters)

@@ -211,7 +211,6 @@ def test_every_policy_answers_every_query_and_what_is_read_adds_up(policy: Polic
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("prefetch_share", [0.0, 0.1, 0.3])
-@pytest.mark.xfail(strict=False, reason="sub-stages that take longer let the planner read further ahead")
 def test_in_a_closed_loop_the_same_clusters_are_read_in_the_same_order_whatever_the_disk(
     seed: int, prefetch_share: float
 ) -> None:

@@ -44,7 +44,6 @@ def test_a_real_run_reads_the_bytes_that_the_simulator_says(tmp_path: Path, poli
     assert not list(tmp_path.iterdir()), "segments are left behind"
 
 
-@pytest.mark.xfail(strict=False, reason="sub-stages that take longer let the planner read further ahead")
 def test_a_real_run_that_reads_ahead_reads_the_bytes_that_the_simulator_says(tmp_path: Path) -> None:
     found = compared(tmp_path, policy="farthest_next_use", prefetch_share=0.2, read_ahead_share=0.3)
     assert found.real_bytes == found.simulated_bytes > 0
