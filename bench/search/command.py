@@ -81,7 +81,11 @@ def search(plan: Plan, wishes: Wishes, environ: Mapping[str, str] = os.environ) 
     with _terminable(), _Console(console, plan.queries) as tell:
         run = Run(plan, questions, tell)
         plan.out.mkdir(parents=True, exist_ok=True)
-        lines = run.run()
+        try:
+            lines = run.run()
+        except KeyboardInterrupt:
+            tell.note(f"stopped; the cells that are done are in {plan.out}, and --resume goes on from there")
+            raise
     baseline = wishes.baseline or next((name for name in BASELINES if name in plan.contestants), plan.contestants[0])
     summary = summarise(lines, plan.windows, plan.contestants, baseline)
     report = SearchReport(
