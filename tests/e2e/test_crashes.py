@@ -112,7 +112,7 @@ def test_kills_lose_nothing_and_repeat_no_more_than_was_in_flight(
     assert {each.body["status"] for each in answers} == {"ok"}
     repeated = sum(count - 1 for count in by_id.values())
     assert repeated <= crashes.may_repeat
-    first = {}
+    first: dict[str, list[float]] = {}
     for each in answers:
         # By their scores: which of two passages that score alike comes first depends on what was searched together.
         scores = [hit["score"] for hit in each.body["retrieved"]]
