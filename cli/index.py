@@ -100,7 +100,7 @@ def build(
     Killed at any moment, the same command goes on where it was: passages, vectors, clusters and finished segments are kept in
     DIR/.build. Bad lines are counted, listed with their number and skipped.
 
-    Memory does not grow with the corpus, but for 150 bytes a passage: vectors are read from front to back, once to sample,
+    Memory does not grow with the corpus, but for 20 bytes a passage: vectors are read from front to back, once to sample,
     once to assign, and once for each indexer.memory_bytes (1 GiB) of them that is written. On disk, a build that embeds
     takes twice the vectors (4 * dimension bytes a passage) until it is in place.
 

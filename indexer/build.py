@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from carpool.embedding import EmbeddingSettings, fingerprint_of, load_embedder
 from carpool.errors import ConfigError
 from indexer.clustering import clustering_identity
 from indexer.corpus import CorpusReader, file_sha256
+from indexer.duplicates import IdLog, find_duplicates
 from indexer.plan import (
     BuildIdentity,
     BuildState,
@@ -30,11 +32,13 @@ from indexer.plan import (
 )
 from indexer.progress import ProgressReport
 from indexer.sequential import drop_cached
-from indexer.settings import IndexerConfig
+from indexer.settings import IndexerConfig, IndexerSettings
 from indexer.stages import cluster_and_write
 from indexer.vectors import Vectors, check_stored, embed_shards, open_precomputed, open_shards, present_shards
 from indexer.workspace import BUILD_NAME, Workspace
 from indexer.write import documents_generation
+
+IDS_NAME = "ids"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,9 +207,41 @@ def _read_documents(
     corpus: CorpusIdentity,
     progress: ProgressReport,
 ) -> DocumentsDone:
+    """Reads the corpus; once more, without them, where passages bear the id of an earlier one.
+
+    Which do is known at its end only: to know it at each line takes a set of all ids, which grows with the corpus.
+    """
     limits = config.indexer
+    path = workspace.folder / IDS_NAME
+    ids = IdLog(path)
+    try:
+        done = _read_once(workspace, request, limits, corpus, progress, ids=ids)
+    finally:
+        ids.close()
+    duplicates = find_duplicates(path, memory_bytes=limits.memory_bytes)
+    path.unlink()
+    if duplicates.count:
+        progress.note(f"{duplicates.count:,} lines have the id of an earlier line: reading again, without them")
+        done = _read_once(workspace, request, limits, corpus, progress, duplicates=duplicates)
+    return done
+
+
+def _read_once(
+    workspace: Workspace,
+    request: BuildRequest,
+    limits: IndexerSettings,
+    corpus: CorpusIdentity,
+    progress: ProgressReport,
+    *,
+    ids: IdLog | None = None,
+    duplicates: Container[int] = (),
+) -> DocumentsDone:
+    """Reads the corpus from front to back into a new document store, and the ids that were taken into `ids`."""
     reader = CorpusReader(
-        request.corpus, passage_bytes_max=limits.passage_bytes_max, line_bytes_max=limits.line_bytes_max
+        request.corpus,
+        passage_bytes_max=limits.passage_bytes_max,
+        line_bytes_max=limits.line_bytes_max,
+        duplicates=duplicates,
     )
     progress.start("reading (bytes)", reader.size_bytes)
     writer = DocumentWriter(workspace.finished, documents_generation(corpus))
@@ -215,6 +251,8 @@ def _read_documents(
         for found in reader:
             if isinstance(found, Document):
                 writer.append(found)
+                if ids is not None:
+                    ids.add(found.doc_id, reader.line_number)
             else:
                 problem_count += 1
                 if len(problems) < limits.problems_listed:

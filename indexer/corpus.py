@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,31 +36,35 @@ _decoder = msgspec.json.Decoder(_Line)
 class CorpusReader:
     """Iterates over a corpus: a `Document` for each good line, a `LineProblem` for each bad one, nothing for blank lines.
 
-    `position_bytes` of `size_bytes` of the file have been read. Memory: one line, and 16 bytes (and the set's overhead) for
-    each id seen. Raises `ConfigError` where the file cannot be read to its end.
+    `position_bytes` of `size_bytes` of the file have been read; `line_number`, from 1, is that of what was yielded last.
+    Memory: one line. Raises `ConfigError` where the file cannot be read to its end.
     """
 
-    def __init__(self, path: Path, *, passage_bytes_max: int, line_bytes_max: int) -> None:
+    def __init__(
+        self, path: Path, *, passage_bytes_max: int, line_bytes_max: int, duplicates: Container[int] = ()
+    ) -> None:
+        """`duplicates`: numbers of lines that are bad for having the id of an earlier one (`indexer.duplicates`)."""
         self._path = path
         self._passage_bytes_max = passage_bytes_max
         self._line_bytes_max = line_bytes_max
+        self._duplicates = duplicates
         self.size_bytes = _stat_size(path)
-        self.position_bytes = 0
+        self.position_bytes = self.line_number = 0
 
     def __iter__(self) -> Iterator[Document | LineProblem]:
         """Yields documents and problems in the order of the lines. Blocks."""
-        seen: set[bytes] = set()
-        line_number = 0
+        self.line_number = 0
         try:
             with self._path.open("rb") as raw:
-                for line_number, line in enumerate(self._lines(raw), start=1):
+                for line in self._lines(raw):
+                    self.line_number += 1
                     self.position_bytes = raw.tell()
                     if line is None or line.strip():
-                        document = self._read(line, seen)
-                        yield LineProblem(line=line_number, why=document) if isinstance(document, str) else document
+                        found = self._read(line)
+                        yield LineProblem(line=self.line_number, why=found) if isinstance(found, str) else found
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ConfigError(
-                f"the corpus {self._path} is damaged or cut short after line {line_number} ({error}); copy it again"
+                f"the corpus {self._path} is damaged or cut short after line {self.line_number} ({error}); copy it again"
             ) from error
         except OSError as error:
             raise ConfigError(f"cannot read the corpus {self._path}: {error.strerror}; check the path") from error
@@ -81,7 +85,7 @@ class CorpusReader:
                 yield line.removeprefix(_BOM) if is_first else line
             is_first = False
 
-    def _read(self, line: bytes | None, seen: set[bytes]) -> Document | str:
+    def _read(self, line: bytes | None) -> Document | str:
         """The document of a line, or what is wrong with it."""
         if line is None:
             return f"the line is longer than {self._line_bytes_max} bytes (indexer.line_bytes_max)"
@@ -96,10 +100,8 @@ class CorpusReader:
         document = Document(found.id, found.title or "", found.text)
         if why := self._unfit(document):
             return why
-        digest = hashlib.blake2b(document.doc_id.encode(), digest_size=16).digest()
-        if digest in seen:
+        if self.line_number in self._duplicates:
             return f"duplicate id {_short(document.doc_id)}"
-        seen.add(digest)
         return document
 
     def _unfit(self, document: Document) -> str | None:

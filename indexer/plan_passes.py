@@ -1,13 +1,18 @@
-"""How a build stays within its memory: how many rows are sampled, and which clusters one pass over the vectors collects."""
+"""How a build stays within its memory: how many rows are sampled, what one pass over the vectors or the ids collects."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from carpool.disk.pages import PageLayout
 
 ROW_OVERHEAD_BYTES = 24
 """Of a row that is collected, beside its vector: its number, its place, and the number again in the order of places."""
+ID_BYTES = 112
+"""Of an id that is looked for among others: what is read of it, its digest sorted, and the room to sort in."""
+ID_MEMORY_MIN_BYTES = 16 << 20
+"""Taken for ids even where a build is told to take less: next to what the process has anyway, and few passes."""
 
 
 def sample_rows_max(row_count: int, nlist: int, *, dimension: int, rows_per_cluster: int, bytes_max: int) -> int:
@@ -56,3 +61,8 @@ def plan_passes(layout: PageLayout, row_counts: Sequence[int], *, memory_bytes: 
     if first < len(row_counts):
         passes.append(range(first, len(row_counts)))
     return tuple(passes)
+
+
+def id_passes(count: int, *, memory_bytes: int) -> int:
+    """Returns in how many passes `count` ids are looked through for those that are there twice, so that each fits memory."""
+    return max(1, math.ceil(count * ID_BYTES / max(memory_bytes, ID_MEMORY_MIN_BYTES)))

@@ -98,7 +98,7 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
             ge=4096,
             le=1 << 50,
             description="Vectors in memory at once, to train with or to be written. The process takes about 300 MB beside "
-            "it, and 150 bytes a passage while the corpus is read. Too low reads the vectors more often, or cannot hold "
+            "it, and 20 bytes a passage. Too low reads the vectors more often, or cannot hold "
             "a cluster (an error says so); too high outgrows the machine.",
         ),
     ] = 1 << 30
