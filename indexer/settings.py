@@ -97,9 +97,9 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=4096,
             le=1 << 50,
-            description="Vectors in memory at once, to train with or to be written. The process takes about 300 MB beside "
-            "it, and 20 bytes a passage. Too low reads the vectors more often, or cannot hold "
-            "a cluster (an error says so); too high outgrows the machine.",
+            description="Vectors in memory at once, to train with or to be written; before that, ids that are compared. The "
+            "process takes about 300 MB beside it, and 20 bytes a passage. Too low reads the vectors more often, or cannot "
+            "hold a cluster (an error says so); too high outgrows the machine.",
         ),
     ] = 1 << 30
     segment_bytes_max: Annotated[
