@@ -48,7 +48,6 @@ def line(**fields: object) -> bytes:
         (b'{"id":"b","text":"\\ud800"}', "JSON"),
         (line(id="b", text="x" * 61), "have 61 bytes; at most 60"),
         (line(id="b", title="t" * 31, text="x" * 30), "have 61 bytes"),
-        (line(id="a", text="again"), "duplicate id 'a'"),
         (line(id="b", text="x", metadata={"long": "y" * 500}), "longer than 400 bytes"),
     ],
 )
@@ -63,6 +62,19 @@ def test_a_bad_line_is_told_with_its_number_and_the_ones_around_it_are_taken(
     assert problem.line == 3
     assert says in problem.why
     assert last == Document("z", "", "last")
+
+
+def test_a_line_that_is_told_to_be_a_duplicate_is_a_bad_line_unless_it_is_bad_anyway(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(GOOD + b"\n\n" + line(id="a", text="again") + b"\nnonsense\n" + line(id="b", text="y"))
+    reader = CorpusReader(path, passage_bytes_max=60, line_bytes_max=400, duplicates={3, 4})
+    numbered = [(reader.line_number, found) for found in reader]
+    assert [number for number, _ in numbered] == [1, 3, 4, 5]
+    first, repeated, nonsense, last = (found for _, found in numbered)
+    assert (first, last) == (Document("a", "T", "x"), Document("b", "", "y"))
+    assert repeated == LineProblem(line=3, why="duplicate id 'a'")
+    assert isinstance(nonsense, LineProblem)
+    assert "not JSON" in nonsense.why
 
 
 def test_a_line_nested_too_deep_is_a_bad_line(tmp_path: Path) -> None:
