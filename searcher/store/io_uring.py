@@ -56,7 +56,8 @@ class IoUringEngine:
         self._again: deque[_Held] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         try:
-            self._ring = Ring(depth, self._wake)
+            # Of reads that were given up, up to `depth` may want to be gone on with at the moment when as many others begin.
+            self._ring = Ring(2 * depth, self._wake)
         except BaseException:
             os.close(self._wake)
             raise
@@ -90,7 +91,7 @@ class IoUringEngine:
             self._wake_up()
 
     def give_up(self, tokens: Sequence[int]) -> None:
-        """Lets others in beside reads that hang: the queue of ends holds twice `depth`."""
+        """Lets others in beside reads that hang: the ring has room for twice `depth`."""
         with self._lock:
             self._waiting.give_up(tokens)
             self._wake_up()

@@ -457,6 +457,62 @@ def test_a_read_that_comes_in_pieces_is_put_together(paths: tuple[Path, ...], mo
     assert pieces == (5 if HAS_IO_URING else 0)
 
 
+class Pipes(SegmentFiles):
+    """Files that give what is written into them, when it is written."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__((), "auto")
+        self._ends = [os.pipe() for _ in range(count)]
+
+    def descriptor(self, file: int) -> int:
+        return self._ends[file][0]
+
+    def write(self, file: int, size_bytes: int) -> None:
+        assert os.write(self._ends[file][1], b"x" * size_bytes) == size_bytes
+
+    def close(self) -> None:
+        super().close()
+        for end in (end for ends in self._ends for end in ends):
+            os.close(end)
+
+
+@pytest.mark.skipif(not HAS_IO_URING, reason="the kernel refuses io_uring here")
+def test_reads_that_hang_and_come_in_pieces_all_end_while_as_many_others_begin() -> None:
+    depth = 4
+    files = Pipes(3 * depth)
+    engine = IoUringEngine(files, depth=depth, prefetch_depth=1, clock=SystemClock())
+    ends, is_telling, may_go_on = Ends(), threading.Event(), threading.Event()
+
+    def hear(token: int, error: BlockError | None, latency_us: int) -> None:
+        if token == depth:
+            is_telling.set()
+            assert may_go_on.wait(30)  # what ends meanwhile is found all at once
+        ends(token, error, latency_us)
+
+    engine.start(hear)
+    reads = [BlockRead(token=at, file=at, offset_bytes=0, buffers=(buffer_of(2 * PAGE),)) for at in range(3 * depth)]
+    for first in (0, depth):
+        engine.submit(reads[first : first + depth])
+        until_us = SystemClock().now_us() + 30_000_000
+        while len(engine.with_kernel_since(until_us)) < first + depth:
+            assert SystemClock().now_us() < until_us
+        if first == 0:
+            engine.give_up(range(depth))
+    files.write(depth, 2 * PAGE)
+    assert is_telling.wait(30)
+    for hanging in (*range(depth), *range(depth + 1, 2 * depth)):
+        files.write(hanging, PAGE)
+    engine.submit(reads[2 * depth :])
+    may_go_on.set()
+    ends.wait(1)
+    for at in range(3 * depth):
+        if at != depth:
+            files.write(at, PAGE if at < 2 * depth else 2 * PAGE)
+    assert ends.wait(3 * depth) == dict.fromkeys(range(3 * depth))
+    assert engine.close(30)
+    files.close()
+
+
 @pytest.mark.parametrize("at", ["open", "read"])
 def test_a_file_system_without_o_direct_is_refused_with_what_to_do(
     paths: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, at: str
