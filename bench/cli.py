@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from bench.cagr_figures.cli import figure
 from bench.grouping_cli import grouping
 from bench.grown.cli import data as grow_data
 from bench.lone_query_cli import lone
@@ -30,6 +31,7 @@ Against others, in memory?     carpool bench search --index DIR
 A lone query, beside FAISS?    carpool bench lone
 What is a cache policy worth?  carpool bench policies --data DATA
 Does the simulator agree?      carpool bench simulator --data DATA
+CaGR-RAG's figures, here?      carpool bench figure 6 --index DIR
 """,
 )
 
@@ -395,4 +397,5 @@ app.command()(lone)
 app.command()(policies)
 app.command()(simulator)
 app.command()(grouping)
+app.command()(figure)
 app.command(name="data")(grow_data)
