@@ -19,6 +19,7 @@ import numpy as np
 
 from carpool.disk.pages import ClusterPages, UInt8
 from searcher.scan import score_pages
+from searcher.scoring_cores import ScoringCores
 from searcher.top_k import Float32, Scored, Slots, TopTable
 
 PARTS_PER_THREAD = 4
@@ -45,6 +46,7 @@ class ScoringPool:
         if threads < 1:
             raise ValueError(f"{threads} scoring threads: at least one is needed, the calling one")
         self._runs: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
+        self._cores = ScoringCores()
         self._helpers = [
             threading.Thread(target=self._help, name=f"scoring-{number}", daemon=True) for number in range(1, threads)
         ]
@@ -64,10 +66,21 @@ class ScoringPool:
         slot_count = 1 + max((int(scoring.slots.max()) for scoring in scorings), default=-1)
         everyone = np.arange(slot_count)
         run = _Run(parts, table.floors(everyone), table.top_ks(everyone))
-        for _ in range(min(helpers, len(parts) - 1)):
-            self._runs.put(run)
-        run.work()
+        if helpers := min(helpers, len(parts) - 1):
+            self._share(run, helpers)
+        else:
+            run.work()
         return run.results()
+
+    def _share(self, run: _Run, helpers: int) -> None:
+        # Any helper may take the run, so all of them keep off this thread's core.
+        cores = self._cores.part([helper.native_id for helper in self._helpers if helper.native_id is not None])
+        try:
+            for _ in range(helpers):
+                self._runs.put(run)
+            run.work()
+        finally:
+            self._cores.join(cores)
 
     def close(self) -> None:
         """Ends the helpers and waits for them. Do not call `run` afterwards. Safe to call twice."""

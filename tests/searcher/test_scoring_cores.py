@@ -1,0 +1,103 @@
+"""Threads of a run are on different cores while it lasts; where that cannot be, nothing is done."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from carpool.disk.pages import ClusterPages, choose_layout, encode_pages
+from searcher import scoring_pool
+from searcher.scoring_cores import ScoringCores
+from searcher.scoring_pool import Scoring, ScoringPool
+from searcher.top_k import TopTable
+
+needs_cores = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores"
+)
+
+
+@pytest.fixture
+def helpers() -> Iterator[list[int]]:
+    end = threading.Event()
+    threads = [threading.Thread(target=end.wait, daemon=True) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    yield [thread.native_id for thread in threads if thread.native_id is not None]
+    end.set()
+    for thread in threads:
+        thread.join()
+
+
+@needs_cores
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_each_thread_gets_cores_apart_from_the_callers_and_the_caller_gets_its_own_back(
+    helpers: list[int], count: int
+) -> None:
+    before = os.sched_getaffinity(0)
+    cores = ScoringCores()
+    was = cores.part(helpers[:count])
+    try:
+        mine = os.sched_getaffinity(0)
+        theirs = [os.sched_getaffinity(helper) for helper in helpers[:count]]
+    finally:
+        cores.join(was)
+    assert os.sched_getaffinity(0) == before == set(was)
+    assert len(mine) == 1
+    assert all(each and each <= before - mine for each in theirs)
+    assert set().union(*theirs) == before - mine or count < len(before) - 1
+    if count <= len(before) - 1:
+        assert sum(map(len, theirs)) == len(before) - 1, "no two helpers share a core"
+
+
+def test_nothing_is_done_where_one_core_is_all_there_is(helpers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: pytest.fail("cores were changed"))
+    cores = ScoringCores()
+    was = cores.part(helpers)
+    assert not was
+    cores.join(was)
+
+
+@needs_cores
+def test_a_system_that_does_not_allow_it_is_asked_once(helpers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(thread: int, cores: Any) -> None:
+        asked.append(thread)
+        raise PermissionError("not here")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    cores = ScoringCores()
+    assert not cores.part(helpers)
+    assert not cores.part(helpers)
+    assert asked == helpers[:1]
+
+
+@needs_cores
+def test_the_thread_that_scores_has_all_its_cores_after_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
+    layout = choose_layout(16, "float32")
+    pages = encode_pages(layout, np.ones((5_000, 16), np.float32), np.arange(5_000), seed=0)
+    cluster = ClusterPages(0, layout, 5_000, (pages,))
+    narrowed = []
+    change = os.sched_setaffinity
+
+    def note(thread: int, cores: Any) -> None:
+        narrowed.append(len(set(cores)))
+        change(thread, cores)
+
+    monkeypatch.setattr(os, "sched_setaffinity", note)
+    before = os.sched_getaffinity(0)
+    table = TopTable()
+    slots = np.array([table.add(3)])
+    with ScoringPool(2) as pool:
+        pool.run([Scoring(cluster, slots, np.ones((1, 16), np.float32))], table)
+        assert narrowed == [len(before) - 1, 1, len(before)]
+        with pytest.raises(ValueError, match="mismatch"):
+            pool.run([Scoring(cluster, slots, np.ones((1, 9), np.float32))], table)
+    assert os.sched_getaffinity(0) == before
