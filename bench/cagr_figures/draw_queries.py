@@ -26,7 +26,6 @@ NAMES: dict[Method, str] = {
 FIG4_QUERIES = (100, 200)
 FIG5_QUERIES = (250, 300)
 PAPER = "the paper's settings and clock"
-OURS = "ours, by the asker's clock"
 
 
 def one(report: FigureReport, **wanted: Any) -> Run:
@@ -63,7 +62,7 @@ def draw_overlaps(picture: Any, report: FigureReport) -> None:
         above.set_xticks(range(1, count + 1, 3))
         above.set_yticks(range(1, count + 1, 3))
         above.set_title(
-            f"{overlap.dataset}: Jaccard of C(q), {PAPER}\n"
+            f"{overlap.dataset}: Jaccard of C(q), the paper's settings\n"
             f"adjacent {overlap.adjacent:.0%}, any two {overlap.any_pair:.0%}, best of 99 others {overlap.best:.0%}"
         )
         picture.colorbar(image, ax=above, shrink=0.8)
@@ -72,13 +71,15 @@ def draw_overlaps(picture: Any, report: FigureReport) -> None:
         below.plot(sizes, [shared.groups for shared in overlap.shared], "s-", color=COLOURS["cagr-qgp"])
         below.plot(sizes, [shared.distinct for shared in overlap.shared], "o-", color=COLOURS["carpool"])
         below.legend(
-            [
+            loc="upper left",
+            labels=[
                 "clusters probed, each query for itself",
                 "groups of Algorithm 1",
                 "distinct clusters: ours reads each once",
-            ]
+            ],
         )
         below.set_yscale("log")
+        below.set_ylim(10, 20_000)
         below.set_xlabel("queries in a batch")
         below.set_title(f"{overlap.dataset}: what a batch shares")
 
@@ -148,14 +149,18 @@ def _three(panel: Any, run: Run, latency_ms: Floats, hits: Floats, clock: str, h
         f"{NAMES[run.spec.method]}, {'the paper' if clock == 'query' else 'the asker'}'s clock (line)\n"
         f"all queries: at most {latency_ms.max():,.0f} ms{at_full}"
     )
-    panel.legend(loc="upper left")
+    panel.set_ylim(0, 1.3 * max(100.0, read_mb.max()))
+    panel.legend(loc="upper left", ncols=2)
 
 
 def _all_bytes(panel: Any, report: FigureReport) -> None:
     for at, run in enumerate(report.runs):
         panel.bar(at, run.mb_a_query, color=COLOURS[run.spec.method])
-        words = f"{run.mb_a_query:.1f} MB, {run.queries_per_s:.1f} queries/s\nbatch p99 {run.batch_ms.p99:,.0f} ms"
+        words = (
+            f"{run.mb_a_query:.1f} MB, {run.queries_per_s:.1f} queries/s\nbatch p99 {run.batch_ms.p99:,.0f} ms\n"
+            f"embedding {run.encode_ms:.0f} ms a query"
+        )
         panel.annotate(words, (at, run.mb_a_query), ha="center", va="bottom", xytext=(0, 2), textcoords="offset points")
     panel.set_xticks(range(len(report.runs)), [NAMES[run.spec.method] for run in report.runs])
-    panel.margins(y=0.2)
+    panel.margins(y=0.25)
     panel.set_title("MB read a query, prefetches included")

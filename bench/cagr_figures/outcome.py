@@ -112,6 +112,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return cast(Spread, spread(self.series.batch_ms()))
 
     @property
+    def encode_ms(self) -> float:
+        """The mean time of embedding and probing a query alone: a query's on both clocks, a batch's on the asker's."""
+        return float(np.mean(self.series.encode_us)) / 1e3
+
+    @property
     def hit_share(self) -> float:
         """The mean share of clusters found in memory."""
         return float(self.series.hit_shares(self.spec.nprobe).mean())

@@ -25,9 +25,9 @@ class PaperSettings(msgspec.Struct, frozen=True, kw_only=True):
     nprobe: int = 10
     entries: int = 40
     similarity_min: float = 0.5
-    nprobes_fig2: tuple[int, ...] = (10, 20, 30, 40)
+    nprobes_fig2: tuple[int, ...] = (10, 20, 40)
     entries_fig2: int = 50
-    thetas_fig7: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    thetas_fig7: tuple[float, ...] = (0.1, 0.5, 0.9)
     batch_min: int = 20
     batch_max: int = 100
     top_k: int = 10
