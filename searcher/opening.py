@@ -132,19 +132,30 @@ def _open_memory(
     mean_bytes = sum(extent.size_bytes for extent in index.extents) // len(index.extents)
     block_bytes = choose_block_bytes(index.layout.page_bytes, mean_bytes)
     _check_budget(index, settings.budget_bytes, block_bytes)
+    arena = _open_arena(settings.budget_bytes, block_bytes)
     reads = engine(files) if engine is not None else _open_engine(files, settings, clock)
     return ClusterMemory(
         layout=index.layout,
         extents=index.extents,
         generation=index.manifest.generation,
         paths=[str(path) for path in index.segment_paths],
-        arena=Arena(settings.budget_bytes, block_bytes),
+        arena=arena,
         engine=reads,
         rules=ReadRules(attempts=settings.read_attempts, timeout_us=settings.read_timeout_ms * 1_000),
         metrics=metrics,
         clock=clock,
         events=events,
     )
+
+
+def _open_arena(budget_bytes: int, block_bytes: int) -> Arena:
+    try:
+        return Arena(budget_bytes, block_bytes)
+    except OSError as error:
+        raise ConfigError(
+            f"[searcher] budget_bytes is {budget_bytes}, and this machine does not give as much memory: {error.strerror}. Set it "
+            "lower; the process needs about 100 MB beside it"
+        ) from error
 
 
 def _open_engine(files: SegmentFiles, settings: SearcherSettings, clock: Clock) -> BlockEngine:

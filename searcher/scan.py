@@ -58,11 +58,11 @@ def score_pages(pages: ClusterPages, queries: Float32, floors: Float32, top_ks: 
     found: list[tuple[Slots, Float32, Int64]] = []
     found_count, found_max = 0, 4 * int(top_ks.sum())
     for row_count, parts in _blocks(pages, block_pages):
-        _multiply(layout, parts, queries, scratch)
-        query, scores, positions, floors = _above(scratch, row_count, floors, top_ks)
+        multiply(layout, parts, queries, scratch)
+        query, scores, positions, floors = above(scratch, row_count, floors, top_ks)
         if not len(query):
             continue
-        found.append((query, scores, _row_numbers(layout, parts, positions)))
+        found.append((query, scores, row_numbers_at(layout, parts, positions)))
         found_count += len(query)
         if found_count > found_max:
             found = [_best(found, top_ks)]
@@ -93,7 +93,7 @@ def _blocks(pages: ClusterPages, block_pages: int) -> Iterator[tuple[int, list[U
         yield min(rows_left, (block_pages - room) * rows_per_page), parts
 
 
-def _multiply(layout: PageLayout, parts: list[UInt8], queries: Float32, scores: Float32) -> None:
+def multiply(layout: PageLayout, parts: list[UInt8], queries: Float32, scores: Float32) -> None:
     """Writes the scores of the rows of `parts`, in order, into the first rows of `scores`: (rows, q)."""
     dimension, rows_per_page = layout.dimension, layout.rows_per_page
     batch_pages, weights = _batching(queries)
@@ -173,7 +173,7 @@ def widened(halves: npt.NDArray[np.int16]) -> Float32:
     return wide
 
 
-def _above(scratch: Float32, row_count: int, floors: Float32, top_ks: Slots) -> tuple[Slots, Float32, Slots, Float32]:
+def above(scratch: Float32, row_count: int, floors: Float32, top_ks: Slots) -> tuple[Slots, Float32, Slots, Float32]:
     """Returns queries, scores and positions of the rows that may enter, and the floors raised by what was seen.
 
     Looks at the best score of each group of rows first; the k-th best of those is a floor, for k rows are not below it.
@@ -209,7 +209,7 @@ def _kth_best(scores: Float32, top_ks: Slots) -> Float32:
     return kth
 
 
-def _row_numbers(layout: PageLayout, parts: list[UInt8], positions: Slots) -> Int64:
+def row_numbers_at(layout: PageLayout, parts: list[UInt8], positions: Slots) -> Int64:
     page, place = np.divmod(positions, layout.rows_per_page)
     if len(parts) == 1:
         only: Int64 = layout.row_numbers(parts[0])[page, place]

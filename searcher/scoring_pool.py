@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from carpool.disk.pages import ClusterPages, UInt8
+from searcher.lone_scan import ROWS_MAX, LoneScan
 from searcher.scan import score_pages
 from searcher.scoring_cores import ScoringCores
 from searcher.top_k import Float32, Scored, Slots, TopTable
@@ -62,25 +63,48 @@ class ScoringPool:
         costs = [_cost(scoring) for scoring in scorings]
         # Waking a helper and waiting for it costs more than a little work does, most of all where cores are taken.
         helpers = min(len(self._helpers), sum(costs) // PART_COST_MIN)
+        if _is_lone(scorings):
+            return self._run_lone(scorings, table, helpers)
         parts = _cut(scorings, costs, 1 + helpers)
         slot_count = 1 + max((int(scoring.slots.max()) for scoring in scorings), default=-1)
         everyone = np.arange(slot_count)
-        run = _Run(parts, table.floors(everyone), table.top_ks(everyone))
-        if helpers := min(helpers, len(parts) - 1):
-            self._share(run, helpers)
-        else:
-            run.work()
-        return run.results()
+        work = _Parts(parts, table.floors(everyone), table.top_ks(everyone))
+        self._share(_Run(len(parts), work.score), helpers)
+        return work.scored
+
+    def _run_lone(self, scorings: Sequence[Scoring], table: TopTable, helpers: int) -> list[Scored]:
+        slots = scorings[0].slots
+        scan = LoneScan(
+            [scoring.pages for scoring in scorings],
+            scorings[0].queries[0],
+            top_k=int(table.top_ks(slots)[0]),
+            floor=float(table.floors(slots)[0]),
+            threads=1 + helpers,
+        )
+        try:
+            self._share(_Run(len(scan), scan.multiply), helpers)
+            found = scan.found()
+        finally:
+            scan.forget()
+        return [
+            Scored(scoring.pages.cluster, slots, candidates)
+            for scoring, candidates in zip(scorings, found, strict=True)
+        ]
 
     def _share(self, run: _Run, helpers: int) -> None:
-        # Any helper may take the run, so all of them keep off this thread's core.
-        cores = self._cores.part([helper.native_id for helper in self._helpers if helper.native_id is not None])
+        """Does the work of `run` together with so many helpers. Raises the first error, after all threads have stopped."""
+        helpers = min(helpers, len(run) - 1)
+        cores: Collection[int] = ()
+        if helpers > 0:
+            # Any helper may take the run, so all of them keep off this thread's core.
+            cores = self._cores.part([helper.native_id for helper in self._helpers if helper.native_id is not None])
         try:
             for _ in range(helpers):
                 self._runs.put(run)
             run.work()
         finally:
             self._cores.join(cores)
+        run.wait()
 
     def close(self) -> None:
         """Ends the helpers and waits for them. Do not call `run` afterwards. Safe to call twice."""
@@ -107,51 +131,80 @@ class ScoringPool:
 
 
 class _Run:
-    """One call's parts, what became of them, and the floors that they share."""
+    """Pieces of work by number, for several threads: each takes the next that waits."""
+
+    def __init__(self, count: int, do: Callable[[int], None]) -> None:
+        self._do: Callable[[int], None] | None = do
+        self._count = count
+        self._error: BaseException | None = None
+        self._waiting = iter(range(count))
+        self._left = count
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def work(self) -> None:
+        """Does pieces until none is waiting."""
+        while (number := self._take()) is not None:
+            do = self._do
+            try:
+                if self._error is None and do is not None:
+                    do(number)
+            except BaseException as error:
+                self._error = error
+            del do
+            with self._lock:
+                self._left -= 1
+                if not self._left:
+                    self._ended.set()
+
+    def wait(self) -> None:
+        """Waits for the pieces that other threads have begun."""
+        if self._count:
+            self._ended.wait()
+        self._do = None  # a helper that wakes up late holds this object, and must not hold pages
+        if self._error is not None:
+            raise self._error
+
+    def _take(self) -> int | None:
+        with self._lock:
+            return next(self._waiting, None)
+
+
+class _Parts:
+    """Parts of clusters, what became of them, and the floors that they share."""
 
     def __init__(self, parts: list[Scoring], floors: Float32, top_ks: Slots) -> None:
         self._parts = parts
         self._floors = floors
         self._top_ks = top_ks
         self._scored: list[Scored | None] = [None] * len(parts)
-        self._error: BaseException | None = None
-        self._waiting = iter(range(len(parts)))
-        self._left = len(parts)
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
 
-    def work(self) -> None:
-        """Scores parts until none is waiting."""
-        while (at := self._take()) is not None:
-            try:
-                if self._error is None:
-                    self._scored[at] = self._score(self._parts[at])
-            except BaseException as error:
-                self._error = error
-            with self._lock:
-                self._left -= 1
-                if not self._left:
-                    self._ended.set()
-
-    def results(self) -> list[Scored]:
-        """Waits for the parts that other threads have begun."""
-        if self._parts:
-            self._ended.wait()
-        self._parts = []  # a helper that wakes up late holds this object, and must not hold pages
-        if self._error is not None:
-            raise self._error
+    @property
+    def scored(self) -> list[Scored]:
+        """What was scored, in order."""
         return [scored for scored in self._scored if scored is not None]
 
-    def _take(self) -> int | None:
-        with self._lock:
-            return next(self._waiting, None)
-
-    def _score(self, part: Scoring) -> Scored:
+    def score(self, number: int) -> None:
+        """Scores a part."""
+        part = self._parts[number]
         slots, floors = part.slots, self._floors
         found = score_pages(part.pages, part.queries, floors[slots], self._top_ks[slots])
         # When two threads write at once, the lower floor may win: one that is too low leaves nothing out.
         floors[slots] = np.maximum(floors[slots], found.floors)
-        return Scored(part.pages.cluster, slots, found)
+        self._scored[number] = Scored(part.pages.cluster, slots, found)
+
+
+def _is_lone(scorings: Sequence[Scoring]) -> bool:
+    """Whether all are for one query, and few enough to be scanned together."""
+    if not scorings or any(len(scoring.slots) != 1 for scoring in scorings):
+        return False
+    slot, queries = scorings[0].slots[0], scorings[0].queries
+    return sum(scoring.pages.row_count for scoring in scorings) <= ROWS_MAX and all(
+        scoring.slots[0] == slot and np.array_equal(scoring.queries, queries) for scoring in scorings
+    )
 
 
 def _cut(scorings: Sequence[Scoring], costs: Sequence[int], threads: int) -> list[Scoring]:

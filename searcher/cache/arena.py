@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from carpool.disk.pages import PAGE_ALIGNMENT_BYTES
@@ -41,7 +42,10 @@ class Arena:
     """Memory of `size_bytes`, less what makes no whole block. Not thread-safe."""
 
     def __init__(self, size_bytes: int, block_bytes: int) -> None:
-        """Maps the memory; the system gives each page when it is first used, and keeps it until `close`."""
+        """Maps the memory; the system gives each page when it is first used, and keeps it until `close`.
+
+        Raises `OSError` where the system has not as much.
+        """
         assert block_bytes > 0, f"blocks of {block_bytes} bytes"
         assert block_bytes % PAGE_ALIGNMENT_BYTES == 0, f"blocks of {block_bytes} bytes are not aligned"
         self.block_bytes = block_bytes
@@ -49,8 +53,9 @@ class Arena:
         assert self._block_count > 0, f"{size_bytes} bytes hold no block of {block_bytes}"
         self.size_bytes = self._block_count * block_bytes
         self._memory = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # Large pages: handing a read of 1 MiB to the kernel takes a sixth of the time.
-        self._memory.madvise(mmap.MADV_HUGEPAGE)
+        # Large pages: handing a read of 1 MiB to the kernel takes a sixth of the time. Some kernels have none.
+        with suppress(OSError):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._view = memoryview(self._memory)
         # Free runs, in blocks: length by first block, first block by the block behind, and (length, first) by size.
         self._length_at: dict[int, int] = {0: self._block_count}

@@ -234,8 +234,7 @@ class ClusterMemory:
         load = block.load
         if error is None:
             self._bytes_read[load.purpose].inc(sum(buffer.nbytes for buffer in block.buffers))
-            path = self._paths[load.extent.segment]
-            error = damage(block, self._layout, generation=self._generation, path=path)
+            error = self._check(block)
         again: list[BlockRead] = []
         dropped: tuple[int, ...] = ()
         with self._changed:
@@ -255,6 +254,14 @@ class ClusterMemory:
         if dropped:
             self._engine.cancel(dropped)
         self._tell()
+
+    def _check(self, block: Block) -> BlockError | None:
+        path = self._paths[block.load.extent.segment]
+        try:
+            return damage(block, self._layout, generation=self._generation, path=path)
+        except Exception as error:  # also a fault of our own must not leave anybody waiting for ever
+            _log.exception("pages could not be checked", path=path)
+            return RetryableError(f"pages of {path} could not be checked: {error!r}")
 
     def _may_retry(self, block: Block, error: BlockError) -> bool:
         is_over = block.load.is_cancelled or block.load.is_stuck or self._is_closed

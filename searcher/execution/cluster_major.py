@@ -48,6 +48,8 @@ from searcher.scoring_pool import Scoring, ScoringPool
 from searcher.store.engine import CancelledRead
 from searcher.top_k import TopTable
 
+WAIT_S_MAX = 60.0
+"""The longest wait for mail: no deadline, however far away, is more than a wait can take."""
 STARVED = (
     "there was no memory to read it into: reads that never returned hold the budget. Check the disk; the queries that came "
     "meanwhile can be asked again"
@@ -197,7 +199,7 @@ class ClusterMajor:
         moments = [*self._deadlines.values()]
         if (wake_us := self._planner.wake_us()) is not None:
             moments.append(wake_us)
-        return max(0.0001, (min(moments) - now_us) / 1_000_000) if moments else None
+        return min(max(0.0001, (min(moments) - now_us) / 1_000_000), WAIT_S_MAX) if moments else None
 
     # ---- queries
 

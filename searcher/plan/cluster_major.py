@@ -7,7 +7,7 @@ HedraRAG's sub-stages (section 4.2): between two sub-stages new queries join. A 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,8 +56,10 @@ class ClusterMajorPlanner:
     """Decides what to read, evict, score and hand out. `size_bytes`: of every cluster, none larger than the budget.
 
     Which clusters are read and evicted depends on what joined, what was foreseen and what was scored, in their order, and
-    not on when reads end: room is reserved when something has been scored, and scoring goes in the order of the
-    reservations (but for reads that are slower than `overtake_us`). Costs O(queries in hand) a cluster.
+    not on when reads end: room is reserved when something that was read has been scored, that goes in the order of the
+    reservations (but for reads that are slower than `overtake_us`), and what is resident may be chosen to go before it is
+    scored: it is then scored first, and the read that needs its room waits. What else is resident is scored while nothing
+    that was read waits, so that the disk never does. Costs O(queries in hand) a cluster.
     """
 
     def __init__(self, limits: ClusterMajorLimits, size_bytes: Mapping[ClusterId, int], policy: CachePolicy) -> None:
@@ -68,8 +70,11 @@ class ClusterMajorPlanner:
         self._policy = policy
         self._demand = Demand(size_bytes, limits.overtaken_max)
         self._memory = Residency(limits.budget_bytes, size_bytes, policy)
-        self._ready: dict[ClusterId, None] = {}  # resident and wanted, in the order to score them
+        self._ready: dict[ClusterId, None] = {}  # in memory before they were wanted, in the order to score them
         self._coming: dict[ClusterId, None] = {}  # read for queries in hand, in the order to score them
+        self._leaving: dict[ClusterId, None] = {}  # of `_ready` and of the sub-stage: evicted in the books as soon as scored
+        self._unissued: dict[ClusterId, int | None] = {}  # reads, first come first, that wait for the room of these
+        self._here_bytes = 0  # what is truly in memory or on its way there
         self._scoring: tuple[Task, ...] = ()
         self._scoring_read: frozenset[ClusterId] = frozenset()  # of the sub-stage: what was read for queries in hand
         self._horizon: Mapping[ClusterId, int] = {}
@@ -99,7 +104,7 @@ class ClusterMajorPlanner:
 
     def is_resident(self, cluster: ClusterId) -> bool:
         """Whether `cluster` is in memory, whole."""
-        return self._memory.is_resident(cluster)
+        return self._memory.is_resident(cluster) or cluster in self._leaving
 
     def step(self, event: Event) -> tuple[Action, ...]:
         """Takes in what happened; returns what to do now, in this order."""
@@ -111,20 +116,24 @@ class ClusterMajorPlanner:
                 for wanted in event.queries:
                     self._join(wanted, actions)
             case Dropped():
-                self._drop(event.query)
+                self._drop(event.query, actions)
             case ReadEnded():
                 self._end_read(event.cluster)
             case ReadFailed():
                 self._fail_read(event, actions)
             case SpaceFreed():
                 self._memory.freed(event.cluster)
+                self._here_bytes -= self._size_bytes[event.cluster]
             case SubstageEnded():
                 self._end_substage(actions)
         self._read(actions)
+        self._issue(actions)
         return tuple(actions)
 
     def next_substage(self, budget_us: int, cost_us: Callable[[ClusterId, int], int], now_us: int) -> Substage | None:
         """Returns what to score next: clusters in memory, in order, until `budget_us` is spent; at least one if there is one.
+
+        First those whose room is waited for, then those that were read, and only if there are none of these, the others.
 
         `cost_us(cluster, queries)` estimates a scoring. None: nothing is there, ask again after the next event or at
         `wake_us`. The one before must have ended.
@@ -132,7 +141,8 @@ class ClusterMajorPlanner:
         assert not self._scoring, "the sub-stage before has not ended"
         chosen: list[ClusterId] = []
         spent_us = 0
-        for cluster in (*self._ready, *self._arrived_in_turn(now_us)):
+        leaving = [cluster for cluster in self._leaving if cluster in self._ready]
+        for cluster in (*leaving, *self._arrived_in_turn(now_us)) or tuple(self._ready):
             spent_us += cost_us(cluster, len(self._demand.wanting(cluster)))
             if chosen and spent_us > budget_us:
                 break
@@ -156,25 +166,29 @@ class ClusterMajorPlanner:
         for cluster in wanted.clusters:
             self._policy.touch(cluster)
             self._unread.pop(cluster, None)
-            if cluster in self._ahead:
+            if cluster in self._ready or cluster in self._coming or cluster in in_scoring:
+                self._demand.fetched(cluster)
+            elif cluster in self._ahead:
                 # Whether or not it has arrived: the order must not depend on that.
                 del self._ahead[cluster]
-                self._line_up(cluster, self._coming)
-                if self._memory.is_reading(cluster):
+                self._expect(cluster)
+                if cluster in self._unissued:
+                    self._unissued[cluster] = wanted.query
+                elif self._memory.is_reading(cluster):
                     actions.append(Promote(cluster=cluster))
-            elif cluster in self._ready or cluster in self._coming or cluster in in_scoring:
-                self._demand.fetched(cluster)
             elif self._memory.is_resident(cluster):
-                self._line_up(cluster, self._ready)
+                self._ready[cluster] = None
+                self._demand.fetched(cluster)
             elif self._memory.is_reading(cluster) and cluster not in self._cancelled:
-                self._line_up(cluster, self._coming)
+                self._expect(cluster)
 
-    def _line_up(self, cluster: ClusterId, line: dict[ClusterId, None]) -> None:
-        line[cluster] = None
+    def _expect(self, cluster: ClusterId) -> None:
+        """`cluster` is being read, or was, for queries in hand: it stays until it is scored."""
+        self._coming[cluster] = None
         self._memory.hold(cluster)
         self._demand.fetched(cluster)
 
-    def _drop(self, query: int) -> None:
+    def _drop(self, query: int, actions: list[Action]) -> None:
         if query not in self._demand:
             return
         in_scoring = {task.cluster for task in self._scoring}
@@ -182,7 +196,15 @@ class ClusterMajorPlanner:
             self._ready.pop(cluster, None)
             self._coming.pop(cluster, None)
             if cluster not in in_scoring:
-                self._memory.let_go(cluster)
+                self._let_go(cluster, actions)
+
+    def _let_go(self, cluster: ClusterId, actions: list[Action]) -> None:
+        """Nobody wants `cluster` scored any more: it may go, and goes at once if its room is waited for."""
+        self._memory.let_go(cluster)
+        if cluster in self._leaving:
+            del self._leaving[cluster]
+            self._here_bytes -= self._size_bytes[cluster]
+            actions.append(Evict(cluster=cluster))
 
     def _foresee(self, horizon: Mapping[ClusterId, int]) -> None:
         known = {
@@ -203,10 +225,11 @@ class ClusterMajorPlanner:
             self._scoring = tasks[position + 1 :]
             for done in self._demand.scored(task.cluster, task.queries):
                 actions.append(Finish(query=done.query, skipped=done.skipped))
+            self._memory.let_go(task.cluster)
             if self._demand.wanting(task.cluster):
                 self._ready[task.cluster] = None  # somebody joined while it was being scored
             else:
-                self._memory.let_go(task.cluster)
+                self._let_go(task.cluster, actions)
             self._read(actions)
 
     def _arrived_in_turn(self, now_us: int) -> tuple[ClusterId, ...]:
@@ -245,12 +268,23 @@ class ClusterMajorPlanner:
                 if self._is_starved():
                     self._skip(cluster, actions)
                     continue
-                self._cancel_unwanted(actions)
+                if self._cancel_unwanted(actions):
+                    continue
                 return
-            self._forget(victims, actions)
-            self._line_up(cluster, self._coming)
-            actions.append(Read(cluster=cluster, query=query))
+            self._evict(victims, actions)
+            self._expect(cluster)
+            self._unissued[cluster] = query
         self._read_ahead(actions)
+
+    def _issue(self, actions: list[Action]) -> None:
+        """Begins the reads whose room is truly there, those that only the horizon wants last."""
+        for cluster, query in sorted(self._unissued.items(), key=lambda read: read[1] is None):
+            here_bytes = self._here_bytes + self._size_bytes[cluster]
+            if cluster in self._leaving or here_bytes > self._limits.budget_bytes:
+                return
+            self._here_bytes = here_bytes
+            del self._unissued[cluster]
+            actions.append(Read(cluster=cluster, query=query))
 
     def _read_ahead(self, actions: list[Action]) -> None:
         """Reads what the next windows want, soonest first; the largest cluster still fits beside it.
@@ -270,10 +304,10 @@ class ClusterMajorPlanner:
             )
             if victims is None:
                 return
-            self._forget(victims, actions)
+            self._evict(victims, actions)
             del self._unread[cluster]
             self._ahead[cluster] = None
-            actions.append(Read(cluster=cluster, query=None))
+            self._unissued[cluster] = None
 
     def _is_wanted_later(self, windows: int, victim: ClusterId) -> bool:
         return self._horizon.get(victim, math.inf) > windows
@@ -282,24 +316,37 @@ class ClusterMajorPlanner:
         """Whether nothing will ever make room: all that is in the way are reads that do not come back."""
         return not self._memory.held() and not self._memory.unheld_reads()
 
-    def _forget(self, victims: tuple[ClusterId, ...], actions: list[Action]) -> None:
+    def _evict(self, victims: tuple[ClusterId, ...], actions: list[Action]) -> None:
+        """They are gone in the books; what is still to be scored is truly gone when it is."""
+        in_scoring = {task.cluster for task in self._scoring}
         for victim in victims:
             self._ahead.pop(victim, None)
-            actions.append(Evict(cluster=victim))
+            if victim in self._ready or victim in in_scoring:
+                self._leaving[victim] = None
+            else:
+                self._here_bytes -= self._size_bytes[victim]
+                actions.append(Evict(cluster=victim))
 
-    def _cancel_unwanted(self, actions: list[Action]) -> None:
-        """A demand finds no room: what is being read for nobody in hand is cancelled."""
+    def _cancel_unwanted(self, actions: list[Action]) -> bool:
+        """A demand finds no room: what is being read for nobody in hand is cancelled. Whether some room came of it at once."""
+        has_room = False
         for cluster in self._memory.unheld_reads():
-            if cluster not in self._cancelled:
+            self._ahead.pop(cluster, None)
+            if cluster in self._unissued:
+                del self._unissued[cluster]
+                self._memory.failed(cluster, is_stuck=False)
+                has_room = True
+            elif cluster not in self._cancelled:
                 self._cancelled.add(cluster)
-                self._ahead.pop(cluster, None)
                 actions.append(Cancel(cluster=cluster))
+        return has_room
 
     def _end_read(self, cluster: ClusterId) -> None:
         self._cancelled.discard(cluster)
         self._memory.arrived(cluster)
         if cluster not in self._coming and self._demand.wanting(cluster):
-            self._line_up(cluster, self._ready)  # it was cancelled, wanted again, and came all the same
+            self._ready[cluster] = None  # it was cancelled, wanted again, and came all the same
+            self._demand.fetched(cluster)
 
     def _fail_read(self, event: ReadFailed, actions: list[Action]) -> None:
         cluster = event.cluster
@@ -307,6 +354,8 @@ class ClusterMajorPlanner:
         self._ahead.pop(cluster, None)
         self._memory.failed(cluster, is_stuck=event.is_stuck)
         self._coming.pop(cluster, None)
+        if not event.is_stuck:
+            self._here_bytes -= self._size_bytes[cluster]
         if not self._demand.wanting(cluster):
             return
         if event.is_cancelled:
@@ -323,7 +372,7 @@ class ClusterMajorPlanner:
         scoring = (task.cluster for task in self._scoring if task.cluster in self._scoring_read)
         return self._sum_bytes(self._coming) + sum(self._size_bytes[cluster] for cluster in scoring)
 
-    def _sum_bytes(self, clusters: Mapping[ClusterId, None]) -> int:
+    def _sum_bytes(self, clusters: Iterable[ClusterId]) -> int:
         return sum(self._size_bytes[cluster] for cluster in clusters)
 
     # ---- the books
@@ -333,10 +382,16 @@ class ClusterMajorPlanner:
         self._demand.check_integrity()
         self._memory.check_integrity()
         scoring = {task.cluster for task in self._scoring}
+        reads = {cluster for cluster in scoring if cluster in self._scoring_read}
         assert not self._ready.keys() & self._coming.keys()
         assert not scoring & (self._ready.keys() | self._coming.keys())
-        assert all(self._memory.is_resident(cluster) for cluster in (*self._ready, *scoring))
+        assert all(self.is_resident(cluster) for cluster in (*self._ready, *scoring))
         assert all(self._memory.is_resident(c) or self._memory.is_reading(c) for c in self._coming)
         assert all(self._demand.wanting(cluster) for cluster in (*self._ready, *self._coming))
-        assert self._memory.held() == self._ready.keys() | self._coming.keys() | scoring
+        assert self._memory.held() == self._coming.keys() | reads
         assert not self._ahead.keys() & self._memory.held()
+        assert self._leaving.keys() <= self._ready.keys() | scoring
+        assert all(self._memory.is_reading(cluster) for cluster in self._unissued)
+        assert not self._leaving.keys() & self._memory.residents()
+        assert self._here_bytes == self.used_bytes + self._sum_bytes(self._leaving) - self._sum_bytes(self._unissued)
+        assert self._here_bytes <= self._limits.budget_bytes

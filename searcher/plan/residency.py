@@ -1,8 +1,9 @@
 """The books of the budget: which clusters are in memory, being read, or stuck in a read, and who must go for another.
 
-What is *held* (to be scored, or being scored) and what is being read never goes; of the rest the eviction policy decides.
-The policy learns of a cluster when room for it is reserved, not when its bytes arrive, so that its decisions do not
-depend on how fast the disk was.
+What is *held* (read for queries in hand, and not scored yet) and what is being read never goes; of the rest the eviction
+policy decides. It learns of a cluster when room for it is reserved, not when its bytes arrive, and it may choose what is
+still to be scored: whoever reserves then scores that first. So its decisions depend neither on how fast the disk was nor on
+what was scored meanwhile.
 """
 
 from __future__ import annotations
