@@ -19,6 +19,7 @@ from searcher.cache.arena import Arena, choose_block_bytes
 from searcher.cache.cluster_cache import ClusterCache
 from searcher.cache.cluster_memory import ClusterMemory, ReadRules
 from searcher.cache.policies import make_policy
+from searcher.cache.slices import Slices
 from searcher.events import EventLog
 from searcher.execution.cluster_major import ClusterMajor
 from searcher.execution.executor import Executor
@@ -108,19 +109,22 @@ def open_plane(
     pool: Callable[[int], ScoringPool] = ScoringPool,
 ) -> Plane:
     """Returns memory of `budget_bytes`, the reads that fill it, and the executor that the settings name. Raises `ConfigError`."""
+    is_cut = settings.execution == "cluster_major"
+    slices = Slices(index.extents, index.layout, settings.slice_bytes_max if is_cut else 0)
     files = SegmentFiles(index.segment_paths, settings.direct_io)
     try:
-        memory = _open_memory(index, settings, metrics, clock, files, events=events, engine=engine)
+        memory = _open_memory(index, slices, settings, metrics, clock, files, events=events, engine=engine)
     except BaseException:
         files.close()
         raise
     scoring = pool(settings.scoring_threads or len(os.sched_getaffinity(0)))
-    executor = _open_executor(index, settings, memory, scoring, metrics, clock, events=events)
+    executor = _open_executor(index, slices, settings, memory, scoring, metrics, clock, events=events)
     return Plane(memory=memory, executor=executor, pool=scoring, files=files)
 
 
 def _open_memory(
     index: OpenIndex,
+    slices: Slices,
     settings: SearcherSettings,
     metrics: Metrics,
     clock: Clock,
@@ -129,14 +133,14 @@ def _open_memory(
     events: EventLog,
     engine: OpenEngine | None,
 ) -> ClusterMemory:
-    mean_bytes = sum(extent.size_bytes for extent in index.extents) // len(index.extents)
+    mean_bytes = sum(extent.size_bytes for extent in slices.extents) // len(slices.extents)
     block_bytes = choose_block_bytes(index.layout.page_bytes, mean_bytes)
-    _check_budget(index, settings.budget_bytes, block_bytes)
+    _check_budget(slices, settings.budget_bytes, block_bytes)
     arena = _open_arena(settings.budget_bytes, block_bytes)
     reads = engine(files) if engine is not None else _open_engine(files, settings, clock)
     return ClusterMemory(
         layout=index.layout,
-        extents=index.extents,
+        extents=slices.extents,
         generation=index.manifest.generation,
         paths=[str(path) for path in index.segment_paths],
         arena=arena,
@@ -170,6 +174,7 @@ def _open_engine(files: SegmentFiles, settings: SearcherSettings, clock: Clock) 
 
 def _open_executor(
     index: OpenIndex,
+    slices: Slices,
     settings: SearcherSettings,
     memory: ClusterMemory,
     pool: ScoringPool,
@@ -178,13 +183,14 @@ def _open_executor(
     *,
     events: EventLog,
 ) -> Executor:
-    size_bytes = {ClusterId(e.cluster): memory.arena_bytes(ClusterId(e.cluster)) for e in index.extents}
+    size_bytes = {number: memory.arena_bytes(number) for number in map(ClusterId, range(len(slices.extents)))}
+    latency_us = {ClusterId(cluster): us for cluster, us in enumerate(index.manifest.read_latency_us)}
     budget_bytes = memory.arena_bytes_total
     policy = make_policy(
         settings.cache_policy,
         size_bytes=size_bytes,
         budget_bytes=budget_bytes,
-        read_latency_us={ClusterId(c): latency_us for c, latency_us in enumerate(index.manifest.read_latency_us)},
+        read_latency_us=slices.shared(latency_us),
     )
     if settings.execution == "query_by_query":
         limits = ReadLimits(
@@ -207,16 +213,16 @@ def _open_executor(
         policy,
     )
     return ClusterMajor(
-        memory=memory, extents=index.extents, planner=planner, pool=pool, metrics=metrics, clock=clock, events=events
+        memory=memory, slices=slices, planner=planner, pool=pool, metrics=metrics, clock=clock, events=events
     )
 
 
-def _check_budget(index: OpenIndex, budget_bytes: int, block_bytes: int) -> None:
-    largest = max(index.extents, key=lambda extent: extent.size_bytes)
+def _check_budget(slices: Slices, budget_bytes: int, block_bytes: int) -> None:
+    largest = max(slices.extents, key=lambda extent: extent.size_bytes)
     needed_bytes = -(-largest.size_bytes // block_bytes) * block_bytes
     if needed_bytes > budget_bytes // block_bytes * block_bytes:
         raise ConfigError(
-            f"[searcher] budget_bytes is {budget_bytes}, and cluster {largest.cluster} alone takes {needed_bytes}: a query "
-            f"that probes it could never be answered. Set budget_bytes to at least {needed_bytes} (several times that to "
-            "be of use), or rebuild the index with more clusters (--nlist)"
+            f"[searcher] budget_bytes is {budget_bytes}, and cluster {largest.cluster} alone, or the part of it that "
+            f"is read as one, takes {needed_bytes}: a query that probes it could never be answered. Set budget_bytes to at least "
+            f"{needed_bytes} (several times that to be of use), or rebuild the index with more clusters (--nlist)"
         )

@@ -49,6 +49,14 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "budget, at most 32 MiB. Too low: the disk idles while a cluster is scored. Too high: less is kept.",
         ),
     ] = 0
+    slice_bytes_max: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            description="Largest part of a cluster, in bytes, that cluster_major reads, keeps and scores as one; 0: clusters are "
+            "not cut. Too low: more bookkeeping a byte. Too high: the disk idles at the ends of windows, and less is kept.",
+        ),
+    ] = 4 * MIB
     prefetch: Annotated[
         Literal["none", "after_group", "overlapped"],
         msgspec.Meta(

@@ -46,7 +46,10 @@ _EXTENT = struct.Struct("<IIQII")  # cluster, segment, offset_bytes, row_count, 
 
 
 class ClusterExtent(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a cluster lies: read `size_bytes` (`page_count` pages) at `offset_bytes` of `segment`, multiples of 4096."""
+    """Where a cluster lies: read `size_bytes` (`page_count` pages) at `offset_bytes` of `segment`, multiples of 4096.
+
+    `first_page`: pages of the cluster before these; 0 but for an extent that is a part of a cluster.
+    """
 
     cluster: int
     segment: int
@@ -54,6 +57,7 @@ class ClusterExtent(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     page_count: int
     row_count: int
+    first_page: int = 0
 
 
 def segment_name(segment: int) -> str:
@@ -279,11 +283,11 @@ def verify_pages(pages: UInt8, extent: ClusterExtent, *, generation: int, path: 
     `pages`: (n, page_bytes) uint8, contiguous, the pages of the extent from `first_page` on.
     """
     seed = page_seed(generation=generation, segment=extent.segment, cluster=extent.cluster)
-    damaged = first_damaged_page(pages, seed=seed, first_page=first_page)
+    damaged = first_damaged_page(pages, seed=seed, first_page=extent.first_page + first_page)
     if damaged is None:
         return
-    page = first_page + damaged
-    offset_bytes = extent.offset_bytes + page * pages.shape[1]
+    page = extent.first_page + first_page + damaged
+    offset_bytes = extent.offset_bytes + (first_page + damaged) * pages.shape[1]
     raise CorruptionError(
         f"{path}: page {page} of cluster {extent.cluster} at byte {offset_bytes} is damaged or not of this build (its "
         "checksum does not match); the cluster is skipped, never scored. Run `carpool index verify`, then restore or rebuild "

@@ -46,8 +46,9 @@ _log = structlog.get_logger(__name__)
 class ClusterMemory:
     """Clusters in an arena. Any thread may call; nothing here blocks but `close`.
 
-    `extents` are indexed by cluster, `paths` (the names in errors) by segment. It owns arena and engine from now on, and starts
-    the engine with `start`; the engine's files are closed by whoever opened them, after `close` has returned True.
+    `extents` are indexed by cluster, or by slice (`Slices`): then a slice's number stands for a cluster in every call.
+    `paths` (the names in errors) are indexed by segment. It owns arena and engine from now on, and starts the engine with
+    `start`; the engine's files are closed by whoever opened them, after `close` has returned True.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class ClusterMemory:
                 f"no room for cluster {cluster} in {self._arena.free_bytes} bytes: the plan is overdrawn"
             )
             purpose: Purpose = "prefetch" if is_prefetch else "demand"
-            load = Load(extent=extent, purpose=purpose, spans=spans, started_us=self._clock.now_us())
+            load = Load(number=cluster, extent=extent, purpose=purpose, spans=spans, started_us=self._clock.now_us())
             self._loading[cluster] = load
             reads = [
                 self._block_read(Block(load=load, start_bytes=start_bytes, buffers=buffers), is_prefetch)
@@ -274,7 +275,7 @@ class ClusterMemory:
         return self._block_read(following, False)  # it waited once already
 
     def _end_load(self, load: Load) -> None:
-        cluster = ClusterId(load.extent.cluster)
+        cluster = load.number
         now_us = self._clock.now_us()
         if load.is_stuck:
             self._stuck.remove(load)
@@ -282,7 +283,7 @@ class ClusterMemory:
             self._outbox.append(SpaceFreed(cluster=cluster))
         else:
             del self._loading[cluster]
-            self._event_log.read(cluster, load.purpose, load.started_us, now_us)
+            self._event_log.read(ClusterId(load.extent.cluster), load.purpose, load.started_us, now_us)
             if load.error is None:
                 self._resident[cluster] = (
                     load.spans,
@@ -291,16 +292,17 @@ class ClusterMemory:
                 self._outbox.append(ReadDone(cluster=cluster, latency_us=now_us - load.started_us))
             else:
                 self._arena.free(load.spans)
-                self._break(cluster, load.error, is_stuck=False)
+                self._break(load, load.error, is_stuck=False)
         self._show()
 
-    def _break(self, cluster: ClusterId, error: BlockError, *, is_stuck: bool) -> None:
+    def _break(self, load: Load, error: BlockError, *, is_stuck: bool) -> None:
+        cluster = load.extent.cluster
         if isinstance(error, CorruptionError):
             self._metrics.clusters_damaged.inc()
             _log.error("cluster damaged", cluster=cluster, error=str(error))
         elif not isinstance(error, CancelledRead):
             _log.error("cluster not read", cluster=cluster, error=str(error))
-        self._outbox.append(ReadBroke(cluster=cluster, error=error, is_stuck=is_stuck))
+        self._outbox.append(ReadBroke(cluster=load.number, error=error, is_stuck=is_stuck))
 
     def _tell(self) -> None:
         """Tells what is to be told, unless another thread is at it: one event at a time, in order."""
@@ -353,14 +355,16 @@ class ClusterMemory:
             for load in loads.values():
                 if load.is_stuck:
                     continue
-                cluster = ClusterId(load.extent.cluster)
+                cluster = load.number
                 load.is_stuck = True
                 del self._loading[cluster]
                 self._stuck.append(load)
                 dropped.extend(load.tokens)
-                self._event_log.read(cluster, load.purpose, load.started_us, self._clock.now_us())
+                self._event_log.read(
+                    ClusterId(load.extent.cluster), load.purpose, load.started_us, self._clock.now_us()
+                )
                 self._break(
-                    cluster,
+                    load,
                     timed_out(load.extent, self._paths[load.extent.segment], self._rules.timeout_us),
                     is_stuck=True,
                 )

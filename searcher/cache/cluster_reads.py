@@ -58,8 +58,9 @@ class ReadRules:
 
 @dataclass(kw_only=True, slots=True)
 class Load:
-    """A cluster that is being read, or was given up and has not come back (`is_stuck`)."""
+    """A cluster that is being read, or was given up and has not come back (`is_stuck`). `number`: what the planner calls it."""
 
+    number: ClusterId
     extent: ClusterExtent
     purpose: Purpose
     spans: Spans

@@ -3,24 +3,26 @@
 Everything that happens elsewhere (groups that join, queries dropped, reads that ended) is left in a mailbox. Between two
 sub-stages the search thread empties it, does what the planner says, and scores what the planner gives out, on several
 threads at once. Reads go on meanwhile: enough are under way at any time (`read_ahead_bytes`).
+
+What the planner knows as clusters are slices of them (`searcher.cache.slices`); queries ask for, and are told of, clusters.
 """
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from carpool.clock import Clock
-from carpool.disk.segments import ClusterExtent
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from schemas.retrieval import Probe
 from searcher.cache.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone
 from searcher.cache.cluster_memory import SpaceFreed as MemoryFreed
+from searcher.cache.slices import Slices
 from searcher.events import EventLog
 from searcher.execution.executor import Finish, Found, ReadError, Search, SearchGroup
 from searcher.plan.cluster_major import ClusterMajorPlanner
@@ -77,7 +79,7 @@ class _Query:
     started_us: int
     search_us: int = 0
     bytes_read: int = 0
-    errors: list[ReadError] = field(default_factory=list)
+    errors: dict[ClusterId, ReadError] = field(default_factory=dict)  # by cluster
 
 
 class ClusterMajor:
@@ -87,7 +89,7 @@ class ClusterMajor:
         self,
         *,
         memory: ClusterMemory,
-        extents: Sequence[ClusterExtent],
+        slices: Slices,
         planner: ClusterMajorPlanner,
         pool: ScoringPool,
         metrics: Metrics,
@@ -95,7 +97,8 @@ class ClusterMajor:
         events: EventLog,
     ) -> None:
         self._memory = memory
-        self._extents = extents
+        self._slices = slices
+        self._extents = slices.extents
         self._planner = planner
         self._pool = pool
         self._metrics = metrics
@@ -212,25 +215,33 @@ class ClusterMajor:
         for group in groups:
             if group.window is None or group.window != self._window:
                 # Where the horizon says nothing, the group after this one may be known.
-                self._window, horizon = group.window, group.horizon or dict.fromkeys(group.next_query, 1)
-            for search in group.searches:
-                tiers: dict[ClusterId, Tier] = {
-                    cluster: "ram" if self._planner.is_resident(cluster) else "ssd" for cluster in search.clusters
+                self._window = group.window
+                foreseen = group.horizon or dict.fromkeys(group.next_query, 1)
+                horizon = {
+                    number: windows for cluster, windows in foreseen.items() for number in self._slices.of(cluster)
                 }
-                self._count(tiers)
+            for search in group.searches:
+                tiers = {cluster: self._tier(cluster) for cluster in search.clusters}
                 slot = self._table.add(search.top_k)
                 self._queries[search.key] = _Query(search=search, slot=slot, tiers=tiers, started_us=now_us)
                 if search.deadline_us is not None:
                     self._deadlines[search.key] = search.deadline_us
-                wanted.append(Wanted(query=search.key, clusters=search.clusters, deadline_us=search.deadline_us))
+                numbers = self._slices.of_all(search.clusters)
+                wanted.append(Wanted(query=search.key, clusters=numbers, deadline_us=search.deadline_us))
         self._tell(Joined(queries=tuple(wanted), horizon=horizon), finish)
 
-    def _count(self, tiers: dict[ClusterId, Tier]) -> None:
-        for cluster, tier in tiers.items():
-            self._metrics.cluster_requests.labels(tier=tier).inc()
-            if cluster in self._ahead:
-                self._ahead.remove(cluster)
-                self._metrics.prefetches.labels(result="used" if tier == "ram" else "late").inc()
+    def _tier(self, cluster: ClusterId) -> Tier:
+        """Returns where a cluster is found by who asks for it now, and counts that. In part in memory is not in memory."""
+        tier: Tier = "ram"
+        for number in self._slices.of(cluster):
+            is_here = self._planner.is_resident(number)
+            if not is_here:
+                tier = "ssd"
+            if number in self._ahead:
+                self._ahead.remove(number)
+                self._metrics.prefetches.labels(result="used" if is_here else "late").inc()
+        self._metrics.cluster_requests.labels(tier=tier).inc()
+        return tier
 
     def _waste(self, cluster: ClusterId) -> None:
         if cluster in self._ahead:
@@ -259,8 +270,8 @@ class ClusterMajor:
         found = Found(
             best=best,
             probes=tuple(Probe(cluster=cluster, tier=tier) for cluster, tier in query.tiers.items()),
-            skipped=action.skipped,
-            errors=tuple(query.errors),
+            skipped=tuple(dict.fromkeys(map(self._slices.cluster, action.skipped))),
+            errors=tuple(query.errors.values()),
             bytes_read=query.bytes_read,
             started_us=query.started_us,
             load_us=max(0, took_us - query.search_us),
@@ -291,9 +302,10 @@ class ClusterMajor:
             case Cancel():
                 self._memory.cancel(action.cluster)
             case Skip():
-                error = self._errors.get(action.cluster) or RetryableError(f"cluster {action.cluster}: {STARVED}")
+                cluster = self._slices.cluster(action.cluster)
+                error = self._errors.get(action.cluster) or RetryableError(f"cluster {cluster}: {STARVED}")
                 for query in action.queries:
-                    self._queries[query].errors.append(error)
+                    self._queries[query].errors.setdefault(cluster, error)
             case FinishAction():
                 self._finish(action, finish)
 
@@ -319,7 +331,7 @@ class ClusterMajor:
         ended_us = self._clock.now_us()
         took_us = ended_us - began_us
         for task in substage.tasks:
-            self._events.scored(task.cluster, began_us, ended_us)
+            self._events.scored(self._slices.cluster(task.cluster), began_us, ended_us)
             for key in task.queries:
                 self._queries[key].search_us += took_us // len(substage.tasks)
         self._budget.scored(

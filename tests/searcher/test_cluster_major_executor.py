@@ -23,6 +23,7 @@ from schemas.record import ClusterId
 from searcher.cache.arena import Arena, choose_block_bytes
 from searcher.cache.cluster_memory import ClusterMemory, ReadRules
 from searcher.cache.farthest_next_use import FarthestNextUse
+from searcher.cache.slices import Slices
 from searcher.events import NoEvents
 from searcher.execution.cluster_major import ClusterMajor
 from searcher.execution.executor import Found, Search, SearchGroup
@@ -178,7 +179,7 @@ def running(
     with ScoringPool(threads) as pool:
         executor = ClusterMajor(
             memory=memory,
-            extents=disk.extents,
+            slices=Slices(disk.extents, disk.layout),
             planner=planner,
             pool=pool,
             metrics=metrics,
