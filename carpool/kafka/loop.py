@@ -210,10 +210,14 @@ class Loop(Generic[R]):
             self._accept(message)
             records -= 1
             size_bytes -= message.size_bytes
-            if records <= 0 or size_bytes <= 0 or self.failure is not None:
-                break
+            if records <= 0 or size_bytes <= 0 or not self._may_go_on():
+                break  # what a record holds may cost more than a record: a group is as many queries as it has
             message = self._consumer.poll(0)
         self._waiting = sum(self._consumer.waiting().values()) if self.ledger.in_flight else 0
+
+    def _may_go_on(self) -> bool:
+        credit = self._stage.credit()
+        return self.failure is None and credit.records > 0 and credit.size_bytes > 0
 
     def _hold_back(self) -> None:
         """Takes nothing: for a moment by not polling, then by pausing and polling on."""

@@ -8,7 +8,7 @@ import pytest
 
 from carpool.errors import DeploymentError, RetryableError
 from carpool.kafka.loop import PAUSE_AFTER_US, Intake, Loop
-from carpool.kafka.stage import Done
+from carpool.kafka.stage import Credit, Done
 from schemas.query import Query
 from tests.kafka.support import Bench, HandStage, query_of, result, turn
 
@@ -141,6 +141,21 @@ def test_nothing_is_taken_without_credit_and_the_backlog_waits_at_the_broker() -
     stage.units.pop(0)
     turn(loop)
     assert [unit.record.text for unit in stage.units] == ["b", "c"]
+
+
+def test_credit_that_a_record_uses_up_alone_is_not_overdrawn_within_a_round() -> None:
+    class Weighing(HandStage):
+        """Takes records until they weigh three, as a stage does whose records hold several queries."""
+
+        def credit(self) -> Credit:
+            weight = sum(len(unit.record.text or "") for unit in self.units)
+            return Credit(records=self.credit_records if weight < 3 else 0, size_bytes=1_000_000)
+
+    bench, stage = Bench(), Weighing()
+    loop, _ = bench.loop(stage)
+    bench.publish("a", "bbb", "c", "d", "e")
+    turn(loop, 5)
+    assert [unit.record.text for unit in stage.units] == ["a", "bbb"]
 
 
 def test_partitions_are_paused_when_credit_stays_away_and_not_for_a_moment_without_it() -> None:
