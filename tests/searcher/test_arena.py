@@ -22,6 +22,13 @@ def take(arena: Arena, blocks: int) -> Spans:
     return spans
 
 
+def test_a_system_without_large_pages_gives_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("searcher.cache.arena.mmap.MADV_HUGEPAGE", 9_999)  # as unknown as there
+    arena = Arena(4 * BLOCK, BLOCK)
+    (view,) = arena.views(take(arena, 4))
+    view[:] = bytes(range(256)) * (4 * BLOCK // 256)
+
+
 def test_a_cluster_takes_the_smallest_run_that_holds_it() -> None:
     arena = Arena(20 * BLOCK, BLOCK)
     parts = [take(arena, count) for count in (5, 1, 3, 1, 10)]

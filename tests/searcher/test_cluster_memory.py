@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -314,6 +315,25 @@ def test_a_block_that_goes_on_failing_breaks_its_cluster_after_so_many_attempts(
         assert isinstance(events[A], ReadDone)
         assert it.arena.free_bytes == free_bytes - it.memory.arena_bytes(A)
         assert isinstance(it.read(C)[C], ReadDone)  # and the next one goes on
+
+
+def test_a_check_that_cannot_be_made_breaks_its_cluster_and_leaves_nobody_waiting(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(pages: object, extent: ClusterExtent, **given: Any) -> None:
+        if extent.cluster == A:
+            raise MemoryError("not now")
+
+    monkeypatch.setattr("searcher.cache.cluster_reads.verify_pages", check)
+    with running(stored, in_memory(stored)) as it:
+        events = it.read(A, B)
+        assert isinstance(events[B], ReadDone)
+        broken = events[A]
+        assert isinstance(broken, ReadBroke)
+        assert isinstance(broken.error, RetryableError)
+        assert "not now" in str(broken.error)
+        it.memory.evict(B)
+        assert it.arena.free_bytes == it.arena.size_bytes
 
 
 def test_an_engine_without_anything_breaks_every_cluster_and_keeps_no_byte(stored: Stored) -> None:

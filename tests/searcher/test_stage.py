@@ -368,6 +368,19 @@ def test_an_expired_query_is_answered_expired_and_not_searched(index: SmallIndex
     assert set(run.sink.retrievals()) == {"q1-0"}
 
 
+def test_a_deadline_that_is_further_away_than_any_wait_is_a_deadline_like_others(index: SmallIndex) -> None:
+    gate = Gate(index)
+    with running(index, engine=gate) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(index, questions(1), deadline_us=2**62 * 1_000)), 0)
+        gate.arrived.acquire()
+        gate.opened.set()
+        run.sink.wait_done(1)
+        run.stage.offer(make_unit(1, make_group(index, questions(1), sequence=1)), 0)
+        run.sink.wait_done(2)
+    assert set(run.sink.retrievals()) == {"q0-0", "q1-0"}
+
+
 def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(index: SmallIndex) -> None:
     clock = HandClock(1_000)
 
@@ -497,6 +510,19 @@ def test_credit_counts_the_groups_in_hand_and_their_bytes(index: SmallIndex) -> 
         run.sink.wait_done(3)
 
 
+def test_there_is_no_credit_once_as_many_queries_are_in_hand_as_may_be(index: SmallIndex) -> None:
+    gate = Gate(index)
+    with running(index, engine=gate, queries_in_hand_max=4) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(index, questions(3))), 0)
+        assert run.stage.credit().records > 0
+        run.stage.offer(make_unit(1, make_group(index, questions(3), sequence=1)), 0)
+        assert run.stage.credit().records == 0
+        gate.opened.set()
+        run.sink.wait_done(6)
+        assert run.stage.credit().records > 0
+
+
 def test_a_revoked_group_is_forgotten_also_while_it_is_searched(index: SmallIndex) -> None:
     gate = Gate(index)
     with running(index, engine=gate) as run:
@@ -568,6 +594,13 @@ def test_a_budget_below_the_largest_cluster_is_refused_with_the_number_that_it_t
     error = failure_at_start(running(index, budget_bytes=largest - 1))
     assert isinstance(error, ConfigError)
     assert f"at least {largest}" in str(error)
+
+
+def test_a_budget_that_the_machine_does_not_have_is_refused_with_what_to_do(index: SmallIndex) -> None:
+    error = failure_at_start(running(index, budget_bytes=1 << 60))
+    assert isinstance(error, ConfigError)
+    assert f"budget_bytes is {1 << 60}" in str(error)
+    assert "Set it lower" in str(error)
 
 
 def test_a_damaged_manifest_is_refused(own_index: SmallIndex) -> None:
