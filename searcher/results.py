@@ -51,7 +51,7 @@ def finish(
         "load": found.load_us,
         "search": found.search_us,
     }
-    if found.errors and len(found.skipped) == len(found.probes):
+    if found.errors and len(found.skipped) == len(found.probes) and not len(found.best.rows):
         message = f"none of the {len(found.skipped)} clusters that it probes could be read: {found.errors[0]}"
         is_passing = all(isinstance(error, RetryableError) for error in found.errors)
         return _failed(grouped, "index_damaged", message, is_passing, timings_us, clock.now_us())

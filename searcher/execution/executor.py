@@ -46,7 +46,8 @@ class SearchGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What the search of one query found. `skipped`: probed clusters that were not scored, and `errors` says why.
+    """What the search of one query found. `skipped`: probed clusters of which something could not be scored, and `errors` says
+    why; what could be is in `best`.
 
     Times in microseconds: `search_us` scored and merged, `load_us` is the rest from `started_us` until it was done.
     `bytes_read`: of the clusters that were read for the sake of this query; others may have used them too.

@@ -72,7 +72,7 @@ class ClusterMajorPlanner:
         self._memory = Residency(limits.budget_bytes, size_bytes, policy)
         self._ready: dict[ClusterId, None] = {}  # in memory before they were wanted, in the order to score them
         self._coming: dict[ClusterId, None] = {}  # read for queries in hand, in the order to score them
-        self._leaving: dict[ClusterId, None] = {}  # of `_ready` and of the sub-stage: evicted in the books as soon as scored
+        self._leaving: dict[ClusterId, None] = {}  # to be scored, and evicted in the books; truly so when scored
         self._unissued: dict[ClusterId, int | None] = {}  # reads, first come first, that wait for the room of these
         self._here_bytes = 0  # what is truly in memory or on its way there
         self._scoring: tuple[Task, ...] = ()
