@@ -36,7 +36,9 @@ def draw(report: FigureReport, path: Path) -> None:
     from matplotlib import pyplot
 
     size, drawn = DRAWN[report.figure]
-    with pyplot.rc_context({"font.size": 8, "axes.titlesize": 9, "axes.grid": True, "grid.color": "#e4e4e4"}):
+    with pyplot.rc_context(
+        {"font.size": 8, "axes.titlesize": 9, "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e4e4e4"}
+    ):
         picture = pyplot.figure(figsize=size, layout="constrained")
         try:
             drawn(picture, report)

@@ -85,7 +85,7 @@ def draw_cdfs_and_means(picture: Any, report: FigureReport) -> None:
     methods: tuple[Method, ...] = ("edgerag", "cagr-qgp")
     for row, shown_methods in zip(panels, (methods, (*methods, "carpool")), strict=True):
         is_paper = shown_methods == methods
-        tail = row[0].inset_axes((0.52, 0.12, 0.46, 0.42))
+        tail = row[0].inset_axes((0.4, 0.1, 0.3, 0.42))
         tail.set_ylim(0.95, 1.0)
         tail.tick_params(labelsize=6)
         for dataset, style in zip(datasets, STYLES, strict=False):
@@ -99,7 +99,7 @@ def draw_cdfs_and_means(picture: Any, report: FigureReport) -> None:
         row[0].set_xlabel("ms, encoding to top-k" if is_paper else "ms, arrival of the batch to top-k")
         row[0].set_ylabel("share of queries")
         row[0].margins(x=0.02)
-        row[0].legend(loc="upper left", bbox_to_anchor=(0.2, 0.98), fontsize=6, framealpha=0.7)
+        row[0].legend(loc="lower right", fontsize=6)
         _means(row[1], report, datasets, shown_methods, is_paper)
 
 
@@ -127,10 +127,11 @@ def _means(
         panel.bar_label(bars, [f"{mean:,.0f}" for mean in means], fontsize=7)
     panel.set_xticks(range(len(datasets)), datasets)
     panel.set_ylabel("ms")
+    panel.margins(y=0.2)
     panel.set_title(
         "(b) mean latency\nthe paper's means are not stated" if is_paper else "(b) mean latency, the asker's clock"
     )
-    panel.legend()
+    panel.legend(ncols=len(methods), loc="upper center")
 
 
 # ---- Figure 7
