@@ -89,7 +89,7 @@ def load_dataset(files: DatasetFiles) -> Dataset:
         nlist=files.nlist,
         row_count=files.row_count,
         top_k=files.top_k,
-        queries=np.load(files.folder / QUERIES_NAME, mmap_mode="r", allow_pickle=False),
+        queries=np.asarray(np.load(files.folder / QUERIES_NAME, mmap_mode="r", allow_pickle=False)),
         probes=np.load(files.folder / PROBES_NAME, allow_pickle=False),
     )
 

@@ -136,7 +136,8 @@ class ClusterMajor:
         while not self._is_stopped:
             began_us = self._clock.now_us()
             self._expire(began_us, finish)
-            substage = self._planner.next_substage(self._budget.budget_us, self._cost_us, began_us)
+            budget_us = self._budget.budget_us_for(len(self._planner))
+            substage = self._planner.next_substage(budget_us, self._cost_us, began_us)
             if substage is None:
                 self._take_mail(finish, self._wait_s(began_us))
                 continue

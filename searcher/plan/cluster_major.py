@@ -133,18 +133,21 @@ class ClusterMajorPlanner:
     def next_substage(self, budget_us: int, cost_us: Callable[[ClusterId, int], int], now_us: int) -> Substage | None:
         """Returns what to score next: clusters in memory, in order, until `budget_us` is spent; at least one if there is one.
 
-        First those whose room is waited for, then those that were read, and only if there are none of these, the others.
+        First those whose room is waited for, one at a time, since the disk may stand still meanwhile; then those that were
+        read; and only if there are none of these, the others.
 
         `cost_us(cluster, queries)` estimates a scoring. None: nothing is there, ask again after the next event or at
         `wake_us`. The one before must have ended.
         """
         assert not self._scoring, "the sub-stage before has not ended"
         chosen: list[ClusterId] = []
-        spent_us = 0
+        spent_us = spent_bytes = 0
         leaving = [cluster for cluster in self._leaving if cluster in self._ready]
-        for cluster in (*leaving, *self._arrived_in_turn(now_us)) or tuple(self._ready):
+        for cluster in leaving[:1] or self._arrived_in_turn(now_us) or tuple(self._ready):
             spent_us += cost_us(cluster, len(self._demand.wanting(cluster)))
-            if chosen and spent_us > budget_us:
+            spent_bytes += self._size_bytes[cluster]
+            # What is under way lasts the disk for `read_ahead_bytes`: it must be given more before that is used up.
+            if chosen and (spent_us > budget_us or 2 * spent_bytes > self._limits.read_ahead_bytes):
                 break
             chosen.append(cluster)
         self._scoring_read = frozenset(cluster for cluster in chosen if cluster in self._coming)
@@ -256,9 +259,14 @@ class ClusterMajorPlanner:
 
     def _read(self, actions: list[Action]) -> None:
         """Reserves room and reads: first what queries in hand want, then what the horizon wants."""
-        while (choice := self._demand.next_cluster()) is not None:
-            cluster, query = choice
+        while True:
             unscored_bytes = self._unscored_bytes()
+            if unscored_bytes >= self._limits.read_ahead_bytes > 0:
+                return
+            choice = self._demand.next_cluster()
+            if choice is None:
+                break
+            cluster, query = choice
             if unscored_bytes and unscored_bytes + self._size_bytes[cluster] > self._limits.read_ahead_bytes:
                 return
             if self._memory.is_reading(cluster):  # cancelled, and its end not told yet

@@ -6,6 +6,8 @@ import math
 
 ROW_COST = 12
 """Scoring a row costs about as much as this many queries: it has to come from memory, whoever wants it."""
+LONE_US = 20_000
+"""A sub-stage of a query that is alone in hand: its own clusters, a third of a GB from memory."""
 SMOOTHING = 0.1
 """Weight of the newest measurement."""
 
@@ -28,6 +30,14 @@ class SubstageBudget:
     def budget_us(self) -> int:
         """How long the next sub-stage should take."""
         return round(math.sqrt(2 * self._beta_us * self._retrieval_us))
+
+    def budget_us_for(self, queries: int) -> int:
+        """How long it should take with so many queries in hand.
+
+        Eq. 1 counts what those gain who come meanwhile. Where queries come one by one there are none, and every break costs
+        the one in hand: half a millisecond of ten. Whoever comes all the same waits for `LONE_US` at most.
+        """
+        return self.budget_us if queries > 1 else max(self.budget_us, LONE_US)
 
     def cost_us(self, rows: int, queries: int) -> int:
         """Returns how long it is likely to take to score a cluster of `rows` rows for `queries` queries."""
