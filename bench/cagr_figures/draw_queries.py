@@ -144,10 +144,10 @@ def _three(panel: Any, run: Run, latency_ms: Floats, hits: Floats, clock: str, h
     other.set_ylabel("ms")
     other.set_ylim(0, None)
     full = latency_ms[hits >= 1]
-    at_full = f", at 100 % hits {full.max():,.0f} ms at most" if len(full) else ""
+    at_full = f", at 100 % hits {full.max():,.0f} ms" if len(full) and clock == "query" else ""
     panel.set_title(
         f"{NAMES[run.spec.method]}, {'the paper' if clock == 'query' else 'the asker'}'s clock (line)\n"
-        f"all queries: at most {latency_ms.max():,.0f} ms{at_full}"
+        f"all queries: median {np.median(latency_ms):,.0f} ms, at most {latency_ms.max():,.0f} ms{at_full}"
     )
     panel.set_ylim(0, 1.3 * max(100.0, read_mb.max()))
     panel.legend(loc="upper left", ncols=2)
