@@ -5,6 +5,8 @@ from __future__ import annotations
 import queue
 import random
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,7 +85,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Disk:
 
 
 class Trouble:
-    """Lets reads of some clusters fail, be damaged or hang, as files do on a bad disk."""
+    """Lets reads of some clusters fail, end early, be damaged, slow or hang, as files do on a bad disk."""
 
     def __init__(self, disk: Disk, files: SegmentFiles) -> None:
         self._files = files
@@ -94,6 +96,8 @@ class Trouble:
         }
         self.failing: set[int] = set()
         self.damaged: set[int] = set()
+        self.short: set[int] = set()
+        self.slow: set[int] = set()
         self.hanging: set[int] = set()
         self.released = threading.Event()
 
@@ -103,6 +107,10 @@ class Trouble:
             self.released.wait(20)
         if cluster in self.failing:
             raise RetryableError("the disk said no")
+        if cluster in self.short:
+            raise self._files.cut_short(read, 0)
+        if cluster in self.slow:
+            time.sleep(0.005)
         self._files.read_block(read)
         if cluster in self.damaged:
             read.buffers[0][100] ^= 1
@@ -163,7 +171,7 @@ def running(
         paths=[str(path) for path in disk.paths],
         arena=arena,
         engine=engine,
-        rules=ReadRules(attempts=2, timeout_us=timeout_us, block_bytes_max=1 << 15),
+        rules=ReadRules(attempts=2, timeout_us=timeout_us, block_bytes_max=1 << 15, watch_us=20_000),
         metrics=metrics,
         clock=clock,
         events=NoEvents(),
@@ -260,34 +268,45 @@ def test_what_fails_or_is_damaged_is_skipped_by_those_who_wanted_it_and_says_why
         assert all(found is not None and not found.skipped for found in here.take(40).values()), "it was not kept"
 
 
-def test_a_hundred_windows_with_failing_damaged_and_hanging_reads_only_touch_who_needed_them(disk: Disk) -> None:
+KINDS = ("failing", "damaged", "short", "slow", "hanging")
+
+
+def test_a_hundred_windows_of_bad_reads_cost_those_who_needed_them_those_clusters_and_memory_returns(
+    disk: Disk,
+) -> None:
     dice = random.Random(8)
     queries, clusters = questions(disk, 8, 3)
+    skips: Counter[str] = Counter()
     with running(disk, timeout_us=300_000) as here:
         for number in range(100):
             bad = set(dice.sample(range(NLIST), 2))
-            kind = number % 3
-            here.trouble.failing = bad if kind == 0 else set()
-            here.trouble.damaged = bad if kind == 1 else set()
-            here.trouble.hanging = bad if kind == 2 and number % 10 == 2 else set()
+            kind = KINDS[number % 5]
+            if kind != "hanging" or number % 20 == 4:  # each of these takes until the timeout
+                setattr(here.trouble, kind, bad)
             here.join(queries, clusters)
             for key, found in here.take(8).items():
                 assert found is not None
                 mine = clusters[key % 8]
                 assert set(found.skipped) <= bad & set(mine)
                 assert len(found.errors) == len(found.skipped)
+                for error in found.errors:
+                    assert isinstance(error, CorruptionError if kind in ("damaged", "short") else RetryableError)
+                    assert any(f"cluster {cluster} " in str(error) for cluster in found.skipped), error
                 good = [cluster for cluster in mine if cluster not in found.skipped]
                 assert found.best.rows.tolist() == disk.exact(queries[key % 8], good)
-            here.trouble.hanging = set()
+                skips[kind] += len(found.skipped)
+            setattr(here.trouble, kind, set())
             here.trouble.released.set()
             here.trouble.released = threading.Event()
         here.join(queries, clusters)
         here.take(8)
-        for _ in range(200):
-            if not here.memory.stuck_bytes:
-                break
-            threading.Event().wait(0.01)
-        assert here.memory.stuck_bytes == 0, "what hung came back, and so did its memory"
+        until_s = time.monotonic() + 20
+        while here.memory.stuck_bytes:
+            assert time.monotonic() < until_s, "what hung came back, and its memory did not"
+            time.sleep(0.005)
+        residents = here.memory.residents()
+        assert here.memory.used_bytes == sum(here.memory.arena_bytes(cluster) for cluster in residents)
+    assert {kind for kind in KINDS if skips[kind]} == {"failing", "damaged", "short", "hanging"}, skips
 
 
 def test_a_dropped_query_is_not_finished_and_an_expired_one_is_finished_with_none(disk: Disk) -> None:
