@@ -1,16 +1,18 @@
 """A lone query whose clusters lie in memory: what a search costs beside the same FAISS call, and whether both find the same.
 
-Both search the same vectors in the same clusters, taking turns: the order changes with every query, so that neither profits
-from what the other left behind. After each call the machine rests, for FAISS's threads go on spinning for a while.
+All search the same vectors in the same clusters, taking turns: the order changes with every query, so that nobody profits
+from what another left behind. How long the machine rests after each call decides much: FAISS's threads go on spinning
+for some 10 ms and need not be woken in that time, and threads that sleep are woken late. So several rests are measured.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Protocol
 
 import faiss
 import msgspec
@@ -20,7 +22,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.agreement import TOLERANCE
 from bench.figures import Spread, spread
-from bench.machine import Machine, this_machine
+from bench.machine import Machine, Revision, this_machine, this_revision
 from carpool.disk.centroids import probe
 from carpool.disk.pages import ClusterPages, choose_layout, encode_pages
 from searcher.scoring_pool import Scoring, ScoringPool
@@ -28,10 +30,8 @@ from searcher.top_k import TopTable
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
-Search = Callable[[Float32, Int64, int], Int64]
-"""(vector (dim,) float32, its clusters (nprobe,), top_k) -> (n,) row numbers, best first."""
-FaissSearch = Callable[[Float32, int], tuple[Float32, Int64]]
-"""(vector (dim,) float32, top_k) -> (n,) scores and (n,) row numbers, best first."""
+Search = Callable[[Float32, Int64, int], tuple[Float32, Int64]]
+"""(vector (dim,) float32, its clusters (nprobe,), top_k) -> (n,) scores and (n,) row numbers, best first."""
 
 NOISE = 0.08
 """Of each of a vector's numbers around its centroid's, which has length one: neighbouring clusters overlap."""
@@ -40,7 +40,7 @@ SIZE_SIGMA = 0.5
 
 
 class LoneOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured."""
+    """What is measured. `rows`, `dimension` and `nlist` are those of made-up data, or of the index."""
 
     rows: Annotated[int, msgspec.Meta(ge=1)] = 1_000_000
     dimension: Annotated[int, msgspec.Meta(ge=1)] = 384
@@ -50,34 +50,72 @@ class LoneOptions(msgspec.Struct, frozen=True, kw_only=True):
     queries: Annotated[int, msgspec.Meta(ge=1)] = 500
     warm_up: Annotated[int, msgspec.Meta(ge=0)] = 20
     threads: Annotated[int, msgspec.Meta(ge=1)] = 2
-    rest_ms: Annotated[int, msgspec.Meta(ge=0)] = 10
+    rests_ms: tuple[int, ...] = (0, 10, 50)
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-class Timed(NamedTuple):
-    """How long each query took, in ms, and what was found; `tied`: ids differ where scores are within 1e-5."""
+class LoneData(Protocol):
+    """What is searched and asked. `queries`: (warm_up + queries, dim) float32; `probes`: (.., nprobe) int64, C(q) of each."""
 
-    ours: Spread
-    faiss: Spread
+    queries: Float32
+    probes: Int64
+
+    def faiss_search(self, vector: Float32, clusters: Int64, top_k: int) -> tuple[Float32, Int64]:
+        """A `Search` by FAISS, with as many threads as OpenMP has."""
+        ...
+
+    def rows_scanned(self) -> list[int]:
+        """The rows in the clusters of each query."""
+        ...
+
+    def true_scores(self, query: Float32, rows: Int64) -> Float32:
+        """The scores of `rows` for `query`, summed in float64."""
+        ...
+
+
+class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found beside what FAISS found; `tied`: ids differ where scores are within 1e-5."""
+
     same: int
     tied: int
     different: int
+
+
+class LoneTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """At one rest between calls: times in ms, who found what, and how much longer ours took than FAISS, at p50 and p99."""
+
+    rest_ms: int
+    times: dict[str, Spread]
+    verdicts: dict[str, Verdicts]
+    over_p50: float
+    over_p99: float
 
 
 class LoneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The run: times in ms. `over_p50` and `over_p99`: ours less that of FAISS with as many threads."""
+    """The run. `faiss_one_thread`: in ms, at the first of the rests."""
 
+    what: str
     options: LoneOptions
     machine: Machine
+    revision: Revision | None
     rows_scanned: Spread
-    ours: Spread
-    faiss: Spread
+    at_rest: tuple[LoneTimes, ...]
     faiss_one_thread: Spread
-    over_p50: float
-    over_p99: float
-    same: int
-    tied: int
-    different: int
+
+    @property
+    def different(self) -> int:
+        """Results that are neither the same nor tied."""
+        return sum(verdicts.different for times in self.at_rest for verdicts in times.verdicts.values())
+
+    @property
+    def over_ms_max(self) -> float:
+        """The most that ours took longer than FAISS, at the median or at p99, after any rest."""
+        return max(over for times in self.at_rest for over in (times.over_p50, times.over_p99))
+
+
+CARPOOL, SCORING, FAISS = "Carpool", "scoring alone", "FAISS"
+Contestants = AbstractContextManager[Mapping[str, Search]]
+"""Ours, by name: the first is the one that is compared with FAISS."""
 
 
 class LoneIndex:
@@ -112,12 +150,9 @@ class LoneIndex:
         self.queries = _units(self.centroids[near] + NOISE * self._noise(generator, len(near)))
         self.probes: Int64 = probe(self.centroids, self.queries, options.nprobe).astype(np.int64)
 
-    def faiss_search(self, vector: Float32, top_k: int) -> tuple[Float32, Int64]:
+    def faiss_search(self, vector: Float32, clusters: Int64, top_k: int) -> tuple[Float32, Int64]:
         """The best rows as FAISS finds them, with as many threads as OpenMP has: one a cluster at a time."""
-        # Mode 0, the default, spreads queries over threads: a lone one would get one thread.
-        self._ivf.parallel_mode = 1 if faiss.omp_get_max_threads() > 1 else 0
-        scores, rows = self._ivf.search(vector[None, :], top_k)
-        return scores[0], rows[0]
+        return faiss_search(self._ivf, vector, clusters, top_k)
 
     def rows_scanned(self) -> list[int]:
         """The rows in the clusters of each query."""
@@ -139,79 +174,109 @@ class LoneIndex:
         return generator.standard_normal((count, self._dimension), dtype=np.float32)
 
 
-def measure(search: Search, faiss_search: FaissSearch, index: LoneIndex, options: LoneOptions) -> Timed:
-    """Times both on every query of `index`, one after the other, and compares what they find. Blocks.
+def faiss_search(ivf: Any, vector: Float32, clusters: Int64, top_k: int) -> tuple[Float32, Int64]:
+    """The same call of FAISS: one query and its clusters, on all threads that OpenMP has."""
+    # Mode 0, the default, spreads queries over threads: a lone one would get one thread.
+    ivf.parallel_mode = 1 if faiss.omp_get_max_threads() > 1 else 0
+    ivf.nprobe = len(clusters)
+    scores, rows = ivf.search_preassigned(vector[None, :], top_k, clusters[None, :], None)
+    found = rows[0] >= 0
+    return scores[0][found], rows[0][found]
 
-    `search` gets a query's vector and its clusters, as a searcher does; FAISS finds its clusters itself, some 20 us of its
-    time. The first `options.warm_up` queries are compared and not timed.
+
+def measure(ours: Mapping[str, Search], data: LoneData, options: LoneOptions, rest_ms: int) -> LoneTimes:
+    """Times `ours` and FAISS on every query of `data`, in turns, and compares what they find. Blocks.
+
+    The first `options.warm_up` queries are compared and not timed.
     """
-    times: tuple[list[float], list[float]] = ([], [])
-    verdicts = [0, 0, 0]
+    searches = {**ours, FAISS: data.faiss_search}
+    names = tuple(searches)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    verdicts = {name: [0, 0, 0] for name in ours}
     collects = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        for number, (vector, clusters) in enumerate(zip(index.queries, index.probes, strict=True)):
-            found: dict[int, Any] = {}
-            for who in ((0, 1), (1, 0))[number % 2]:
+        for number, (vector, clusters) in enumerate(zip(data.queries, data.probes, strict=True)):
+            found: dict[str, tuple[Float32, Int64]] = {}
+            for turn in range(len(names)):
+                name = names[(turn + number) % len(names)]
                 began = time.perf_counter()
-                found[who] = (
-                    search(vector, clusters, options.top_k) if who == 0 else faiss_search(vector, options.top_k)
-                )
+                found[name] = searches[name](vector, clusters, options.top_k)
                 took_s = time.perf_counter() - began
                 if number >= options.warm_up:
-                    times[who].append(took_s * 1000)
-                time.sleep(options.rest_ms / 1000)
-            verdicts[_verdict(index, vector, found[0], *found[1])] += 1
+                    times[name].append(took_s * 1000)
+                time.sleep(rest_ms / 1000)
+            for name in ours:
+                verdicts[name][_verdict(data, vector, found[name], found[FAISS])] += 1
     finally:
         if collects:
             gc.enable()
-    ours, theirs = spread(times[0]), spread(times[1])
-    assert ours is not None and theirs is not None  # there is a query at least
-    return Timed(ours, theirs, *verdicts)
-
-
-def run(options: LoneOptions, make_search: Callable[[LoneIndex], Search] | None = None) -> LoneReport:
-    """Builds the index, measures `make_search(index)` (the scoring pool, by default) beside FAISS, and reports. Blocks."""
-    index = LoneIndex(options)
-    threads_before = faiss.omp_get_max_threads()
-    try:
-        with threadpool_limits(limits=1, user_api="blas"), ScoringPool(options.threads) as pool:
-            search = make_search(index) if make_search is not None else pool_search(index.clusters, pool)
-            faiss.omp_set_num_threads(options.threads)  # after BLAS was limited, which changes it
-            side_by_side = measure(search, index.faiss_search, index, options)
-            faiss.omp_set_num_threads(1)
-            alone = measure(search, index.faiss_search, index, options)
-    finally:
-        faiss.omp_set_num_threads(threads_before)
-    rows_scanned = spread(index.rows_scanned())
-    assert rows_scanned is not None
-    return LoneReport(
-        options=options,
-        machine=this_machine(),
-        rows_scanned=rows_scanned,
-        ours=side_by_side.ours,
-        faiss=side_by_side.faiss,
-        faiss_one_thread=alone.faiss,
-        over_p50=side_by_side.ours.p50 - side_by_side.faiss.p50,
-        over_p99=side_by_side.ours.p99 - side_by_side.faiss.p99,
-        same=side_by_side.same,
-        tied=side_by_side.tied,
-        different=side_by_side.different,
+    spreads = {name: _spread(took_ms) for name, took_ms in times.items()}
+    first, faiss_spread = spreads[names[0]], spreads[FAISS]
+    return LoneTimes(
+        rest_ms=rest_ms,
+        times=spreads,
+        verdicts={
+            name: Verdicts(same=same, tied=tied, different=different)
+            for name, (same, tied, different) in verdicts.items()
+        },
+        over_p50=first.p50 - faiss_spread.p50,
+        over_p99=first.p99 - faiss_spread.p99,
     )
 
 
-def pool_search(clusters: Sequence[ClusterPages], pool: ScoringPool) -> Search:
-    """Returns a search of pages in memory by the searcher's scoring alone: no cache, no plan, no queues."""
+def run(options: LoneOptions) -> LoneReport:
+    """Measures the searcher's scoring alone, on made-up data, beside FAISS. Blocks; needs twice the vectors' bytes."""
+    index = LoneIndex(options)
+    return measure_all(
+        f"{options.rows:,} x {options.dimension} made-up vectors",
+        index,
+        options,
+        pool_searches(index.clusters, options),
+    )
+
+
+def measure_all(what: str, data: LoneData, options: LoneOptions, contestants: Contestants) -> LoneReport:
+    """Measures at every rest, and FAISS on one thread; enters and leaves `contestants`. Blocks."""
+    threads_before = faiss.omp_get_max_threads()
+    try:
+        with threadpool_limits(limits=1, user_api="blas"), contestants as ours:
+            faiss.omp_set_num_threads(options.threads)  # after BLAS was limited, which changes it
+            at_rest = tuple(measure(ours, data, options, rest_ms) for rest_ms in options.rests_ms)
+            faiss.omp_set_num_threads(1)
+            alone = measure({}, data, options, options.rests_ms[0])
+    finally:
+        faiss.omp_set_num_threads(threads_before)
+    return LoneReport(
+        what=what,
+        options=options,
+        machine=this_machine(),
+        revision=this_revision(),
+        rows_scanned=_spread(data.rows_scanned()),
+        at_rest=at_rest,
+        faiss_one_thread=alone.times[FAISS],
+    )
+
+
+@contextmanager
+def pool_searches(clusters: Sequence[ClusterPages], options: LoneOptions) -> Iterator[Mapping[str, Search]]:
+    """Yields the search of pages in memory by the searcher's scoring alone: no cache, no plan, no queues."""
+    with ScoringPool(options.threads) as pool:
+        yield {SCORING: pool_search(clusters.__getitem__, pool)}
+
+
+def pool_search(pages: Callable[[int], ClusterPages], pool: ScoringPool) -> Search:
+    """Returns a search of what `pages` gives for a cluster."""
     table = TopTable()
 
-    def search(vector: Float32, wanted: Int64, top_k: int) -> Int64:
+    def search(vector: Float32, wanted: Int64, top_k: int) -> tuple[Float32, Int64]:
         slots = np.array([table.add(top_k)])
         queries = vector[None, :]
-        table.merge(pool.run([Scoring(clusters[cluster], slots, queries) for cluster in wanted.tolist()], table))
+        table.merge(pool.run([Scoring(pages(cluster), slots, queries) for cluster in wanted.tolist()], table))
         best = table.best(int(slots[0]))
         table.remove(int(slots[0]))
-        return best.rows
+        return best.scores, best.rows
 
     return search
 
@@ -220,30 +285,40 @@ def lines(report: LoneReport) -> Iterator[str]:
     """The report as lines of text."""
     options = report.options
     yield (
-        f"{options.rows:,} x {options.dimension} made-up vectors, {options.nlist} clusters, nprobe {options.nprobe}, top "
-        f"{options.top_k}: {report.rows_scanned.p50:,.0f} rows a query; {options.queries} queries, {options.threads} threads, "
+        f"{report.what}, {options.nlist} clusters, nprobe {options.nprobe}, top {options.top_k}: "
+        f"{report.rows_scanned.p50:,.0f} rows a query; {options.queries} queries, {options.threads} threads, "
         f"load {report.machine.load_1min:.1f} on {report.machine.cores} cores"
     )
     yield f"{'':24}{'p50 ms':>9}{'p99 ms':>9}"
-    for name, times in (
-        ("Carpool", report.ours),
-        (f"FAISS, {options.threads} threads", report.faiss),
-        ("FAISS, 1 thread", report.faiss_one_thread),
-    ):
-        yield f"{name:24}{times.p50:9.2f}{times.p99:9.2f}"
-    yield f"{'more than FAISS':24}{report.over_p50:9.2f}{report.over_p99:9.2f}"
-    yield f"results: {report.same} the same, {report.tied} but for scores within {TOLERANCE:g}, {report.different} different"
+    for at_rest in report.at_rest:
+        yield f"a rest of {at_rest.rest_ms} ms"
+        for name, times in at_rest.times.items():
+            yield f"  {name:22}{times.p50:9.2f}{times.p99:9.2f}"
+        yield f"  {'more than FAISS':22}{at_rest.over_p50:9.2f}{at_rest.over_p99:9.2f}"
+    alone = report.faiss_one_thread
+    yield f"{'FAISS, 1 thread':24}{alone.p50:9.2f}{alone.p99:9.2f}"
+    every = [verdicts for at_rest in report.at_rest for verdicts in at_rest.verdicts.values()]
+    yield (
+        f"results: {sum(each.same for each in every)} the same, {sum(each.tied for each in every)} but for scores within "
+        f"{TOLERANCE:g}, {report.different} different"
+    )
 
 
-def _verdict(index: LoneIndex, vector: Float32, rows: Int64, their_scores: Float32, their_rows: Int64) -> int:
+def _verdict(data: LoneData, vector: Float32, ours: tuple[Float32, Int64], theirs: tuple[Float32, Int64]) -> int:
     """0: the same rows; 1: others, whose scores are within the tolerance at each rank; 2: anything else."""
-    their_rows = their_rows[their_rows >= 0]
+    rows, their_rows = ours[1], theirs[1]
     if np.array_equal(rows, their_rows):
         return 0
     if len(rows) != len(their_rows) or len(set(rows.tolist())) != len(rows):
         return 2
-    gaps = np.abs(index.true_scores(vector, rows) - their_scores[: len(rows)])
+    gaps = np.abs(data.true_scores(vector, rows) - theirs[0])
     return 1 if bool((gaps < TOLERANCE).all()) else 2
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    found = spread(values)
+    assert found is not None, "there is a query at least"
+    return found
 
 
 def _units(vectors: Float32) -> Float32:
