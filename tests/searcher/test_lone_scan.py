@@ -1,0 +1,127 @@
+"""A lone query's clusters scanned together give what a full sort gives, however they are cut and whoever takes the stretches."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.disk.pages import ClusterPages, VectorDtype, choose_layout, encode_pages
+from searcher import lone_scan, scoring_pool
+from searcher.lone_scan import LoneScan, _stretches
+from searcher.scoring_pool import Scoring, ScoringPool
+from searcher.top_k import Scored, TopTable
+
+Float32 = npt.NDArray[np.float32]
+
+
+def make(
+    sizes: list[int], dimension: int, dtype: VectorDtype, generator: np.random.Generator
+) -> tuple[list[ClusterPages], Float32, npt.NDArray[np.int64]]:
+    """Clusters of small whole numbers, whose scores are exact and tie often; their rows, shuffled over the clusters."""
+    layout = choose_layout(dimension, dtype)
+    vectors = generator.integers(-2, 3, (sum(sizes), dimension)).astype(np.float32)
+    rows = generator.permutation(sum(sizes)) + int(generator.choice([0, 0xFF7FFF00]))
+    clusters, start = [], 0
+    for number, size in enumerate(sizes):
+        pages = encode_pages(layout, vectors[start : start + size], rows[start : start + size], seed=number)
+        pieces = tuple(np.array_split(pages, min(len(pages), 1 + number % 3)))
+        clusters.append(ClusterPages(number, layout, size, pieces))
+        start += size
+    return clusters, vectors, rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 200), min_size=1, max_size=6),
+    dimension=st.sampled_from([3, 40, 384]),
+    dtype=st.sampled_from(["float32", "float16"]),
+    top_k=st.sampled_from([1, 3, 100]),
+    has_floor=st.booleans(),
+    stretch_bytes=st.sampled_from([1, 1 << 14, 1 << 20]),
+    seed=st.integers(0, 1 << 16),
+)
+def test_it_finds_what_a_full_sort_finds(
+    sizes: list[int], dimension: int, dtype: VectorDtype, top_k: int, has_floor: bool, stretch_bytes: int, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    clusters, vectors, rows = make(sizes, dimension, dtype, generator)
+    query = generator.integers(-2, 3, dimension).astype(np.float32)
+    scores = vectors @ query
+    best = np.lexsort((rows, -scores))[:top_k]
+    floor = float(scores[best[len(best) // 2]]) if has_floor and len(best) else -np.inf
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lone_scan, "STRETCH_BYTES_MIN", stretch_bytes)
+        scan = LoneScan(clusters, query, top_k=top_k, floor=floor, threads=2)
+        for number in generator.permutation(len(scan)).tolist():
+            scan.multiply(number)
+        found = scan.found()
+    table = TopTable()
+    slot = table.add(top_k)
+    table.merge(
+        [Scored(cluster.cluster, np.array([slot]), each) for cluster, each in zip(clusters, found, strict=True)]
+    )
+    expected = best[scores[best] >= floor]
+    result = table.best(slot)
+    kept = result.scores >= floor
+    assert result.rows[kept].tolist() == rows[expected].tolist()
+    assert result.scores[kept].tolist() == scores[expected].tolist()
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    assert result.clusters[kept].tolist() == owner[expected].tolist()
+
+
+def test_rows_worse_than_every_unused_row_of_a_page_are_found_and_unused_rows_never() -> None:
+    layout = choose_layout(8, "float32")
+    vectors = np.full((3, 8), -1, np.float32)  # below the zeros of unused rows
+    pages = encode_pages(layout, vectors, np.array([5, 6, 7]), seed=0)
+    scan = LoneScan(
+        [ClusterPages(0, layout, 3, (pages,)), ClusterPages(1, layout, 3, (pages,))],
+        np.ones(8, np.float32),
+        top_k=10,
+        floor=-np.inf,
+        threads=1,
+    )
+    for number in range(len(scan)):
+        scan.multiply(number)
+    assert [each.rows.tolist() for each in scan.found()] == [[5, 6, 7], [5, 6, 7]]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_stretches_hold_every_page_once_and_become_shorter(threads: int) -> None:
+    clusters, _, _ = make([40_000, 0, 9_000, 70_000], 40, "float32", np.random.default_rng(0))
+    pieces = [piece for cluster in clusters for piece in cluster.pieces]
+    stretches = list(_stretches(clusters, threads))
+    assert np.array_equal(np.concatenate([pages for _, pages in stretches]), np.concatenate(pieces))
+    assert [first for first, _ in stretches] == np.cumsum([0, *(len(pages) for _, pages in stretches)])[:-1].tolist()
+    sizes = [pages.nbytes for _, pages in stretches]
+    if threads == 1:
+        assert len(stretches) == len(pieces)
+    else:
+        assert sum(sizes[-threads:]) <= threads * lone_scan.STRETCH_BYTES_MIN, "threads end at about the same time"
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_pool_scans_a_lone_querys_clusters_together_and_the_next_ones_above_its_floor(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
+    monkeypatch.setattr(lone_scan, "STRETCH_BYTES_MIN", 4096)
+    monkeypatch.setattr(scoring_pool, "score_pages", lambda *given: pytest.fail("each cluster was scored by itself"))
+    generator = np.random.default_rng(threads)
+    clusters, vectors, rows = make([3_000, 700, 0, 2_000], 40, "float32", generator)
+    query = generator.integers(-2, 3, (1, 40)).astype(np.float32)
+    table = TopTable()
+    table.add(1)
+    slots = np.array([table.add(7)])
+    with ScoringPool(threads) as pool:
+        first = pool.run([Scoring(cluster, slots, query) for cluster in clusters[:2]], table)
+        table.merge(first)
+        second = pool.run([Scoring(cluster, slots, query) for cluster in clusters[2:]], table)
+        table.merge(second)
+    assert [scored.cluster for scored in first + second] == [0, 1, 2, 3]
+    assert sum(len(scored.candidates.rows) for scored in second) < 100
+    scores = vectors @ query[0]
+    best = np.lexsort((rows, -scores))[:7]
+    assert table.best(int(slots[0])).rows.tolist() == rows[best].tolist()
