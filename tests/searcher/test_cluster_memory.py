@@ -203,6 +203,36 @@ def test_scattered_clusters_are_read_into_their_pieces(stored: Stored) -> None:
         check_rows(it.memory, stored, small[2])
 
 
+def test_damage_in_any_page_of_a_scattered_cluster_is_found(stored: Stored) -> None:
+    """A block read may end in several places of the arena: each of them is looked at."""
+    small = (ClusterId(2), ClusterId(4), ClusterId(7), B)
+    arena_bytes = sum(stored.extents[cluster].size_bytes for cluster in (small[0], small[2], D))
+    contents = [bytearray(content) for content in stored.contents()]
+    extent = stored.extents[D]
+    engine = MemoryEngine(contents, clock=SystemClock())  # type: ignore[arg-type]  # bytes that a test may change
+    with running(stored, engine, block_pages=1, arena_bytes=arena_bytes) as it:
+        it.read(*small)
+        it.memory.evict(small[1])
+        it.memory.evict(small[3])
+        assert any(len(read.buffers) > 1 for read in _reads_of(it, D))
+        for page in range(extent.page_count):
+            at_bytes = extent.offset_bytes + page * stored.layout.page_bytes
+            contents[extent.segment][at_bytes + 17] ^= 4
+            broken = it.read(D)[D]
+            assert isinstance(broken, ReadBroke), f"page {page} was taken"
+            assert isinstance(broken.error, CorruptionError)
+            assert broken.error.offset_bytes == at_bytes
+            contents[extent.segment][at_bytes + 17] ^= 4
+
+
+def _reads_of(it: Running, cluster: ClusterId) -> list[BlockRead]:
+    """Reads a cluster, forgets it, and returns the block reads that it took."""
+    before = len(it.engine.seen)
+    assert isinstance(it.read(cluster)[cluster], ReadDone)
+    it.memory.evict(cluster)
+    return it.engine.seen[before:]
+
+
 def test_what_is_evicted_gives_its_blocks_back(stored: Stored) -> None:
     with running(stored, in_memory(stored)) as it:
         free_bytes = it.arena.free_bytes
