@@ -142,12 +142,13 @@ class ClusterMajorPlanner:
         assert not self._scoring, "the sub-stage before has not ended"
         chosen: list[ClusterId] = []
         spent_us = spent_bytes = 0
+        # What is under way lasts the disk for `read_ahead_bytes`: it must be given more before that is used up.
+        bytes_max = self._limits.read_ahead_bytes // 2 if self._is_disk_wanted() else self._limits.budget_bytes
         leaving = [cluster for cluster in self._leaving if cluster in self._ready]
         for cluster in leaving[:1] or self._arrived_in_turn(now_us) or tuple(self._ready):
             spent_us += cost_us(cluster, len(self._demand.wanting(cluster)))
             spent_bytes += self._size_bytes[cluster]
-            # What is under way lasts the disk for `read_ahead_bytes`: it must be given more before that is used up.
-            if chosen and (spent_us > budget_us or 2 * spent_bytes > self._limits.read_ahead_bytes):
+            if chosen and (spent_us > budget_us or spent_bytes > bytes_max):
                 break
             chosen.append(cluster)
         self._scoring_read = frozenset(cluster for cluster in chosen if cluster in self._coming)
@@ -156,6 +157,10 @@ class ClusterMajorPlanner:
             self._coming.pop(cluster, None)
         self._scoring = tuple(Task(cluster=cluster, queries=self._demand.wanting(cluster)) for cluster in chosen)
         return Substage(tasks=self._scoring) if chosen else None
+
+    def _is_disk_wanted(self) -> bool:
+        is_reading = self._memory.reading_bytes > 0 or bool(self._unissued)
+        return is_reading or self._demand.next_cluster() is not None
 
     def wake_us(self) -> int | None:
         """Returns when `next_substage` may find something without another event, None when it cannot."""

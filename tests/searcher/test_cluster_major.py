@@ -271,6 +271,19 @@ def test_residents_are_scored_first_and_not_read_again() -> None:
     assert here.evictions == [0]
 
 
+def test_a_substage_is_as_long_as_its_time_allows_unless_the_disk_could_run_dry_meanwhile() -> None:
+    here = world([10] * 6, 100, read_ahead=20)
+    run(here, [[(0, 1, 2, 3, 4)]], min)
+    here.join(1, [(0, 1, 2, 3, 4)])
+    assert here.score(budget_us=1_000)
+    assert 1 in here.finished, "all that is wanted is in memory, and was scored at once"
+    here.join(2, [(0, 1, 2, 3, 4, 5)])
+    assert here.reading == {5: 2}
+    before = len(here.scored)
+    assert here.score(budget_us=1_000)
+    assert len(here.scored) == before + 1, "half of what is under way is 10 bytes: one cluster"
+
+
 def test_what_is_read_ahead_is_bounded_by_read_ahead_bytes() -> None:
     here = world([10] * 6, 100, read_ahead=20)
     here.join(0, [(0, 1, 2, 3, 4, 5)])
