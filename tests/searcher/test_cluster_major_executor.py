@@ -96,6 +96,7 @@ class Trouble:
         }
         self.failing: set[int] = set()
         self.damaged: set[int] = set()
+        self.damaged_pages: set[tuple[int, int]] = set()
         self.short: set[int] = set()
         self.slow: set[int] = set()
         self.hanging: set[int] = set()
@@ -112,7 +113,7 @@ class Trouble:
         if cluster in self.slow:
             time.sleep(0.005)
         self._files.read_block(read)
-        if cluster in self.damaged:
+        if cluster in self.damaged or (cluster, page) in self.damaged_pages:
             read.buffers[0][100] ^= 1
 
 
@@ -156,9 +157,16 @@ class Running:
 
 @contextmanager
 def running(
-    disk: Disk, *, share: float = 0.5, threads: int = 2, prefetch: float = 0.0, timeout_us: int = 10_000_000
+    disk: Disk,
+    *,
+    share: float = 0.5,
+    threads: int = 2,
+    prefetch: float = 0.0,
+    timeout_us: int = 10_000_000,
+    slice_bytes_max: int = 0,
 ) -> Iterator[Running]:
     clock, metrics = SystemClock(), Metrics()
+    slices = Slices(disk.extents, disk.layout, slice_bytes_max)
     block_bytes = choose_block_bytes(disk.layout.page_bytes, disk.size_bytes // NLIST)
     arena = Arena(int(share * disk.size_bytes), block_bytes)
     files = SegmentFiles(disk.paths, "auto")
@@ -166,7 +174,7 @@ def running(
     engine: BlockEngine = ThreadEngine(trouble.read_block, depth=4, prefetch_depth=1, clock=clock)
     memory = ClusterMemory(
         layout=disk.layout,
-        extents=disk.extents,
+        extents=slices.extents,
         generation=GENERATION,
         paths=[str(path) for path in disk.paths],
         arena=arena,
@@ -176,7 +184,7 @@ def running(
         clock=clock,
         events=NoEvents(),
     )
-    sizes = {ClusterId(extent.cluster): memory.arena_bytes(ClusterId(extent.cluster)) for extent in disk.extents}
+    sizes = {number: memory.arena_bytes(number) for number in map(ClusterId, range(len(slices.extents)))}
     limits = ClusterMajorLimits(
         budget_bytes=arena.size_bytes,
         read_ahead_bytes=arena.size_bytes // 4,
@@ -187,7 +195,7 @@ def running(
     with ScoringPool(threads) as pool:
         executor = ClusterMajor(
             memory=memory,
-            slices=Slices(disk.extents, disk.layout),
+            slices=slices,
             planner=planner,
             pool=pool,
             metrics=metrics,
@@ -216,11 +224,12 @@ def questions(disk: Disk, count: int, nprobe: int, seed: int = 1) -> tuple[Float
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("prefetch", [0.0, 0.2])
+@pytest.mark.parametrize("slice_bytes_max", [0, 4096])
 def test_windows_of_queries_find_exactly_what_an_exact_search_of_their_clusters_finds(
-    disk: Disk, threads: int, prefetch: float
+    disk: Disk, threads: int, prefetch: float, slice_bytes_max: int
 ) -> None:
     queries, clusters = questions(disk, 120, 5)
-    with running(disk, threads=threads, prefetch=prefetch) as here:
+    with running(disk, threads=threads, prefetch=prefetch, slice_bytes_max=slice_bytes_max) as here:
         for start in range(0, 120, 30):
             keys = here.join(queries[start : start + 30], clusters[start : start + 30])
             for key, found in here.take(30).items():
@@ -266,6 +275,21 @@ def test_what_fails_or_is_damaged_is_skipped_by_those_who_wanted_it_and_says_why
         here.trouble.failing, here.trouble.damaged = set(), set()
         here.join(queries, clusters)
         assert all(found is not None and not found.skipped for found in here.take(40).values()), "it was not kept"
+
+
+def test_a_cluster_of_which_one_slice_is_damaged_is_skipped_and_what_is_left_of_it_is_searched(disk: Disk) -> None:
+    queries, clusters = questions(disk, 40, 6)
+    bad = 3
+    lost = set(np.flatnonzero(disk.assigned == bad)[: disk.layout.rows_per_page].tolist())  # the rows of its first page
+    with running(disk, slice_bytes_max=disk.layout.page_bytes) as here:
+        here.trouble.damaged_pages = {(bad, 0)}
+        here.join(queries, clusters)
+        for key, found in here.take(40).items():
+            assert found is not None
+            assert found.skipped == ((bad,) if bad in clusters[key] else ())
+            assert [f"cluster {bad} " in str(error) for error in found.errors] == [True] * len(found.skipped)
+            rest = [row for row in disk.exact(queries[key], clusters[key]) if row not in lost]
+            assert found.best.rows.tolist()[: len(rest)] == rest
 
 
 KINDS = ("failing", "damaged", "short", "slow", "hanging")

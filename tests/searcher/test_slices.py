@@ -1,0 +1,56 @@
+"""Slices cover their clusters exactly: every page and every row once, in order, within the bound."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.disk.pages import PageLayout
+from carpool.disk.segments import plan_extents
+from schemas.record import ClusterId
+from searcher.cache.slices import Slices
+
+LAYOUT = PageLayout(dimension=16, vector_dtype="float32", page_bytes=4096)
+
+
+@given(
+    row_counts=st.lists(st.integers(0, 2_000), min_size=1, max_size=12),
+    slice_bytes_max=st.integers(1, 40 * 4096),
+)
+def test_the_slices_of_a_cluster_are_its_pages_and_rows_in_order_each_once(
+    row_counts: list[int], slice_bytes_max: int
+) -> None:
+    extents = plan_extents(LAYOUT, row_counts)
+    slices = Slices(extents, LAYOUT, slice_bytes_max)
+    assert slices.of_all(range(len(extents))) == tuple(range(len(slices.extents)))
+    for cluster, extent in enumerate(extents):
+        parts = [slices.extents[number] for number in slices.of(cluster)]
+        assert {slices.cluster(number) for number in slices.of(cluster)} == {cluster}
+        assert parts and sum(part.row_count for part in parts) == extent.row_count
+        page, offset_bytes = 0, extent.offset_bytes
+        for part in parts:
+            assert (part.cluster, part.segment) == (extent.cluster, extent.segment)
+            assert (part.first_page, part.offset_bytes) == (page, offset_bytes)
+            assert part.size_bytes == part.page_count * LAYOUT.page_bytes
+            assert LAYOUT.page_count(part.row_count) == part.page_count
+            assert part.page_count == 1 or part.size_bytes <= max(slice_bytes_max, LAYOUT.page_bytes)
+            page, offset_bytes = page + part.page_count, offset_bytes + part.size_bytes
+        assert page == extent.page_count
+
+
+def test_clusters_are_whole_where_nothing_is_to_be_cut() -> None:
+    extents = plan_extents(LAYOUT, [5_000, 1, 0, 300])
+    slices = Slices(extents, LAYOUT)
+    assert tuple(slices.extents) == extents
+    assert [slices.of(cluster) for cluster in range(4)] == [(0,), (1,), (2,), (3,)]
+
+
+def test_a_cluster_that_there_is_not_has_no_slices() -> None:
+    slices = Slices(plan_extents(LAYOUT, [300]), LAYOUT)
+    assert slices.of(1) == slices.of(-1) == ()
+
+
+def test_the_cost_of_a_cluster_is_shared_by_its_slices_and_none_is_made_up() -> None:
+    slices = Slices(plan_extents(LAYOUT, [630, 630]), LAYOUT, 4 * 4096)
+    assert len(slices.of(0)) == 3
+    assert slices.shared({ClusterId(0): 900}) == {0: 300, 1: 300, 2: 300}
