@@ -95,6 +95,7 @@ def executor_searches(index_dir: Path, options: LoneOptions) -> Iterator[Mapping
     settings = SearcherSettings(
         budget_bytes=size_bytes + size_bytes // 4 + (64 << 20),  # extents take whole blocks
         scoring_threads=options.threads,
+        read_timeout_ms=int(LOAD_TIMEOUT_S * 1_000),
     )
     plane = open_plane(index, settings, Metrics(), SystemClock(), events=NoEvents())
     try:

@@ -37,7 +37,7 @@ class LoneScan:
         self._top_ks = np.array([top_k], np.intp)
         self._floors = np.array([floor], np.float32)
         rows_per_page = self._layout.rows_per_page
-        page_counts = [sum(map(len, cluster.pieces)) for cluster in clusters]
+        page_counts = [sum(map(len, cluster.pieces)) for cluster in self._clusters]
         self._starts = np.cumsum([0, *page_counts]) * rows_per_page  # (n + 1,), in rows of the scratch
         self._scores = np.empty((int(self._starts[-1]) + GROUP_ROWS_MAX, 1), np.float32)
         self._stretches = tuple(_stretches(self._clusters, threads))
@@ -53,19 +53,22 @@ class LoneScan:
         start = first_page * rows_per_page
         multiply(self._layout, [pages], self._queries, self._scores[start : start + len(pages) * rows_per_page])
 
-    def found(self) -> list[Candidates]:
-        """Returns what each cluster has: of all, every row among the best `top_k` whose score is not below the floor."""
+    def found(self) -> list[tuple[int, Candidates]]:
+        """Returns what clusters have: of all rows every one among the best `top_k` whose score is not below the floor.
+
+        Clusters that have none are left out.
+        """
         for cluster, start, end in zip(self._clusters, self._starts, self._starts[1:], strict=False):
             self._scores[start + cluster.row_count : end] = NO_FLOOR  # what is unused of the last page
         _, scores, positions, floors = above(self._scores, int(self._starts[-1]), self._floors, self._top_ks)
         real = scores > NO_FLOOR
         scores, positions = scores[real], positions[real]
-        number = np.searchsorted(self._starts, positions, side="right") - 1
+        owners = np.searchsorted(self._starts, positions, side="right") - 1
         found = []
-        for at, cluster in enumerate(self._clusters):
-            here = np.flatnonzero(number == at)
-            rows = row_numbers_at(self._layout, list(cluster.pieces), positions[here] - self._starts[at])
-            found.append(Candidates(np.zeros(len(here), np.intp), scores[here], rows, floors))
+        for owner in sorted(set(owners.tolist())):
+            cluster, here = self._clusters[owner], np.flatnonzero(owners == owner)
+            rows = row_numbers_at(self._layout, list(cluster.pieces), positions[here] - self._starts[owner])
+            found.append((cluster.cluster, Candidates(np.zeros(len(here), np.intp), scores[here], rows, floors)))
         return found
 
     def forget(self) -> None:

@@ -55,7 +55,8 @@ class ScoringPool:
             helper.start()
 
     def run(self, scorings: Sequence[Scoring], table: TopTable) -> list[Scored]:
-        """Returns what clusters have for their queries, in order; a cluster that was cut comes as several parts.
+        """Returns what clusters have for their queries, in order; a cluster that was cut comes as several parts, one that has
+        nothing may be left out.
 
         Blocks until all is scored. Reads `table` and leaves it as it is: merge what is returned. Raises the first error of
         any thread, after all of them have stopped; no view of pages is held afterwards.
@@ -83,13 +84,9 @@ class ScoringPool:
         )
         try:
             self._share(_Run(len(scan), scan.multiply), helpers)
-            found = scan.found()
+            return [Scored(cluster, slots, candidates) for cluster, candidates in scan.found()]
         finally:
             scan.forget()
-        return [
-            Scored(scoring.pages.cluster, slots, candidates)
-            for scoring, candidates in zip(scorings, found, strict=True)
-        ]
 
     def _share(self, run: _Run, helpers: int) -> None:
         """Does the work of `run` together with so many helpers. Raises the first error, after all threads have stopped."""
@@ -201,9 +198,11 @@ def _is_lone(scorings: Sequence[Scoring]) -> bool:
     """Whether all are for one query, and few enough to be scanned together."""
     if not scorings or any(len(scoring.slots) != 1 for scoring in scorings):
         return False
-    slot, queries = scorings[0].slots[0], scorings[0].queries
+    slots, queries = scorings[0].slots, scorings[0].queries
     return sum(scoring.pages.row_count for scoring in scorings) <= ROWS_MAX and all(
-        scoring.slots[0] == slot and np.array_equal(scoring.queries, queries) for scoring in scorings
+        (scoring.slots is slots or scoring.slots[0] == slots[0])
+        and (scoring.queries is queries or np.array_equal(scoring.queries, queries))
+        for scoring in scorings
     )
 
 
@@ -221,8 +220,7 @@ def _cut(scorings: Sequence[Scoring], costs: Sequence[int], threads: int) -> lis
 
 def _cost(scoring: Scoring) -> int:
     """Bytes read, and the products in bytes that could be read meanwhile."""
-    layout = scoring.pages.layout
-    size_bytes = layout.page_count(scoring.pages.row_count) * layout.page_bytes
+    size_bytes = sum(piece.nbytes for piece in scoring.pages.pieces)
     return size_bytes * (BYTES_PER_PRODUCT + len(scoring.queries)) // BYTES_PER_PRODUCT
 
 

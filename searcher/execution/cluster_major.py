@@ -10,7 +10,7 @@ What the planner knows as clusters are slices of them (`searcher.cache.slices`);
 from __future__ import annotations
 
 import queue
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,7 +48,7 @@ from searcher.plan.cluster_steps import Finish as FinishAction
 from searcher.plan.substage import SubstageBudget
 from searcher.scoring_pool import Scoring, ScoringPool
 from searcher.store.engine import CancelledRead
-from searcher.top_k import TopTable
+from searcher.top_k import Float32, Slots, TopTable
 
 WAIT_S_MAX = 60.0
 """The longest wait for mail: no deadline, however far away, is more than a wait can take."""
@@ -318,16 +318,12 @@ class ClusterMajor:
     def _score(self, substage: Substage) -> int:
         """Scores a sub-stage; returns how long it took, in microseconds."""
         began_us = self._clock.now_us()
+        wanting: dict[tuple[int, ...], tuple[Slots, Float32]] = {}  # the slices of a cluster are for the same queries
         scorings = []
         for task in substage.tasks:
-            queries = [self._queries[query] for query in task.queries]
-            scorings.append(
-                Scoring(
-                    pages=self._memory.pages(task.cluster),
-                    slots=np.array([query.slot for query in queries], dtype=np.intp),
-                    queries=np.stack([query.search.vector for query in queries]),
-                )
-            )
+            if task.queries not in wanting:
+                wanting[task.queries] = self._vectors(task.queries)
+            scorings.append(Scoring(self._memory.pages(task.cluster), *wanting[task.queries]))
         self._table.merge(self._pool.run(scorings, self._table))
         ended_us = self._clock.now_us()
         took_us = ended_us - began_us
@@ -339,3 +335,8 @@ class ClusterMajor:
             tuple((self._extents[task.cluster].row_count, len(task.queries)) for task in substage.tasks), took_us
         )
         return took_us
+
+    def _vectors(self, keys: Sequence[int]) -> tuple[Slots, Float32]:
+        queries = [self._queries[key] for key in keys]
+        slots = np.array([query.slot for query in queries], dtype=np.intp)
+        return slots, np.stack([query.search.vector for query in queries])
