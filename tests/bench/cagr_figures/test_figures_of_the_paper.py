@@ -48,7 +48,7 @@ def spec(**changes: object) -> RunSpec:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_every_figure_leaves_a_picture_and_a_json_that_alone_can_be_drawn(
+def test_every_figure_leaves_a_picture_and_a_json_from_which_alone_it_can_be_drawn(
     number: int, index_dir: Path, data_dir: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     out = tmp_path_factory.getbasetemp() / "shared-runs"  # figures share runs
@@ -60,10 +60,19 @@ def test_every_figure_leaves_a_picture_and_a_json_that_alone_can_be_drawn(
     assert len(report.runs) == len(runs_of(number, asked.load, SMALL))
     assert (out / f"figure-{number}.png").read_bytes().startswith(PNG)
     assert report.machine.cores >= 1 and report.index.nlist == 8 and report.data and report.stated
+    if number != 5:
+        return  # drawing is slow, and one is enough
     redraw(out / f"figure-{number}.json", tmp_path)
     assert (tmp_path / f"figure-{number}.png").read_bytes() == (out / f"figure-{number}.png").read_bytes()
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the picture, where a test is about runs."""
+    monkeypatch.setattr("bench.cagr_figures.command.draw", lambda report, path: None)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_is_there_is_not_made_again_unless_something_it_depends_on_changed(
     index_dir: Path, data_dir: Path, tmp_path: Path
 ) -> None:
@@ -86,6 +95,7 @@ def test_a_run_that_is_there_is_not_made_again_unless_something_it_depends_on_ch
     assert "earlier" not in [found.started for found in read_report(tmp_path / "figure-5.json").runs]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_figure_that_is_out_of_time_goes_on_where_it_was(
     index_dir: Path, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,18 +134,16 @@ def test_edgerag_reads_what_a_dumb_cache_of_entries_reads(index_dir: Path, data_
 def test_the_prefetch_between_groups_is_on_no_querys_clock_but_on_the_batchs(index_dir: Path, data_dir: Path) -> None:
     """ "Prefetching the clusters of following query immediately after the vector search" (section 3.1)."""
     questions = load_questions(find_data(data_dir), "hotpotqa", 80)
-    apart = run(index_dir, spec(method="cagr-qgp", similarity_min=0.9), *map(list, questions))
-    alone = run(
-        index_dir, spec(method="cagr-qgp", similarity_min=0.9, batch_min=80, batch_max=80), *map(list, questions)
-    )
-    for found in (apart, alone):
-        assert found.totals.prefetch_us > 0 and found.totals.prefetched_bytes > 0
-        assert found.totals.groups == len(set(found.series.group))
-    # Groups of one: every query but the first was prefetched for, and found all of its three clusters in a cache of four.
-    singles = [group for group, size in Counter(alone.series.group).items() if size == 1 and group]
-    hits = {alone.series.group.index(group): alone.series.hits[alone.series.group.index(group)] for group in singles}
-    assert len(singles) > 5 and set(hits.values()) == {3}
-    assert max(alone.series.batch_us) > alone.totals.prefetch_us
+    one_batch = {"similarity_min": 0.9, "batch_min": 80, "batch_max": 80, "warm_up_s": 0.0}
+    ahead = run(index_dir, spec(method="cagr-qgp", **one_batch), *map(list, questions))
+    alone = run(index_dir, msgspec.structs.replace(ahead.spec, method="cagr-qg"), *map(list, questions))
+    assert ahead.series.group == alone.series.group and ahead.totals.groups == len(set(ahead.series.group)) > 10
+    assert alone.totals.prefetched_bytes == 0 < ahead.totals.prefetched_bytes
+    # What was prefetched, the queries do not read themselves; nothing is pinned, so that now and then one still must.
+    assert sum(ahead.series.read_bytes) < sum(alone.series.read_bytes) / 2
+    assert ahead.hit_share > alone.hit_share
+    assert sum(ahead.series.read_bytes) + ahead.totals.prefetched_bytes == ahead.totals.bytes_read
+    assert ahead.totals.prefetch_us > 0 and max(ahead.series.batch_us) > ahead.totals.prefetch_us
 
 
 def test_without_prefetch_nothing_is_read_ahead_and_ours_reads_a_cluster_at_most_once_a_batch(
