@@ -28,6 +28,7 @@ from schemas.record import ClusterId
 from searcher.cache.arena import Arena, choose_block_bytes
 from searcher.cache.cluster_memory import ClusterMemory, MemoryEvent, ReadRules
 from searcher.cache.policies import PolicyName, make_policy
+from searcher.cache.slices import Slices
 from searcher.events import EventLog, NoEvents
 from searcher.execution.cluster_major import ClusterMajor
 from searcher.execution.executor import Found, Search, SearchGroup
@@ -237,7 +238,7 @@ def run_windows(
         _watch_over(watch, memory, planner, pool, scored)
         executor = ClusterMajor(
             memory=memory,
-            extents=shelf.extents,
+            slices=Slices(shelf.extents, shelf.layout),
             planner=planner,
             pool=pool,
             metrics=metrics,
