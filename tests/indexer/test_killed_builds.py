@@ -138,7 +138,9 @@ def killed(folder: Path, out: str, moment: int, took_s: float) -> str:
         is_killed = process.returncode == -signal.SIGKILL
         if is_killed and (folder / out / ".build").exists():
             return said[-1] if said else ""
-        assert is_killed or process.returncode == 0, said  # all was done before the kill, or before the process had left
+        assert is_killed or process.returncode == 0, (
+            said
+        )  # all was done before the kill, or before the process had left
         shutil.rmtree(folder / out)
         wait_s *= 0.7
 
