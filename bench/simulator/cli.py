@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -56,18 +56,33 @@ def policies(
 
 def simulator(
     data: DataOption = None,
-    nlist: Annotated[int, typer.Option("--nlist", min=1, help="Clusters, trained on the passages.")] = 100,
+    index: Annotated[
+        Path | None,
+        typer.Option(
+            "--index",
+            metavar="DIR",
+            help="Search this index. Default: one of the passages, without texts.",
+            show_default=False,
+        ),
+    ] = None,
+    way: Annotated[
+        list[str],
+        typer.Option(
+            "--way", help="carpool, edgerag, cagr-greedy, cagr-agglomerative, cagr-literal-greedy, cagr-best-greedy."
+        ),
+    ] = ["carpool"],  # noqa: B006  (typer copies it)
+    window: Annotated[list[int], typer.Option("--window", min=1, max=1000, help="Questions a window.")] = [20, 100],  # noqa: B006
+    nlist: Annotated[int, typer.Option("--nlist", min=1, help="Clusters, without --index.")] = 100,
     nprobe: NprobeOption = 10,
-    window: WindowOption = 20,
-    questions: Annotated[int, typer.Option("--questions", min=40, help="Questions, real and simulated.")] = 1500,
+    questions: Annotated[
+        int, typer.Option("--questions", min=40, help="Questions; 40 % of them measure costs.")
+    ] = 3000,
     budget_share: Annotated[
         float, typer.Option("--budget-share", min=0.01, max=2, help="Memory, as a share of all clusters' bytes.")
-    ] = 0.2,
-    policy: Annotated[
-        Literal["edgerag", "farthest_next_use", "gdsf", "lfu", "lru", "tiny_lfu"],
-        typer.Option("--policy", help="The cache policy."),
-    ] = "farthest_next_use",
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads that score.")] = 1,
+    ] = 0.4,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads that score.")] = 2,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Real runs; a query's latency is its median.")] = 3,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the clusters and the order of the questions.")] = 0,
     work: Annotated[
         Path, typer.Option("--work", metavar="DIR", help="Folder for segments, on a disk: they are read with O_DIRECT.")
     ] = Path(".carpool/bench/simulator"),
@@ -75,24 +90,30 @@ def simulator(
 ) -> None:
     """Does the simulator agree with a real run of the same windows?
 
-    Searches some windows of real questions to measure what things cost, then others, really and on virtual time. Run it on an
-    idle machine: the simulator knows nothing of other processes.
+    Searches some windows of real questions to measure what things cost, then others, really and on virtual time; once for each
+    --way and --window. Run it on an idle machine: the simulator knows nothing of other processes.
 
     Ends with 1 when bytes differ at all, or the mean, median or 99th percentile of the latencies by over 25 %.
 
-    Example:  carpool bench simulator --data DATA --nlist 100
+    Example:  carpool bench simulator --data DATA --window 20 --window 100 --way carpool --way cagr-best-greedy
     """
     from bench.simulator import command
+    from bench.simulator.ways import WAYS
 
+    if unknown := sorted(set(way) - WAYS.keys()):
+        raise typer.BadParameter(f"--way {unknown[0]}: there is no such way; choose from {', '.join(WAYS)}")
     if not command.simulator(
         data,
+        index=index,
+        ways=way,
+        windows=window,
         nlist=nlist,
         nprobe=nprobe,
-        window=window,
         questions=questions,
         budget_share=budget_share,
-        policy=policy,
         threads=threads,
+        repeats=repeats,
+        seed=seed,
         work=work,
         json_file=json_file,
     ):

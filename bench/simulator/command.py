@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -15,11 +17,13 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from bench.data import CORPUS, find_data, read_vectors
 from bench.machine import this_machine, this_revision
 from bench.policies import Row, study
-from bench.simulator.agreement import Question, compare
+from bench.search.dataset import choose_questions, open_view
+from bench.simulator.agreement import Agreement, Question, compare
+from bench.simulator.shelf import shelf_of, write_shelf
 from bench.simulator.trace import cluster, question_trace, read_questions
-from searcher.cache.policies import PolicyName
+from bench.simulator.ways import WAYS
 
-LATENCY_OFF_MAX = 0.25
+LATENCIES = ("mean", "p50", "p99")
 
 
 def policies(
@@ -53,36 +57,68 @@ def _range(rows: list[Row], name: str, share: float) -> str:
 def simulator(
     data: Path | None,
     *,
+    index: Path | None,
+    ways: Sequence[str],
+    windows: Sequence[int],
     nlist: int,
     nprobe: int,
-    window: int,
     questions: int,
     budget_share: float,
-    policy: PolicyName,
     threads: int,
+    repeats: int,
+    seed: int,
     work: Path,
     json_file: Path | None,
 ) -> bool:
-    """Compares a real run and a simulated one; returns whether they agree. Raises `ConfigError` without data. Blocks."""
+    """Compares real runs and simulated ones; returns whether all agree. Raises `ConfigError` without data. Blocks."""
     found = find_data(data)
-    vectors = read_vectors(found.vectors_path(CORPUS))
-    asked = Question(nprobe=nprobe, window=window, budget_share=budget_share, policy=policy, threads=threads)
-    work.mkdir(parents=True, exist_ok=True)
-    with threadpool_limits(limits=1, user_api="blas"):
-        clustered = cluster(vectors, nlist=nlist, seed=0)
-        agreement = compare(vectors, clustered, read_questions(found, 0)[:questions], asked, work)
-    table = Table("", "real", "simulated")
-    table.add_row("bytes read", f"{agreement.real_bytes:,}", f"{agreement.simulated_bytes:,}")
-    for name in agreement.latency_ratios:
-        table.add_row(
-            f"latency, {name}, ms",
-            f"{getattr(agreement.real_ms, name):.2f}",
-            f"{getattr(agreement.simulated_ms, name):.2f}",
+    asked = [
+        Question(
+            way=WAYS[way],
+            nprobe=nprobe,
+            window=window,
+            budget_share=budget_share,
+            threads=threads,
+            repeats=repeats,
         )
-    table.add_row("queries within 25 % of each other", "", f"{agreement.within_25:.0%}")
-    _show(table, json_file, {"nlist": nlist, "asked": asked, "agreement": agreement})
-    is_close = all(abs(ratio - 1) <= LATENCY_OFF_MAX for ratio in agreement.latency_ratios.values())
-    return is_close and agreement.real_bytes == agreement.simulated_bytes
+        for window in windows
+        for way in ways
+    ]
+    work.mkdir(parents=True, exist_ok=True)
+    agreements = []
+    with threadpool_limits(limits=1, user_api="blas"), TemporaryDirectory(dir=work, prefix="shelf-") as folder:
+        if index is not None:
+            shelf = shelf_of(open_view(index))
+        else:
+            vectors = read_vectors(found.vectors_path(CORPUS))
+            shelf = write_shelf(Path(folder), vectors, cluster(vectors, nlist=nlist, seed=seed))
+        vectors_asked = choose_questions(read_questions(found, seed), shelf.layout.dimension, questions, seed).vectors
+        for question in asked:
+            agreements.append(compare(shelf, vectors_asked[:questions], question))
+    table = Table("", "bytes", *LATENCIES, "queries within 25 %")
+    for agreement in agreements:
+        table.add_row(
+            f"{agreement.asked.way.name}, windows of {agreement.asked.window}",
+            _bytes(agreement),
+            *(_latency(agreement, name) for name in LATENCIES),
+            f"{agreement.within_25:.0%}",
+        )
+    rows = [{"agreement": found, "ratios": found.latency_ratios, "agrees": found.agrees} for found in agreements]
+    where = {"rows": sum(extent.row_count for extent in shelf.extents), "nlist": len(shelf.extents), "seed": seed}
+    _show(table, json_file, where | {"comparisons": rows})
+    return all(agreement.agrees for agreement in agreements)
+
+
+def _bytes(agreement: Agreement) -> str:
+    if agreement.bytes_are_equal:
+        return f"{agreement.simulated_bytes:,}, equal"
+    low, high = min(agreement.real_bytes), max(agreement.real_bytes)
+    return f"{low:,} to {high:,}, simulated {agreement.simulated_bytes:,}"
+
+
+def _latency(agreement: Agreement, name: str) -> str:
+    real_ms, simulated_ms = getattr(agreement.real_ms, name), getattr(agreement.simulated_ms, name)
+    return f"{real_ms:.1f} ms, x {simulated_ms / real_ms:.2f}"
 
 
 def _show(table: Table, json_file: Path | None, figures: dict[str, Any]) -> None:

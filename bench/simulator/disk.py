@@ -1,122 +1,90 @@
-"""A disk on virtual time: so many reads outstanding, each with an overhead, all sharing one bandwidth. Demands go first.
-
-It does what block engines promise (`searcher.store.engine`): a cluster is read in blocks, a prefetch is handed to the kernel
-only while no demand waits, and only so many of them; what the kernel has is not taken back.
-"""
+"""A disk on virtual time: reads that are with it share its bandwidth, some side by side, the others behind them."""
 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from collections import deque
 
 import msgspec
 
-from schemas.record import ClusterId
+EPSILON_BYTES = 1e-6
 
 
 class DiskCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What reads take, in microseconds: a block is done `overhead_us` after its bytes have come through the one pipe.
+    """Three measured numbers. A read is done `overhead_us` after its last byte; all reads together get `bytes_per_us`.
 
-    `depth`: blocks with the kernel at once, `prefetch_depth` of them read ahead; `block_bytes_max`: of one block.
+    `together_bytes`: the oldest reads that together have at most as many bytes, and one at least, are served side by side,
+    at equal rates; the others wait. A disk that serves strictly in order has 1 here.
     """
 
     overhead_us: float
     bytes_per_us: float
-    depth: int = 16
-    prefetch_depth: int = 2
-    block_bytes_max: int = 1 << 20
-
-
-@dataclass(slots=True)
-class _Load:
-    cluster: ClusterId
-    is_prefetch: bool
-    waiting: list[int]  # sizes of the blocks that the kernel has not got
-    began_us: float
-    outstanding: int = 0
-    is_cancelled: bool = False
+    together_bytes: int = 1
 
 
 class SimulatedDisk:
-    """Reads of clusters. Time only moves forward, by `advance`; whatever else is called happens at the present time."""
+    """Reads, named by tokens. Time only moves forward, by `advance`; reads are given at the present time."""
 
     def __init__(self, costs: DiskCosts) -> None:
         self._costs = costs
         self._now_us = 0.0
-        self._pipe_free_us = 0.0
-        self._loads: dict[ClusterId, _Load] = {}  # in the order in which they were asked for, or promoted
-        self._with_kernel: list[tuple[float, int, _Load, bool]] = []  # end, tie, whose, whether as a prefetch
-        self._prefetches_out = 0
-        self._blocks = 0
-        self._ended: list[tuple[ClusterId, bool]] = []
+        self._waiting: deque[tuple[int, int]] = deque()  # token and size
+        self._served: dict[int, float] = {}  # token to bytes left, oldest first
+        self._size: dict[int, int] = {}
+        self._ended: list[tuple[float, int]] = []  # when the host hears of it, token
         self.busy_us = 0.0
-        self.read_us: list[float] = []  # how long each read took, in the order in which they ended
 
-    def read(self, cluster: ClusterId, size_bytes: int, *, is_prefetch: bool) -> None:
-        """Asks for a cluster that is not being read."""
-        assert cluster not in self._loads, f"cluster {cluster} is being read already"
-        block = self._costs.block_bytes_max
-        sizes = [min(block, size_bytes - at) for at in range(0, size_bytes, block)]
-        self._loads[cluster] = _Load(cluster, is_prefetch, sizes[::-1], self._now_us)
-        self._hand_out()
+    def give(self, token: int, size_bytes: int) -> None:
+        """Begins a read."""
+        self._waiting.append((token, size_bytes))
+        self._serve()
 
-    def promote(self, cluster: ClusterId) -> None:
-        """Makes a demand of a prefetch, behind the demands that wait; one that has ended is passed over."""
-        if (load := self._loads.pop(cluster, None)) is not None:
-            load.is_prefetch = False
-            self._loads[cluster] = load
-            self._hand_out()
-
-    def cancel(self, cluster: ClusterId) -> None:
-        """Drops what the kernel has not got; when the rest has ended, the read ends as cancelled."""
-        if (load := self._loads.get(cluster)) is not None and load.waiting:
-            load.waiting.clear()
-            load.is_cancelled = True
-            if not load.outstanding:
-                del self._loads[cluster]
-                self._ended.append((cluster, True))
-
-    def next_end_us(self) -> float | None:
-        """Returns when something ends next, None when nothing is being read."""
-        if self._ended:
-            return self._now_us
-        return self._with_kernel[0][0] if self._with_kernel else None
+    def next_us(self) -> float | None:
+        """Returns when something happens next, None when there is nothing to do."""
+        moments = [self._ended[0][0]] if self._ended else []
+        if (end_us := self._next_through_us()) is not None:
+            moments.append(end_us)
+        return min(moments, default=None)
 
     def advance(self, now_us: float) -> None:
         """Moves time to `now_us`."""
-        while self._with_kernel and self._with_kernel[0][0] <= now_us:
-            end_us, _, load, was_prefetch = heapq.heappop(self._with_kernel)
-            self._now_us = max(self._now_us, end_us)
-            self._prefetches_out -= was_prefetch
-            load.outstanding -= 1
-            if not load.outstanding and not load.waiting:
-                del self._loads[load.cluster]
-                self._ended.append((load.cluster, load.is_cancelled))
-                self.read_us.append(self._now_us - load.began_us)
-            self._hand_out()
+        while (end_us := self._next_through_us()) is not None:
+            moment_us = min(end_us, max(now_us, self._now_us))
+            share = (moment_us - self._now_us) * self._costs.bytes_per_us / len(self._served)
+            self.busy_us += moment_us - self._now_us
+            self._now_us = moment_us
+            for token, left_bytes in [*self._served.items()]:
+                self._served[token] = max(0.0, left_bytes - share)
+            if end_us > now_us:
+                break
+            least = min(self._served.values())
+            for token in [token for token, left_bytes in self._served.items() if left_bytes <= least + EPSILON_BYTES]:
+                del self._served[token], self._size[token]
+                heapq.heappush(self._ended, (self._now_us + self._costs.overhead_us, token))
+            self._serve()
         self._now_us = max(self._now_us, now_us)
 
-    def take_ended(self) -> list[tuple[ClusterId, bool]]:
-        """Returns the reads that have ended since it was asked last, in order: the cluster, and whether it was cancelled."""
-        ended, self._ended = self._ended, []
+    def has_ended(self) -> bool:
+        """Whether the host has heard of an end that it was not asked for so far."""
+        return bool(self._ended) and self._ended[0][0] <= self._now_us
+
+    def take_ended(self) -> list[int]:
+        """Returns the reads of whose end the host has heard since it asked last, in order."""
+        ended = []
+        while self._ended and self._ended[0][0] <= self._now_us:
+            ended.append(heapq.heappop(self._ended)[1])
         return ended
 
-    def _hand_out(self) -> None:
-        """Gives the kernel what it may have, at the present time."""
-        while len(self._with_kernel) < self._costs.depth and (load := self._next()) is not None:
-            size_bytes = load.waiting.pop()
-            load.outstanding += 1
-            self._prefetches_out += load.is_prefetch
-            begin_us = max(self._pipe_free_us, self._now_us)
-            self._pipe_free_us = begin_us + size_bytes / self._costs.bytes_per_us
-            self.busy_us += self._pipe_free_us - begin_us
-            self._blocks += 1
-            end_us = self._pipe_free_us + self._costs.overhead_us
-            heapq.heappush(self._with_kernel, (end_us, self._blocks, load, load.is_prefetch))
+    def _next_through_us(self) -> float | None:
+        """When the last byte of a read comes next."""
+        if not self._served:
+            return None
+        return self._now_us + min(self._served.values()) * len(self._served) / self._costs.bytes_per_us
 
-    def _next(self) -> _Load | None:
-        waiting = [load for load in self._loads.values() if load.waiting]
-        demand = next((load for load in waiting if not load.is_prefetch), None)
-        if demand is None and waiting and self._prefetches_out < self._costs.prefetch_depth:
-            return waiting[0]
-        return demand
+    def _serve(self) -> None:
+        while self._waiting and (
+            not self._served
+            or sum(self._size[token] for token in self._served) + self._waiting[0][1] <= self._costs.together_bytes
+        ):
+            token, size_bytes = self._waiting.popleft()
+            self._served[token], self._size[token] = float(size_bytes), size_bytes

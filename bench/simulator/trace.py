@@ -81,14 +81,31 @@ def cluster(vectors: Float32, *, nlist: int, seed: int) -> Clustered:
 def trace_of(clustered: Clustered, questions: Float32, *, nprobe: int, window: int) -> Trace:
     """Returns the trace of `questions`, (n, dim) float32, row-normalised, in this order; sizes are those of float32 pages."""
     nlist, dimension = clustered.centroids.shape
-    rows = np.bincount(clustered.assigned, minlength=nlist)
-    probes = probe(clustered.centroids, questions, nprobe).tolist()
+    rows = np.bincount(clustered.assigned, minlength=nlist).tolist()
     layout = choose_layout(dimension, "float32")
-    return Trace(
-        windows=cut([tuple(map(ClusterId, found)) for found in probes], window),
-        size_bytes={ClusterId(c): layout.page_count(int(n)) * layout.page_bytes for c, n in enumerate(rows)},
-        row_count={ClusterId(c): int(n) for c, n in enumerate(rows)},
+    return trace_over(
+        clustered.centroids,
+        questions,
+        {ClusterId(c): layout.page_count(n) * layout.page_bytes for c, n in enumerate(rows)},
+        {ClusterId(c): n for c, n in enumerate(rows)},
+        nprobe=nprobe,
+        window=window,
     )
+
+
+def trace_over(
+    centroids: Float32,
+    questions: Float32,
+    size_bytes: Mapping[ClusterId, int],
+    row_count: Mapping[ClusterId, int],
+    *,
+    nprobe: int,
+    window: int,
+) -> Trace:
+    """Returns the trace of `questions`, (n, dim) float32, in this order, over clusters of these sizes."""
+    probes = probe(centroids, questions, nprobe).tolist()
+    queries = [tuple(map(ClusterId, found)) for found in probes]
+    return Trace(windows=cut(queries, window), size_bytes=size_bytes, row_count=row_count)
 
 
 def read_questions(data: EvaluationData, seed: int) -> Float32:
