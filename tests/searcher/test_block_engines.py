@@ -7,6 +7,7 @@ import mmap
 import os
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -382,8 +383,10 @@ def test_a_thread_that_hangs_holds_up_no_cancellation(paths: tuple[Path, ...]) -
     engine, ends = ThreadEngine(hang, depth=2, prefetch_depth=1, clock=SystemClock()), Ends()
     engine.start(ends)
     engine.submit([block(token, 0, 0, 1) for token in range(1, 6)])
-    with ends.changed:
-        ends.changed.wait_for(lambda: len(engine.with_kernel_since(1 << 62)) == 2, timeout=0.01)
+    until_s = time.monotonic() + 30
+    while len(engine.with_kernel_since(1 << 62)) < 2:
+        assert time.monotonic() < until_s, "two threads have not begun"
+        time.sleep(0.001)
     engine.cancel(range(1, 6))
     assert len(ends.wait(3)) == 3
     assert all(isinstance(error, CancelledRead) for error in ends.errors.values())
