@@ -51,6 +51,7 @@ def spec(**changes: object) -> RunSpec:
 def test_every_figure_leaves_a_picture_and_a_json_from_which_alone_it_can_be_drawn(
     number: int, index_dir: Path, data_dir: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
+    pytest.importorskip("matplotlib")
     out = tmp_path_factory.getbasetemp() / "shared-runs"  # figures share runs
     asked = wishes(number, index_dir, data_dir, out)
     if number == 1:
