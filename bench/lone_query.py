@@ -1,8 +1,9 @@
 """A lone query whose clusters lie in memory: what a search costs beside the same FAISS call, and whether both find the same.
 
-All search the same vectors in the same clusters, taking turns: the order changes with every query, so that nobody profits
-from what another left behind. How long the machine rests after each call decides much: FAISS's threads go on spinning
-for some 10 ms and need not be woken in that time, and threads that sleep are woken late. So several rests are measured.
+All search the same vectors in the same clusters, in turns of `TURN` queries, another one first each time. Before a turn the
+machine settles: FAISS's threads go on spinning for some 10 ms after a call, on cores that another would need. How long the
+machine rests after each call decides much, too: threads that spin need not be woken, and those that sleep are woken
+late. So several rests are measured.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ Search = Callable[[Float32, Int64, int], tuple[Float32, Int64]]
 
 NOISE = 0.08
 """Of each of a vector's numbers around its centroid's, which has length one: neighbouring clusters overlap."""
+TURN = 25
+"""Queries that one of them answers before the next has its turn."""
+SETTLE_S = 0.1
 SIZE_SIGMA = 0.5
 """Of the log-normal sizes of clusters: the largest of 100 is some ten times the smallest."""
 
@@ -197,18 +201,16 @@ def measure(ours: Mapping[str, Search], data: LoneData, options: LoneOptions, re
     gc.collect()
     gc.disable()
     try:
-        for number, (vector, clusters) in enumerate(zip(data.queries, data.probes, strict=True)):
-            found: dict[str, tuple[Float32, Int64]] = {}
-            for turn in range(len(names)):
-                name = names[(turn + number) % len(names)]
-                began = time.perf_counter()
-                found[name] = searches[name](vector, clusters, options.top_k)
-                took_s = time.perf_counter() - began
-                if number >= options.warm_up:
-                    times[name].append(took_s * 1000)
-                time.sleep(rest_ms / 1000)
+        for turn, first in enumerate(range(0, len(data.queries), TURN)):
+            asked = range(first, min(first + TURN, len(data.queries)))
+            found: dict[str, list[tuple[Float32, Int64]]] = {}
+            for place in range(len(names)):
+                name = names[(place + turn) % len(names)]
+                took_ms, found[name] = _take_turn(searches[name], data, asked, options.top_k, rest_ms)
+                times[name] += took_ms[max(0, options.warm_up - first) :]
             for name in ours:
-                verdicts[name][_verdict(data, vector, found[name], found[FAISS])] += 1
+                for number, mine, theirs in zip(asked, found[name], found[FAISS], strict=True):
+                    verdicts[name][_verdict(data, data.queries[number], mine, theirs)] += 1
     finally:
         if collects:
             gc.enable()
@@ -224,6 +226,22 @@ def measure(ours: Mapping[str, Search], data: LoneData, options: LoneOptions, re
         over_p50=first.p50 - faiss_spread.p50,
         over_p99=first.p99 - faiss_spread.p99,
     )
+
+
+def _take_turn(
+    search: Search, data: LoneData, asked: range, top_k: int, rest_ms: int
+) -> tuple[list[float], list[tuple[Float32, Int64]]]:
+    """How long each of these queries took, in ms, and what was found."""
+    time.sleep(SETTLE_S)
+    times: list[float] = []
+    found: list[tuple[Float32, Int64]] = []
+    for number in asked:
+        vector, clusters = data.queries[number], data.probes[number]
+        began = time.perf_counter()
+        found.append(search(vector, clusters, top_k))
+        times.append((time.perf_counter() - began) * 1000)
+        time.sleep(rest_ms / 1000)
+    return times, found
 
 
 def run(options: LoneOptions) -> LoneReport:

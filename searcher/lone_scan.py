@@ -13,7 +13,7 @@ import numpy as np
 
 from carpool.disk.pages import ClusterPages, UInt8
 from searcher.scan import GROUP_ROWS_MAX, above, multiply, row_numbers_at
-from searcher.top_k import NO_FLOOR, Candidates, Float32
+from searcher.top_k import NO_FLOOR, Candidates, Float32, Scored, Slots
 
 ROWS_MAX = 1 << 20
 """Rows whose scores are held at a time: 4 MB. More clusters than that are better scored one by one."""
@@ -53,23 +53,25 @@ class LoneScan:
         start = first_page * rows_per_page
         multiply(self._layout, [pages], self._queries, self._scores[start : start + len(pages) * rows_per_page])
 
-    def found(self) -> list[tuple[int, Candidates]]:
-        """Returns what clusters have: of all rows every one among the best `top_k` whose score is not below the floor.
+    def found(self, slots: Slots) -> Scored:
+        """Returns the best `top_k` of all rows whose score is not below the floor, and those that tie with the last.
 
-        Clusters that have none are left out.
+        `slots`: (1,), of the query, in the table that they are for.
         """
         for cluster, start, end in zip(self._clusters, self._starts, self._starts[1:], strict=False):
             self._scores[start + cluster.row_count : end] = NO_FLOOR  # what is unused of the last page
         _, scores, positions, floors = above(self._scores, int(self._starts[-1]), self._floors, self._top_ks)
-        real = scores > NO_FLOOR
-        scores, positions = scores[real], positions[real]
+        top_k = int(self._top_ks[0])
+        least = np.partition(scores, -top_k)[-top_k] if len(scores) > top_k else floors[0]
+        kept = (scores >= least) & (scores > NO_FLOOR)
+        scores, positions = scores[kept], positions[kept]
         owners = np.searchsorted(self._starts, positions, side="right") - 1
-        found = []
+        rows, clusters = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
         for owner in sorted(set(owners.tolist())):
-            cluster, here = self._clusters[owner], np.flatnonzero(owners == owner)
-            rows = row_numbers_at(self._layout, list(cluster.pieces), positions[here] - self._starts[owner])
-            found.append((cluster.cluster, Candidates(np.zeros(len(here), np.intp), scores[here], rows, floors)))
-        return found
+            cluster, here = self._clusters[owner], owners == owner
+            rows[here] = row_numbers_at(self._layout, list(cluster.pieces), positions[here] - self._starts[owner])
+            clusters[here] = cluster.cluster
+        return Scored(clusters, slots, Candidates(np.zeros(len(rows), np.intp), scores, rows, floors))
 
     def forget(self) -> None:
         """Lets go of the pages."""

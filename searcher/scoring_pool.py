@@ -55,8 +55,8 @@ class ScoringPool:
             helper.start()
 
     def run(self, scorings: Sequence[Scoring], table: TopTable) -> list[Scored]:
-        """Returns what clusters have for their queries, in order; a cluster that was cut comes as several parts, one that has
-        nothing may be left out.
+        """Returns what clusters have for their queries, in order; a cluster that was cut comes as several parts. Those that are
+        all for one query come as one.
 
         Blocks until all is scored. Reads `table` and leaves it as it is: merge what is returned. Raises the first error of
         any thread, after all of them have stopped; no view of pages is held afterwards.
@@ -84,7 +84,7 @@ class ScoringPool:
         )
         try:
             self._share(_Run(len(scan), scan.multiply), helpers)
-            return [Scored(cluster, slots, candidates) for cluster, candidates in scan.found()]
+            return [scan.found(slots)]
         finally:
             scan.forget()
 

@@ -45,9 +45,9 @@ class Candidates(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The candidates of `cluster` for the queries at `slots`: (q,) of a table, each once."""
+    """The candidates of `cluster`, or of one for each, (m,) int64, for the queries at `slots`: (q,) of a table, each once."""
 
-    cluster: int
+    cluster: int | Int64
     slots: Slots
     candidates: Candidates
 
@@ -114,12 +114,15 @@ class TopTable:
         parts = [part for part in scored if len(part.candidates.queries)]
         if not parts:
             return
+        if len(parts) == 1 and len(parts[0].slots) == 1:
+            self._enter_one(int(parts[0].slots[0]), parts[0])
+            return
         slots = np.concatenate([part.slots[part.candidates.queries] for part in parts])
         self._enter(
             slots,
             np.concatenate([part.candidates.scores for part in parts]),
             np.concatenate([part.candidates.rows for part in parts]),
-            np.repeat([part.cluster for part in parts], [len(part.candidates.queries) for part in parts]),
+            np.concatenate([_clusters(part) for part in parts]),
         )
 
     def best(self, slot: int) -> TopK:
@@ -130,6 +133,20 @@ class TopTable:
         return TopK(
             self._scores[slot, :count].copy(), self._rows[slot, :count].copy(), self._clusters[slot, :count].copy()
         )
+
+    def _enter_one(self, slot: int, part: Scored) -> None:
+        """What `_enter` does, for one query alone, in a quarter of its time."""
+        top_k = int(self._top_ks[slot])
+        scores, rows, clusters = part.candidates.scores, part.candidates.rows, _clusters(part)
+        held = int(np.count_nonzero(self._scores[slot, :top_k] > NO_FLOOR))
+        if held:
+            scores = np.concatenate([self._scores[slot, :held], scores])
+            rows = np.concatenate([self._rows[slot, :held], rows])
+            clusters = np.concatenate([self._clusters[slot, :held], clusters])
+        order = np.lexsort((rows, -scores))[:top_k]
+        self._scores[slot, : len(order)] = scores[order]
+        self._rows[slot, : len(order)] = rows[order]
+        self._clusters[slot, : len(order)] = clusters[order]
 
     def _enter(self, slots: Slots, scores: Float32, rows: Int64, clusters: Int64) -> None:
         touched = np.unique(slots)
@@ -159,6 +176,13 @@ class TopTable:
         self._rows = np.concatenate([self._rows, np.zeros((added, TOP_K_MAX), np.int64)])
         self._clusters = np.concatenate([self._clusters, np.zeros((added, TOP_K_MAX), np.int64)])
         self._free.extend(range(held + added - 1, held - 1, -1))
+
+
+def _clusters(part: Scored) -> Int64:
+    """The cluster of each candidate."""
+    if isinstance(part.cluster, int):
+        return np.full(len(part.candidates.queries), part.cluster, np.int64)
+    return part.cluster
 
 
 def best_of_each(queries: Slots, scores: Float32, rows: Int64, top_ks: Slots) -> tuple[Slots, Slots]:

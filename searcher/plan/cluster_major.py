@@ -264,6 +264,8 @@ class ClusterMajorPlanner:
 
     def _read(self, actions: list[Action]) -> None:
         """Reserves room and reads: first what queries in hand want, then what the horizon wants."""
+        if not self._unread and self._demand.next_cluster() is None:
+            return
         while True:
             unscored_bytes = self._unscored_bytes()
             if unscored_bytes >= self._limits.read_ahead_bytes > 0:
