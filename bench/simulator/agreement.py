@@ -22,6 +22,7 @@ from bench.simulator.cluster_major import ClusterMajorSimulation
 from bench.simulator.costs import ComputeCosts
 from bench.simulator.disk import DiskCosts
 from bench.simulator.disk_calibration import REPEATS, fit_disk, measure_bursts
+from bench.simulator.disturbance import OthersShare
 from bench.simulator.outcome import Outcome
 from bench.simulator.query_by_query import QueryByQuerySimulation
 from bench.simulator.real import RealRun, run_windows
@@ -63,7 +64,8 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     `real_bytes`: of each run, `runs_ms`: its latencies; `real_ms`: of the medians of each query over the runs. `within_25`: the
     share of queries whose own latencies differ by at most 25 %. `disk`: what the simulation was told; `disks`: what was
-    measured before the calibration, before the first run that is compared, and after each.
+    measured before the calibration, before the first run that is compared, and after each. `others`: what share of the CPUs
+    other processes and the kernel took while the costs were measured, and in each run.
     """
 
     asked: Question
@@ -76,6 +78,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     disk: DiskCosts
     disks: tuple[DiskCosts, ...]
     costs: ComputeCosts
+    others: tuple[float, ...]
 
     @property
     def latency_ratios(self) -> dict[str, float]:
@@ -104,15 +107,16 @@ def compare(shelf: Shelf, questions: Float32, asked: Question) -> Agreement:
         shelf.trace(part, nprobe=asked.nprobe, window=asked.window)
         for part in (questions[:calibrating], questions[calibrating:])
     )
-    costs = measured_costs(_real(shelf, rig, warm_up, questions[:calibrating], asked))
+    others: list[float] = []
+    costs = measured_costs(_real(shelf, rig, warm_up, questions[:calibrating], asked, others))
     bursts.append(measure_bursts(shelf, seed=1, repeats=asked.burst_repeats))
     runs = []
     for repeat in range(asked.repeats):
-        runs.append(_real(shelf, rig, trace, questions[calibrating:], asked))
+        runs.append(_real(shelf, rig, trace, questions[calibrating:], asked, others))
         bursts.append(measure_bursts(shelf, seed=2 + repeat, repeats=asked.burst_repeats))
     disk = fit_disk([burst for measured in bursts[1:] for burst in measured])
     simulated = simulate(trace, rig, disk, costs, windows_ahead=asked.windows_ahead)
-    return agreement_of(asked, runs, simulated, disk, tuple(map(fit_disk, bursts)), costs)
+    return agreement_of(asked, runs, simulated, disk, tuple(map(fit_disk, bursts)), costs, tuple(others))
 
 
 def rig_for(shelf: Shelf, asked: Question) -> Rig:
@@ -131,8 +135,11 @@ def rig_for(shelf: Shelf, asked: Question) -> Rig:
     )
 
 
-def _real(shelf: Shelf, rig: Rig, trace: Trace, questions: Float32, asked: Question) -> RealRun:
-    return run_windows(shelf, rig, trace, questions, windows_ahead=asked.windows_ahead, threads=asked.threads)
+def _real(shelf: Shelf, rig: Rig, trace: Trace, questions: Float32, asked: Question, others: list[float]) -> RealRun:
+    with OthersShare() as cpu:
+        run = run_windows(shelf, rig, trace, questions, windows_ahead=asked.windows_ahead, threads=asked.threads)
+    others.append(cpu.share)
+    return run
 
 
 def simulate(trace: Trace, rig: Rig, disk: DiskCosts, costs: ComputeCosts, *, windows_ahead: int) -> Outcome:
@@ -159,6 +166,7 @@ def agreement_of(
     disk: DiskCosts,
     disks: tuple[DiskCosts, ...],
     costs: ComputeCosts,
+    others: tuple[float, ...],
 ) -> Agreement:
     """Compares real runs of the same windows with a simulated one."""
     real_us = [statistics.median(latencies) for latencies in zip(*(run.latency_us for run in runs), strict=True)]
@@ -174,6 +182,7 @@ def agreement_of(
         disk=disk,
         disks=disks,
         costs=costs,
+        others=others,
     )
 
 

@@ -95,13 +95,14 @@ def simulator(
         vectors_asked = choose_questions(read_questions(found, seed), shelf.layout.dimension, questions, seed).vectors
         for question in asked:
             agreements.append(compare(shelf, vectors_asked[:questions], question))
-    table = Table("", "bytes", *LATENCIES, "queries within 25 %")
+    table = Table("", "bytes", *LATENCIES, "queries within 25 %", "CPU of others")
     for agreement in agreements:
         table.add_row(
             f"{agreement.asked.way.name}, windows of {agreement.asked.window}",
             _bytes(agreement),
             *(_latency(agreement, name) for name in LATENCIES),
             f"{agreement.within_25:.0%}",
+            f"{max(agreement.others):.0%}",
         )
     rows = [{"agreement": found, "ratios": found.latency_ratios, "agrees": found.agrees} for found in agreements]
     where = {"rows": sum(extent.row_count for extent in shelf.extents), "nlist": len(shelf.extents), "seed": seed}

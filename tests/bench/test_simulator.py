@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,6 +18,7 @@ from bench.simulator.cluster_major import ClusterMajorSimulation
 from bench.simulator.costs import ComputeCosts
 from bench.simulator.disk import DiskCosts, SimulatedDisk
 from bench.simulator.disk_calibration import BURSTS, Burst, fit_disk
+from bench.simulator.disturbance import OthersShare
 from bench.simulator.memory import OnEnd, Shape, SimulatedMemory
 from bench.simulator.outcome import Outcome
 from bench.simulator.query_by_query import QueryByQuerySimulation
@@ -284,6 +286,14 @@ def test_what_columns_cost_is_found_and_never_less_than_nothing() -> None:
     measured = rng.random((200, 3)) * (1, 1_000, 1_000_000)
     found = not_negative(measured, measured @ (50.0, 0.0, 0.001) - 0.02 * measured[:, 1])
     assert found[1] == 0 and found[0] > 0 and found[2] == pytest.approx(0.001, rel=0.1)
+
+
+def test_what_others_take_of_the_cpus_is_a_share_and_our_own_work_is_not_in_it() -> None:
+    with OthersShare() as cpu:
+        deadline_s = time.process_time() + 0.05
+        while time.process_time() < deadline_s:
+            pass
+    assert 0 <= cpu.share <= 1
 
 
 # ---- what arrives
