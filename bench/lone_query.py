@@ -215,7 +215,7 @@ def measure(ours: Mapping[str, Search], data: LoneData, options: LoneOptions, re
         if collects:
             gc.enable()
     spreads = {name: _spread(took_ms) for name, took_ms in times.items()}
-    first, faiss_spread = spreads[names[0]], spreads[FAISS]
+    compared, faiss_spread = spreads[names[0]], spreads[FAISS]
     return LoneTimes(
         rest_ms=rest_ms,
         times=spreads,
@@ -223,8 +223,8 @@ def measure(ours: Mapping[str, Search], data: LoneData, options: LoneOptions, re
             name: Verdicts(same=same, tied=tied, different=different)
             for name, (same, tied, different) in verdicts.items()
         },
-        over_p50=first.p50 - faiss_spread.p50,
-        over_p99=first.p99 - faiss_spread.p99,
+        over_p50=compared.p50 - faiss_spread.p50,
+        over_p99=compared.p99 - faiss_spread.p99,
     )
 
 
