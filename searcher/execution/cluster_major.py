@@ -339,4 +339,4 @@ class ClusterMajor:
     def _vectors(self, keys: Sequence[int]) -> tuple[Slots, Float32]:
         queries = [self._queries[key] for key in keys]
         slots = np.array([query.slot for query in queries], dtype=np.intp)
-        return slots, np.stack([query.search.vector for query in queries])
+        return slots, np.stack([query.search.vector for query in queries], axis=1).T  # as the scan reads it fastest
