@@ -160,7 +160,7 @@ class ClusterMajorPlanner:
 
     def _is_disk_wanted(self) -> bool:
         is_reading = self._memory.reading_bytes > 0 or bool(self._unissued)
-        return is_reading or self._demand.next_cluster() is not None
+        return is_reading or self._demand.lacks_any()
 
     def wake_us(self) -> int | None:
         """Returns when `next_substage` may find something without another event, None when it cannot."""
@@ -264,7 +264,7 @@ class ClusterMajorPlanner:
 
     def _read(self, actions: list[Action]) -> None:
         """Reserves room and reads: first what queries in hand want, then what the horizon wants."""
-        if not self._unread and self._demand.next_cluster() is None:
+        if not self._unread and not self._demand.lacks_any():
             return
         while True:
             unscored_bytes = self._unscored_bytes()

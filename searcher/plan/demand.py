@@ -102,6 +102,10 @@ class Demand:
         """`cluster` cannot be had: who wants it goes without. Returns those that are done now; they are forgotten."""
         return self._settle(cluster, self.wanting(cluster), is_skipped=True)
 
+    def lacks_any(self) -> bool:
+        """Whether somebody wants a cluster that is not fetched."""
+        return any(query.unfetched for query in self._queries.values())
+
     def next_cluster(self) -> tuple[ClusterId, int] | None:
         """Returns the cluster to fetch next and the query for whose sake, None when all that is wanted is fetched."""
         best: _Query | None = None
