@@ -25,13 +25,17 @@ from bench.search.kernel import drop_page_cache
 from bench.search.measure import OpenLoopPlan
 from bench.search.processes import run_child
 from bench.search.registry import REFERENCE, entry
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, ConfigError
 
 REFERENCE_NAME = "reference.npz"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it was asked for. `memory_share`: of the bytes of the vectors; `indexes`: one, or one for each seed.
+    """A run as it was asked for. `indexes`: one, or one for each seed.
+
+    One of two things is limited, the other share is None. `memory_share`: a contestant's whole process, as a share of the bytes
+    of the vectors, held by `held_by`. `cache_share`: the clusters in its memory, kept or being read, as a share of the bytes of
+    all clusters on disk; contestants hold that themselves, and `held_by` only watches the process.
 
     `empty_page_cache`: all of it, as root can, and not only the files of the run; `disk_s`: how long the disk is measured at
     each depth.
@@ -44,7 +48,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     queries: int
     nprobe: int
     top_k: int
-    memory_share: float
+    memory_share: float | None
     held_by: HeldBy
     threads: int
     open_loop: OpenLoopPlan | None
@@ -53,6 +57,34 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     work: Path
     empty_page_cache: bool = True
     disk_s: float = DURATION_S
+    cache_share: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` unless one thing is limited."""
+        if (self.memory_share is None) == (self.cache_share is None):
+            raise ConfigError(
+                "either the whole process is limited or only its memory for clusters: give --memory or --cache, one of the two"
+            )
+
+    @property
+    def is_memory_held(self) -> bool:
+        """Whether the kernel holds whole processes to a limit."""
+        return self.held_by != "none" and self.cache_share is None
+
+    def budget_bytes(self, view: IndexView) -> int:
+        """Returns what is limited, in bytes of an index; as much, and no more, the static oracle keeps."""
+        if self.cache_share is not None:
+            return int(self.cache_share * int(view.cluster_bytes.sum()))
+        assert self.memory_share is not None
+        return int(self.memory_share * view.vectors_bytes)
+
+    def limits(self, view: IndexView, chosen: Entry, window: int) -> Limits:
+        """Returns what a contestant may take."""
+        budget_bytes = self.budget_bytes(view)
+        if self.cache_share is not None:
+            return Limits(memory_bytes=None, cache_bytes=budget_bytes, threads=self.threads, window=window)
+        memory_bytes = budget_bytes if chosen.is_limited else None
+        return Limits(memory_bytes=memory_bytes, threads=self.threads, window=window)
 
 
 class Tell:
@@ -107,6 +139,8 @@ class Run:
         """`questions`: (n, dim) float32, normalised. Opens the indexes; raises `ConfigError` for what does not fit."""
         self.plan = plan
         self._entries = [entry(name) for name in plan.contestants]
+        if plan.cache_share is not None:
+            _check_cache_budgets(self._entries)
         self._tell = tell
         self.views = [open_view(index_for(plan.indexes, seed)) for seed in range(plan.seeds)]
         self._questions = [
@@ -159,13 +193,12 @@ class Run:
 
     def _cell(self, seed: _Seed, window: int, chosen: Entry) -> Cell:
         plan = self.plan
-        budget_bytes = int(plan.memory_share * seed.view.vectors_bytes)
-        limit_bytes = budget_bytes if chosen.is_limited else None
+        limits = plan.limits(seed.view, chosen, window)
         request = Request(
             kind="run",
             contestant=chosen.name,
             dataset=seed.files,
-            limits=Limits(memory_bytes=limit_bytes, threads=plan.threads, window=window),
+            limits=limits,
             numbers=seed.questions.closed_numbers,
             open_numbers=seed.questions.open_numbers,
             open_plan=plan.open_loop,
@@ -177,7 +210,8 @@ class Run:
             window=window,
             contestant=chosen.name,
             status="failed",
-            limit_bytes=limit_bytes,
+            limit_bytes=limits.memory_bytes,
+            cache_bytes=limits.cache_bytes,
             started=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         if chosen.preparation is not None and (why := self._unprepared.get((seed.seed, chosen.preparation.name))):
@@ -188,7 +222,7 @@ class Run:
             request,
             folder,
             held_by=plan.held_by,
-            limit_bytes=limit_bytes,
+            limit_bytes=limits.memory_bytes,
             timeout_s=plan.timeout_s,
             on_progress=lambda answered: self._tell.answered(answered, plan.queries),
         )
@@ -217,7 +251,7 @@ class Run:
     def _oracles(self, seed: _Seed, window: int) -> None:
         probes = seed.probes[seed.questions.closed_numbers]
         counts = oracles.window_counts(probes, window, seed.view.nlist)
-        budget_bytes = int(self.plan.memory_share * seed.view.vectors_bytes)
+        budget_bytes = self.plan.budget_bytes(seed.view)
         found = {
             "oracle-window": oracles.oracle_window(counts, seed.view.cluster_bytes),
             "oracle-static": oracles.oracle_static(counts, seed.view.cluster_bytes, budget_bytes),
@@ -304,6 +338,15 @@ class Run:
         ended = run_child(request, folder, held_by="none", limit_bytes=None, timeout_s=self.plan.timeout_s)
         if ended.status != "ok":
             raise CarpoolError(f"{failure}: {ended.outcome.error} (log: {folder / 'log'})")
+
+
+def _check_cache_budgets(entries: Sequence[Entry]) -> None:
+    unable = [chosen.name for chosen in entries if not chosen.has_cache_budget]
+    if unable:
+        raise ConfigError(
+            f"--cache gives every contestant's cache the same bytes, and {', '.join(unable)} cannot be held to that: a library, "
+            "or the kernel's page cache, keeps what it likes. Leave them out, or limit whole processes with --memory"
+        )
 
 
 def _folder_name(view: IndexView) -> str:

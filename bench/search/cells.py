@@ -28,7 +28,8 @@ Status = Literal["ok", "out of memory", "timed out", "failed"]
 class Cell(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
     """What came of one contestant in one process. `settings_id`: of everything that must be equal to go on with a run.
 
-    `agreement`: ids against the reference, for contestants that claim to be exact.
+    `limit_bytes`: of the process; `cache_bytes`: of the clusters in its memory, where those are what is limited. `agreement`: ids
+    against the reference, for contestants that claim to be exact.
     """
 
     settings_id: str
@@ -42,6 +43,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
     duration_s: float = 0.0
     page_cache_dropped: str = ""
     limit_bytes: int | None = None
+    cache_bytes: int | None = None
     held: MemoryHeld | None = None
     measured: Measured | None = None
     agreement: Agreement | None = None

@@ -1,4 +1,7 @@
-"""What `carpool bench search` does: questions and indexes in, blocks run, JSON, table and plot out. `bench.cli`: the options."""
+"""What `carpool bench search` does: questions and indexes in, blocks run, JSON, table and plot out.
+
+`bench.search.cli` has the options.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from bench.search.cells import CELLS_NAME, Cell
 from bench.search.plot import plot_summary
 from bench.search.registry import ENTRIES
 from bench.search.report import (
+    HELD_TO_STATIC,
     REPORT_NAME,
     SCHEMA_VERSION,
     IndexSearched,
@@ -43,30 +47,43 @@ TABLE_WIDTH = 190
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command is told besides the plan. `questions`: .npy files; none: those of the evaluation data."""
+    """What the command is told besides the plan. `questions`: .npy files; none: those of the evaluation data; `static_max`: see
+    `report.promises_of`."""
 
     data: Path | None
     questions: tuple[Path, ...]
     baseline: str | None
     resume: bool
     plot: bool
+    static_max: float | None = None
 
 
 def list_contestants(console: Console) -> None:
     """Prints who can take part."""
-    table = Table("contestant", "ids", "memory", "what it is", title="Contestants")
+    table = Table("contestant", "ids", "--memory", "--cache", "what it is", title="Contestants")
     for entry in ENTRIES.values():
         table.add_row(
             entry.name,
             "exact" if entry.is_exact else "approximate",
             "limited" if entry.is_limited else "no limit",
+            "limited" if entry.has_cache_budget else "takes no part",
             entry.summary,
         )
     table.add_row(
-        "oracle-window", "-", "-", "computed: each wanted cluster is read once a window, nothing is kept", style="dim"
+        "oracle-window",
+        "-",
+        "-",
+        "-",
+        "computed: each wanted cluster is read once a window, nothing is kept",
+        style="dim",
     )
     table.add_row(
-        "oracle-static", "-", "-", "computed: the best fixed set is kept, the rest is read once a window", style="dim"
+        "oracle-static",
+        "-",
+        "-",
+        "-",
+        "computed: the best fixed set is kept, the rest is read once a window",
+        style="dim",
     )
     console.print(table)
 
@@ -78,6 +95,10 @@ def search(plan: Plan, wishes: Wishes, environ: Mapping[str, str] = os.environ) 
     paths = question_paths(wishes, environ)
     questions = np.concatenate([read_vectors(path) for path in paths])
     _check_out(plan.out, wishes.resume)
+    if wishes.static_max is not None and HELD_TO_STATIC not in plan.contestants:
+        raise ConfigError(
+            f"--static-max is what {HELD_TO_STATIC} is held to, and it does not take part: add it to --contestants"
+        )
     with _terminable(), _Console(console, plan.queries) as tell:
         run = Run(plan, questions, tell)
         plan.out.mkdir(parents=True, exist_ok=True)
@@ -99,8 +120,8 @@ def search(plan: Plan, wishes: Wishes, environ: Mapping[str, str] = os.environ) 
         data=tuple(map(data_file, paths)),
         indexes=_indexes(run),
         settings=msgspec.to_builtins(plan, enc_hook=str),
-        is_memory_held=plan.held_by != "none",
-        promises=promises_of(summary, lines),
+        is_memory_held=plan.is_memory_held,
+        promises=promises_of(summary, lines, wishes.static_max),
         summary=summary,
         lines=lines,
     )
@@ -161,6 +182,7 @@ def _indexes(run: Run) -> tuple[IndexSearched, ...]:
             nlist=view.nlist,
             vectors_bytes=view.vectors_bytes,
             clusters_bytes=int(view.cluster_bytes.sum()),
+            budget_bytes=run.plan.budget_bytes(view),
             embedding_model=view.manifest.embedding_model_name,
         )
         for number, view in enumerate(run.views[:count])
@@ -170,7 +192,7 @@ def _indexes(run: Run) -> tuple[IndexSearched, ...]:
 def _print(console: Console, report: SearchReport, summary: Summary, plan: Plan) -> None:
     print_summary(console, summary)
     if not report.is_memory_held:
-        console.print("[yellow]memory was not held: contestants could take what they liked (--memory-held-by none)[/]")
+        console.print(memory_not_held(plan, report.indexes), style="yellow", highlight=False, soft_wrap=True)
     if len(plan.indexes) == 1 and plan.seeds > 1:
         console.print(
             "seeds differ in the order of arrival only: give --index once for each seed to vary data and training"
@@ -178,6 +200,17 @@ def _print(console: Console, report: SearchReport, summary: Summary, plan: Plan)
     for promise, held in report.promises.items():
         console.print(f"{'[green]holds [/]' if held else '[red]BROKEN[/]'} {promise}")
     console.print(f"JSON: {plan.out / REPORT_NAME}", soft_wrap=True)
+
+
+def memory_not_held(plan: Plan, indexes: Sequence[IndexSearched]) -> str:
+    """Returns what must be said of a run in which no process was held to a limit."""
+    if plan.cache_share is None:
+        return "memory was not held: contestants could take what they liked (--memory-held-by none)"
+    budgets = ", ".join(dict.fromkeys(f"{(index.budget_bytes or 0) / 1e6:,.1f} MB" for index in indexes))
+    return (
+        f"processes were not held to a limit: each cache, reads under way included, had {plan.cache_share:.1%} of the clusters' "
+        f"bytes ({budgets}), and the static oracle kept as much; interpreter and scratch came on top (--cache)"
+    )
 
 
 class _Console(Tell):
@@ -247,10 +280,13 @@ def parse_windows(text: str) -> tuple[int, ...]:
     return windows
 
 
-def parse_contestants(text: str | None) -> tuple[str, ...]:
-    """Returns the names of `a,b`, all of them for None; `cagr-*` stands for those that begin so. Raises `ConfigError`."""
+def parse_contestants(text: str | None, *, with_cache_budget: bool = False) -> tuple[str, ...]:
+    """Returns the names of `a,b`; `cagr-*` stands for those that begin so. None: all of them, or all with a cache budget.
+
+    Raises `ConfigError` for a name that there is not.
+    """
     if text is None:
-        return tuple(ENTRIES)
+        return tuple(name for name, entry in ENTRIES.items() if entry.has_cache_budget or not with_cache_budget)
     names: list[str] = []
     for part in text.split(","):
         matching = _matching(part.strip())

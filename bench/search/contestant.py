@@ -94,24 +94,29 @@ class Dataset:
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a contestant may take. `memory_bytes`: of its whole process, page cache included, or None; `threads`: to compute.
-    `window`: the most queries in a window."""
+    `window`: the most queries in a window. `cache_bytes`: of clusters in memory, kept or being read; what it takes beside them
+    is then free. None: whatever `memory_bytes` leaves."""
 
     memory_bytes: int | None
     threads: int
     window: int
+    cache_bytes: int | None = None
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """What a contestant counted since it was opened. None: it cannot know (the kernel's counters are reported anyway).
 
     `bytes_read`: from the disk; the run ends with 1 when the kernel says otherwise by over 2 %. `disk_busy_us`: time with
-    at least one read outstanding. `others`: whatever explains the result, reported as it stands.
+    at least one read outstanding. `cache_bytes`: memory that it has set aside for clusters, kept or being read, as it stands;
+    it must be known, and within `Limits.cache_bytes`, where there is one. `others`: whatever explains the result, reported as
+    it stands.
     """
 
     bytes_read: int | None = None
     disk_busy_us: int | None = None
     cache_hits: int | None = None
     cache_misses: int | None = None
+    cache_bytes: int | None = None
     others: dict[str, float] = {}
 
 
@@ -157,6 +162,7 @@ class Entry:
     """A contestant as it is listed. `make` imports what it needs: listing stays light.
 
     `is_exact`: it claims the ids of an in-memory IVF-Flat, and is held to it. `is_limited`: it runs under the limit.
+    `has_cache_budget`: it keeps to `Limits.cache_bytes`; without that it cannot take part where caches are what is limited.
     """
 
     name: str
@@ -164,6 +170,7 @@ class Entry:
     is_exact: bool
     make: Callable[[], Contestant]
     is_limited: bool = True
+    has_cache_budget: bool = False
     preparation: Preparation | None = None
 
 

@@ -139,6 +139,7 @@ def measure(
     start_us = monotonic_us() - spawned_us
     meter = _Meter(contestant, dataset.index_dir)
     contestant.open(dataset, limits)
+    _check_cache(contestant.counters().cache_bytes, limits.cache_bytes)
     opening = meter.lap()
     answers = Answers(len(dataset.queries), dataset.top_k)
     loop = ClosedLoop(dataset, numbers, window=limits.window)
@@ -171,6 +172,16 @@ def measure(
         anonymous_bytes=memory_of(os.getpid()).anonymous_bytes,
     )
     return measured, answers.ids
+
+
+def _check_cache(cache_bytes: int | None, cache_bytes_max: int | None) -> None:
+    """Raises `ContestantError` where a contestant has set aside more for clusters than it may, or does not say how much."""
+    if cache_bytes_max is None:
+        return
+    if cache_bytes is None:
+        raise ContestantError("it does not say how many bytes it has set aside for clusters")
+    if cache_bytes > cache_bytes_max:
+        raise ContestantError(f"it has set aside {cache_bytes} bytes for clusters, and may take {cache_bytes_max}")
 
 
 def find_rate(
@@ -267,7 +278,7 @@ class _Meter:
 
 
 def since(now: Counters, before: Counters) -> Counters:
-    """Returns what was counted between two looks at the same counters; `others` as they stand at the second."""
+    """Returns what was counted between two looks at the same counters; `cache_bytes` and `others` as they stand at the second."""
 
     def difference(name: str) -> int | None:
         one, other = getattr(now, name), getattr(before, name)
@@ -278,5 +289,6 @@ def since(now: Counters, before: Counters) -> Counters:
         disk_busy_us=difference("disk_busy_us"),
         cache_hits=difference("cache_hits"),
         cache_misses=difference("cache_misses"),
+        cache_bytes=now.cache_bytes,
         others=now.others,
     )

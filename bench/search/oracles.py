@@ -1,4 +1,7 @@
-"""Two oracles: the bytes that no cache of their kind can go below. Computed from the probes, nothing is read. Pure functions."""
+"""Two oracles: the bytes that no cache of their kind can go below. Computed from the probes, nothing is read. Pure functions.
+
+Both are of the closed loop: a window is over before the next begins.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,18 @@ def oracle_window(counts: Int64, cluster_bytes: Int64) -> OracleBytes:
 def oracle_static(counts: Int64, cluster_bytes: Int64, budget_bytes: int) -> OracleBytes:
     """The best fixed set within the budget is read once and kept, the rest once a window. Both arrays: (nlist,) int64.
 
-    Keeping cluster c saves size(c) * (windows that want it - 1), so the best set takes clusters by falling count, and a part
-    of the last one that does not fit: the fractional knapsack, which no set of whole clusters can beat.
+    *Fixed set*: any parts of clusters, up to `budget_bytes` together, chosen once with all questions known. The run begins with
+    nothing in memory. A part in the set is read in the first window that wants it and kept to the end; any other part is read
+    in each window that wants it, once for all queries of the window. No reader that keeps a fixed set, of clusters or of slices,
+    reads less: within a window it may share every read, and between windows it has nothing but the set. It needs memory for
+    what it is reading, too, and the oracle needs none: its budget is all kept.
+
+    Keeping a part p of cluster c saves size(p) * (windows that want c - 1), since all parts of a cluster are wanted together. So
+    the best set takes clusters by falling count, and what still fits of the next: the fractional knapsack, which no set of
+    whole clusters or slices can beat, wherever clusters are cut.
+
+    It is no bound for a cache whose set changes: that may keep what only the next windows want. Nor where windows overlap: an
+    open loop shares reads between them.
     """
     order = np.lexsort((np.arange(len(counts)), -counts))
     order = order[counts[order] > 1]

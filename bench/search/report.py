@@ -19,10 +19,13 @@ from carpool.errors import ConfigError
 SCHEMA_VERSION = 1
 REPORT_NAME = "report.json"
 MB = 1e6
+HELD_TO_STATIC = "carpool"
+"""The contestant that a promise compares with the best fixed set, on wish."""
 
 
 class IndexSearched(msgspec.Struct, frozen=True, kw_only=True):
-    """An index of a run. `seeds`: those that it stands for."""
+    """An index of a run. `seeds`: those that it stands for; `budget_bytes`: what a process was limited to, or what its cache was,
+    and what the static oracle kept (None: in other reports)."""
 
     dir_name: str
     seeds: tuple[int, ...]
@@ -33,6 +36,7 @@ class IndexSearched(msgspec.Struct, frozen=True, kw_only=True):
     nlist: int
     vectors_bytes: int
     clusters_bytes: int
+    budget_bytes: int | None = None
     embedding_model: str
 
 
@@ -60,16 +64,27 @@ class SearchReport(msgspec.Struct, frozen=True, kw_only=True):
         return all(self.promises.values())
 
 
-def promises_of(summary: Summary, lines: Sequence[Line]) -> dict[str, bool]:
-    """Returns what a run promises, and whether it held. Failures for want of memory or time break nothing: they are results."""
+def promises_of(summary: Summary, lines: Sequence[Line], static_max: float | None = None) -> dict[str, bool]:
+    """Returns what a run promises, and whether it held. Failures for want of memory or time break nothing: they are results.
+
+    `static_max`: `carpool` reads at most so many times the static oracle's bytes, the median of the seeds at each window size;
+    there it must have results.
+    """
     measured = [row for row in summary.rows if not row.is_computed]
-    return {
+    promises = {
         "bytes by the kernel agree with the contestants' own within 2 %": all(row.bytes_agree for row in measured),
         "ids of exact contestants equal FAISS IVF-Flat's, but for equal scores": all(
             row.agreement is None or row.agreement["different"] == 0 for row in measured
         ),
         "no contestant broke the rules or crashed": not any(getattr(line, "is_bug", False) for line in lines),
     }
+    for row in measured:
+        if static_max is not None and row.contestant == HELD_TO_STATIC:
+            ratio = row.to_oracles.get("oracle-static", {}).get("bytes_read")
+            found = "no result" if ratio is None else _range(ratio, 1, 3)
+            text = f"{row.contestant} reads {found} times the best fixed set's bytes, at most {static_max:g}"
+            promises[f"windows of {row.window}: {text}"] = ratio is not None and ratio.median <= static_max
+    return promises
 
 
 def write_json(report: SearchReport, path: Path) -> None:

@@ -94,7 +94,7 @@ def _entry(name: str, summary: str, **options: Any) -> Entry:
     def make() -> Contestant:
         return Published(name, **options)
 
-    return Entry(name=name, summary=summary, is_exact=True, make=make)
+    return Entry(name=name, summary=summary, is_exact=True, has_cache_budget=True, make=make)
 
 
 ENTRIES: tuple[Entry, ...] = (

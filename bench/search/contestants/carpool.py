@@ -32,6 +32,28 @@ BESIDE_BYTES = 24 << 20
 """What the process may grow by once it is opened, beside the budget: scores, results, stacks."""
 
 
+def cache_budget(limits: Limits, clusters_bytes: int) -> int:
+    """Returns what the memory for clusters may take: `limits.cache_bytes` as it is; else what `limits.memory_bytes` leaves beside
+    the process as it stands, at most what holds all of `clusters_bytes`, however blocks are rounded.
+
+    Raises `ConfigError` where nothing is left.
+    """
+    from bench.memory import memory_of
+    from carpool.errors import ConfigError
+
+    if limits.cache_bytes is not None:
+        return limits.cache_bytes
+    budget_bytes = 2 * clusters_bytes
+    if limits.memory_bytes is not None:
+        budget_bytes = min(budget_bytes, limits.memory_bytes - memory_of(os.getpid()).resident_bytes - BESIDE_BYTES)
+    if budget_bytes <= 0:
+        raise ConfigError(
+            f"{limits.memory_bytes} bytes hold no cluster beside interpreter and libraries; raise --memory, or limit only the "
+            "memory for clusters, with --cache"
+        )
+    return budget_bytes
+
+
 class BusyDisk:
     """An `EventLog` that adds up the time in which at least one cluster was being read."""
 
@@ -66,13 +88,11 @@ class Carpool:
         self._busy = BusyDisk()
 
     def open(self, dataset: Dataset, limits: Limits) -> None:
-        """Opens the index with a budget of what the process does not take itself; nothing is read ahead of the queries."""
+        """Opens the index with the budget of `cache_budget`; nothing is read ahead of the queries."""
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-        from bench.memory import memory_of
         from carpool.clock import SystemClock
         from carpool.disk.index import open_index
-        from carpool.errors import ConfigError
         from carpool.telemetry.metrics import Metrics
         from searcher.opening import open_plane
         from searcher.settings import SearcherSettings
@@ -80,19 +100,11 @@ class Carpool:
         threadpool_limits(limits=1, user_api="blas")
         index = open_index(dataset.index_dir)
         index.close()
-        everything_bytes = 2 * sum(extent.size_bytes for extent in index.extents)
-        budget_bytes = everything_bytes
-        if limits.memory_bytes is not None:
-            budget_bytes = min(budget_bytes, limits.memory_bytes - memory_of(os.getpid()).resident_bytes - BESIDE_BYTES)
-        if budget_bytes <= 0:
-            raise ConfigError(
-                f"{limits.memory_bytes} bytes hold no cluster beside interpreter and libraries; raise --memory"
-            )
+        budget_bytes = cache_budget(limits, sum(extent.size_bytes for extent in index.extents))
         self._metrics = Metrics()
         settings = SearcherSettings(budget_bytes=budget_bytes, scoring_threads=limits.threads, **self._settings)
         self._plane = open_plane(index, settings, self._metrics, SystemClock(), events=self._busy)
         self._dataset = dataset
-        self._budget_bytes = budget_bytes
         self._thread = threading.Thread(target=self._search, name="search", daemon=True)
         self._thread.start()
 
@@ -123,7 +135,8 @@ class Carpool:
             disk_busy_us=self._busy.busy_us,
             cache_hits=int(count("carpool_cluster_requests_total", {"tier": "ram"}) or 0),
             cache_misses=int(count("carpool_cluster_requests_total", {"tier": "ssd"}) or 0),
-            others={"budget_bytes": float(self._budget_bytes), **prefetches},
+            cache_bytes=int(count("carpool_budget_bytes") or 0),
+            others=prefetches,
         )
 
     def close(self) -> None:
@@ -154,10 +167,12 @@ class Carpool:
             )
             self._next_key += 1
         horizon: dict[ClusterId, int] = {}
-        if self._horizon_windows:
-            for windows, probes in reversed(list(enumerate(arrivals.ahead(self._horizon_windows), start=1))):
+        next_query: tuple[ClusterId, ...] = ()
+        if self._horizon_windows and (ahead := arrivals.ahead(self._horizon_windows)):
+            next_query = tuple(map(ClusterId, ahead[0][0].tolist()))
+            for windows, probes in reversed(list(enumerate(ahead, start=1))):
                 horizon |= dict.fromkeys(map(ClusterId, probes.ravel().tolist()), windows)
-        return SearchGroup(searches=tuple(searches), window=self._next_key, horizon=horizon)
+        return SearchGroup(searches=tuple(searches), window=self._next_key, next_query=next_query, horizon=horizon)
 
     def _take(self, arrivals: Arrivals) -> Iterator[tuple[int, Found]]:
         """Yields what is done; waits for the first, but not for long: queries may arrive meanwhile."""
@@ -182,32 +197,61 @@ def _entry(name: str, summary: str, **options: Any) -> Entry:
     def make() -> Contestant:
         return Carpool(name, **options)
 
-    return Entry(name=name, summary=summary, is_exact=True, make=make)
+    return Entry(name=name, summary=summary, is_exact=True, has_cache_budget=True, make=make)
 
 
+def _entries(name: str, summary: str, **settings: Any) -> tuple[Entry, ...]:
+    """An execution with all that it may know of what waits, without reading ahead, and without knowing anything."""
+    return (
+        _entry(
+            name,
+            f"{summary}; told of the {HORIZON_WINDOWS} windows that wait, evicts by next use, reads ahead",
+            horizon_windows=HORIZON_WINDOWS,
+            **settings,
+        ),
+        _entry(
+            f"{name}-kept",
+            f"as {name}, without reading ahead: the horizon only says what to keep",
+            horizon_windows=HORIZON_WINDOWS,
+            prefetch="none",
+            **settings,
+        ),
+        _entry(
+            f"{name}-blind",
+            f"as {name}, told of nothing that waits: evicts by aged frequency",
+            horizon_windows=0,
+            prefetch="none",
+            **settings,
+        ),
+    )
+
+
+_POLICIES = {
+    "lru": "lru",
+    "lfu": "lfu: the popularity cache",
+    "tiny_lfu": "tiny_lfu: the popularity cache that forgets",
+    "edgerag": "edgerag",
+    "gdsf": "gdsf",
+}
 ENTRIES: tuple[Entry, ...] = (
-    _entry(
-        "carpool",
-        f"each cluster once a window; told of the {HORIZON_WINDOWS} windows that wait, evicts by next use, reads ahead",
-        horizon_windows=HORIZON_WINDOWS,
-    ),
-    _entry(
-        "carpool-kept",
-        "as carpool, without reading ahead: the horizon only says what to keep",
-        horizon_windows=HORIZON_WINDOWS,
-        prefetch="none",
-    ),
-    _entry("carpool-blind", "as carpool, told of nothing that waits: evicts by aged frequency", horizon_windows=0),
+    *_entries("carpool", "each cluster once a window"),
     *(
         _entry(
             f"carpool-{policy}",
-            f"as carpool-blind, evicts by {policy}",
+            f"as carpool-blind, evicts by {what}",
             horizon_windows=0,
-            cache_policy=policy,
             prefetch="none",
+            cache_policy=policy,
         )
-        for policy in ("lru", "lfu", "edgerag", "gdsf", "tiny_lfu")
+        for policy, what in _POLICIES.items()
     ),
+    _entry(
+        "carpool-lfu-ahead",
+        "as carpool, evicts by lfu: the horizon only says what to read ahead",
+        horizon_windows=HORIZON_WINDOWS,
+        cache_policy="lfu",
+    ),
+    *_entries("carpool-query-by-query", "one query after the other", execution="query_by_query"),
     _entry(
         "carpool-threads",
         "as carpool, reads by a pool of threads instead of io_uring",
@@ -215,3 +259,8 @@ ENTRIES: tuple[Entry, ...] = (
         engine="threads",
     ),
 )
+"""Ours in every combination: by cluster or by query, told of what waits or not, reading ahead or not, and every policy.
+
+Without a horizon nothing can be read ahead; of the policies only `farthest_next_use` keeps by it. What is read ahead is, by
+cluster, what the next windows want, and by query, what the first query of the next window wants.
+"""

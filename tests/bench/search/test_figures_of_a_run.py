@@ -82,6 +82,35 @@ def test_no_fixed_set_of_clusters_reads_less_than_the_static_oracle(
         assert found.bytes_read == dumb == sum(s for s, count in zip(sizes, counts, strict=True) if count)
 
 
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=2, unique=True), min_size=1, max_size=12),
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=3, max_size=3),
+    st.integers(0, 50),
+    st.integers(1, 5),
+)
+def test_no_fixed_set_of_slices_reads_less_than_the_static_oracle(
+    probes: list[list[int]], slices: list[list[int]], budget: int, window: int
+) -> None:
+    counts = window_counts(np.array(probes, dtype=np.int32), window, 3)
+    found = oracle_static(counts, np.array([sum(parts) for parts in slices], dtype=np.int64), budget)
+    parts = [(cluster, size) for cluster, sizes in enumerate(slices) for size in sizes]
+    sets = (set(kept) for count in range(len(parts) + 1) for kept in combinations(range(len(parts)), count))
+    affordable = [kept for kept in sets if sum(parts[number][1] for number in kept) <= budget]
+    assert all(found.bytes_read <= _read_with_fixed_set(probes, window, parts, kept) for kept in affordable)
+
+
+def _read_with_fixed_set(probes: list[list[int]], window: int, parts: list[tuple[int, int]], kept: set[int]) -> int:
+    """Searches window by window, from an empty memory: reads what is wanted and not there, then forgets what is not kept."""
+    memory: set[int] = set()
+    read = 0
+    for start in range(0, len(probes), window):
+        clusters = {cluster for query in probes[start : start + window] for cluster in query}
+        wanted = {number for number, (cluster, _) in enumerate(parts) if cluster in clusters}
+        read += sum(parts[number][1] for number in wanted - memory)
+        memory = (memory | wanted) & kept
+    return read
+
+
 def test_the_oracles_of_a_small_trace() -> None:
     # Windows of 2: {0, 1, 2}, {0, 1}, {0, 3}. Cluster 0 is wanted three times, 1 twice, 2 and 3 once.
     probes = np.array([[0, 1], [0, 2], [0, 1], [1, 0], [0, 3], [3, 0]], dtype=np.int32)

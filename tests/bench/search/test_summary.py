@@ -82,9 +82,9 @@ def disk(seed: int, *bytes_per_s: int) -> DiskBlock:
     return DiskBlock(settings_id="s", seed=seed, window=20, figures=DiskFigures(rates=rates))
 
 
-def oracle(seed: int, bytes_read: int) -> OracleCell:
+def oracle(seed: int, bytes_read: int, name: str = "oracle-window") -> OracleCell:
     found = OracleBytes(bytes_read=bytes_read, kept_bytes=0)
-    return OracleCell(settings_id="s", seed=seed, window=20, name="oracle-window", queries=100, found=found)
+    return OracleCell(settings_id="s", seed=seed, window=20, name=name, queries=100, found=found)
 
 
 LINES: list[Line] = [
@@ -136,6 +136,22 @@ def test_promises_break_when_bytes_or_ids_do_not_agree() -> None:
         Cell(settings_id="s", seed=0, window=20, contestant="base", status="failed", error="oops", is_bug=True)
     ]
     assert list(promises_of(summary(bug), bug).values()) == [True, True, False]
+
+
+def test_how_far_carpool_is_from_the_best_fixed_set_is_a_promise_on_wish() -> None:
+    def held_to_90(read_bytes: int) -> dict[str, bool]:
+        lines: list[Line] = [
+            cell("carpool", seed, read_bytes=read_bytes + seed, held_per_s=6.0) for seed in (0, 1, 2)
+        ] + [oracle(seed, 1_000_000, "oracle-static") for seed in (0, 1, 2)]
+        return promises_of(summarise(lines, [20], ["carpool", "base"], "base"), lines, static_max=0.9)
+
+    key = "windows of 20: carpool reads {} times the best fixed set's bytes, at most 0.9"
+    assert held_to_90(899_999)[key.format("0.900")]
+    assert not held_to_90(901_000)[key.format("0.901")]
+    failed: list[Line] = [Cell(settings_id="s", seed=0, window=20, contestant="carpool", status="timed out")]
+    promises = promises_of(summarise(failed, [20], ["carpool"], "base"), failed, static_max=0.9)
+    assert promises[key.format("no result")] is False
+    assert len(promises_of(summary(LINES), LINES)) == 3
 
 
 def test_the_tables_say_what_was_held_and_what_failed() -> None:
