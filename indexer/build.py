@@ -86,6 +86,9 @@ def build_index(request: BuildRequest, config: IndexerConfig, clock: Clock, prog
 
 
 def _build(request: BuildRequest, config: IndexerConfig, clock: Clock, progress: ProgressReport) -> BuildReport:
+    if not (request.index_dir / BUILD_NAME).is_dir():
+        # Before corpus and vectors are read whole; where there is a workspace, what it holds must be known first.
+        _refuse_existing(request)
     identity = identify(request, config, progress)
     if (report := _roll_forward(request, identity, progress)) is not None:
         return report
@@ -196,7 +199,10 @@ def _ensure_documents(
         raise ConfigError(describe_problems(documents) + "\nNothing was built (--strict).")
     if not documents.row_count:
         detail = "\n" + describe_problems(documents) if documents.problem_count else ""
-        raise ConfigError(f"the corpus {request.corpus} has no passage that can be taken{detail}")
+        raise ConfigError(
+            f"the corpus {request.corpus} has no passage that can be taken{detail}\n"
+            'Give a file with a passage a line, such as {"id": "1", "title": "", "text": "..."}'
+        )
     return documents
 
 

@@ -206,5 +206,5 @@ def check_vectors(vectors: Float32, first_row: int, source: str) -> None:
     if len(bad):
         raise ConfigError(
             f"the vector of row {first_row + int(bad[0])} from {source} has length {norms[bad[0]]:.4g}, not 1; the index "
-            "compares by inner product, so vectors must be normalised"
+            "compares by inner product, so vectors must be normalised: divide each by its length"
         )

@@ -150,6 +150,15 @@ def test_a_complete_index_stays_unless_force_replaces_it(tmp_path: Path) -> None
     still_open.close()
 
 
+def test_an_index_that_stays_is_said_before_the_corpus_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 30)
+    build(corpus, tmp_path / "index")
+    monkeypatch.setattr(module, "file_sha256", lambda *_: pytest.fail("the corpus was read"))
+    with pytest.raises(ConfigError, match="--force"):
+        build(corpus, tmp_path / "index")
+    assert not (tmp_path / "index" / ".build").exists()
+
+
 def interrupted(tmp_path: Path) -> tuple[Path, Path]:
     """A build that embedded everything and then could not go on: 21 clusters of 20 passages."""
     corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 20), tmp_path / "index"
