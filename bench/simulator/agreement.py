@@ -1,16 +1,16 @@
 """Does the simulator agree with the real thing? Costs measured over some windows, then other windows, real and simulated.
 
-In this order: the disk alone, real windows that measure what computing costs, the disk; then, several times over, the real
-windows that are predicted, and the disk. So nothing that is predicted is measured on what it predicts; and the disk, whose rate
-others on the machine change by the minute, is that of the moments before and after. A query's real latency is the median of its
-latencies: one moment in which the machine was busy with something else would be the 99th percentile of a single run.
+Each round searches the windows that are predicted; before each of the first three, other windows measure what computing costs.
+The disk alone is measured before and after each run, since others on the machine change its rate by the minute. So nothing that
+is predicted is measured on what it predicts. And no single disturbance decides: what is compared is the median over the rounds
+of each round's mean, p50 and p99; costs are of the middle one of the three, the disk is the median of what was measured.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -20,58 +20,65 @@ from bench.simulator.arrivals import ClosedLoop
 from bench.simulator.calibration import measured_costs
 from bench.simulator.cluster_major import ClusterMajorSimulation
 from bench.simulator.costs import ComputeCosts
-from bench.simulator.disk import DiskCosts
-from bench.simulator.disk_calibration import REPEATS, fit_disk, measure_bursts
+from bench.simulator.disk import DiskCosts, SimulatedDisk
+from bench.simulator.disk_calibration import REPEATS, fit_disk, measure_bursts, median_bursts
 from bench.simulator.disturbance import OthersShare
+from bench.simulator.memory import OnEnd, SimulatedMemory
 from bench.simulator.outcome import Outcome
 from bench.simulator.query_by_query import QueryByQuerySimulation
 from bench.simulator.real import RealRun, run_windows
-from bench.simulator.rig import Rig
-from bench.simulator.shelf import Shelf
+from bench.simulator.rig import Rig, rig_for, sliced
 from bench.simulator.trace import Trace
 from bench.simulator.ways import WAYS, Way
-from schemas.record import ClusterId
-from searcher.opening import READ_AHEAD_BYTES_MAX, READ_AHEAD_SHARE
+from carpool.disk.index import OpenIndex
+from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.settings import SearcherSettings
 
-LATENCY_OFF_MAX = 0.25
+OFF_MAX = 0.25
+"""By how much latencies may differ: a share of the real ones. Bytes may not differ at all."""
+OTHERS_MAX = 0.1
+"""Share of the CPUs that others may take in a round before it counts as disturbed."""
+CALIBRATIONS = 3
+LATENCIES = ("mean", "p50", "p99")
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What is compared.
 
-    `budget_share`: of all clusters' bytes; read-ahead and prefetch shares of the budget, at most what the searcher takes by
-    default; `threads` score. `calibration_share` of the questions measure the costs, the others are searched `repeats` times.
-    Each burst that measures the disk is repeated `burst_repeats` times.
+    `budget_share`: of all clusters' bytes; everything else that the searcher may use is as `searcher` says. The grouper knows
+    `windows_ahead`. `calibration_share` of the questions measure the costs, the others are searched in `rounds`. Each burst
+    that measures the disk is repeated `burst_repeats` times.
     """
 
     way: Way = WAYS["carpool"]
     nprobe: int = 10
     window: int = 20
     budget_share: float = 0.4
-    read_ahead_share: float = 1 / READ_AHEAD_SHARE
-    prefetch_share: float = 1 / READ_AHEAD_SHARE
-    slice_bytes_max: int = SearcherSettings().slice_bytes_max
+    searcher: SearcherSettings = SearcherSettings()
     windows_ahead: int = 4
-    threads: int = 2
     calibration_share: float = 0.4
-    repeats: int = 3
+    rounds: int = 5
     burst_repeats: int = REPEATS
+
+    @property
+    def questions_min(self) -> int:
+        """So many questions give a window to each part."""
+        return math.ceil(self.window / min(self.calibration_share, 1 - self.calibration_share)) + 1
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """The same windows, really and simulated.
 
-    `real_bytes`: of each run, `runs_ms`: its latencies; `real_ms`: of the medians of each query over the runs. `within_25`: the
-    share of queries whose own latencies differ by at most 25 %. `disk`: what the simulation was told; `disks`: what was
-    measured before the calibration, before the first run that is compared, and after each. `others`: what share of the CPUs
-    other processes and the kernel took while the costs were measured, and in each run.
+    `real_bytes`: of each round, `rounds_ms`: its latencies; `real_ms`: the median of each of their figures over the rounds.
+    `within_25`: the share of queries whose own latencies, real ones the median over the rounds, differ by at most 25 %.
+    `disk`: what the simulation was told; `disks`: what was measured before the first run and after each. `others`: what share
+    of the CPUs other processes and the kernel took in each run, those that measured costs among them.
     """
 
     asked: Question
     real_bytes: tuple[int, ...]
     simulated_bytes: int
-    runs_ms: tuple[Spread, ...]
+    rounds_ms: tuple[Spread, ...]
     real_ms: Spread
     simulated_ms: Spread
     within_25: float
@@ -83,80 +90,105 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def latency_ratios(self) -> dict[str, float]:
         """Simulated over real."""
-        names = ("mean", "p50", "p99")
-        return {name: getattr(self.simulated_ms, name) / getattr(self.real_ms, name) for name in names}
+        return {name: getattr(self.simulated_ms, name) / getattr(self.real_ms, name) for name in LATENCIES}
 
     @property
     def bytes_are_equal(self) -> bool:
-        """Whether the simulation and every real run read as many bytes."""
+        """Whether the simulation and every round read as many bytes."""
         return set(self.real_bytes) == {self.simulated_bytes}
 
     @property
+    def bytes_agree(self) -> bool:
+        """Whether bytes are equal; where they depend on time, and so differ between rounds too, within 25 % of the median."""
+        if not self.asked.way.reads_depend_on_time:
+            return self.bytes_are_equal
+        return is_close(self.simulated_bytes / statistics.median(self.real_bytes))
+
+    @property
+    def latencies_agree(self) -> bool:
+        """Whether mean, median and 99th percentile are within 25 %."""
+        return all(map(is_close, self.latency_ratios.values()))
+
+    @property
+    def disturbed(self) -> int:
+        """How many of the runs, those that measured costs among them, others disturbed."""
+        return sum(share > OTHERS_MAX for share in self.others)
+
+    @property
+    def disk_range(self) -> float:
+        """The highest rate of the disk that was measured, over the lowest."""
+        rates = [disk.bytes_per_us for disk in self.disks]
+        return max(rates) / min(rates)
+
+    @property
     def agrees(self) -> bool:
-        """Whether bytes are the same, and mean, median and 99th percentile within 25 %."""
-        is_close = all(abs(ratio - 1) <= LATENCY_OFF_MAX for ratio in self.latency_ratios.values())
-        return is_close and self.bytes_are_equal
+        """Whether bytes and latencies do."""
+        return self.bytes_agree and self.latencies_agree
 
 
-def compare(shelf: Shelf, questions: Float32, asked: Question) -> Agreement:
-    """Searches `questions`, (n, dim) float32, over the clusters of `shelf`, really and simulated. Blocks."""
+def compare(
+    index: OpenIndex, questions: Float32, asked: Question, tell: Callable[[str], None] = lambda _: None
+) -> Agreement:
+    """Searches `questions`, (n, dim) float32, over an index, really and simulated. Blocks; `tell` hears how far it is."""
     calibrating = int(len(questions) * asked.calibration_share) // asked.window * asked.window
-    rig = rig_for(shelf, asked)
-    bursts = [measure_bursts(shelf, seed=0, repeats=asked.burst_repeats)]
+    rig = rig_for(index, asked.way, asked.searcher, asked.budget_share)
     warm_up, trace = (
-        shelf.trace(part, nprobe=asked.nprobe, window=asked.window)
+        rig.trace(part, nprobe=asked.nprobe, window=asked.window)
         for part in (questions[:calibrating], questions[calibrating:])
     )
+    assert warm_up.windows and trace.windows, f"{len(questions)} questions are too few for windows of {asked.window}"
     others: list[float] = []
-    costs = measured_costs(_real(shelf, rig, warm_up, questions[:calibrating], asked, others))
-    bursts.append(measure_bursts(shelf, seed=1, repeats=asked.burst_repeats))
-    runs = []
-    for repeat in range(asked.repeats):
-        runs.append(_real(shelf, rig, trace, questions[calibrating:], asked, others))
-        bursts.append(measure_bursts(shelf, seed=2 + repeat, repeats=asked.burst_repeats))
-    disk = fit_disk([burst for measured in bursts[1:] for burst in measured])
-    simulated = simulate(trace, rig, disk, costs, windows_ahead=asked.windows_ahead)
-    return agreement_of(asked, runs, simulated, disk, tuple(map(fit_disk, bursts)), costs, tuple(others))
+    bursts = [measure_bursts(rig, seed=0, repeats=asked.burst_repeats)]
+
+    def run(windows: Trace, vectors: Float32) -> RealRun:
+        with OthersShare() as cpu:
+            done = run_windows(rig, windows, vectors, windows_ahead=asked.windows_ahead)
+        others.append(cpu.share)
+        bursts.append(measure_bursts(rig, seed=len(bursts), repeats=asked.burst_repeats))
+        return done
+
+    calibrations, rounds = [], []
+    for number in range(asked.rounds):
+        tell(f"round {number + 1} of {asked.rounds}")
+        if number < CALIBRATIONS:
+            calibrations.append(run(warm_up, questions[:calibrating]))
+        rounds.append(run(trace, questions[calibrating:]))
+    tell("simulating")
+    disk, costs = fit_disk(median_bursts(bursts)), measured_costs(middle(calibrations))
+    simulated = simulate(rig, trace, disk, costs, windows_ahead=asked.windows_ahead)
+    return agreement_of(asked, rounds, simulated, disk, tuple(map(fit_disk, bursts)), costs, tuple(others))
 
 
-def rig_for(shelf: Shelf, asked: Question) -> Rig:
-    """Returns what both runs are given: limits as the searcher sets them, sizes as the arena makes them."""
-    slices = shelf.slices(asked.slice_bytes_max if asked.way.by_cluster else 0)
-    shape = shelf.shape(slices, int(asked.budget_share * shelf.size_bytes))
-    blocks = [-(-extent.size_bytes // shape.block_bytes) for extent in slices.extents]
-    return Rig(
-        way=asked.way,
-        shape=shape,
-        slices=slices,
-        size_bytes={ClusterId(number): count * shape.block_bytes for number, count in enumerate(blocks)},
-        read_ahead_bytes=min(int(asked.read_ahead_share * shape.budget_bytes), READ_AHEAD_BYTES_MAX),
-        prefetch_bytes=min(int(asked.prefetch_share * shape.budget_bytes), READ_AHEAD_BYTES_MAX),
-        read_latency_us=slices.shared(shelf.read_latency_us),
-    )
+def middle(runs: Sequence[RealRun]) -> RealRun:
+    """Returns the run that was neither fast nor slow, by the sum of its latencies."""
+    return sorted(runs, key=lambda run: sum(run.latency_us))[(len(runs) - 1) // 2]
 
 
-def _real(shelf: Shelf, rig: Rig, trace: Trace, questions: Float32, asked: Question, others: list[float]) -> RealRun:
-    with OthersShare() as cpu:
-        run = run_windows(shelf, rig, trace, questions, windows_ahead=asked.windows_ahead, threads=asked.threads)
-    others.append(cpu.share)
-    return run
-
-
-def simulate(trace: Trace, rig: Rig, disk: DiskCosts, costs: ComputeCosts, *, windows_ahead: int) -> Outcome:
+def simulate(rig: Rig, trace: Trace, disk: DiskCosts, costs: ComputeCosts, *, windows_ahead: int) -> Outcome:
     """Runs a closed loop over `trace` on virtual time, from an empty cache."""
-    sliced = rig.sliced(trace)
-    memory = partial(rig.memory, sliced, disk, costs)
-    if not rig.way.by_cluster:
-        return QueryByQuerySimulation(
-            trace=sliced, groups=rig.way.groups, planner=rig.query_by_query(), memory=memory, costs=costs
+    with rig.open_unused() as parts:
+        as_planned = sliced(trace, parts.slices)
+
+        def memory(on_end: OnEnd) -> SimulatedMemory:
+            return SimulatedMemory(
+                shape=rig.shape(parts.plane),
+                size_bytes=as_planned.size_bytes,
+                disk=SimulatedDisk(disk),
+                costs=costs,
+                on_end=on_end,
+            )
+
+        if not isinstance(parts.planner, ClusterMajorPlanner):
+            return QueryByQuerySimulation(
+                trace=as_planned, groups=rig.way.groups, planner=parts.planner, memory=memory, costs=costs
+            ).run()
+        return ClusterMajorSimulation(
+            trace=as_planned,
+            planner=parts.planner,
+            arrivals=ClosedLoop(as_planned, windows_ahead=windows_ahead, arrival_us=costs.arrival_us),
+            memory=memory,
+            costs=costs,
         ).run()
-    return ClusterMajorSimulation(
-        trace=sliced,
-        planner=rig.cluster_major(),
-        arrivals=ClosedLoop(sliced, windows_ahead=windows_ahead, arrival_us=costs.arrival_us),
-        memory=memory,
-        costs=costs,
-    ).run()
 
 
 def agreement_of(
@@ -171,19 +203,32 @@ def agreement_of(
     """Compares real runs of the same windows with a simulated one."""
     real_us = [statistics.median(latencies) for latencies in zip(*(run.latency_us for run in runs), strict=True)]
     pairs = list(zip(real_us, simulated.latency_us, strict=True))
+    rounds_ms = tuple(_spread_ms(run.latency_us) for run in runs)
     return Agreement(
         asked=asked,
         real_bytes=tuple(run.bytes_read for run in runs),
         simulated_bytes=simulated.bytes_read,
-        runs_ms=tuple(_spread_ms(run.latency_us) for run in runs),
-        real_ms=_spread_ms(real_us),
+        rounds_ms=rounds_ms,
+        real_ms=median_spread(rounds_ms),
         simulated_ms=_spread_ms(simulated.latency_us),
-        within_25=sum(abs(sim_us - us) <= LATENCY_OFF_MAX * us for us, sim_us in pairs) / len(pairs),
+        within_25=sum(is_close(simulated_us / us) for us, simulated_us in pairs) / len(pairs),
         disk=disk,
         disks=disks,
         costs=costs,
         others=others,
     )
+
+
+def median_spread(spreads: Sequence[Spread]) -> Spread:
+    """Returns the median of each figure of `spreads`, which are of as many values each."""
+    assert len({found.count for found in spreads}) == 1, "the rounds asked differently many questions"
+    figures = {name: statistics.median(getattr(found, name) for found in spreads) for name in (*LATENCIES, "max")}
+    return Spread(count=spreads[0].count, **figures)
+
+
+def is_close(ratio: float) -> bool:
+    """Whether simulated over real keeps the promise of 25 %."""
+    return abs(ratio - 1) <= OFF_MAX
 
 
 def _spread_ms(latency_us: Sequence[float]) -> Spread:

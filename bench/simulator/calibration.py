@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.simulator.costs import ComputeCosts
+from bench.simulator.disk_calibration import DEPTH
 from bench.simulator.real import RealRun
-from bench.simulator.shelf import DEPTH
 from bench.simulator.stopwatch import Call
 
 SLEEP_US = 30.0

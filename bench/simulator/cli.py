@@ -61,7 +61,7 @@ def simulator(
         typer.Option(
             "--index",
             metavar="DIR",
-            help="Search this index. Default: one of the passages, without texts.",
+            help="Search this index. Default: one of the passages of the data, built under --work once.",
             show_default=False,
         ),
     ] = None,
@@ -80,39 +80,57 @@ def simulator(
     budget_share: Annotated[
         float, typer.Option("--budget-share", min=0.01, max=2, help="Memory, as a share of all clusters' bytes.")
     ] = 0.4,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads that score.")] = 2,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Real runs; a query's latency is its median.")] = 3,
+    threads: Annotated[
+        int, typer.Option("--threads", min=0, help="Threads that score; 0: as many as cores, as the searcher does.")
+    ] = 0,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Real runs; the median of them counts.")] = 5,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the clusters and the order of the questions.")] = 0,
     work: Annotated[
-        Path, typer.Option("--work", metavar="DIR", help="Folder for segments, on a disk: they are read with O_DIRECT.")
-    ] = Path(".carpool/bench/simulator"),
+        Path, typer.Option("--work", metavar="DIR", help="Folder for the index, on a disk: it is read with O_DIRECT.")
+    ] = Path(".carpool/bench"),
     json_file: JsonOption = None,
 ) -> None:
     """Does the simulator agree with a real run of the same windows?
 
-    Searches some windows of real questions to measure what things cost, then others, really and on virtual time; once for each
-    --way and --window. Run it on an idle machine: the simulator knows nothing of other processes.
+    Searches some windows of real questions to measure what things cost, then others, really (the searcher's own search plane, as
+    it opens it) and on virtual time; once for each --way and --window. The next window comes when the last one is answered. Run
+    it on a quiet machine: the simulator knows nothing of other processes. What was disturbed is said.
 
     Ends with 1 when bytes differ at all, or the mean, median or 99th percentile of the latencies by over 25 %.
 
-    Example:  carpool bench simulator --data DATA --window 20 --window 100 --way carpool --way cagr-best-greedy
+    Example:  carpool bench simulator --data DATA --window 20 --window 100 --way carpool --way edgerag
     """
     from bench.simulator import command
+    from bench.simulator.agreement import Question
     from bench.simulator.ways import WAYS
+    from searcher.settings import SearcherSettings
 
     if unknown := sorted(set(way) - WAYS.keys()):
         raise typer.BadParameter(f"--way {unknown[0]}: there is no such way; choose from {', '.join(WAYS)}")
+    asked = [
+        Question(
+            way=WAYS[name],
+            nprobe=nprobe,
+            window=size,
+            budget_share=budget_share,
+            searcher=SearcherSettings(scoring_threads=threads),
+            rounds=rounds,
+        )
+        for size in window
+        for name in way
+    ]
+    for question in asked:
+        if question.questions_min > questions:
+            raise typer.BadParameter(
+                f"--questions {questions} are too few for windows of {question.window}: a full window must be left to measure "
+                f"costs. Ask for {question.questions_min} or more"
+            )
     if not command.simulator(
         data,
-        index=index,
-        ways=way,
-        windows=window,
+        index_dir=index,
+        asked=asked,
         nlist=nlist,
-        nprobe=nprobe,
         questions=questions,
-        budget_share=budget_share,
-        threads=threads,
-        repeats=repeats,
         seed=seed,
         work=work,
         json_file=json_file,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -14,16 +14,16 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from bench.data import CORPUS, find_data, read_vectors
-from bench.machine import this_machine, this_revision
+from bench.data import EvaluationData, Float32, find_data
+from bench.index import corpus_index
+from bench.machine import program, this_machine, this_revision
 from bench.policies import Row, study
-from bench.search.dataset import choose_questions, open_view
-from bench.simulator.agreement import Agreement, Question, compare
-from bench.simulator.shelf import shelf_of, write_shelf
-from bench.simulator.trace import cluster, question_trace, read_questions
-from bench.simulator.ways import WAYS
-
-LATENCIES = ("mean", "p50", "p99")
+from bench.simulator.agreement import Question, compare
+from bench.simulator.report import agreement_table, remarks
+from bench.simulator.trace import question_trace, read_questions
+from carpool.disk.index import OpenIndex, open_index
+from carpool.embedding import EmbeddingSettings
+from carpool.errors import ConfigError
 
 
 def policies(
@@ -46,7 +46,7 @@ def policies(
     table = Table("bytes read, over the static oracle's", *(f"budget {share:.0%}" for share in shares))
     for name in dict.fromkeys(row.name for row in rows):
         table.add_row(name, *(_range(rows, name, share) for share in shares))
-    _show(table, json_file, {"nlist": nlist, "nprobe": nprobe, "window": window, "seeds": seeds, "rows": rows})
+    _show([table], json_file, {"nlist": nlist, "nprobe": nprobe, "window": window, "seeds": seeds, "rows": rows})
 
 
 def _range(rows: list[Row], name: str, share: float) -> str:
@@ -57,72 +57,72 @@ def _range(rows: list[Row], name: str, share: float) -> str:
 def simulator(
     data: Path | None,
     *,
-    index: Path | None,
-    ways: Sequence[str],
-    windows: Sequence[int],
+    index_dir: Path | None,
+    asked: Sequence[Question],
     nlist: int,
-    nprobe: int,
     questions: int,
-    budget_share: float,
-    threads: int,
-    repeats: int,
     seed: int,
     work: Path,
     json_file: Path | None,
 ) -> bool:
-    """Compares real runs and simulated ones; returns whether all agree. Raises `ConfigError` without data. Blocks."""
+    """Compares real runs and simulated ones; returns whether all agree. Blocks. Raises `ConfigError` without data or index."""
     found = find_data(data)
-    asked = [
-        Question(
-            way=WAYS[way],
-            nprobe=nprobe,
-            window=window,
-            budget_share=budget_share,
-            threads=threads,
-            repeats=repeats,
-        )
-        for window in windows
-        for way in ways
-    ]
-    work.mkdir(parents=True, exist_ok=True)
+    told = Console(stderr=True)
+    if index_dir is None:
+        index_dir = (work / f"index-{nlist}-{seed}").resolve()
+        corpus_index(found, index_dir=index_dir, nlist=nlist, seed=seed, embedding=EmbeddingSettings(), note=told.print)
+    index = open_index(index_dir)
+    index.close()  # the documents are not needed
+    vectors = _questions(found, index, questions, seed)
+    _check_nprobe(index, asked)
     agreements = []
-    with threadpool_limits(limits=1, user_api="blas"), TemporaryDirectory(dir=work, prefix="shelf-") as folder:
-        if index is not None:
-            shelf = shelf_of(open_view(index))
-        else:
-            vectors = read_vectors(found.vectors_path(CORPUS))
-            shelf = write_shelf(Path(folder), vectors, cluster(vectors, nlist=nlist, seed=seed))
-        vectors_asked = choose_questions(read_questions(found, seed), shelf.layout.dimension, questions, seed).vectors
+    with threadpool_limits(limits=1, user_api="blas"):
         for question in asked:
-            agreements.append(compare(shelf, vectors_asked[:questions], question))
-    table = Table("", "bytes", *LATENCIES, "queries within 25 %", "CPU of others")
-    for agreement in agreements:
-        table.add_row(
-            f"{agreement.asked.way.name}, windows of {agreement.asked.window}",
-            _bytes(agreement),
-            *(_latency(agreement, name) for name in LATENCIES),
-            f"{agreement.within_25:.0%}",
-            f"{max(agreement.others):.0%}",
-        )
-    rows = [{"agreement": found, "ratios": found.latency_ratios, "agrees": found.agrees} for found in agreements]
-    where = {"rows": sum(extent.row_count for extent in shelf.extents), "nlist": len(shelf.extents), "seed": seed}
-    _show(table, json_file, where | {"comparisons": rows})
+            agreements.append(compare(index, vectors, question, partial(_tell, told, question)))
+    rows = [
+        {"agreement": agreement, "ratios": agreement.latency_ratios, "agrees": agreement.agrees}
+        for agreement in agreements
+    ]
+    where = {
+        "command": program(),
+        "index": {"name": index.dir.name, "version": index.manifest.index_version, "rows": index.manifest.row_count},
+        "nlist": index.manifest.nlist,
+        "questions": questions,
+        "seed": seed,
+    }
+    _show([*map(agreement_table, agreements)], json_file, where | {"comparisons": rows}, remarks(agreements))
     return all(agreement.agrees for agreement in agreements)
 
 
-def _bytes(agreement: Agreement) -> str:
-    if agreement.bytes_are_equal:
-        return f"{agreement.simulated_bytes:,}, equal"
-    low, high = min(agreement.real_bytes), max(agreement.real_bytes)
-    return f"{low:,} to {high:,}, simulated {agreement.simulated_bytes:,}"
+def _tell(console: Console, question: Question, what: str) -> None:
+    console.print(f"{question.way.name}, windows of {question.window}: {what}", highlight=False)
 
 
-def _latency(agreement: Agreement, name: str) -> str:
-    real_ms, simulated_ms = getattr(agreement.real_ms, name), getattr(agreement.simulated_ms, name)
-    return f"{real_ms:.1f} ms, x {simulated_ms / real_ms:.2f}"
+def _questions(data: EvaluationData, index: OpenIndex, count: int, seed: int) -> Float32:
+    found = read_questions(data, seed)
+    dimension = index.manifest.dimension
+    if found.shape[1] != dimension:
+        raise ConfigError(
+            f"the questions of the data have vectors of dimension {found.shape[1]}, and {index.dir} is of dimension {dimension}: "
+            "they were made by another model. Name an index that was built with the model of the data"
+        )
+    if len(found) < count:
+        raise ConfigError(
+            f"the data have {len(found)} distinct questions, and --questions asks for {count}; ask for fewer"
+        )
+    return found[:count]
 
 
-def _show(table: Table, json_file: Path | None, figures: dict[str, Any]) -> None:
+def _check_nprobe(index: OpenIndex, asked: Sequence[Question]) -> None:
+    if asked and (nprobe := max(question.nprobe for question in asked)) > index.manifest.nlist:
+        raise ConfigError(
+            f"--nprobe {nprobe} is more than the {index.manifest.nlist} clusters of {index.dir}; ask for fewer"
+        )
+
+
+def _show(
+    tables: Sequence[Table], json_file: Path | None, figures: dict[str, Any], remarks: Iterable[str] = ()
+) -> None:
     if json_file is not None:
         figures = {"machine": this_machine(), "revision": this_revision()} | figures
         content = msgspec.json.format(msgspec.json.encode(figures)) + b"\n"
@@ -130,4 +130,8 @@ def _show(table: Table, json_file: Path | None, figures: dict[str, Any]) -> None
             sys.stdout.buffer.write(content)
         else:
             json_file.write_bytes(content)
-    Console(file=sys.stderr if str(json_file) == "-" else sys.stdout).print(table)
+    console = Console(file=sys.stderr if str(json_file) == "-" else sys.stdout)
+    for table in tables:
+        console.print(table)
+    for remark in remarks:
+        console.print(remark, highlight=False)

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.simulator.disk import DiskCosts
-from bench.simulator.shelf import CLOSE_S, DEPTH, Shelf
+from bench.simulator.rig import Rig
 from carpool.clock import SystemClock
 from searcher.cache.arena import Arena, Span
+from searcher.settings import SearcherSettings
 from searcher.store.engine import READ_BYTES_MAX, BlockEngine, BlockError, BlockRead
 from searcher.store.files import SegmentFiles
 from searcher.store.opening import open_engine
@@ -22,6 +23,8 @@ BURSTS = (1, 2, 4, 8, 16, 64)
 REPEATS = 9
 TOGETHER_BYTES = (1, *(count << 17 for count in range(1, 17)), 4 << 20, 16 << 20)
 WAIT_S = 60.0
+CLOSE_S = 10.0
+DEPTH = SearcherSettings().reads_in_flight_max
 
 Ends = queue.SimpleQueue[tuple[float, BlockError | None]]
 
@@ -33,11 +36,11 @@ class Burst(NamedTuple):
     ended_us: tuple[float, ...]
 
 
-def measure_bursts(shelf: Shelf, *, seed: int, repeats: int = REPEATS) -> tuple[Burst, ...]:
+def measure_bursts(rig: Rig, *, seed: int, repeats: int = REPEATS) -> tuple[Burst, ...]:
     """Reads bursts of 1 to 64 blocks, whole random clusters: medians of `repeats` bursts each. Blocks for a second at most."""
-    page_bytes = shelf.layout.page_bytes
+    page_bytes = rig.index.layout.page_bytes
     whole_bytes = READ_BYTES_MAX // page_bytes * page_bytes
-    size_bytes = min(whole_bytes, int(np.median([extent.size_bytes for extent in shelf.extents])))
+    size_bytes = min(whole_bytes, int(np.median([extent.size_bytes for extent in rig.index.extents])))
     size_bytes -= size_bytes % page_bytes
     rng = np.random.default_rng(seed)
     ends: Ends = queue.SimpleQueue()
@@ -46,27 +49,37 @@ def measure_bursts(shelf: Shelf, *, seed: int, repeats: int = REPEATS) -> tuple[
     )  # memory as that of the searcher, in large pages where there are some
     times: dict[int, list[tuple[float, ...]]] = {count: [] for count in BURSTS}
     token = 0
-    with _engine(shelf, ends) as engine:
+    with _engine(rig, ends) as engine:
         for _ in range(1 + repeats):  # the first one touches the memory
             for count in BURSTS:
                 buffers = arena.views(
                     [Span(offset_bytes=at * size_bytes, size_bytes=size_bytes) for at in range(count)]
                 )
                 reads = []
-                for buffer, (segment, offset_bytes) in zip(buffers, _places(shelf, size_bytes, rng), strict=False):
+                for buffer, (segment, offset_bytes) in zip(buffers, _places(rig, size_bytes, rng), strict=False):
                     token += 1
                     reads.append(BlockRead(token=token, file=segment, offset_bytes=offset_bytes, buffers=(buffer,)))
                 times[count].append(_burst(engine, reads, ends))
     return tuple(Burst(size_bytes, tuple(np.median(found[1:], axis=0).tolist())) for found in times.values())
 
 
-def _places(shelf: Shelf, size_bytes: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
+def _places(rig: Rig, size_bytes: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
     """Yields segment and offset of blocks without end: all of a random cluster, one behind the other, then of another one."""
-    large = [extent for extent in shelf.extents if extent.size_bytes >= size_bytes]
+    large = [extent for extent in rig.index.extents if extent.size_bytes >= size_bytes]
     while True:
         extent = large[int(rng.integers(len(large)))]
         for at in range(extent.size_bytes // size_bytes):
             yield extent.segment, extent.offset_bytes + at * size_bytes
+
+
+def median_bursts(measured: Sequence[Sequence[Burst]]) -> tuple[Burst, ...]:
+    """Returns bursts whose every moment is the median of what was measured at several times, in the same order each."""
+    together = []
+    for same in zip(*measured, strict=True):
+        assert len({burst.size_bytes for burst in same}) == 1, "bursts of different sizes"
+        moments = np.median([burst.ended_us for burst in same], axis=0)
+        together.append(Burst(same[0].size_bytes, tuple(moments.tolist())))
+    return tuple(together)
 
 
 def fit_disk(bursts: Sequence[Burst]) -> DiskCosts:
@@ -95,9 +108,9 @@ def fit_disk(bursts: Sequence[Burst]) -> DiskCosts:
 
 
 @contextmanager
-def _engine(shelf: Shelf, ends: Ends) -> Iterator[BlockEngine]:
-    files = SegmentFiles(shelf.paths, shelf.direct_io)
-    engine = open_engine("auto", files, depth=DEPTH, prefetch_depth=1, clock=SystemClock())
+def _engine(rig: Rig, ends: Ends) -> Iterator[BlockEngine]:
+    files = SegmentFiles(rig.index.segment_paths, rig.settings.direct_io)
+    engine = open_engine(rig.settings.engine, files, depth=DEPTH, prefetch_depth=1, clock=SystemClock())
     engine.start(lambda token, error, latency_us: ends.put((time.perf_counter(), error)))
     try:
         yield engine

@@ -1,4 +1,4 @@
-"""The same windows for real: the searcher's own planner, memory, engine and scoring over clusters on a disk, with a stopwatch.
+"""The same windows for real: the searcher's own search plane over an index, with a stopwatch.
 
 Without Kafka and without documents, so that nothing else is in the figures. Whoever runs it holds BLAS to one thread.
 """
@@ -9,27 +9,23 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from bench.data import Float32
 from bench.simulator.arrivals import soonest
 from bench.simulator.costs import Task
-from bench.simulator.rig import Rig
-from bench.simulator.shelf import Shelf, open_memory
+from bench.simulator.rig import Parts, Rig
 from bench.simulator.stopwatch import Stopwatch
 from bench.simulator.trace import Trace
-from bench.simulator.ways import next_queries
+from bench.simulator.watched import BlockNote, ReadEnds, WatchedEngine
+from bench.simulator.ways import Way, next_queries
 from carpool.clock import SystemClock
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.cache.cluster_cache import ClusterCache
-from searcher.cache.cluster_memory import ClusterMemory
-from searcher.events import NoEvents
-from searcher.execution.cluster_major import ClusterMajor
 from searcher.execution.executor import Executor, Found, Search, SearchGroup
-from searcher.execution.query_by_query import QueryByQuery
-from searcher.scoring_pool import ScoringPool
+from searcher.store.engine import BlockEngine
+from searcher.store.files import SegmentFiles
+from searcher.store.opening import open_engine
 
 TOP_K = 10
 WAIT_S = 60.0
@@ -40,16 +36,6 @@ class Answered(NamedTuple):
 
     arrived_us: float
     answered_us: float
-
-
-class BlockNote(NamedTuple):
-    """A block that was read: asked for, given to the kernel, and told of, in microseconds of the performance counter."""
-
-    size_bytes: int
-    pieces: int
-    asked_us: float
-    given_us: float
-    ended_us: float
 
 
 class RealRun(NamedTuple):
@@ -65,108 +51,80 @@ class RealRun(NamedTuple):
     watch: Stopwatch
 
 
-class _Notes(NamedTuple):
-    watch: Stopwatch
-    scored: list[tuple[Task, ...]]
-    blocks: list[BlockNote]
-
-
-def run_windows(
-    shelf: Shelf, rig: Rig, trace: Trace, questions: Float32, *, windows_ahead: int, threads: int
-) -> RealRun:
+def run_windows(rig: Rig, trace: Trace, questions: Float32, *, windows_ahead: int) -> RealRun:
     """Searches the windows of `trace` one after the other, each when the one before is answered, from an empty cache. Blocks.
 
-    `questions`: (n, dim) float32, the vectors of its queries in their order.
+    `questions`: (n, dim) float32, the vectors of its queries in their order. Raises what opening the plane raises, and
+    `RuntimeError` where a query was not answered, or not from all of its clusters.
     """
-    metrics, notes = Metrics(), _Notes(Stopwatch(), [], [])
-    found: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
+    metrics, watch = Metrics(), Stopwatch()
+    blocks: list[BlockNote] = []
+    found: queue.SimpleQueue[tuple[int, float] | BaseException] = queue.SimpleQueue()
+
+    def engine(files: SegmentFiles) -> BlockEngine:
+        settings = rig.settings
+        depths = {"depth": settings.reads_in_flight_max, "prefetch_depth": settings.prefetch_reads_max}
+        return WatchedEngine(open_engine(settings.engine, files, **depths, clock=SystemClock()), watch, blocks)
 
     def finish(search: Search, result: Found | None) -> None:
-        assert result is not None and not result.skipped, f"query {search.key} was not searched whole"
+        if result is None or result.skipped:
+            raise RuntimeError(f"query {search.key} was not searched whole: {result and result.errors}")
         found.put((search.key, time.perf_counter() * 1e6))
 
-    with ExitStack() as stack:
-        memory = stack.enter_context(open_memory(shelf, rig.slices, rig.shape, metrics, NoEvents()))
-        _watch_memory(memory, notes)
-        pool = stack.enter_context(ScoringPool(threads))
-        executor = _executor(shelf, rig, memory, pool, metrics, notes)
-        thread = threading.Thread(target=executor.run, args=(finish,), daemon=True)
+    with rig.open(metrics, events=ReadEnds(watch), engine=engine) as parts:
+        scored = _watch(parts, watch)
+        executor = parts.plane.executor
+
+        def search() -> None:
+            try:
+                executor.run(finish)
+            except BaseException as error:  # told by the thread that waits for answers
+                found.put(error)
+
+        thread = threading.Thread(target=search, name="search", daemon=True)
         thread.start()
         assert thread.ident is not None
-        search_thread = thread.ident
         try:
-            latency_us, windows = _ask(executor, rig, found, trace, questions, windows_ahead)
+            latency_us, windows = _ask(executor, rig.way, found, trace, questions, windows_ahead)
         finally:
             executor.stop()
             thread.join(WAIT_S)
         executor.check_integrity()
         count = metrics.registry.get_sample_value
         read = sum(count("carpool_bytes_read_total", {"purpose": purpose}) or 0 for purpose in ("demand", "prefetch"))
-    return RealRun(int(read), latency_us, windows, tuple(notes.scored), tuple(notes.blocks), search_thread, notes.watch)
+        return RealRun(int(read), latency_us, windows, tuple(scored), tuple(blocks), thread.ident, watch)
 
 
-def _watch_memory(memory: ClusterMemory, notes: _Notes) -> None:
-    """Writes down what reads cost on the search thread and on the engine's."""
-    clock = SystemClock()
-    end_block = notes.watch.timed("end_block", memory._end_block)
-
-    def noted(token: int, error: Any, latency_us: int) -> None:
-        block = memory._blocks[token]
-        ended_us = time.perf_counter() * 1e6
-        asked_us = ended_us - (clock.now_us() - block.load.started_us)
-        size_bytes = sum(buffer.nbytes for buffer in block.buffers)
-        notes.blocks.append(BlockNote(size_bytes, len(block.buffers), asked_us, ended_us - latency_us, ended_us))
-        end_block(token, error, latency_us)
-
-    start = memory.start
-    owner: Any = memory
-    owner._end_block = noted
-    owner.start = lambda on_event: start(notes.watch.timed("told", on_event))
-    notes.watch.watch(memory, "begin_read")
-
-
-def _executor(
-    shelf: Shelf, rig: Rig, memory: ClusterMemory, pool: ScoringPool, metrics: Metrics, notes: _Notes
-) -> Executor:
-    """Returns the executor of the rig's way, watched: when it scores, waits, and takes in windows."""
-    watch, clock, events = notes.watch, SystemClock(), NoEvents()
-    if not rig.way.by_cluster:
-        reads = rig.query_by_query()
-        _watch_steps(watch, reads)
-        cache = ClusterCache(memory=memory, planner=reads, metrics=metrics)
-        watch.watch(cache, "_next_arrival", alias="wait")
-        one_by_one: Any = QueryByQuery(cache, clock, events)
+def _watch(parts: Parts, watch: Stopwatch) -> list[tuple[Task, ...]]:
+    """Has the plane watched: when it plans, scores, waits, and takes in windows. What is scored is in what is returned."""
+    scored: list[tuple[Task, ...]] = []
+    memory, executor, pool = parts.plane.memory, parts.plane.executor, parts.plane.pool
+    watch.watch(memory, "begin_read")
+    _watch_steps(watch, parts.planner)
+    by_query: Any = getattr(executor, "_cache", None)
+    if by_query is not None:
+        watch.watch(by_query, "_next_arrival", alias="wait")
+        one_by_one: Any = executor
         score = watch.timed("score", one_by_one._score)
 
         def score_one(cluster: ClusterId, search: Search, slot: int) -> None:
-            notes.scored.append((Task(shelf.extents[cluster].row_count, len(memory.pages(cluster).pieces), 1),))
+            pages = memory.pages(cluster)
+            scored.append((Task(pages.row_count, len(pages.pieces), 1),))
             score(cluster, search, slot)
 
         one_by_one._score = score_one
-        executor: Executor = one_by_one
-        return executor
-    planner = rig.cluster_major()
-    _watch_steps(watch, planner)
-    watch.watch(planner, "next_substage")
+        return scored
+    watch.watch(parts.planner, "next_substage")
+    watch.watch(executor, "_letters", alias="wait")
     run = watch.timed("score", pool.run)
 
     def run_noted(scorings: Any, table: Any) -> Any:
-        notes.scored.append(tuple(Task(s.pages.row_count, len(s.pages.pieces), len(s.slots)) for s in scorings))
+        scored.append(tuple(Task(s.pages.row_count, len(s.pages.pieces), len(s.slots)) for s in scorings))
         return run(scorings, table)
 
     changed: Any = pool
     changed.run = run_noted
-    by_cluster = ClusterMajor(
-        memory=memory,
-        slices=rig.slices,
-        planner=planner,
-        pool=pool,
-        metrics=metrics,
-        clock=clock,
-        events=events,
-    )
-    watch.watch(by_cluster, "_letters", alias="wait")
-    return by_cluster
+    return scored
 
 
 def _watch_steps(watch: Stopwatch, planner: Any) -> None:
@@ -183,8 +141,8 @@ def _watch_steps(watch: Stopwatch, planner: Any) -> None:
 
 def _ask(
     executor: Executor,
-    rig: Rig,
-    found: queue.SimpleQueue[tuple[int, float]],
+    way: Way,
+    found: queue.SimpleQueue[tuple[int, float] | BaseException],
     trace: Trace,
     questions: Float32,
     windows_ahead: int,
@@ -193,8 +151,8 @@ def _ask(
     windows: list[Answered] = []
     for number, window in enumerate(trace.windows):
         first = number * len(window)
-        horizon = soonest(trace.windows[number + 1 : number + 1 + windows_ahead]) if rig.way.by_cluster else {}
-        groups = rig.way.groups(window)
+        horizon = soonest(trace.windows[number + 1 : number + 1 + windows_ahead]) if way.by_cluster else {}
+        groups = way.groups(window)
         joining = []
         key = first
         for members, following in zip(groups, next_queries(window, groups), strict=True):
@@ -208,7 +166,19 @@ def _ask(
         for group in joining:
             executor.join(group)
         for _ in window:
-            key, answered_us = found.get(timeout=WAIT_S)
+            key, answered_us = _answer(found)
             latency_us[first + in_order[key - first]] = answered_us - arrived_us
         windows.append(Answered(arrived_us, answered_us))
     return tuple(latency_us[number] for number in sorted(latency_us)), tuple(windows)
+
+
+def _answer(found: queue.SimpleQueue[tuple[int, float] | BaseException]) -> tuple[int, float]:
+    try:
+        answer = found.get(timeout=WAIT_S)
+    except queue.Empty:
+        raise RuntimeError(
+            f"no query was answered for {WAIT_S:.0f} s: the disk stands still, or the search does"
+        ) from None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer

@@ -1,75 +1,140 @@
-"""What the real run and the simulated one are both given: budget, limits, policy; and the planners made of them."""
+"""The search plane of both sides, opened as the searcher opens it: one runs, of the other the planner goes on virtual time.
+
+So slices, budget, limits, policy and what each cluster takes in memory are the same on both sides, and the searcher's own.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from bench.simulator.costs import ComputeCosts
-from bench.simulator.disk import DiskCosts, SimulatedDisk
-from bench.simulator.memory import OnEnd, Shape, SimulatedMemory
-from bench.simulator.trace import Trace
+from msgspec import structs
+
+from bench.data import Float32
+from bench.simulator.memory import Shape
+from bench.simulator.trace import Trace, trace_over
 from bench.simulator.ways import Way
+from carpool.clock import SystemClock
+from carpool.disk.index import OpenIndex
+from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.cache.policies import make_policy
-from searcher.cache.policy import CachePolicy
 from searcher.cache.slices import Slices
-from searcher.plan.cluster_major import ClusterMajorLimits, ClusterMajorPlanner
-from searcher.plan.reads import ReadLimits, ReadPlanner
+from searcher.events import EventLog, NoEvents
+from searcher.execution.cluster_major import ClusterMajor
+from searcher.opening import OpenEngine, Plane, open_plane
+from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.reads import ReadPlanner
+from searcher.scoring_pool import ScoringPool
+from searcher.settings import SearcherSettings
+from searcher.store.none import NoEngine
 
 OVERTAKE_US = 60_000_000
-"""A slow read that is passed over changes what is read: no read of a run may be so slow."""
+"""The one limit that is not the searcher's: a slow read that is passed over changes what is read, and no disturbance may."""
+READ_TIMEOUT_MS = 30_000
 
 
-class Rig(NamedTuple):
-    """`slices`: how clusters are cut; what they take in memory, in whole blocks of the arena, is `size_bytes` by slice."""
+class Parts(NamedTuple):
+    """An open plane, its planner, and how it cuts clusters: not at all query by query."""
 
-    way: Way
-    shape: Shape
+    plane: Plane
+    planner: ClusterMajorPlanner | ReadPlanner
     slices: Slices
-    size_bytes: dict[ClusterId, int]
-    read_ahead_bytes: int
-    prefetch_bytes: int
-    read_latency_us: dict[ClusterId, int]
 
-    def sliced(self, trace: Trace) -> Trace:
-        """Returns `trace` as the planner sees it: slices instead of clusters."""
-        extents = self.slices.extents
-        return Trace(
-            windows=tuple(tuple(map(self.slices.of_all, window)) for window in trace.windows),
-            size_bytes={ClusterId(number): extent.size_bytes for number, extent in enumerate(extents)},
-            row_count={ClusterId(number): extent.row_count for number, extent in enumerate(extents)},
+
+@dataclasses.dataclass(frozen=True)
+class Rig:
+    """What is searched, in which way, and with which settings."""
+
+    index: OpenIndex
+    way: Way
+    settings: SearcherSettings
+
+    @property
+    def slice_bytes_max(self) -> int:
+        """Of the slices that are read as one; 0: clusters are not cut."""
+        return self.settings.slice_bytes_max if self.way.by_cluster else 0
+
+    def trace(self, questions: Float32, *, nprobe: int, window: int) -> Trace:
+        """Returns the trace of `questions`, (n, dim) float32, row-normalised, in this order."""
+        return trace_over(
+            self.index.centroids,
+            questions,
+            {ClusterId(number): extent.size_bytes for number, extent in enumerate(self.index.extents)},
+            {ClusterId(number): extent.row_count for number, extent in enumerate(self.index.extents)},
+            nprobe=nprobe,
+            window=window,
         )
 
-    def cluster_major(self) -> ClusterMajorPlanner:
-        """Returns a new planner, with nothing in memory."""
-        limits = ClusterMajorLimits(
-            budget_bytes=self.shape.budget_bytes,
-            read_ahead_bytes=self.read_ahead_bytes,
-            prefetch_bytes=self.prefetch_bytes,
-            overtake_us=OVERTAKE_US,
-        )
-        return ClusterMajorPlanner(limits, self.size_bytes, self._policy())
-
-    def query_by_query(self) -> ReadPlanner:
-        """Returns a new planner, with nothing in memory."""
-        limits = ReadLimits(
-            budget_bytes=self.shape.budget_bytes,
-            demand_reads_max=self.shape.depth,
-            prefetch_reads_max=self.shape.prefetch_depth,
-            prefetch=self.way.prefetch,
-        )
-        return ReadPlanner(limits, self.size_bytes, self._policy())
-
-    def memory(self, sliced: Trace, disk: DiskCosts, costs: ComputeCosts, on_end: OnEnd) -> SimulatedMemory:
-        """Returns empty memory on virtual time."""
-        return SimulatedMemory(
-            shape=self.shape, size_bytes=sliced.size_bytes, disk=SimulatedDisk(disk), costs=costs, on_end=on_end
+    def shape(self, plane: Plane) -> Shape:
+        """Returns how the memory of `plane` is cut."""
+        memory: Any = plane.memory
+        return Shape(
+            budget_bytes=plane.memory.arena_bytes_total,
+            block_bytes=memory._arena.block_bytes,
+            page_bytes=self.index.layout.page_bytes,
+            depth=self.settings.reads_in_flight_max,
+            prefetch_depth=self.settings.prefetch_reads_max,
         )
 
-    def _policy(self) -> CachePolicy:
-        return make_policy(
-            self.way.policy,
-            size_bytes=self.size_bytes,
-            budget_bytes=self.shape.budget_bytes,
-            read_latency_us=self.read_latency_us,
-        )
+    @contextmanager
+    def open(self, metrics: Metrics, *, events: EventLog, engine: OpenEngine | None = None) -> Iterator[Parts]:
+        """Yields a plane with nothing in memory; `events` and `engine` as for `open_plane`. Raises what that raises."""
+        with self._open(metrics, events, engine, ScoringPool) as parts:
+            yield parts
+
+    @contextmanager
+    def open_unused(self) -> Iterator[Parts]:
+        """Yields a plane that cannot read, for the sake of its planner."""
+        with self._open(
+            Metrics(), NoEvents(), lambda _: NoEngine(clock=SystemClock()), lambda _: ScoringPool(1)
+        ) as parts:
+            yield parts
+
+    @contextmanager
+    def _open(
+        self,
+        metrics: Metrics,
+        events: EventLog,
+        engine: OpenEngine | None,
+        pool: Callable[[int], ScoringPool],
+    ) -> Iterator[Parts]:
+        clock = SystemClock()
+        plane = open_plane(self.index, self.settings, metrics, clock, events=events, engine=engine, pool=pool)
+        try:
+            yield Parts(plane, _planner(plane), Slices(self.index.extents, self.index.layout, self.slice_bytes_max))
+        finally:
+            plane.close()
+
+
+def rig_for(index: OpenIndex, way: Way, settings: SearcherSettings, budget_share: float) -> Rig:
+    """Returns what both sides are given: `settings`, with the way's own and a budget of this share of all clusters' bytes."""
+    settings = structs.replace(
+        settings,
+        budget_bytes=int(budget_share * sum(extent.size_bytes for extent in index.extents)),
+        cache_policy=way.policy,
+        read_timeout_ms=READ_TIMEOUT_MS,
+    )
+    if not way.by_cluster:
+        settings = structs.replace(settings, execution="query_by_query", prefetch=way.prefetch)
+    return Rig(index, way, settings)
+
+
+def sliced(trace: Trace, slices: Slices) -> Trace:
+    """Returns `trace` as a planner sees it: slices instead of clusters."""
+    return Trace(
+        windows=tuple(tuple(map(slices.of_all, window)) for window in trace.windows),
+        size_bytes={ClusterId(number): extent.size_bytes for number, extent in enumerate(slices.extents)},
+        row_count={ClusterId(number): extent.row_count for number, extent in enumerate(slices.extents)},
+    )
+
+
+def _planner(plane: Plane) -> ClusterMajorPlanner | ReadPlanner:
+    executor: Any = plane.executor
+    if not isinstance(executor, ClusterMajor):
+        by_query: ReadPlanner = executor._cache._planner
+        return by_query
+    planner = executor._planner
+    planner._limits = dataclasses.replace(planner._limits, overtake_us=OVERTAKE_US)
+    return planner

@@ -28,6 +28,11 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     grouping: Literal["none", "greedy", "agglomerative"] = "none"
     prefetch: PrefetchMode = "none"
 
+    @property
+    def reads_depend_on_time(self) -> bool:
+        """Whether two real runs may read differently much: a published prefetch begins when the disk happens to be idle."""
+        return self.prefetch != "none"
+
     def groups(self, window: Window) -> Groups:
         """Returns the groups in which `window` is searched."""
         if self.by_cluster:
