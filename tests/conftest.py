@@ -108,7 +108,18 @@ def _lacking(item: pytest.Item) -> tuple[str, str] | None:
     return ("slow", "--run-slow was not given") if item.get_closest_marker("slow") and not asked else None
 
 
+def _begin_with_what_takes_long(items: list[pytest.Item]) -> None:
+    """Orders files by the longest time that one of their tests may take, so that no worker is left alone with such a file."""
+    limits_s: dict[Path, float] = {}
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        limits_s[item.path] = max(limits_s.get(item.path, 0), marker.args[0] if marker else 0)
+    items.sort(key=lambda item: -limits_s[item.path])
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several workers: xdist gives them files in this order
+        _begin_with_what_takes_long(items)
     for item in items:
         # Keywords would not do: they hold the names of folders too, and one is called kafka.
         item.user_properties += [("needs", name) for name in NEEDS if item.get_closest_marker(name)]

@@ -17,6 +17,8 @@ import pytest
 from carpool.kafka.embedded import free_port
 from cli.http import get
 
+pytestmark = pytest.mark.timeout(180)
+
 ROOT = Path(__file__).parents[2]
 STAND_IN = "carpool-llm-stand-in"
 

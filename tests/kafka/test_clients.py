@@ -20,6 +20,8 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.stage import Message, Output
 from schemas.topics import QUERIES, Topic
 
+pytestmark = pytest.mark.timeout(180)
+
 PARTITIONS = 2
 
 
