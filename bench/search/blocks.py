@@ -13,78 +13,20 @@ import msgspec
 import numpy as np
 
 from bench.agreement import Agreement
-from bench.disk import DURATION_S, measure_disk
+from bench.disk import measure_disk
 from bench.search import oracles
 from bench.search.cells import CELLS_NAME, Cell, CellFile, DiskBlock, Line, OracleCell
-from bench.search.cgroup import HeldBy
 from bench.search.child import IDS_NAME, PROBES_NAME, QUERIES_NAME, DatasetFiles, Request
 from bench.search.contestant import Entry, Float32, Int32, Limits
 from bench.search.dataset import IndexView, Questions, choose_questions, index_for, open_view, probes_of
 from bench.search.exactness import check_exact
 from bench.search.kernel import drop_page_cache
-from bench.search.measure import OpenLoopPlan
+from bench.search.plan import Plan, check_cache_budgets, settings_id
 from bench.search.processes import run_child
 from bench.search.registry import REFERENCE, entry
-from carpool.errors import CarpoolError, ConfigError
+from carpool.errors import CarpoolError
 
 REFERENCE_NAME = "reference.npz"
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it was asked for. `indexes`: one, or one for each seed.
-
-    One of two things is limited, the other share is None. `memory_share`: a contestant's whole process, as a share of the bytes
-    of the vectors, held by `held_by`. `cache_share`: the clusters in its memory, kept or being read, as a share of the bytes of
-    all clusters on disk; contestants hold that themselves, and `held_by` only watches the process.
-
-    `empty_page_cache`: all of it, as root can, and not only the files of the run; `disk_s`: how long the disk is measured at
-    each depth.
-    """
-
-    indexes: tuple[Path, ...]
-    contestants: tuple[str, ...]
-    windows: tuple[int, ...]
-    seeds: int
-    queries: int
-    nprobe: int
-    top_k: int
-    memory_share: float | None
-    held_by: HeldBy
-    threads: int
-    open_loop: OpenLoopPlan | None
-    timeout_s: float
-    out: Path
-    work: Path
-    empty_page_cache: bool = True
-    disk_s: float = DURATION_S
-    cache_share: float | None = None
-
-    def __post_init__(self) -> None:
-        """Raises `ConfigError` unless one thing is limited."""
-        if (self.memory_share is None) == (self.cache_share is None):
-            raise ConfigError(
-                "either the whole process is limited or only its memory for clusters: give --memory or --cache, one of the two"
-            )
-
-    @property
-    def is_memory_held(self) -> bool:
-        """Whether the kernel holds whole processes to a limit."""
-        return self.held_by != "none" and self.cache_share is None
-
-    def budget_bytes(self, view: IndexView) -> int:
-        """Returns what is limited, in bytes of an index; as much, and no more, the static oracle keeps."""
-        if self.cache_share is not None:
-            return int(self.cache_share * int(view.cluster_bytes.sum()))
-        assert self.memory_share is not None
-        return int(self.memory_share * view.vectors_bytes)
-
-    def limits(self, view: IndexView, chosen: Entry, window: int) -> Limits:
-        """Returns what a contestant may take."""
-        budget_bytes = self.budget_bytes(view)
-        if self.cache_share is not None:
-            return Limits(memory_bytes=None, cache_bytes=budget_bytes, threads=self.threads, window=window)
-        memory_bytes = budget_bytes if chosen.is_limited else None
-        return Limits(memory_bytes=memory_bytes, threads=self.threads, window=window)
 
 
 class Tell:
@@ -122,16 +64,6 @@ def order_of(contestants: Sequence[str], turn: int) -> list[str]:
     return [*contestants[at:], *contestants[:at]]
 
 
-def settings_id(plan: Plan, versions: Sequence[str], questions: Float32) -> str:
-    """Returns what changes with anything that would make cells incomparable; contestants, windows and seeds may be added."""
-    facts = msgspec.structs.asdict(plan)
-    for name in ("contestants", "windows", "seeds", "timeout_s", "out", "work", "indexes"):
-        del facts[name]
-    digest = hashlib.sha256(msgspec.json.encode([facts, list(versions)]))
-    digest.update(np.ascontiguousarray(questions).data)
-    return digest.hexdigest()[:16]
-
-
 class Run:
     """A run of `carpool bench search`. Blocks for as long as all cells take; what is done is in `cells` at once."""
 
@@ -140,7 +72,7 @@ class Run:
         self.plan = plan
         self._entries = [entry(name) for name in plan.contestants]
         if plan.cache_share is not None:
-            _check_cache_budgets(self._entries)
+            check_cache_budgets(self._entries)
         self._tell = tell
         self.views = [open_view(index_for(plan.indexes, seed)) for seed in range(plan.seeds)]
         self._questions = [
@@ -338,15 +270,6 @@ class Run:
         ended = run_child(request, folder, held_by="none", limit_bytes=None, timeout_s=self.plan.timeout_s)
         if ended.status != "ok":
             raise CarpoolError(f"{failure}: {ended.outcome.error} (log: {folder / 'log'})")
-
-
-def _check_cache_budgets(entries: Sequence[Entry]) -> None:
-    unable = [chosen.name for chosen in entries if not chosen.has_cache_budget]
-    if unable:
-        raise ConfigError(
-            f"--cache gives every contestant's cache the same bytes, and {', '.join(unable)} cannot be held to that: a library, "
-            "or the kernel's page cache, keeps what it likes. Leave them out, or limit whole processes with --memory"
-        )
 
 
 def _folder_name(view: IndexView) -> str:

@@ -171,7 +171,7 @@ def search(
     """
     from rich.console import Console
 
-    from bench.search import blocks, command, measure
+    from bench.search import command, measure, plan
 
     if list_them:
         command.list_contestants(Console())
@@ -181,7 +181,7 @@ def search(
     chosen = command.parse_contestants(contestants, with_cache_budget=cache is not None)
     if contestants is None and (left_out := [name for name in command.parse_contestants(None) if name not in chosen]):
         Console(stderr=True).print(f"left out, since --cache cannot hold them: {', '.join(left_out)}", soft_wrap=True)
-    plan = blocks.Plan(
+    asked = plan.Plan(
         indexes=tuple(index),
         contestants=chosen,
         windows=command.parse_windows(windows),
@@ -202,5 +202,5 @@ def search(
     wishes = command.Wishes(
         data=data, questions=tuple(questions or ()), baseline=baseline, resume=resume, plot=plot, static_max=static_max
     )
-    if not command.search(plan, wishes):
+    if not command.search(asked, wishes):
         raise typer.Exit(1)

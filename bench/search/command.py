@@ -22,8 +22,9 @@ from rich.table import Table
 
 from bench.data import DATA_VARIABLE, EvaluationData, find_data, read_vectors
 from bench.machine import data_file, program, this_machine, this_revision
-from bench.search.blocks import Plan, Run, Tell
+from bench.search.blocks import Run, Tell
 from bench.search.cells import CELLS_NAME, Cell
+from bench.search.plan import Plan
 from bench.search.plot import plot_summary
 from bench.search.registry import ENTRIES
 from bench.search.report import (

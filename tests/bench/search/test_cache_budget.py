@@ -12,14 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
+from bench.data import DATA_VARIABLE
 from bench.search.arrivals import ClosedLoop, monotonic_us
-from bench.search.blocks import Plan, Run, Tell
+from bench.search.blocks import Run, Tell
 from bench.search.command import Wishes, parse_contestants, search
 from bench.search.contestant import ContestantError, Counters, Dataset, Limits
 from bench.search.contestants.carpool import BESIDE_BYTES, cache_budget
 from bench.search.dataset import open_view
 from bench.search.measure import measure
 from bench.search.oracles import oracle_static, window_counts
+from bench.search.plan import Plan
 from bench.search.registry import ENTRIES, entry
 from carpool.errors import ConfigError
 
@@ -177,6 +179,16 @@ def test_who_cannot_keep_to_a_cache_budget_is_refused_by_name_and_left_out_by_de
     assert parse_contestants(None, with_cache_budget=True) == HELD
     assert not any(name.startswith(("faiss", "lancedb")) for name in HELD)
     assert {name for name in ENTRIES if name.startswith(("carpool", "cagr-best", "cagr-literal"))} <= set(HELD)
+
+
+def test_the_command_says_who_is_left_out(tiny_index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    asked = ["search", "--index", str(tiny_index), "--cache", "0.1"]
+    told = CliRunner().invoke(app, asked)  # it then misses the questions
+    assert "left out, since --cache cannot hold them: faiss-memory, faiss-ondisk" in told.output
+    assert isinstance(told.exception, ConfigError)
+    assert "left out" not in CliRunner().invoke(app, [*asked, "--contestants", "carpool"]).output
+    assert "left out" not in CliRunner().invoke(app, asked[:3]).output
 
 
 def test_one_thing_is_limited_and_not_two_or_none(tmp_path: Path, tiny_index: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from bench.data import read_vectors
 from bench.search.arrivals import ClosedLoop
-from bench.search.blocks import Plan, Run, Tell
+from bench.search.blocks import Run, Tell
 from bench.search.cells import Cell
 from bench.search.contestant import Dataset, Limits
 from bench.search.contestants.cagr import GroupedExecutor
+from bench.search.plan import Plan
 from bench.search.registry import ENTRIES, entry
 from grouper.plan.orders import group_order
 from grouper.plan.policies import PolicyName, grouping_policy

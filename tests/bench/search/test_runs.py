@@ -19,7 +19,7 @@ from bench.data import read_vectors
 from bench.disk import Read, measure_disk
 from bench.search import registry
 from bench.search.arrivals import monotonic_us
-from bench.search.blocks import Plan, Run, Tell, order_of
+from bench.search.blocks import Run, Tell, order_of
 from bench.search.cells import CELLS_NAME, Cell, CellFile
 from bench.search.child import DatasetFiles, Request, decode_request, encode_request
 from bench.search.command import Wishes, parse_contestants, parse_windows, question_paths, search
@@ -27,13 +27,14 @@ from bench.search.contestant import Arrivals, ContestantError, Counters, Dataset
 from bench.search.dataset import choose_questions, index_for, open_view
 from bench.search.kernel import disk_times, drop_page_cache, process_read_bytes
 from bench.search.measure import OpenLoopPlan, measure
+from bench.search.plan import Plan
 from bench.search.processes import run_child
 from carpool.errors import ConfigError
 
 BENCH = """
 import sys, msgspec
 from pathlib import Path
-from bench.search.blocks import Plan
+from bench.search.plan import Plan
 from bench.search.command import Wishes, search
 plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan, dec_hook=lambda kind, value: kind(value))
 search(plan, Wishes(data=None, questions=(Path(sys.argv[2]),), baseline=None, resume=False, plot=False), {})
