@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bench.search.contestant import Entry
-from bench.search.contestants import cagr, carpool, faiss_ivf, lancedb
+from bench.search.contestants import cagr, carpool, faiss_ivf, lancedb, listing
 from carpool.errors import ConfigError
 
 ENTRIES: dict[str, Entry] = {
-    found.name: found for module in (faiss_ivf, cagr, carpool, lancedb) for found in module.ENTRIES
+    found.name: found for module in (faiss_ivf, cagr, listing, carpool, lancedb) for found in module.ENTRIES
 }
 REFERENCE = "faiss-memory"
 """Whose ids are exact by definition."""
