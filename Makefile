@@ -11,6 +11,8 @@ MODEL ?= .carpool/models/smollm2-135m-instruct
 BOOTSTRAP ?= embedded
 # Many tests wait for brokers rather than compute, so a few more than the cores of a small machine.
 WORKERS ?= 4
+# Tests start some two hundred processes, and each would compile what it imports again if it might not keep the result.
+TEST_ENV := env -u PYTHONDONTWRITEBYTECODE
 export VENV PASSAGES CORPUS MODEL BOOTSTRAP
 
 .PHONY: help setup setup-vllm setup-bench model lint format test mutate bench demo docs lock clean
@@ -29,7 +31,7 @@ lint: setup ## ruff, mypy --strict, import-linter
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 test: setup ## all tests whose needs this machine meets; ARGS="-k window --run-slow", WORKERS=1 for one after the other
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 mutate: setup ## a mutation run over the plans (long); survivors are listed at the end
 	$(BIN)/mutmut run; $(BIN)/mutmut results
 bench: setup ## the benchmarks there are; ARGS="traffic --help"

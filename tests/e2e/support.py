@@ -174,11 +174,14 @@ def read_to_end(bootstrap: str, topic: str) -> list[Found]:
     return found
 
 
-def committed_offsets(bootstrap: str, group: str, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+def committed_positions(
+    bootstrap: str, group: str, topic: str, partitions: Iterable[int]
+) -> dict[int, tuple[int, str]]:
+    """The offset that a consumer group committed in each of these partitions, with its metadata; 0 where it has none."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, n) for n in partitions])
     result = admin.list_consumer_group_offsets([request])[group].result()
-    return {raw.partition: max(0, raw.offset) for raw in result.topic_partitions}
+    return {raw.partition: (max(0, raw.offset), raw.metadata or "") for raw in result.topic_partitions}
 
 
 def at_least(count: int) -> Callable[[Sequence[Found]], bool]:
