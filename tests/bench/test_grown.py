@@ -266,10 +266,21 @@ def test_questions_are_shuffled_by_the_seed(data: EvaluationData) -> None:
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_a_set_grown_from_the_real_data_is_accepted(tmp_path: Path) -> None:
-    request = GrowRequest(out=tmp_path / "set", row_count=50_000, seed=1, cache=tmp_path, sentences=False)
+@pytest.mark.timeout(300)
+def test_a_set_grown_from_the_real_data_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "NLIST_FINE", 200)  # reported only: a thousand clusters would take most of the time
+    request = GrowRequest(
+        out=tmp_path / "set",
+        row_count=24_000,
+        seed=1,
+        cache=tmp_path,
+        sentences=False,
+        fit_questions=1000,
+        judge_questions=2000,
+    )
     found = grow(request, find_data(None, os.environ), _silent, _silent)
     assert found.acceptance.holds()
+    assert found.fine is not None and found.fine.grown.nlist == 200
 
 
 def _app() -> object:

@@ -23,7 +23,7 @@ from carpool.kafka.embedded import EmbeddedBroker, free_port
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
 READY_WITHIN_S = 90
-PASSAGES = "120"
+PASSAGES = "40"
 
 pytestmark = pytest.mark.timeout(300)
 
