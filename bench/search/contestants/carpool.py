@@ -30,6 +30,8 @@ HORIZON_WINDOWS = 4
 """As the grouper reads ahead unless told otherwise."""
 BESIDE_BYTES = 24 << 20
 """What the process may grow by once it is opened, beside the budget: scores, results, stacks."""
+READ_TIMEOUT_MS = 60_000
+"""On a machine that stands still a read comes late: that is a latency to report, not a cluster to skip."""
 
 
 def cache_budget(limits: Limits, clusters_bytes: int) -> int:
@@ -102,7 +104,12 @@ class Carpool:
         index.close()
         budget_bytes = cache_budget(limits, sum(extent.size_bytes for extent in index.extents))
         self._metrics = Metrics()
-        settings = SearcherSettings(budget_bytes=budget_bytes, scoring_threads=limits.threads, **self._settings)
+        settings = SearcherSettings(
+            budget_bytes=budget_bytes,
+            scoring_threads=limits.threads,
+            read_timeout_ms=READ_TIMEOUT_MS,
+            **self._settings,
+        )
         self._plane = open_plane(index, settings, self._metrics, SystemClock(), events=self._busy)
         self._dataset = dataset
         self._thread = threading.Thread(target=self._search, name="search", daemon=True)
