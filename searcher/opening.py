@@ -32,7 +32,7 @@ from searcher.store.engine import BlockEngine
 from searcher.store.files import SegmentFiles
 from searcher.store.opening import open_engine
 
-READ_AHEAD_SHARE = 12
+READ_AHEAD_SHARE = 10
 READ_AHEAD_BYTES_MAX = 64 << 20
 CLOSE_TIMEOUT_S = 0.5
 

@@ -2,10 +2,16 @@
 
 No float32 row is copied. Few queries are dot products: each row is multiplied by all of them while it is in the nearest
 cache, and comes from memory as fast as memory gives it. More are one batched matrix product over the pages, in batches small
-enough for OpenBLAS's kernels for small matrices, which do not pack their operands: 10,240 rows of 384 cost 1.7 ms for 20
-queries and 7.5 for 100 on one thread, where products of 512 rows cost 3.0 and 9.1. From memory, and not from a cache, one
-thread scores 29, 25, 17 and 13 GB/s of rows for 1, 2, 3 and 5 queries by dot products; by matrix products of 2, 3 and 5
-queries 10, 8 and 8. float16 rows are widened into a scratch first, 1.5 ms more for 10,240.
+enough for OpenBLAS's kernels for small matrices, which do not pack their operands. Which is better depends on the kernels
+(`carpool.blas`); rows of 384 in memory, and not in a cache, GB/s of one thread:
+
+    queries                        1    2    3    5    8   10   20
+    dot products, AVX2            32   25   24   16   11    9    4
+    matrix products, AVX2         30   10    9    9   10    8    6
+    dot products, AVX-512         22    9    9    8    7    6    4
+    matrix products, AVX-512      28   27   24   21   20   16   13
+
+float16 rows are widened into a scratch first, 1.5 ms for 10,240 of 384.
 
 Scores depend in their last bits (a few 1e-7 for vectors of length one) on where a row lies in its batch, so on how a cluster
 is cut into pieces and on how many queries are scored together, as those of FAISS depend on its own kernels. Rows whose
@@ -20,6 +26,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from carpool.blas import has_wide_kernels
 from carpool.disk.pages import ClusterPages, PageLayout, UInt8
 from searcher.top_k import Candidates, Float32, Int64, Slots, best_of_each
 
@@ -34,7 +41,9 @@ BATCH_PAGES_MIN = 8
 BATCH_PAGES_LARGE = 512
 """Where not even that is small: as many as make packing cheap."""
 QUERIES_FEW = 7
-"""So few queries cost less as dot products than as a matrix product, whose kernels work on 16 of them at a time."""
+"""So few queries cost less as dot products than as a matrix product."""
+QUERIES_FEW_WIDE = 1
+"""The same where matrix products run on AVX-512: they take half the time there, and dot products twice."""
 BLOCK_PAGES_MIN = 64
 """Pages whose scores are held at a time, also where they are more than `SCORES_BYTES`."""
 MARGIN = 32
@@ -99,10 +108,11 @@ def multiply(layout: PageLayout, parts: list[UInt8], queries: Float32, scores: F
     """Writes the scores of the rows of `parts`, in order, into the first rows of `scores`: (rows, q)."""
     dimension, rows_per_page = layout.dimension, layout.rows_per_page
     batch_pages, weights = _batching(queries)
+    few = QUERIES_FEW_WIDE if has_wide_kernels() else QUERIES_FEW
     start = 0
     for pages in _widened(layout, parts) if layout.vector_dtype == "float16" else parts:
         end = start + len(pages) * rows_per_page
-        if len(queries) <= QUERIES_FEW:
+        if len(queries) <= few:
             _multiply_few(layout, pages, queries, scores[start:end])
         else:
             vectors = pages[:, : rows_per_page * dimension * 4].view("<f4").reshape(-1, rows_per_page, dimension)

@@ -45,7 +45,7 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         int,
         msgspec.Meta(
             ge=0,
-            description="Bytes of clusters for queries in hand that are being read or wait to be scored; 0: a twelfth of the "
+            description="Bytes of clusters for queries in hand that are being read or wait to be scored; 0: a tenth of the "
             "budget, at most 64 MiB. Too low: the disk idles while a cluster is scored. Too high: less is kept.",
         ),
     ] = 0
@@ -56,7 +56,7 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             description="Largest part of a cluster, in bytes, that cluster_major reads, keeps and scores as one; 0: clusters are "
             "not cut. Too low: more bookkeeping a byte. Too high: the disk idles at the ends of windows, and less is kept.",
         ),
-    ] = 4 * MIB
+    ] = 8 * MIB
     prefetch: Annotated[
         Literal["none", "after_group", "overlapped"],
         msgspec.Meta(

@@ -56,6 +56,7 @@ def no_floors(count: int) -> Float32:
     cuts=st.lists(st.integers(0, 200), max_size=5),
     room=st.sampled_from([1 << 8, 1 << 14, 1 << 20]),
     first_row=st.sampled_from([0, 0x7F7FFF00, 0xFF7FFF00, 0x7FBFFF00, (1 << 40) - 1000]),
+    has_wide_kernels=st.booleans(),
     seed=st.integers(0, 1 << 16),
 )
 def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
@@ -65,6 +66,7 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
     cuts: list[int],
     room: int,
     first_row: int,
+    has_wide_kernels: bool,
     seed: int,
 ) -> None:
     count, dimension, spread = shape
@@ -78,6 +80,7 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
         patch.setattr(scan, "SCORES_BYTES", room)
         patch.setattr(scan, "WIDE_BYTES", room)
         patch.setattr(scan, "BATCH_PRODUCTS_MAX", room)
+        patch.setattr(scan, "has_wide_kernels", lambda: has_wide_kernels)
         found = score_pages(pages, queries, no_floors(len(top_ks)), np.array(top_ks))
     expected = sorted_by_hand(vectors, rows, queries, top_ks)
     assert best_by_query(found, top_ks) == expected
@@ -92,7 +95,7 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("query_count", [1, 3, 40])
+@pytest.mark.parametrize("query_count", [1, 3, 7, 8, 40])
 def test_real_scores_agree_with_a_full_sort_within_the_last_bits(dtype: VectorDtype, query_count: int) -> None:
     generator = np.random.default_rng(query_count)
     vectors = generator.standard_normal((3001, 384)).astype(np.float32)
