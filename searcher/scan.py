@@ -42,8 +42,6 @@ BATCH_PAGES_LARGE = 512
 """Where not even that is small: as many as make packing cheap."""
 QUERIES_FEW = 7
 """So few queries cost less as dot products than as a matrix product."""
-QUERIES_FEW_WIDE = 1
-"""The same where matrix products run on AVX-512: they take half the time there, and dot products twice."""
 BLOCK_PAGES_MIN = 64
 """Pages whose scores are held at a time, also where they are more than `SCORES_BYTES`."""
 MARGIN = 32
@@ -108,7 +106,7 @@ def multiply(layout: PageLayout, parts: list[UInt8], queries: Float32, scores: F
     """Writes the scores of the rows of `parts`, in order, into the first rows of `scores`: (rows, q)."""
     dimension, rows_per_page = layout.dimension, layout.rows_per_page
     batch_pages, weights = _batching(queries)
-    few = QUERIES_FEW_WIDE if has_wide_kernels() else QUERIES_FEW
+    few = 0 if has_wide_kernels() else QUERIES_FEW
     start = 0
     for pages in _widened(layout, parts) if layout.vector_dtype == "float16" else parts:
         end = start + len(pages) * rows_per_page
