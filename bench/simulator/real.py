@@ -20,6 +20,7 @@ from bench.simulator.trace import Trace
 from bench.simulator.watched import BlockNote, ReadEnds, WatchedEngine
 from bench.simulator.ways import Way, next_queries
 from carpool.clock import SystemClock
+from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.execution.executor import Executor, Found, Search, SearchGroup
@@ -55,7 +56,7 @@ def run_windows(rig: Rig, trace: Trace, questions: Float32, *, windows_ahead: in
     """Searches the windows of `trace` one after the other, each when the one before is answered, from an empty cache. Blocks.
 
     `questions`: (n, dim) float32, the vectors of its queries in their order. Raises what opening the plane raises, and
-    `RuntimeError` where a query was not answered, or not from all of its clusters.
+    `RetryableError` where a query was not answered, or not from all of its clusters.
     """
     metrics, watch = Metrics(), Stopwatch()
     blocks: list[BlockNote] = []
@@ -68,7 +69,8 @@ def run_windows(rig: Rig, trace: Trace, questions: Float32, *, windows_ahead: in
 
     def finish(search: Search, result: Found | None) -> None:
         if result is None or result.skipped:
-            raise RuntimeError(f"query {search.key} was not searched whole: {result and result.errors}")
+            why = "; ".join(map(str, result.errors)) if result is not None else "it was dropped"
+            raise RetryableError(f"query {search.key} was not searched whole, so nothing can be compared: {why}")
         found.put((search.key, time.perf_counter() * 1e6))
 
     with rig.open(metrics, events=ReadEnds(watch), engine=engine) as parts:
@@ -176,8 +178,9 @@ def _answer(found: queue.SimpleQueue[tuple[int, float] | BaseException]) -> tupl
     try:
         answer = found.get(timeout=WAIT_S)
     except queue.Empty:
-        raise RuntimeError(
-            f"no query was answered for {WAIT_S:.0f} s: the disk stands still, or the search does"
+        raise RetryableError(
+            f"no query was answered for {WAIT_S:.0f} s: the disk hangs, or others have it for themselves, as they do before a "
+            "process of idle I/O priority. Check the disk, and run it again while nobody else reads"
         ) from None
     if isinstance(answer, BaseException):
         raise answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from bench.simulator.stopwatch import Stopwatch
 from bench.simulator.ways import WAYS, Way
 from carpool.clock import SystemClock
 from carpool.disk.index import OpenIndex, open_index
+from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from searcher.cache.policies import POLICY_NAMES, PolicyName
 from searcher.events import NoEvents
@@ -85,6 +87,15 @@ def test_clusters_in_slices_are_read_in_slices_by_both(index: OpenIndex) -> None
 def test_query_by_query_without_prefetching_reads_the_bytes_that_the_simulator_says(index: OpenIndex, way: str) -> None:
     found = compared(index, WAYS[way])
     assert found.bytes_are_equal and found.simulated_bytes > 0
+
+
+def test_a_cluster_that_cannot_be_read_ends_the_comparison_with_its_reason(tmp_path: Path) -> None:
+    written = random_index(tmp_path / "index", rows=1_000, dimension=DIMENSION, nlist=4, seed=3)
+    written.damage(0)
+    opened = open_index(written.dir)
+    opened.close()
+    with pytest.raises(RetryableError, match=r"not searched whole.*cluster 0"):
+        compared(opened, WAYS["carpool"])
 
 
 def test_both_sides_have_the_planner_that_the_searcher_opens_by_default(index: OpenIndex) -> None:
