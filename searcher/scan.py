@@ -3,7 +3,7 @@
 No float32 row is copied. Few queries are dot products: each row is multiplied by all of them while it is in the nearest
 cache, and comes from memory as fast as memory gives it. More are one batched matrix product over the pages, in batches small
 enough for OpenBLAS's kernels for small matrices, which do not pack their operands. Which is better depends on the kernels
-(`carpool.blas`); rows of 384 in memory, and not in a cache, GB/s of one thread:
+that OpenBLAS takes here; rows of 384 in memory, and not in a cache, GB/s of one thread:
 
     queries                        1    2    3    5    8   10   20
     dot products, AVX2            32   25   24   16   11    9    4
@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
-from carpool.blas import has_wide_kernels
 from carpool.disk.pages import ClusterPages, PageLayout, UInt8
 from searcher.top_k import Candidates, Float32, Int64, Slots, best_of_each
 
@@ -41,7 +42,9 @@ BATCH_PAGES_MIN = 8
 BATCH_PAGES_LARGE = 512
 """Where not even that is small: as many as make packing cheap."""
 QUERIES_FEW = 7
-"""So few queries cost less as dot products than as a matrix product."""
+"""So few queries cost less as dot products than as a matrix product, but where that runs on AVX-512."""
+WIDE_KERNELS = ("SkylakeX", "Cooperlake", "SapphireRapids")
+"""OpenBLAS's names of the kernels that are made of AVX-512. `OPENBLAS_CORETYPE`, if it is set, decides which it takes."""
 BLOCK_PAGES_MIN = 64
 """Pages whose scores are held at a time, also where they are more than `SCORES_BYTES`."""
 MARGIN = 32
@@ -119,6 +122,14 @@ def multiply(layout: PageLayout, parts: list[UInt8], queries: Float32, scores: F
             _multiply_batches(vectors[:whole], batch_pages, weights, scores[start:middle])
             _multiply_batches(vectors[whole:], len(vectors) - whole, weights, scores[middle:end])
         start = end
+
+
+@cache
+def has_wide_kernels() -> bool:
+    """Whether NumPy's matrix products run on AVX-512 kernels of OpenBLAS."""
+    libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    of_numpy = [library for library in libraries if "numpy" in library["filepath"]] or libraries
+    return any(library.get("architecture") in WIDE_KERNELS for library in of_numpy)
 
 
 def _batching(queries: Float32) -> tuple[int, Float32]:
