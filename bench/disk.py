@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from carpool.disk.direct import NoDirectReadError, open_direct
 from carpool.errors import ConfigError
 
 DEPTHS = (1, 2, 4, 8, 16)
@@ -59,7 +59,7 @@ def measure_disk(
     """Returns what these reads reach in random order, `duration_s` for each depth, again from the start when all were made.
 
     A thread for each outstanding read, each with a buffer of its own: memory for `max(depths)` of the largest read. Blocks.
-    Raises `ConfigError` where O_DIRECT is refused: the page cache would be measured, not the disk.
+    Raises `ConfigError` where the file system has no O_DIRECT or no disk: memory would be measured.
     """
     if not reads:
         raise ValueError("no reads to measure with")
@@ -87,9 +87,9 @@ def _buffer(size_bytes: int) -> mmap.mmap:
 
 def _opened(path: Path, stack: ExitStack) -> int:
     try:
-        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except OSError as error:
-        why = "does not take O_DIRECT" if error.errno == errno.EINVAL else error.strerror
+        file = open_direct(path)
+    except (NoDirectReadError, OSError) as error:
+        why = f"its file system {error}" if isinstance(error, NoDirectReadError) else error.strerror
         raise ConfigError(
             f"cannot measure the disk by {path}: {why}; put the index on a local disk (ext4, xfs)"
         ) from error

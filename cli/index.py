@@ -167,8 +167,9 @@ def profile(
 
     The searcher's cache may weigh it: what is dear to read again stays longer (searcher.cache_policy edgerag and gdsf). A
     build measures at its end; do it again when the index was copied to another disk or machine. Reads past the page cache
-    (O_DIRECT) and refuses where the file system cannot. Every cluster is read several times, so it takes that many times
-    the size of the index at the speed of the disk; whatever else reads meanwhile is measured too.
+    (O_DIRECT); refuses where the file system cannot, or keeps files in memory (tmpfs). Every cluster is read several times,
+    so it takes that many times the size of the index at the speed of the disk; whatever else reads meanwhile is measured
+    too.
 
     The manifest is replaced at once or not at all; a searcher that has the index open takes it at its next start.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import random
@@ -14,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from carpool.clock import Clock
+from carpool.disk.direct import NoDirectReadError, open_direct
 from carpool.disk.index import check_sizes
 from carpool.disk.manifest import Manifest, read_manifest, write_manifest
 from carpool.disk.segments import ClusterExtent, read_extents, segment_name
@@ -24,15 +24,11 @@ PIECE_BYTES = 8 << 20
 """Read at once: any number of these is as fast as one read, and takes no more memory."""
 
 
-class NoDirectReadError(Exception):
-    """The file system has no O_DIRECT: a read would measure memory, not the disk."""
-
-
 def profile_index(index_dir: Path, *, reads: int, clock: Clock, progress: ProgressReport) -> Manifest:
     """Measures a complete index where it lies now and replaces the profile in its manifest, atomically. Returns that. Blocks.
 
-    Raises `ConfigError` where there is no index, no O_DIRECT, or another index has come in the meantime; `CorruptionError`
-    where it is damaged. Whoever has the index open keeps the profile that it read.
+    Raises `ConfigError` where there is no index, no O_DIRECT or no disk, or another index has come in the meantime;
+    `CorruptionError` where it is damaged. Whoever has the index open keeps the profile that it read.
     """
     if reads < 1:
         raise ConfigError(
@@ -46,8 +42,8 @@ def profile_index(index_dir: Path, *, reads: int, clock: Clock, progress: Progre
         latencies_us = measure_reads(index_dir, extents, reads=reads, clock=clock, on_read=progress.advance)
     except NoDirectReadError as error:
         raise ConfigError(
-            f"the file system of {index_dir} cannot read past the page cache (O_DIRECT), so that a read would measure "
-            "memory; the profile stays as it was. Copy the index to a disk that can (ext4, XFS), and profile it there"
+            f"the file system of {index_dir} {error}, so that a read would measure memory; the profile stays as it "
+            "was. Copy the index to a local disk (ext4, xfs), and profile it there"
         ) from error
     profiled = msgspec.structs.replace(manifest, read_latency_us=latencies_us)
     if read_manifest(index_dir) != manifest:
@@ -62,11 +58,12 @@ def measure_reads(
     """Returns the median time of `reads` reads of each cluster, in microseconds, indexed by cluster; at least 1. Blocks.
 
     Each round reads all clusters once, in a seeded order of its own: a cluster that was read a moment ago would come from the
-    disk's cache. Raises `NoDirectReadError` where the file system has no O_DIRECT, `CorruptionError` for one cut short.
+    disk's cache. Raises `NoDirectReadError` where the file system has no O_DIRECT or no disk, `CorruptionError` for a segment
+    that was cut short.
     """
     segments = sorted({extent.segment for extent in extents})
     with ExitStack() as stack:
-        descriptors = {segment: _open_direct(folder / segment_name(segment), stack) for segment in segments}
+        descriptors = {segment: _open(folder / segment_name(segment), stack) for segment in segments}
         buffer = stack.enter_context(mmap.mmap(-1, PIECE_BYTES))
         view = stack.enter_context(memoryview(buffer))
         times_us: list[list[int]] = [[] for _ in extents]
@@ -80,13 +77,8 @@ def measure_reads(
     return tuple(max(1, round(statistics.median(times))) for times in times_us)
 
 
-def _open_direct(path: Path, stack: ExitStack) -> int:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        raise NoDirectReadError from error
+def _open(path: Path, stack: ExitStack) -> int:
+    descriptor = open_direct(path)
     stack.callback(os.close, descriptor)
     return descriptor
 
@@ -95,12 +87,7 @@ def _read(descriptor: int, extent: ClusterExtent, view: memoryview, folder: Path
     done = 0
     while done < extent.size_bytes:
         wanted = min(len(view), extent.size_bytes - done)
-        try:
-            count = os.preadv(descriptor, [view[:wanted]], extent.offset_bytes + done)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            raise NoDirectReadError from error
+        count = os.preadv(descriptor, [view[:wanted]], extent.offset_bytes + done)
         if count != wanted:
             path = str(folder / segment_name(extent.segment))
             raise CorruptionError(

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from carpool.clock import Clock
 from carpool.disk.centroids import centroids_fingerprint, write_centroids
+from carpool.disk.direct import NoDirectReadError
 from carpool.disk.files import file_crc32
 from carpool.disk.index import index_files
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
@@ -29,7 +30,7 @@ from carpool.errors import ConfigError
 from indexer.clustering import Assignment
 from indexer.plan import BuildIdentity, CorpusIdentity, default_nprobe
 from indexer.plan_passes import memory_min_bytes, plan_passes
-from indexer.profile import NoDirectReadError, measure_reads
+from indexer.profile import measure_reads
 from indexer.progress import ProgressReport
 from indexer.sequential import bytes_of, drop_cached
 from indexer.vectors import Vectors
@@ -196,8 +197,8 @@ def _profile(
     progress.start("profiling reads", reads * len(extents))
     try:
         return measure_reads(folder, extents, reads=reads, clock=clock, on_read=progress.advance)
-    except NoDirectReadError:
-        progress.note("no read profile: this file system cannot read past the page cache (O_DIRECT)")
+    except NoDirectReadError as error:
+        progress.note(f"no read profile: the file system of {folder} {error}, so that a read would measure memory")
         return ()
 
 

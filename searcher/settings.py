@@ -134,8 +134,8 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
     direct_io: Annotated[
         Literal["require", "auto"],
         msgspec.Meta(
-            description="O_DIRECT. require: refuse to start on a file system without it, since the page cache would hold the "
-            "index a second time, outside the budget. auto: fall back to buffered reads there, and say so in the log."
+            description="O_DIRECT. require: refuse to start on a file system without it, or in memory (tmpfs): the index would "
+            "take memory a second time, outside the budget. auto: fall back to buffered reads there, and say so in the log."
         ),
     ] = "require"
     top_k_default: Annotated[

@@ -10,8 +10,9 @@ import functools
 import importlib.util
 import os
 import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -147,6 +148,16 @@ class SkipBook:
             self._config.stash[_REASONS].setdefault(name, reason.removeprefix(f"{name}: "))
         if not names:
             self._config.stash[_SKIPPED_OTHERWISE][reason] += 1
+
+
+@pytest.fixture
+def memory_folder() -> Iterator[Path]:
+    """A folder whose files are in memory and on no disk."""
+    shared = Path("/dev/shm")
+    if not (shared.is_mount() and os.access(shared, os.W_OK)):
+        pytest.skip("no tmpfs at /dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared) as name:
+        yield Path(name)
 
 
 def _missed(config: pytest.Config) -> list[str]:

@@ -3,5 +3,5 @@
 *Invariant:* the manifest is written last (temp, fsync, rename): an index without one does not exist. *Invariant:* whatever
 is read is checked before it is used; damage raises `CorruptionError` with file and byte. *Invariant:* ids inside are row
 numbers; external ids, titles and texts lie in the document store only. Numbers are little-endian, nothing is pickled.
-Absent on purpose: caches, budgets and O_DIRECT (the searcher's), and the decision what to write (the indexer's).
+Absent on purpose: caches and budgets (the searcher's), and the decision what to write (the indexer's).
 """

@@ -1,13 +1,11 @@
 """The segment files: opened with O_DIRECT, past the page cache, and what a read of them that failed means.
 
-With `direct_io="auto"`, on a file system that refuses O_DIRECT, they are read through the page cache, and what was read is
-dropped from it.
+With `direct_io="auto"`, on a file system without O_DIRECT or without a disk, they are read through the page cache, and what
+was read is dropped from it.
 """
 
 from __future__ import annotations
 
-import errno
-import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +13,11 @@ from typing import Literal
 
 import structlog
 
+from carpool.disk.direct import NoDirectReadError, open_direct
 from carpool.errors import ConfigError, CorruptionError, RetryableError
 from searcher.store.engine import BlockRead
 
 _log = structlog.get_logger(__name__)
-
-NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
-"""What a file system without O_DIRECT answers: some when the file is opened, some when it is read."""
-PROBE_BYTES = 4096
 
 
 class SegmentFiles:
@@ -88,21 +83,24 @@ class SegmentFiles:
             os.close(self._descriptors.pop())
 
     def _open(self, path: str, direct_io: Literal["require", "auto"]) -> int:
-        if not self.is_direct:  # one was refused before, and they all lie in one folder
-            return os.open(path, os.O_RDONLY)
         try:
-            return _open_direct(path)
+            if self.is_direct:
+                try:
+                    return open_direct(path)
+                except NoDirectReadError as error:
+                    self._refused(path, direct_io, error)
+            return os.open(path, os.O_RDONLY)  # one was refused, and they all lie in one folder
         except OSError as error:
-            if error.errno not in NOT_SUPPORTED:
-                raise ConfigError(f"cannot open {path}: {error.strerror}; check the folder of the index") from error
-            if direct_io == "require":
-                raise ConfigError(
-                    f"the file system of {path} does not take O_DIRECT, so what is read would stay in the page cache, outside "
-                    'the budget; move the index to a local disk (ext4, xfs), or set [searcher] direct_io = "auto"'
-                ) from error
-        _log.warning("buffered reads", path=path, means="no O_DIRECT here; the page cache is dropped after each read")
+            raise ConfigError(f"cannot open {path}: {error.strerror}; check the folder of the index") from error
+
+    def _refused(self, path: str, direct_io: Literal["require", "auto"], error: NoDirectReadError) -> None:
+        if direct_io == "require":
+            raise ConfigError(
+                f"the file system of {path} {error}, so what is read would stay in memory outside the budget; move the index to "
+                'a local disk (ext4, xfs), or set [searcher] direct_io = "auto"'
+            ) from error
+        _log.warning("buffered reads", path=path, why=str(error), means="the page cache is dropped after each read")
         self.is_direct = False
-        return os.open(path, os.O_RDONLY)
 
 
 def remaining(read: BlockRead, done_bytes: int) -> list[memoryview]:
@@ -113,14 +111,3 @@ def remaining(read: BlockRead, done_bytes: int) -> list[memoryview]:
             buffers.append(buffer[done_bytes:])
         done_bytes = max(0, done_bytes - buffer.nbytes)
     return buffers
-
-
-def _open_direct(path: str) -> int:
-    """Returns a descriptor with O_DIRECT that has been seen to work. Raises `OSError`."""
-    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    try:
-        os.preadv(file, [mmap.mmap(-1, PROBE_BYTES)], 0)
-    except OSError:
-        os.close(file)
-        raise
-    return file

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from carpool.disk.direct import NoDirectReadError, open_direct
 from carpool.disk.index import open_index
 from carpool.disk.manifest import read_manifest, write_manifest
 from carpool.errors import ConfigError, CorruptionError
@@ -26,9 +27,9 @@ NOT_PROFILED = IndexerConfig(
 @pytest.fixture
 def index_dir(tmp_path: Path) -> Path:
     try:
-        os.close(os.open(write_corpus(tmp_path / "c.jsonl", 120), os.O_RDONLY | os.O_DIRECT))
-    except OSError:
-        pytest.skip("this file system has no O_DIRECT")
+        os.close(open_direct(write_corpus(tmp_path / "c.jsonl", 120)))
+    except NoDirectReadError as error:
+        pytest.skip(f"this file system {error}")
     build(tmp_path / "c.jsonl", tmp_path / "index", NOT_PROFILED)
     return tmp_path / "index"
 
@@ -64,7 +65,8 @@ def test_each_round_reads_every_cluster_once_whole_in_another_order(
     real = os.preadv
 
     def preadv(descriptor: int, buffers: list[memoryview], offset_bytes: int) -> int:
-        reads.append((os.readlink(f"/proc/self/fd/{descriptor}"), offset_bytes, len(buffers[0])))
+        if offset_bytes:  # at 0 no cluster begins: there it is tried whether O_DIRECT works
+            reads.append((os.readlink(f"/proc/self/fd/{descriptor}"), offset_bytes, len(buffers[0])))
         return real(descriptor, buffers, offset_bytes)
 
     monkeypatch.setattr(module, "PIECE_BYTES", 4096)
@@ -100,6 +102,15 @@ def test_a_file_system_without_direct_reads_is_refused_and_the_profile_stays(
     # A build goes without.
     wanted = IndexerConfig(embedding=CONFIG.embedding, indexer=IndexerSettings(shard_rows=64))
     assert build(index_dir.parent / "c.jsonl", index_dir.parent / "other", wanted).manifest.read_latency_us == ()
+
+
+def test_memory_is_not_profiled_as_if_it_were_a_disk(index_dir: Path, memory_folder: Path) -> None:
+    copied = shutil.copytree(index_dir, memory_folder / "index")
+    with pytest.raises(
+        ConfigError, match=r"is tmpfs, which keeps files in memory.*the profile stays as it was.*local disk"
+    ):
+        profile_index(copied, reads=1, clock=HandClock(), progress=SilentProgress())
+    assert read_manifest(copied).read_latency_us == ()
 
 
 def test_an_index_that_was_replaced_meanwhile_keeps_its_own_manifest(index_dir: Path) -> None:

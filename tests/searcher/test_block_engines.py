@@ -92,8 +92,8 @@ def refuse_direct(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
             raise OSError(errno.EINVAL, "Invalid argument")
         return real_preadv(file, *rest)
 
-    monkeypatch.setattr("searcher.store.files.os.open", fake_open)
-    monkeypatch.setattr("searcher.store.files.os.preadv", fake_preadv)
+    monkeypatch.setattr(os, "open", fake_open)
+    monkeypatch.setattr(os, "preadv", fake_preadv)
 
 
 Make = Callable[..., BlockEngine]
@@ -548,6 +548,18 @@ def test_with_auto_it_reads_through_the_page_cache_and_says_so_once(
     assert sorted(dropped) == [(0, PAGE, os.POSIX_FADV_DONTNEED), (3 * PAGE, 2 * PAGE, os.POSIX_FADV_DONTNEED)]
 
 
+def test_files_in_memory_are_refused_or_read_as_what_has_no_o_direct(memory_folder: Path) -> None:
+    path = memory_folder / "a.seg"
+    path.write_bytes(bytes(PAGE))
+    with pytest.raises(
+        ConfigError, match=r"a\.seg is tmpfs, which keeps files in memory.*outside the budget.*\"auto\""
+    ):
+        SegmentFiles([path], "require")
+    files = SegmentFiles([path], "auto")
+    assert not files.is_direct
+    files.close()
+
+
 def test_o_direct_is_what_segments_are_read_with(paths: tuple[Path, ...]) -> None:
     files = SegmentFiles(paths, "require")
     assert files.is_direct
@@ -556,12 +568,15 @@ def test_o_direct_is_what_segments_are_read_with(paths: tuple[Path, ...]) -> Non
 
 
 def test_a_segment_that_cannot_be_opened_is_refused_by_name_and_none_stays_open(
-    paths: tuple[Path, ...], tmp_path: Path
+    paths: tuple[Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for direct_io in ("require", "auto"):
         with pytest.raises(ConfigError, match=r"nowhere\.seg"):
             SegmentFiles((*paths, tmp_path / "nowhere.seg"), direct_io)
+    refuse_direct(monkeypatch, "open")
+    with pytest.raises(ConfigError, match=r"cannot open .*nowhere\.seg: No such file.*check the folder"):
+        SegmentFiles((*paths, tmp_path / "nowhere.seg"), "auto")
     assert len(os.listdir("/proc/self/fd")) == before
 
 

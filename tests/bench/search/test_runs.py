@@ -327,6 +327,15 @@ def test_a_disk_cannot_be_measured_by_nothing(tmp_path: Path) -> None:
         measure_disk([Read(path=tmp_path / "none", offset_bytes=0, size_bytes=4096)], seed=0)
 
 
+def test_memory_is_not_measured_as_if_it_were_a_disk(memory_folder: Path) -> None:
+    path = memory_folder / "a.seg"
+    path.write_bytes(bytes(4096))
+    with pytest.raises(
+        ConfigError, match=r"a\.seg: its file system is tmpfs, which keeps files in memory; put the index on a"
+    ):
+        measure_disk([Read(path=path, offset_bytes=0, size_bytes=4096)], seed=0)
+
+
 def test_dropping_the_page_cache_says_how(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 10_000)
     assert drop_page_cache([tmp_path], everything=False) == "files"

@@ -1,0 +1,63 @@
+"""A file is opened past the page cache, or it is said why that cannot be: never read from memory in silence."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.disk import direct
+from carpool.disk.direct import NoDirectReadError, file_system, open_direct
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "a.seg"
+    path.write_bytes(bytes(8192))
+    return path
+
+
+def test_a_file_on_a_disk_is_opened_with_o_direct(path: Path) -> None:
+    try:
+        descriptor = open_direct(path)
+    except NoDirectReadError as error:
+        pytest.skip(f"this file system {error}")
+    flags = Path(f"/proc/self/fdinfo/{descriptor}").read_text().split("flags:")[1].split()[0]
+    os.close(descriptor)
+    assert int(flags, 8) & os.O_DIRECT
+
+
+def test_a_file_in_memory_is_refused_although_its_kernel_may_take_o_direct(memory_folder: Path) -> None:
+    path = memory_folder / "a.seg"
+    path.write_bytes(bytes(8192))
+    with pytest.raises(NoDirectReadError, match="is tmpfs, which keeps files in memory"):
+        open_direct(path)
+
+
+def test_file_systems_are_told_apart_by_their_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "IN_MEMORY", {file_system(path): "ramfs"})
+    with pytest.raises(NoDirectReadError, match="is ramfs"):
+        open_direct(path)
+
+
+@pytest.mark.parametrize("call", ["open", "preadv"])
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.EIO])
+def test_a_refusal_at_open_or_at_read_is_told_from_a_fault(
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(direct, "IN_MEMORY", {})
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, refuse)
+        with pytest.raises(OSError if number == errno.EIO else NoDirectReadError):
+            open_direct(path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_is_not_there_is_an_error_of_the_system_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.seg"):
+        open_direct(tmp_path / "nowhere.seg")
