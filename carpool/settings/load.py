@@ -43,12 +43,20 @@ def load_settings(
             built[name] = msgspec.convert(values[name], section_kind, strict=False)
             problems += [f"[{name}] {problem}" for problem in built[name].check()]
         except msgspec.ValidationError as error:
-            problems.append(f"[{name}] {error}")
+            problems.append(f"[{name}] {error}{_choices(error, name, section_kind)}")
     if problems:
         raise ConfigError(
             "the settings do not fit:\n  " + "\n  ".join(problems) + "\n`carpool config` documents each one."
         )
     return kind(**built)
+
+
+def _choices(error: msgspec.ValidationError, section: str, kind: type[Settings]) -> str:
+    """Returns what may stand in the place that `error` names, where that is one of a few words: msgspec does not say."""
+    for doc in describe(section, kind):
+        if doc.choices and str(error).endswith(f"`$.{doc.name}`"):
+            return f": it must be one of {', '.join(doc.choices)}"
+    return ""
 
 
 def _read_file(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -33,12 +33,13 @@ class Secret(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingDoc:
-    """One setting as `carpool config` shows it."""
+    """One setting as `carpool config` shows it. `choices`: the words that it may be, where these are few; else empty."""
 
     section: str
     name: str
     environment: str
     type_name: str
+    choices: tuple[str, ...]
     default: Any
     description: str
     is_secret: bool
@@ -69,6 +70,7 @@ def describe(section: str, kind: type[Settings]) -> list[SettingDoc]:
                 type_name=getattr(base, "__name__", str(base))
                 if not get_args(base)
                 else str(base).replace("typing.", ""),
+                choices=tuple(map(str, get_args(base))) if get_origin(base) is Literal else (),
                 default=field.default if field.default is not msgspec.NODEFAULT else None,
                 description=description,
                 is_secret=base is Secret,

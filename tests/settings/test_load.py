@@ -53,6 +53,15 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         assert part in text, text
 
 
+def test_a_word_that_is_none_of_a_few_is_refused_with_those_few(tmp_path: Path) -> None:
+    for toml in ('[log]\nlevel = "loud"\n', "[log]\nlevel = 3\n"):
+        with pytest.raises(ConfigError, match=r"\[log\].*level`: it must be one of debug, info, warning, error\n"):
+            load(tmp_path, toml)
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "[window]\nqueries_min = 0\n")
+    assert "one of" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("toml", "says"),
     [
