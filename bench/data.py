@@ -109,21 +109,31 @@ def read_passage_ids(path: Path) -> tuple[str, ...]:
 
 
 def read_vectors(path: Path) -> Float32:
-    """Returns (rows, dim) float32, row-normalised, of a .npy file of floats. Raises `ConfigError` where it holds no rows."""
+    """Returns (rows, dim) float32, row-normalised, of a .npy file of floats.
+
+    Raises `ConfigError` that names the file where it holds no rows, or a row that has no direction.
+    """
     try:
         loaded = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read vectors from {path}: {error}") from error
     if loaded.ndim != 2 or not len(loaded) or not np.issubdtype(loaded.dtype, np.floating):
         raise ConfigError(f"{path} holds {loaded.dtype} of shape {loaded.shape}; it must hold rows of floats")
-    return normalised(loaded.astype(np.float32))
+    try:
+        return normalised(loaded.astype(np.float32))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def normalised(vectors: Float32) -> Float32:
-    """Returns `vectors`, (rows, dim) float32, each divided by its length. Raises `ConfigError` for a row that has none."""
+    """Returns `vectors`, (rows, dim) float32, each divided by its length. Raises `ConfigError` that names a row that has none."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    if not (np.isfinite(lengths) & (lengths > 0)).all():
-        raise ConfigError("a vector is zero or not finite, so it has no direction: make the vectors anew")
+    wrong = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
+    if len(wrong):
+        raise ConfigError(
+            f"the vector in row {wrong[0]} (the first is 0) is zero or not finite, so it has no direction: make the vectors "
+            f"anew ({len(wrong)} of {len(vectors)} are like that)"
+        )
     divided: Float32 = (vectors / lengths).astype(np.float32)
     return divided
 

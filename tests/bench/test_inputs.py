@@ -54,9 +54,10 @@ def test_half_precision_vectors_come_out_at_length_one(tmp_path: Path) -> None:
     assert vectors.dtype == np.float32
     assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1], abs=1e-7)
     assert vectors[0] == pytest.approx([0.6, 0.8])
-    np.save(path, np.array([[0.0, 0.0]], dtype=np.float32))
-    with pytest.raises(ConfigError, match="zero or not finite"):
-        read_vectors(path)
+    for wrong in ([0.0, 0.0], [np.inf, 1.0], [1.0, np.nan]):
+        np.save(path, np.array([[1.0, 0.0], [0.0, 1.0], wrong, [1.0, 1.0]], dtype=np.float32))
+        with pytest.raises(ConfigError, match=r"vectors\.npy: the vector in row 2 .* is zero or not finite"):
+            read_vectors(path)
     np.save(path, np.array([1, 2]))
     with pytest.raises(ConfigError, match="rows of floats"):
         read_vectors(path)
