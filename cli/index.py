@@ -255,9 +255,8 @@ def _print_verdict(index_dir: Path, problems: tuple[str, ...], what: str) -> Non
     if not problems:
         console.print(f"[green]whole[/green]: {what}; every checksum and count is right")
         return
-    console.print(
-        f"[red]damaged[/red]: {len(problems)} problems in {index_dir}; restore it from a copy or build it again"
-    )
+    count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
+    console.print(f"[red]damaged[/red]: {count} in {index_dir}; restore it from a copy or build it again")
     for problem in problems[:PROBLEMS_SHOWN]:
         console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
     if len(problems) > PROBLEMS_SHOWN:

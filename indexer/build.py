@@ -277,7 +277,8 @@ def _read_once(
 
 def describe_problems(documents: DocumentsDone) -> str:
     """Returns the bad lines of a corpus as text: the count, then the first of them with their numbers."""
-    lines = [f"{documents.problem_count:,} bad lines in the corpus ({documents.row_count:,} good ones):"]
+    many = "s" * (documents.problem_count > 1)
+    lines = [f"{documents.problem_count:,} bad line{many} in the corpus ({documents.row_count:,} good ones):"]
     lines += [f"  line {problem.line}: {problem.why}" for problem in documents.problems]
     if documents.problem_count > len(documents.problems):
         lines.append(f"  and {documents.problem_count - len(documents.problems):,} more (indexer.problems_listed)")

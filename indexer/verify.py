@@ -110,7 +110,9 @@ def _check_clusters(index_dir: Path, manifest: Manifest, progress: ProgressRepor
     if not problems and not (seen == 1).all():
         row = int(np.flatnonzero(seen != 1)[0])
         found = "more than one" if seen[row] else "none"
-        problems.append(f"{int((seen != 1).sum())} rows are not in exactly one cluster: row {row} is in {found}")
+        problems.append(
+            f"{int((seen != 1).sum())} of {len(seen)} rows are not in exactly one cluster: row {row} is in {found}"
+        )
     return problems
 
 

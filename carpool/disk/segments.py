@@ -290,8 +290,7 @@ def verify_pages(pages: UInt8, extent: ClusterExtent, *, generation: int, path: 
     offset_bytes = extent.offset_bytes + (first_page + damaged) * pages.shape[1]
     raise CorruptionError(
         f"{path}: page {page} of cluster {extent.cluster} at byte {offset_bytes} is damaged or not of this build (its "
-        "checksum does not match); the cluster is skipped, never scored. Run `carpool index verify`, then restore or rebuild "
-        "the index",
+        "checksum does not match); restore the index or rebuild it",
         path=path,
         offset_bytes=offset_bytes,
     )

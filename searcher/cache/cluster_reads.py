@@ -126,7 +126,12 @@ def damage(block: Block, layout: PageLayout, *, generation: int, path: str) -> C
         try:
             verify_pages(pages, block.load.extent, generation=generation, path=path, first_page=first_page)
         except CorruptionError as error:
-            return error.with_traceback(None)  # a traceback would hold the pages
+            # Not the error itself: its traceback would hold the pages.
+            return CorruptionError(
+                f"{error}. The cluster is skipped, never scored; `carpool index verify` lists all that is damaged",
+                path=error.path,
+                offset_bytes=error.offset_bytes,
+            )
         start_bytes += buffer.nbytes
     return None
 

@@ -117,7 +117,7 @@ def test_strict_also_refuses_to_go_on_with_what_an_earlier_life_had_skipped(tmp_
     corpus.write_text(corpus.read_text() + "bad\n")
     with pytest.raises(ConfigError, match="nlist is 21"):
         build(corpus, tmp_path / "index", nlist=21)
-    with pytest.raises(ConfigError, match="1 bad lines"):
+    with pytest.raises(ConfigError, match="1 bad line in"):
         build(corpus, tmp_path / "index", strict=True)
     assert build(corpus, tmp_path / "index").documents.problem_count == 1
 

@@ -26,6 +26,7 @@ def built(tmp_path: Path) -> Path:
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
     assert (said["bad_lines"], said["problems"][0]["line"], said["index"]["row_count"]) == (1, 121, 120)
+    assert "1 bad line in the corpus (120 good ones)" in result.stderr
     assert "line 121: not JSON" in result.stderr
     return tmp_path / "index"
 
@@ -39,6 +40,8 @@ def test_verify_says_whole_and_exits_0_or_lists_the_damage_and_exits_1(built: Pa
     segment.write_bytes(content)
     result = runner.invoke(app, ["verify", str(built)])
     assert (result.exit_code, "page 0 of cluster 1 at byte 8192 is damaged" in result.stdout) == (1, True)
+    assert "damaged: 1 problem in" in result.stdout
+    assert "index verify" not in result.stdout, "whoever reads this has run it"
     result = runner.invoke(app, ["verify", str(built), "--json"])
     said = json.loads(result.stdout)
     assert (result.exit_code, said["ok"], len(said["problems"])) == (1, False, 1)
