@@ -18,7 +18,7 @@ from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, Document, Docum
 from carpool.disk.files import file_crc32
 from carpool.disk.index import index_files
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
-from carpool.disk.pages import choose_layout
+from carpool.disk.pages import VectorDtype, choose_layout
 from carpool.disk.segments import (
     EXTENTS_NAME,
     ClusterExtent,
@@ -94,13 +94,14 @@ def write_index(
     documents: Iterable[Document] | None = None,
     read_latency_us: tuple[int, ...] = (),
     nprobe: int = 1,
+    vector_dtype: VectorDtype = "float32",
 ) -> SmallIndex:
-    """Writes an index in which each row is in the cluster of its nearest centroid."""
+    """Writes an index in which each row is in the cluster of its nearest centroid. What is stored rounds `vectors`."""
     folder.mkdir(parents=True, exist_ok=True)
     nlist, dimension = centroids.shape
     assigned = probe(centroids, vectors, 1)[:, 0].astype(np.int64)
     write_centroids(folder, centroids)
-    layout = choose_layout(dimension, "float32")
+    layout = choose_layout(dimension, vector_dtype)
     generation = generation_of(vectors.tobytes(), centroids.tobytes())
     extents = plan_extents(layout, np.bincount(assigned, minlength=nlist).tolist())
     segment = SegmentWriter(folder, layout=layout, generation=generation, extents=extents)
@@ -129,7 +130,7 @@ def write_index(
         metric="inner_product",
         nlist=nlist,
         codec="Flat",
-        vector_dtype="float32",
+        vector_dtype=vector_dtype,
         page_bytes=layout.page_bytes,
         segment_count=len(segments),
         generation=generation,

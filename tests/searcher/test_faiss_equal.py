@@ -1,4 +1,7 @@
-"""Exact mode on real text: the stage's hits are those of an in-memory FAISS IVF-Flat with the same centroids and probes."""
+"""Exact mode on real text: the stage's hits are those of an in-memory FAISS IVF-Flat with the same centroids and probes.
+
+With float16 in the pages, those of FAISS over the vectors as they were rounded: nothing else may be lost.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 
 from carpool.disk.documents import Document
+from carpool.disk.pages import VectorDtype
 from tests.searcher.helpers import Float32, SmallIndex, make_group, normalised, running, write_index
 
 pytestmark = pytest.mark.data
@@ -35,12 +39,23 @@ def lines(name: str) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, file)
 
 
+def stored(vector_dtype: VectorDtype) -> Float32:
+    """The vectors of the passages, rounded to what the pages keep."""
+    return embeddings("wikipedia-16k").astype(vector_dtype).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=["float32", "float16"])
+def vector_dtype(request: pytest.FixtureRequest) -> VectorDtype:
+    name: VectorDtype = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def faiss_ivf() -> Any:
+def faiss_ivf(vector_dtype: VectorDtype) -> Any:
     """An IVF-Flat index by inner product over the passages, with spherical k-means centroids."""
     import faiss
 
-    vectors = embeddings("wikipedia-16k")
+    vectors = stored(vector_dtype)
     faiss.omp_set_num_threads(1)
     quantizer = faiss.IndexFlatIP(vectors.shape[1])
     ivf = faiss.IndexIVFFlat(quantizer, vectors.shape[1], NLIST, faiss.METRIC_INNER_PRODUCT)
@@ -51,11 +66,16 @@ def faiss_ivf() -> Any:
 
 
 @pytest.fixture(scope="module")
-def index(faiss_ivf: Any, tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
+def index(faiss_ivf: Any, vector_dtype: VectorDtype, tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
     documents = [Document(doc_id=d["id"], title=d["title"], text=d["text"]) for d in lines("wikipedia-16k")]
     centroids = faiss_ivf.quantizer.reconstruct_n(0, NLIST)
     return write_index(
-        tmp_path_factory.mktemp("index"), embeddings("wikipedia-16k"), centroids, documents=documents, nprobe=10
+        tmp_path_factory.mktemp("index"),
+        stored(vector_dtype),
+        centroids,
+        documents=documents,
+        nprobe=10,
+        vector_dtype=vector_dtype,
     )
 
 
@@ -92,7 +112,7 @@ def test_539_claims_find_what_faiss_finds_but_for_scores_that_tie(
                 assert abs(own - float(score)) < SCORE_TOLERANCE
     bytes_a_query = sum(retrieval.bytes_read for retrieval in found.values()) / len(found)
     print(
-        f"nprobe {nprobe}: {differing} of {len(claims)} lists differ by ties; "
+        f"{index.manifest.vector_dtype}, nprobe {nprobe}: {differing} of {len(claims)} lists differ by ties; "
         f"{hits_in_ram / (hits_in_ram + reads):.3f} of requests in RAM, {bytes_a_query:.0f} demand bytes a query"
     )
     assert differing <= 5
