@@ -32,7 +32,8 @@ from searcher.store.engine import BlockEngine
 from searcher.store.files import SegmentFiles
 from searcher.store.opening import open_engine
 
-READ_AHEAD_SHARE = 10
+READ_AHEAD_SHARE = 12
+PREFETCH_SHARE = 32
 READ_AHEAD_BYTES_MAX = 64 << 20
 CLOSE_TIMEOUT_S = 0.5
 
@@ -206,7 +207,7 @@ def _open_executor(
         ClusterMajorLimits(
             budget_bytes=budget_bytes,
             read_ahead_bytes=settings.read_ahead_bytes or ahead_bytes,
-            prefetch_bytes=0 if settings.prefetch == "none" else settings.prefetch_bytes or ahead_bytes,
+            prefetch_bytes=0 if settings.prefetch == "none" else settings.prefetch_bytes or budget_bytes // PREFETCH_SHARE,
             overtaken_max=settings.overtaken_max,
         ),
         size_bytes,

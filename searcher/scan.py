@@ -107,20 +107,13 @@ def _blocks(pages: ClusterPages, block_pages: int) -> Iterator[tuple[int, list[U
 
 def multiply(layout: PageLayout, parts: list[UInt8], queries: Float32, scores: Float32) -> None:
     """Writes the scores of the rows of `parts`, in order, into the first rows of `scores`: (rows, q)."""
-    dimension, rows_per_page = layout.dimension, layout.rows_per_page
-    batch_pages, weights = _batching(queries)
-    few = 0 if has_wide_kernels() else QUERIES_FEW
     start = 0
     for pages in _widened(layout, parts) if layout.vector_dtype == "float16" else parts:
-        end = start + len(pages) * rows_per_page
-        if len(queries) <= few:
-            _multiply_few(layout, pages, queries, scores[start:end])
+        end = start + len(pages) * layout.rows_per_page
+        if len(queries) > QUERIES_FEW or has_wide_kernels():
+            _multiply_many(layout, pages, queries, scores[start:end])
         else:
-            vectors = pages[:, : rows_per_page * dimension * 4].view("<f4").reshape(-1, rows_per_page, dimension)
-            whole = len(vectors) // batch_pages * batch_pages
-            middle = start + whole * rows_per_page
-            _multiply_batches(vectors[:whole], batch_pages, weights, scores[start:middle])
-            _multiply_batches(vectors[whole:], len(vectors) - whole, weights, scores[middle:end])
+            _multiply_few(layout, pages, queries, scores[start:end])
         start = end
 
 
@@ -132,11 +125,21 @@ def has_wide_kernels() -> bool:
     return any(library.get("architecture") in WIDE_KERNELS for library in of_numpy)
 
 
-def _batching(queries: Float32) -> tuple[int, Float32]:
-    """Returns the pages of a batch, and the queries as (dim, q)."""
-    count, dimension = queries.shape
+def _multiply_many(layout: PageLayout, pages: UInt8, queries: Float32, scores: Float32) -> None:
+    """The rows of `pages` times (q, dim) into (pages * rows_per_page, q): matrix products of as many rows as suit the kernels."""
+    dimension, rows_per_page = layout.dimension, layout.rows_per_page
+    vectors = pages[:, : rows_per_page * dimension * 4].view("<f4").reshape(-1, rows_per_page, dimension)
+    weights = np.ascontiguousarray(queries.T)
+    batch_pages = len(vectors) if len(queries) == 1 else _batch_pages(len(queries), dimension)
+    whole = len(vectors) // max(1, batch_pages) * batch_pages
+    middle = whole * rows_per_page
+    _multiply_batches(vectors[:whole], batch_pages, weights, scores[:middle])
+    _multiply_batches(vectors[whole:], len(vectors) - whole, weights, scores[middle:])
+
+
+def _batch_pages(count: int, dimension: int) -> int:
     pages = BATCH_PRODUCTS_MAX // (count * dimension) // BATCH_PAGES_MIN * BATCH_PAGES_MIN
-    return min(pages or BATCH_PAGES_LARGE, BATCH_PAGES_LARGE), np.ascontiguousarray(queries.T)
+    return min(pages or BATCH_PAGES_LARGE, BATCH_PAGES_LARGE)
 
 
 def _multiply_batches(vectors: Float32, batch_pages: int, weights: Float32, scores: Float32) -> None:

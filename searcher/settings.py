@@ -45,7 +45,7 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         int,
         msgspec.Meta(
             ge=0,
-            description="Bytes of clusters for queries in hand that are being read or wait to be scored; 0: a tenth of the "
+            description="Bytes of clusters for queries in hand that are being read or wait to be scored; 0: a twelfth of the "
             "budget, at most 64 MiB. Too low: the disk idles while a cluster is scored. Too high: less is kept.",
         ),
     ] = 0
@@ -68,8 +68,8 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         int,
         msgspec.Meta(
             ge=0,
-            description="Bytes read for later queries and not wanted yet; 0: as read_ahead_bytes. Too low: the next window "
-            "waits for the disk. Too high: it pushes out what is wanted a little later.",
+            description="Bytes read for later queries and not wanted yet; 0: a 32nd of the budget. Too low (below a slice): "
+            "nothing is read ahead, and the next window waits. Too high: it pushes out what is wanted a little later.",
         ),
     ] = 0
     overtaken_max: Annotated[

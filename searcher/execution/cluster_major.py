@@ -10,6 +10,7 @@ What the planner knows as clusters are slices of them (`searcher.cache.slices`);
 from __future__ import annotations
 
 import queue
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -104,6 +105,8 @@ class ClusterMajor:
         self._metrics = metrics
         self._clock = clock
         self._events = events
+        tiers: tuple[Tier, ...] = ("ram", "ssd")
+        self._requests = {tier: metrics.cluster_requests.labels(tier=tier) for tier in tiers}
         self._mailbox: queue.SimpleQueue[_Letter] = queue.SimpleQueue()
         self._table = TopTable()
         self._queries: dict[int, _Query] = {}
@@ -223,6 +226,8 @@ class ClusterMajor:
                 }
             for search in group.searches:
                 tiers = {cluster: self._tier(cluster) for cluster in search.clusters}
+                for tier, count in Counter(tiers.values()).items():
+                    self._requests[tier].inc(count)
                 slot = self._table.add(search.top_k)
                 self._queries[search.key] = _Query(search=search, slot=slot, tiers=tiers, started_us=now_us)
                 if search.deadline_us is not None:
@@ -232,7 +237,7 @@ class ClusterMajor:
         self._tell(Joined(queries=tuple(wanted), horizon=horizon), finish)
 
     def _tier(self, cluster: ClusterId) -> Tier:
-        """Returns where a cluster is found by who asks for it now, and counts that. In part in memory is not in memory."""
+        """Returns where a cluster is found by who asks for it now. In part in memory is not in memory."""
         tier: Tier = "ram"
         for number in self._slices.of(cluster):
             is_here = self._planner.is_resident(number)
@@ -241,7 +246,6 @@ class ClusterMajor:
             if number in self._ahead:
                 self._ahead.remove(number)
                 self._metrics.prefetches.labels(result="used" if is_here else "late").inc()
-        self._metrics.cluster_requests.labels(tier=tier).inc()
         return tier
 
     def _waste(self, cluster: ClusterId) -> None:
