@@ -18,6 +18,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from carpool.disk.direct import IN_MEMORY, file_system
+
 pytest_plugins = ["tests.brokers"]
 
 # No test fails for being slow: machines are noisy, and time is what benchmarks are for.
@@ -92,8 +94,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _keep_temporary_files_on_a_disk() -> None:
+    """Where /tmp lies in memory, takes /var/tmp: a searcher refuses an index that is on no disk."""
+    if file_system(tempfile.gettempdir()) in IN_MEMORY:
+        tempfile.tempdir = os.environ["TMPDIR"] = "/var/tmp"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     _required()
+    _keep_temporary_files_on_a_disk()
     config.stash[_REASONS] = {}
     config.stash[_SKIPPED] = Counter()
     config.stash[_SKIPPED_OTHERWISE] = Counter()
