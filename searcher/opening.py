@@ -207,7 +207,9 @@ def _open_executor(
         ClusterMajorLimits(
             budget_bytes=budget_bytes,
             read_ahead_bytes=settings.read_ahead_bytes or ahead_bytes,
-            prefetch_bytes=0 if settings.prefetch == "none" else settings.prefetch_bytes or budget_bytes // PREFETCH_SHARE,
+            prefetch_bytes=0
+            if settings.prefetch == "none"
+            else settings.prefetch_bytes or budget_bytes // PREFETCH_SHARE,
             overtaken_max=settings.overtaken_max,
         ),
         size_bytes,
