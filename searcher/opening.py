@@ -137,7 +137,7 @@ def _open_memory(
     mean_bytes = sum(extent.size_bytes for extent in slices.extents) // len(slices.extents)
     block_bytes = choose_block_bytes(index.layout.page_bytes, mean_bytes)
     _check_budget(slices, settings.budget_bytes, block_bytes)
-    arena = _open_arena(settings.budget_bytes, block_bytes)
+    arena = _open_arena(settings.budget_bytes, block_bytes, sum(extent.size_bytes for extent in slices.extents))
     reads = engine(files) if engine is not None else _open_engine(files, settings, clock)
     return ClusterMemory(
         layout=index.layout,
@@ -153,9 +153,11 @@ def _open_memory(
     )
 
 
-def _open_arena(budget_bytes: int, block_bytes: int) -> Arena:
+def _open_arena(budget_bytes: int, block_bytes: int, clusters_bytes: int) -> Arena:
     try:
-        return Arena(budget_bytes, block_bytes)
+        arena = Arena(budget_bytes, block_bytes)
+        arena.fill(clusters_bytes)
+        return arena
     except OSError as error:
         raise ConfigError(
             f"[searcher] budget_bytes is {budget_bytes}, and this machine does not give as much memory: {error.strerror}. Set it "

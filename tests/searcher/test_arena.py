@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,25 @@ def take(arena: Arena, blocks: int) -> Spans:
 def test_a_system_without_large_pages_gives_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("searcher.cache.arena.mmap.MADV_HUGEPAGE", 9_999)  # as unknown as there
     arena = Arena(4 * BLOCK, BLOCK)
+    (view,) = arena.views(take(arena, 4))
+    view[:] = bytes(range(256)) * (4 * BLOCK // 256)
+
+
+def test_what_is_filled_is_in_memory_before_it_is_used() -> None:
+    arena = Arena(96 << 20, 1 << 20)
+    before_bytes = psutil.Process().memory_info().rss
+    arena.fill(64 << 20)
+    filled_bytes = psutil.Process().memory_info().rss - before_bytes
+    assert 60 << 20 <= filled_bytes <= 70 << 20
+    arena.fill(1 << 40)
+    assert psutil.Process().memory_info().rss - before_bytes >= 92 << 20
+    arena.close()
+
+
+def test_a_system_that_cannot_fill_gives_pages_when_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("searcher.cache.arena._MADV_POPULATE_WRITE", 9_999)
+    arena = Arena(4 * BLOCK, BLOCK)
+    arena.fill(4 * BLOCK)
     (view,) = arena.views(take(arena, 4))
     view[:] = bytes(range(256)) * (4 * BLOCK // 256)
 
