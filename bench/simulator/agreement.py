@@ -2,8 +2,9 @@
 
 Each round searches the windows that are predicted; before each of the first three, other windows measure what computing costs.
 The disk alone is measured before and after each run, since others on the machine change its rate by the minute. So nothing that
-is predicted is measured on what it predicts. And no single disturbance decides: what is compared is the median over the rounds
-of each round's mean, p50 and p99; costs are of the middle one of the three, the disk is the median of what was measured.
+is predicted is measured on what it predicts. And no single disturbance decides: a query's real latency is its median over the
+rounds, so that what slows another query each time is left out, and what slows the same one, such as an empty cache, is not;
+costs are of the middle one of the three, the disk is the median of what was measured.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """The same windows, really and simulated.
 
-    `real_bytes`: of each round, `rounds_ms`: its latencies; `real_ms`: the median of each of their figures over the rounds.
-    `within_25`: the share of queries whose own latencies, real ones the median over the rounds, differ by at most 25 %.
+    `real_bytes`: of each round, `rounds_ms`: its latencies; `real_ms`: of the queries' own medians over the rounds.
+    `within_25`: the share of queries whose own latencies differ by at most 25 %.
     `disk`: what the simulation was told; `disks`: what was measured before the first run and after each. `others`: what share
     of the CPUs other processes and the kernel took in each run, those that measured costs among them.
     """
@@ -201,15 +202,14 @@ def agreement_of(
     others: tuple[float, ...],
 ) -> Agreement:
     """Compares real runs of the same windows with a simulated one."""
-    real_us = [statistics.median(latencies) for latencies in zip(*(run.latency_us for run in runs), strict=True)]
+    real_us = typical_us([run.latency_us for run in runs])
     pairs = list(zip(real_us, simulated.latency_us, strict=True))
-    rounds_ms = tuple(_spread_ms(run.latency_us) for run in runs)
     return Agreement(
         asked=asked,
         real_bytes=tuple(run.bytes_read for run in runs),
         simulated_bytes=simulated.bytes_read,
-        rounds_ms=rounds_ms,
-        real_ms=median_spread(rounds_ms),
+        rounds_ms=tuple(_spread_ms(run.latency_us) for run in runs),
+        real_ms=_spread_ms(real_us),
         simulated_ms=_spread_ms(simulated.latency_us),
         within_25=sum(is_close(simulated_us / us) for us, simulated_us in pairs) / len(pairs),
         disk=disk,
@@ -219,11 +219,9 @@ def agreement_of(
     )
 
 
-def median_spread(spreads: Sequence[Spread]) -> Spread:
-    """Returns the median of each figure of `spreads`, which are of as many values each."""
-    assert len({found.count for found in spreads}) == 1, "the rounds asked differently many questions"
-    figures = {name: statistics.median(getattr(found, name) for found in spreads) for name in (*LATENCIES, "max")}
-    return Spread(count=spreads[0].count, **figures)
+def typical_us(rounds: Sequence[Sequence[float]]) -> list[float]:
+    """Returns the median latency of each query over `rounds`, which asked the same queries in the same order."""
+    return [statistics.median(latencies) for latencies in zip(*rounds, strict=True)]
 
 
 def is_close(ratio: float) -> bool:

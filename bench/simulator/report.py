@@ -14,8 +14,8 @@ DISK_RANGE_MAX = 1.25
 
 
 def agreement_table(found: Agreement) -> Table:
-    """Returns a line for bytes and one for each figure of the latencies: real (median over the rounds), simulated, and what
-    became of the promise."""
+    """Returns a line for bytes and one for each figure of the latencies: real (each query's median over the rounds), simulated,
+    and what became of the promise."""
     table = Table(
         "", "real", "lowest", "highest", "simulated", "ratio", "holds", title=_name(found), title_justify="left"
     )
@@ -41,8 +41,8 @@ def agreement_table(found: Agreement) -> Table:
 def remarks(agreements: Sequence[Agreement]) -> Iterator[str]:
     """Yields what a reader of the table must know: the rules, then every promise that is not kept, then disturbances."""
     yield (
-        f"Bytes must be equal; mean, p50 and p99 within {OFF_MAX:.0%} of the real ones, which are medians over the rounds, with "
-        "their lowest and highest."
+        f"Bytes must be equal; mean, p50 and p99 within {OFF_MAX:.0%} of the real ones. A query's real latency is its median over "
+        "the rounds; lowest and highest are of whole rounds."
     )
     for found in agreements:
         name = _name(found)
