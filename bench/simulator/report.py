@@ -41,8 +41,8 @@ def agreement_table(found: Agreement) -> Table:
 def remarks(agreements: Sequence[Agreement]) -> Iterator[str]:
     """Yields what a reader of the table must know: the rules, then every promise that is not kept, then disturbances."""
     yield (
-        f"Bytes must be equal; mean, p50 and p99 within {OFF_MAX:.0%} of the real ones. A query's real latency is its median over "
-        "the rounds; lowest and highest are of whole rounds."
+        f"Bytes must be equal; mean, p50 and p99 within {OFF_MAX:.0%} of the real ones. A query's real latency is its median "
+        "over the rounds; lowest and highest are of whole rounds."
     )
     for found in agreements:
         name = _name(found)
