@@ -7,10 +7,13 @@ always set aside for reads in flight; the searcher needs less, since nothing is 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import msgspec
+import numpy as np
 
+from bench.search.oracles import oracle_static
 from bench.simulator.trace import Trace, horizons
 from schemas.record import ClusterId
 from searcher.cache.farthest_next_use import FarthestNextUse
@@ -37,21 +40,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def static_oracle_bytes(trace: Trace, budget_bytes: int) -> int:
-    """Returns what the best fixed set reads: chosen knowing the whole trace, resident from the start; the others once a window.
-
-    By how many windows want a cluster, with a part of the last one: the fractional knapsack, which no set of whole clusters
-    beats.
-    """
-    windows: dict[ClusterId, int] = {}
-    for clusters in trace.wanted():
-        for cluster in clusters:
-            windows[cluster] = windows.get(cluster, 0) + 1
-    free_bytes, read = budget_bytes, 0
-    for cluster in sorted(windows, key=lambda c: (-windows[c], c)):
-        kept = min(free_bytes, trace.size_bytes[cluster])
-        free_bytes -= kept
-        read += windows[cluster] * (trace.size_bytes[cluster] - kept)
-    return read
+    """Returns what the best fixed set reads, chosen knowing the whole trace: `bench.search.oracles.oracle_static`."""
+    windows = Counter(cluster for clusters in trace.wanted() for cluster in clusters)
+    clusters = sorted(windows)
+    counts = np.array([windows[cluster] for cluster in clusters], dtype=np.int64)
+    sizes = np.array([trace.size_bytes[cluster] for cluster in clusters], dtype=np.int64)
+    return oracle_static(counts, sizes, budget_bytes).bytes_read
 
 
 def belady_bytes(trace: Trace, budget_bytes: int) -> int:

@@ -35,7 +35,7 @@ def policies(
     """What is each cache policy worth, and what does knowing the next windows add?
 
     Replays real questions over clusters of real passages, on cluster ids: nothing is read. Bytes of each way of caching over
-    those of the static oracle: the best fixed set of clusters, chosen knowing all questions, in memory from the start.
+    those of the static oracle: the best fixed set of clusters, chosen knowing all questions, each read once.
 
     Example:  carpool bench policies --data DATA --json policies.json
     """
