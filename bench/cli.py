@@ -18,11 +18,12 @@ app = typer.Typer(
     name="bench",
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="""Does it pay? Run the real services on evaluation data; figures as tables and as JSON.
+    help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
-Each command starts grouper and searcher as processes of their own, on an embedded broker or on yours, publishes
-questions, and reads everything that comes back. Every figure is of that run; the JSON says of which machine, versions,
-data and settings.
+claims and traffic start grouper and searcher as processes of their own, on an embedded broker or on yours, publish
+questions, and read everything that comes back. The others need no broker: search and figure run contestants in
+processes, lone and simulator parts of the searcher, policies and grouping replay cluster ids. The JSON says of which
+machine, versions, data and settings a figure is.
 
 \b
 Is the right thing found?      carpool bench claims --data DATA
@@ -31,7 +32,9 @@ Against others, in memory?     carpool bench search --index DIR
 A lone query, beside FAISS?    carpool bench lone
 What is a cache policy worth?  carpool bench policies --data DATA
 Does the simulator agree?      carpool bench simulator --data DATA
+What is grouping worth?        carpool bench grouping --data DATA
 CaGR-RAG's figures, here?      carpool bench figure 6 --index DIR
+More vectors than there are?   carpool bench data --out DIR
 """,
 )
 

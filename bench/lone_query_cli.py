@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from schemas.query import TOP_K_MAX
+
 
 def lone(
     index: Annotated[
@@ -31,7 +33,7 @@ def lone(
     dimension: Annotated[int, typer.Option("--dimension", min=1, help="Of a vector.")] = 384,
     nlist: Annotated[int, typer.Option("--nlist", min=1, help="Clusters.")] = 100,
     nprobe: Annotated[int, typer.Option("--nprobe", min=1, help="Clusters a query probes.")] = 10,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, max=100, help="Results of a query.")] = 10,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, max=TOP_K_MAX, help="Results of a query.")] = 10,
     queries: Annotated[int, typer.Option("--queries", min=1, help="Queries that are timed.")] = 500,
     threads: Annotated[int, typer.Option("--threads", min=1, help="That score, ours and FAISS's.")] = 2,
     rest: Annotated[
@@ -67,7 +69,9 @@ def lone(
     try:
         rests_ms = tuple(int(part) for part in rest.split(","))
     except ValueError:
-        raise typer.BadParameter(f"--rest {rest}: give milliseconds, such as 0,10,50") from None
+        rests_ms = ()
+    if not rests_ms or min(rests_ms) < 0:
+        raise typer.BadParameter(f"--rest {rest}: give milliseconds, none below 0, such as 0,10,50")
     options = bench.LoneOptions(
         rows=rows,
         dimension=dimension,
