@@ -13,7 +13,6 @@ import faiss
 import msgspec
 import numpy as np
 
-from bench.data import read_vectors
 from bench.lone_query import (
     CARPOOL,
     Float32,
@@ -25,6 +24,7 @@ from bench.lone_query import (
     measure_all,
 )
 from bench.search.dataset import IndexView, choose_questions, open_view, probes_of
+from bench.search.questions import read_asked
 from carpool.clock import SystemClock
 from carpool.disk.index import open_index
 from carpool.telemetry.metrics import Metrics
@@ -45,7 +45,8 @@ class IndexData:
     def __init__(self, view: IndexView, questions: Path, options: LoneOptions) -> None:
         """Reads the whole index. Raises `ConfigError` where the questions are too few, or of another dimension."""
         count = options.warm_up + options.queries
-        chosen = choose_questions(read_vectors(questions), view.dimension, count, options.seed)
+        asked = read_asked([questions])
+        chosen = choose_questions(asked.vectors, view.dimension, count, options.seed, asked.left_out)
         self.queries: Float32 = chosen.vectors[:count]
         self.probes: Int64 = probes_of(view, chosen, options.nprobe)[:count].astype(np.int64)
         self._row_counts = np.array([extent.row_count for extent in view.extents])

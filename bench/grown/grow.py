@@ -12,6 +12,7 @@ import msgspec
 from bench.data import CORPUS, EvaluationData, Float32, read_vectors
 from bench.grown.behaviour import NLIST, Acceptance, Behaviour, Clustering, Nearest, behaviour, cluster, nearest
 from bench.grown.fit import Trial, first_spread, next_spread
+from bench.grown.fitted import FITTED_PART
 from bench.grown.output import VECTORS_NAME, GrownSet, publish, write_documents, write_questions, write_vectors
 from bench.grown.recipe import Recipe
 from bench.grown.sentences import Tell
@@ -112,7 +113,7 @@ def grow(request: GrowRequest, data: EvaluationData, tell: Tell, note: Note) -> 
         note(f"growing from {sources.passage_count:,} passages and {sources.sentence_count:,} sentences of theirs")
         questions = load_questions(data, request.seed)
         # The last ones fit, so that whoever takes questions from the front gets those that nothing was fitted to.
-        fit_count = min(request.fit_questions, len(questions.ids) // 3)
+        fit_count = min(request.fit_questions, len(questions.ids) // FITTED_PART)
         judge_count = min(request.judge_questions, len(questions.ids) - fit_count)
         work = _Work(
             request=request,
@@ -185,7 +186,7 @@ def _grow(work: _Work) -> GrownSet:
             neighbours=work.sources.neighbours.shape[1],
             trials=trials,
             questions_judged=len(work.judge),
-            questions_fitted=len(work.fit) if work.request.spread is None else 0,
+            questions_fitted=len(work.fit),
             acceptance=acceptance,
             fine=fine,
             source_sha256=file_sha256(work.real, "vectors"),

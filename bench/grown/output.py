@@ -10,6 +10,7 @@ import numpy as np
 from bench.data import Float32
 from bench.grown.behaviour import Acceptance
 from bench.grown.fit import Trial
+from bench.grown.fitted import GROWN_NAME
 from bench.grown.recipe import Draws, Recipe, draw, mix
 from bench.grown.sentences import Tell
 from bench.grown.sources import Questions, Sources
@@ -21,11 +22,11 @@ VECTORS_NAME = "vectors.npy"
 CORPUS_NAME = "corpus.jsonl"
 QUERIES_NAME = "queries.npy"
 QUERY_IDS_NAME = "queries.jsonl"
-GROWN_NAME = "grown.json"
 
 
 class GrownSet(msgspec.Struct, frozen=True, kw_only=True):
-    """How a set was made and judged. `questions_fitted`: as many, the last of `queries.npy`, chose the spread.
+    """How a set was made and judged. `questions_fitted`: as many, the last of `queries.npy`, are those that
+    a spread is fitted with, also where it was given: then in another run. See `fitted.fitted_count`.
 
     `acceptance`: at nlist 100; `fine`: at nlist 1000, for information, where both sets are large enough. `source_sha256`: of the
     vectors of the passages. `files`: SHA-256 by name.

@@ -1,4 +1,4 @@
-"""Who runs when: for each seed and window a block, in it the disk's figures, every contestant once in turn, the disk again."""
+"""Who runs when: for each seed and window a block, in it every contestant once, and the disk before, amid and after them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ import msgspec
 import numpy as np
 
 from bench.agreement import Agreement
-from bench.disk import measure_disk
+from bench.machine import this_revision
 from bench.search import oracles
-from bench.search.cells import CELLS_NAME, Cell, CellFile, DiskBlock, Line, OracleCell
+from bench.search.cells import CELLS_NAME, Cell, CellFile, Line, OracleCell, writing
 from bench.search.child import IDS_NAME, PROBES_NAME, QUERIES_NAME, DatasetFiles, Request
-from bench.search.contestant import Entry, Float32, Int32, Limits
+from bench.search.contestant import Entry, Int32, Limits
 from bench.search.dataset import IndexView, Questions, choose_questions, index_for, open_view, probes_of
+from bench.search.disks import measure_block
 from bench.search.exactness import check_exact
 from bench.search.kernel import drop_page_cache
 from bench.search.plan import Plan, check_cache_budgets, settings_id
 from bench.search.processes import run_child
+from bench.search.questions import Asked
 from bench.search.registry import REFERENCE, entry
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, ConfigError
 
 REFERENCE_NAME = "reference.npz"
 
@@ -57,30 +59,40 @@ class _Seed:
     folder: Path
 
 
-def order_of(contestants: Sequence[str], turn: int) -> list[str]:
-    """Returns the contestants in the order of a block: each begins once before any begins twice, so that none has always the
-    same neighbour before it. Pure."""
-    at = turn % len(contestants)
-    return [*contestants[at:], *contestants[:at]]
+def order_of(contestants: Sequence[str], seed: int, window: int) -> list[str]:
+    """Returns the contestants in the order of a block: a permutation of its own, so that none has always the same neighbour
+    before it, nor the same place. Pure."""
+    return [contestants[at] for at in np.random.default_rng((seed, window)).permutation(len(contestants))]
 
 
 class Run:
     """A run of `carpool bench search`. Blocks for as long as all cells take; what is done is in `cells` at once."""
 
-    def __init__(self, plan: Plan, questions: Float32, tell: Tell) -> None:
-        """`questions`: (n, dim) float32, normalised. Opens the indexes; raises `ConfigError` for what does not fit."""
+    def __init__(self, plan: Plan, asked: Sequence[Asked], tell: Tell) -> None:
+        """`asked`: once for all, or for each index. Opens the indexes; raises `ConfigError` for what does not fit."""
         self.plan = plan
         self._entries = [entry(name) for name in plan.contestants]
         if plan.cache_share is not None:
             check_cache_budgets(self._entries)
         self._tell = tell
         self.views = [open_view(index_for(plan.indexes, seed)) for seed in range(plan.seeds)]
-        self._questions = [
-            choose_questions(questions, view.dimension, plan.queries, seed) for seed, view in enumerate(self.views)
-        ]
-        self.settings_id = settings_id(plan, [view.version for view in self.views[: len(plan.indexes)]], questions)
+        self._questions = [self._chosen(asked[seed if len(asked) > 1 else 0], seed) for seed in range(plan.seeds)]
+        versions = [view.version for view in self.views[: len(plan.indexes)]]
+        self.settings_id = settings_id(plan, versions, [each.vectors for each in asked])
         self.cells = CellFile(plan.out / CELLS_NAME)
         self._unprepared: dict[tuple[int, str], str] = {}  # (seed, preparation): why
+
+    def _chosen(self, asked: Asked, seed: int) -> Questions:
+        plan = self.plan
+        chosen = choose_questions(
+            asked.vectors, self.views[seed].dimension, plan.queries, seed, left_out=asked.left_out
+        )
+        if plan.open_loop is not None and len(chosen.open_numbers) < plan.open_loop.queries_min:
+            raise ConfigError(
+                f"the p99 of a rate is of {plan.open_loop.queries_min} questions or more, and there are "
+                f"{len(chosen.open_numbers)}: name a file of more with --questions, or leave it out with --no-open-loop"
+            )
+        return chosen
 
     def lines(self) -> list[Line]:
         """Returns what there is of this run."""
@@ -96,8 +108,8 @@ class Run:
         wanted = [
             (seed, window, name)
             for seed in range(self.plan.seeds)
-            for turn, window in enumerate(self.plan.windows)
-            for name in order_of(self.plan.contestants, seed + turn)
+            for window in self.plan.windows
+            for name in order_of(self.plan.contestants, seed, window)
         ]
         missing = [key for key in wanted if key not in done]
         blocks = list(dict.fromkeys((seed, window) for seed, window, _ in wanted))
@@ -117,6 +129,8 @@ class Run:
         self._disk(seed, window)
         self._oracles(seed, window)
         for offset, name in enumerate(names):
+            if offset and offset == len(names) // 2:
+                self._disk(seed, window)
             self._tell.begins(f"seed {seed.seed}, windows of {window}: {name}", at + offset, total)
             cell = self._cell(seed, window, entry(name))
             self.cells.append(cell)
@@ -145,6 +159,7 @@ class Run:
             limit_bytes=limits.memory_bytes,
             cache_bytes=limits.cache_bytes,
             started=datetime.now(UTC).isoformat(timespec="seconds"),
+            revision=this_revision(),  # now: a run of hours may see another
         )
         if chosen.preparation is not None and (why := self._unprepared.get((seed.seed, chosen.preparation.name))):
             return msgspec.structs.replace(cell, error=why)
@@ -177,8 +192,15 @@ class Run:
             return check_exact(found, reference["ids"], reference["scores"], seed.questions.closed_numbers)
 
     def _disk(self, seed: _Seed, window: int) -> None:
-        figures = measure_disk(seed.view.reads, seed=seed.seed, duration_s=self.plan.disk_s)
-        self.cells.append(DiskBlock(settings_id=self.settings_id, seed=seed.seed, window=window, figures=figures))
+        self.cells.append(
+            measure_block(
+                seed.view,
+                settings_id=self.settings_id,
+                seed=seed.seed,
+                window=window,
+                duration_s=self.plan.disk_s,
+            )
+        )
 
     def _oracles(self, seed: _Seed, window: int) -> None:
         probes = seed.probes[seed.questions.closed_numbers]
@@ -205,9 +227,10 @@ class Run:
         view, questions = self.views[seed], self._questions[seed]
         probes = probes_of(view, questions, self.plan.nprobe)
         folder = self.plan.out / f"seed-{seed}"
-        folder.mkdir(parents=True, exist_ok=True)
-        np.save(folder / QUERIES_NAME, questions.vectors)
-        np.save(folder / PROBES_NAME, probes)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            np.save(folder / QUERIES_NAME, questions.vectors)
+            np.save(folder / PROBES_NAME, probes)
         prepared_dir = self.plan.work / "prepared" / _folder_name(view)
         files = DatasetFiles(
             index_dir=view.dir.absolute(),
@@ -238,7 +261,8 @@ class Run:
         self._tell.note(f"making the files of {chosen.name} for {seed.view.dir}, once")
         half = prepared_dir / (preparation.name + ".half")
         shutil.rmtree(half, ignore_errors=True)
-        half.mkdir(parents=True)
+        with writing(half):
+            half.mkdir(parents=True)
         self._child(
             Request(
                 kind="prepare",

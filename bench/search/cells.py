@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,7 @@ import msgspec
 
 from bench.agreement import Agreement
 from bench.disk import DiskFigures
+from bench.machine import Revision
 from bench.search.cgroup import MemoryHeld
 from bench.search.measure import Measured
 from bench.search.oracles import OracleBytes
@@ -29,7 +31,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
     """What came of one contestant in one process. `settings_id`: of everything that must be equal to go on with a run.
 
     `limit_bytes`: of the process; `cache_bytes`: of the clusters in its memory, where those are what is limited. `agreement`: ids
-    against the reference, for contestants that claim to be exact.
+    against the reference, for contestants that claim to be exact. `revision`: of the source when it began.
     """
 
     settings_id: str
@@ -40,6 +42,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
     error: str = ""
     is_bug: bool = False
     started: str = ""
+    revision: Revision | None = None
     duration_s: float = 0.0
     page_cache_dropped: str = ""
     limit_bytes: int | None = None
@@ -69,12 +72,19 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
 
 
 class DiskBlock(msgspec.Struct, frozen=True, kw_only=True, tag="disk"):
-    """What the disk reached before or after a block of cells."""
+    """What the disk reached before, amid or after a block of cells. `figures`: by reads of whole clusters; `slices`: by reads of
+    our slices, where those are others."""
 
     settings_id: str
     seed: int
     window: int
     figures: DiskFigures
+    slices: DiskFigures | None = None
+
+    @property
+    def best_bytes_per_s(self) -> float:
+        """The highest rate of any size and depth."""
+        return max(found.best_bytes_per_s for found in (self.figures, self.slices) if found is not None)
 
 
 class OracleCell(msgspec.Struct, frozen=True, kw_only=True, tag="oracle"):
@@ -94,6 +104,18 @@ Line = Cell | DiskBlock | OracleCell
 def agrees(said: int, counted: int) -> bool:
     """Returns whether two counts of bytes are within 2 % or 4 MiB of each other."""
     return differ_by_share(said, counted) <= SHARE_MAX or abs(said - counted) <= SLACK_BYTES
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises `ConfigError` where what is done within cannot write `path`: no room, a file in the way, no permission."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path} ({error.strerror or error}): make room or give another folder; --resume goes on with the cells "
+            "that are done"
+        ) from error
 
 
 class CellFile:
@@ -127,12 +149,13 @@ class CellFile:
         return _last_of_each(found)
 
     def append(self, line: Line) -> None:
-        """Writes a line and waits until it is on disk."""
-        self._drop_cut_line()
-        with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(line) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Writes a line and waits until it is on disk. Raises `ConfigError` where it cannot."""
+        with writing(self._path):
+            self._drop_cut_line()
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(line) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def _drop_cut_line(self) -> None:
         content = self._path.read_bytes() if self._path.exists() else b""

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from schemas.query import TOP_K_MAX
+
 WORK = Path(".carpool/bench")
 MEMORY_SHARE = 0.4
 
@@ -39,7 +41,7 @@ def search(
     ] = "20,100",
     queries: Annotated[int, typer.Option("--queries", min=1, help="Distinct questions of the closed loop.")] = 2000,
     nprobe: Annotated[int, typer.Option("--nprobe", min=1, help="Clusters that each question probes.")] = 10,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Passages to find.")] = 10,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, max=TOP_K_MAX, help="Passages to find.")] = 10,
     memory: Annotated[
         float | None,
         typer.Option(
@@ -94,7 +96,8 @@ def search(
     open_loop: Annotated[
         bool,
         typer.Option(
-            help="After the closed loop, seek the highest Poisson rate whose p99 stays within --p99-ms (about a minute a cell)."
+            help="After the closed loop, seek the highest Poisson rate whose p99 stays within --p99-ms, of 500 questions or "
+            "more at each (some minutes a cell)."
         ),
     ] = True,
     p99_ms: Annotated[float, typer.Option("--p99-ms", min=1, help="The latency that a rate must hold.")] = 100.0,
@@ -124,7 +127,8 @@ def search(
         typer.Option(
             "--questions",
             metavar="FILE.npy",
-            help="Vectors of the questions, by the model of the index; may be repeated. Default: those of --data.",
+            help="Vectors of the questions, by the model of the index: once for all, or once for each --index. Of a set that "
+            "carpool bench data grew, those that it was fitted with are never asked. Default: those of --data.",
             show_default=False,
         ),
     ] = None,
@@ -147,23 +151,23 @@ def search(
 
     Runs every contestant alone in a process in a memory cgroup, from a cold start: page cache dropped, loading counted. First a
     closed loop (the next window of questions comes when the last one is answered), then Poisson arrivals at rising rates.
-    Bytes are the kernel's own count. Blocks of one seed and one window size run all contestants in turn, between two
-    measurements of the disk, so that ratios compare neighbours.
+    Bytes are the kernel's own count. Blocks of one seed and one window size run all contestants in an order of their own,
+    with the disk measured before, amid and after them, so that ratios compare neighbours.
 
     \b
     queries/s          from the first window's arrival to the last answer; with loading: see the JSON
     first s            from the start of the process to the first answer
     x                  against the baseline, paired by seed
-    disk %, busy %     of what O_DIRECT reads of the clusters' sizes reach: over the whole loop, while reading
+    disk %, busy %     of what O_DIRECT reads of clusters or slices reach: over the whole loop, while reading
     held/s             the highest rate whose p99 stayed within --p99-ms
     x window, x static bytes over those of reading each wanted cluster once a window, of the best fixed set kept
 
     With --cache every cache has exactly the same bytes, and so has the best fixed set: who chooses better what to keep? At a
     small share of an index the interpreter would take half of a limit on the whole process.
 
-    Every cell is on disk when it is done: after Ctrl-C, --resume goes on. Running out of memory is a result. Ends with 1 when
-    a promise is broken: bytes that disagree, an exact contestant with other ids, a contestant that crashed,
-    more bytes than --static-max.
+    Every cell is on disk when it is done: after Ctrl-C, --resume goes on. Running out of memory or time is a result.
+    Ends with 1 when a promise is broken: bytes that disagree, an exact contestant with other ids, a contestant that failed
+    otherwise, nothing measured, more bytes than --static-max.
 
     \b
     Examples:  carpool bench search --index my-index --memory 0.4 --windows 20,100 --seeds 3

@@ -15,17 +15,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bench.data import DATA_VARIABLE, EvaluationData, find_data, read_vectors
 from bench.machine import data_file, program, this_machine, this_revision
 from bench.search.blocks import Run, Tell
-from bench.search.cells import CELLS_NAME, Cell
+from bench.search.cells import CELLS_NAME, Cell, writing
 from bench.search.plan import Plan
 from bench.search.plot import plot_summary
+from bench.search.questions import question_paths, read_asked
 from bench.search.registry import ENTRIES
 from bench.search.report import (
     HELD_TO_STATIC,
@@ -35,20 +34,20 @@ from bench.search.report import (
     SearchReport,
     print_summary,
     promises_of,
+    remarks,
     write_json,
 )
-from bench.search.summary import BASELINES, Summary, summarise
+from bench.search.summary import BASELINES, Summary, revision_of, summarise
 from carpool.errors import ConfigError
 
-QUESTIONS = ("queries-hotpotqa", "queries-nq")
-"""Whose vectors are asked where --questions names none."""
 PLOT_NAME = "report.png"
 TABLE_WIDTH = 190
 """Where there is no terminal that has a width."""
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command is told besides the plan. `questions`: .npy files; none: those of the evaluation data; `static_max`: see
+    """What the command is told besides the plan. `questions`: .npy files, one for all or one for each index; none: those of
+    the evaluation data; `static_max`: see
     `report.promises_of`."""
 
     data: Path | None
@@ -93,22 +92,23 @@ def search(plan: Plan, wishes: Wishes, environ: Mapping[str, str] = os.environ) 
     """Runs what is missing, reports all, and returns whether every promise held. Blocks for as long as the cells take."""
     console = Console(stderr=True)
     started, started_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    paths = question_paths(wishes, environ)
-    questions = np.concatenate([read_vectors(path) for path in paths])
+    baseline = _baseline(plan, wishes.baseline)
     _check_out(plan.out, wishes.resume)
+    paths = question_paths(wishes.questions, len(plan.indexes), wishes.data, environ)
+    asked = [read_asked(of_index) for of_index in paths]
     if wishes.static_max is not None and HELD_TO_STATIC not in plan.contestants:
         raise ConfigError(
             f"--static-max is what {HELD_TO_STATIC} is held to, and it does not take part: add it to --contestants"
         )
     with _terminable(), _Console(console, plan.queries) as tell:
-        run = Run(plan, questions, tell)
-        plan.out.mkdir(parents=True, exist_ok=True)
+        run = Run(plan, asked, tell)
+        with writing(plan.out):
+            plan.out.mkdir(parents=True, exist_ok=True)
         try:
             lines = run.run()
         except KeyboardInterrupt:
             tell.note(f"stopped; the cells that are done are in {plan.out}, and --resume goes on from there")
             raise
-    baseline = wishes.baseline or next((name for name in BASELINES if name in plan.contestants), plan.contestants[0])
     summary = summarise(lines, plan.windows, plan.contestants, baseline)
     report = SearchReport(
         schema_version=SCHEMA_VERSION,
@@ -118,7 +118,9 @@ def search(plan: Plan, wishes: Wishes, environ: Mapping[str, str] = os.environ) 
         duration_s=round(time.monotonic() - started_s, 3),
         machine=this_machine(),
         revision=this_revision(),
-        data=tuple(map(data_file, paths)),
+        revisions=tuple(dict.fromkeys(revision_of(line) for line in lines if isinstance(line, Cell))),
+        data=tuple(data_file(path) for of_index in paths for path in of_index),
+        questions=tuple(file for each in asked for file in each.files),
         indexes=_indexes(run),
         settings=msgspec.to_builtins(plan, enc_hook=str),
         is_memory_held=plan.is_memory_held,
@@ -134,24 +136,6 @@ def search(plan: Plan, wishes: Wishes, environ: Mapping[str, str] = os.environ) 
     return report.holds
 
 
-def question_paths(wishes: Wishes, environ: Mapping[str, str]) -> list[Path]:
-    """Returns the files of the questions' vectors. Raises `ConfigError` where they are not there."""
-    if wishes.questions:
-        for path in wishes.questions:
-            if not path.is_file():
-                raise ConfigError(
-                    f"there are no questions at {path}: give a .npy file of (questions, dimension) floats"
-                )
-        return list(wishes.questions)
-    if wishes.data is None and not environ.get(DATA_VARIABLE):
-        raise ConfigError(
-            "which questions? Name .npy files of their vectors with --questions, or the evaluation data with --data or "
-            f"{DATA_VARIABLE}"
-        )
-    data: EvaluationData = find_data(wishes.data, environ)
-    return [data.vectors_path(name) for name in QUESTIONS]
-
-
 @contextmanager
 def _terminable() -> Iterator[None]:
     """SIGTERM ends the run as Ctrl-C does: the contestant's process is ended and its cgroup removed."""
@@ -165,7 +149,17 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _baseline(plan: Plan, wished: str | None) -> str:
+    if wished is not None and wished not in plan.contestants:
+        raise ConfigError(
+            f"--baseline {wished}: ratios are to a contestant that takes part, and those are {', '.join(plan.contestants)}"
+        )
+    return wished or next((name for name in BASELINES if name in plan.contestants), plan.contestants[0])
+
+
 def _check_out(out: Path, resume: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file: name a folder for the results")
     if (out / CELLS_NAME).exists() and not resume:
         raise ConfigError(f"there are results in {out}: give --resume to go on with them, or another --out")
 
@@ -198,6 +192,8 @@ def _print(console: Console, report: SearchReport, summary: Summary, plan: Plan)
         console.print(
             "seeds differ in the order of arrival only: give --index once for each seed to vary data and training"
         )
+    for remark in remarks(report):
+        console.print(remark, style="yellow", markup=False, highlight=False, soft_wrap=True)
     for promise, held in report.promises.items():
         console.print(f"{'[green]holds [/]' if held else '[red]BROKEN[/]'} {promise}")
     console.print(f"JSON: {plan.out / REPORT_NAME}", soft_wrap=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from bench.disk import Read
 from bench.search.contestant import Float32, Int32, Int64
+from bench.search.measure import RATE_QUERIES_MIN
 from carpool.disk.centroids import probe
 from carpool.disk.index import open_index
 from carpool.disk.manifest import Manifest
@@ -111,19 +112,17 @@ class Questions:
 
     @property
     def open_numbers(self) -> list[int]:
-        """Rows of the open loop: those that the closed loop did not ask, or all where too few are left."""
+        """Rows of the open loop: those that the closed loop did not ask, or all where too few are left for the p99 of a rate: no
+        contestant keeps results."""
         left = len(self.vectors) - self.closed
-        return list(range(self.closed, len(self.vectors))) if left >= OPEN_LOOP_MIN else list(range(len(self.vectors)))
+        return list(range(self.closed if left >= RATE_QUERIES_MIN else 0, len(self.vectors)))
 
 
-OPEN_LOOP_MIN = 200
-"""With fewer questions left than this, the open loop asks those of the closed loop again: no contestant keeps results."""
-
-
-def choose_questions(vectors: Float32, dimension: int, count: int, seed: int) -> Questions:
+def choose_questions(vectors: Float32, dimension: int, count: int, seed: int, left_out: int = 0) -> Questions:
     """Returns the questions of a seed: `vectors`, (n, dim) float32, less those that are there twice, in a random order.
 
-    Raises `ConfigError` where the dimension is another one, or there are fewer than `count`.
+    `left_out`: questions that `vectors` has not, since a grown set was fitted with them. Raises `ConfigError` where the dimension
+    is another one, or there are fewer than `count`.
     """
     if vectors.ndim != 2 or vectors.shape[1] != dimension:
         raise ConfigError(
@@ -132,9 +131,10 @@ def choose_questions(vectors: Float32, dimension: int, count: int, seed: int) ->
         )
     _, first = np.unique(vectors, axis=0, return_index=True)
     if len(first) < count:
+        fitted = f" beside {left_out} that the grown set was fitted with, which are never asked" if left_out else ""
         raise ConfigError(
-            f"there are {len(first)} distinct questions, and --queries asks for {count}: a question asked twice would find its "
-            "clusters warm. Ask for fewer, or name more files with --questions"
+            f"there are {len(first)} distinct questions{fitted}, and --queries asks for {count}: a question asked twice would "
+            "find its clusters warm. Ask for fewer, or name a file of more with --questions"
         )
     order = np.random.default_rng(seed).permutation(np.sort(first))
     return Questions(vectors=np.ascontiguousarray(vectors[order]), closed=count)

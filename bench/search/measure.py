@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -19,6 +19,8 @@ from bench.search.kernel import DiskTimes, disk_times, process_read_bytes
 from bench.search.rates import RateFound, RateSearch
 
 OnAnswer = Callable[[int], None]
+RATE_QUERIES_MIN = 500
+"""Of fewer, the 99th percentile is the fifth worst or worse: one pause decides."""
 
 
 class OpenLoopPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +29,7 @@ class OpenLoopPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     p99_max_ms: float = 100.0
     try_s: float = 8.0
-    queries_min: int = 100
+    queries_min: int = RATE_QUERIES_MIN
     queries_max: int = 2_000
     total_s: float = 60.0
     tries_max: int = 7
@@ -35,13 +37,14 @@ class OpenLoopPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class RateTried(msgspec.Struct, frozen=True, kw_only=True):
     """A rate that was tried. `latency_ms`: of what was answered; `late`: answers over the target; a rate that can no longer
-    hold it is given up early."""
+    hold it is given up early. `reused`: of the queries that were due, those that the closed loop or an earlier rate had asked."""
 
     rate_per_s: float
     held: bool
     queries: int
     late: int
     latency_ms: Spread
+    reused: int = 0
 
 
 class OpenLoopResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,7 +164,7 @@ def measure(
     open_loop = None
     if open_plan is not None:
         rng = np.random.default_rng(seed)
-        open_loop = find_rate(contestant, dataset, limits, open_plan, open_numbers, closed.queries_per_s, rng)
+        open_loop = find_rate(contestant, dataset, limits, open_plan, open_numbers, closed.queries_per_s, rng, numbers)
     measured = Measured(
         start_us=start_us,
         opening=opening,
@@ -192,13 +195,14 @@ def find_rate(
     numbers: list[int],
     guess_per_s: float,
     rng: np.random.Generator,
+    asked_before: Iterable[int] = (),
 ) -> OpenLoopResult:
     """Returns the highest Poisson rate whose p99 stays within the target. The contestant is warm; each rate has other queries
-    as far as `numbers` reaches."""
+    as far as `numbers` reaches. `asked_before`: what the closed loop asked."""
     search = RateSearch(guess_per_s / 2, tries_max=plan.tries_max)
     deadline_us = monotonic_us() + int(plan.total_s * 1e6)
     tries: list[RateTried] = []
-    used = 0
+    used, asked = 0, set(asked_before)
     while (rate := search.next_rate()) is not None and monotonic_us() < deadline_us:
         wished = min(max(int(rate * plan.try_s), plan.queries_min), plan.queries_max, len(numbers))
         chosen = [numbers[(used + at) % len(numbers)] for at in range(wished)]
@@ -207,7 +211,8 @@ def find_rate(
         tried = _try_rate(
             contestant, OpenLoop(dataset, chosen, due_us=due_us, window=limits.window), rate, wished, plan.p99_max_ms
         )
-        tries.append(tried)
+        tries.append(msgspec.structs.replace(tried, reused=sum(number in asked for number in chosen)))
+        asked.update(chosen)
         search.judge(tried.held)
     return OpenLoopResult(
         p99_max_ms=plan.p99_max_ms,

@@ -9,12 +9,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bench.disk import DURATION_S
 from bench.search.cgroup import HeldBy
 from bench.search.contestant import Entry, Float32, Limits
 from bench.search.dataset import IndexView
 from bench.search.measure import OpenLoopPlan
 from carpool.errors import ConfigError
+
+DISK_S = 0.2
+"""At two sizes, five depths and three times a block: some eight seconds, with what is under way when a time is up."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +27,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     all clusters on disk; contestants hold that themselves, and `held_by` only watches the process.
 
     `empty_page_cache`: all of it, as root can, and not only the files of the run; `disk_s`: how long the disk is measured at
-    each depth.
+    each size and depth.
     """
 
     indexes: tuple[Path, ...]
@@ -43,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     out: Path
     work: Path
     empty_page_cache: bool = True
-    disk_s: float = DURATION_S
+    disk_s: float = DISK_S
     cache_share: float | None = None
 
     def __post_init__(self) -> None:
@@ -74,13 +76,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return Limits(memory_bytes=memory_bytes, threads=self.threads, window=window)
 
 
-def settings_id(plan: Plan, versions: Sequence[str], questions: Float32) -> str:
+def settings_id(plan: Plan, versions: Sequence[str], questions: Sequence[Float32]) -> str:
     """Returns what changes with anything that would make cells incomparable; contestants, windows and seeds may be added."""
     facts = msgspec.structs.asdict(plan)
     for name in ("contestants", "windows", "seeds", "timeout_s", "out", "work", "indexes"):
         del facts[name]
     digest = hashlib.sha256(msgspec.json.encode([facts, list(versions)]))
-    digest.update(np.ascontiguousarray(questions).data)
+    for vectors in questions:
+        digest.update(np.ascontiguousarray(vectors).data)
     return digest.hexdigest()[:16]
 
 

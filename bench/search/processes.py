@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from bench.search.arrivals import monotonic_us
-from bench.search.cells import Status
+from bench.search.cells import Status, writing
 from bench.search.cgroup import ENTER_FAILED, HeldBy, MemoryHeld, group_name, memory_holder
 from bench.search.child import OUTCOME_NAME, PROGRESS_NAME, Outcome, Request, encode_request
 
@@ -43,15 +43,18 @@ def run_child(
     """Runs a request in a process of its own and returns how it ended. Blocks; the process is dead when this returns or raises.
 
     `folder` is made; request, outcome, log and ids lie in it afterwards. A process that the kernel killed for want of memory,
-    that failed or took too long is an answer, not an error. Raises `ConfigError` where memory cannot be held.
+    that failed or took too long is an answer, not an error. Raises `ConfigError` where memory cannot be held, or `folder`
+    cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     (folder / OUTCOME_NAME).unlink(missing_ok=True)
     (folder / PROGRESS_NAME).unlink(missing_ok=True)
     request_path = folder / "request.json"
     holder = memory_holder(held_by, group_name(), limit_bytes)
     try:
-        request_path.write_bytes(encode_request(msgspec.structs.replace(request, spawned_us=monotonic_us())))
+        with writing(request_path):
+            request_path.write_bytes(encode_request(msgspec.structs.replace(request, spawned_us=monotonic_us())))
         command = holder.command([sys.executable, "-m", "bench.search.child", str(request_path)])
         environment = {**os.environ, **holder.environment(), "OMP_NUM_THREADS": str(request.limits.threads)}
         started_s = time.monotonic()

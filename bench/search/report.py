@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import DataFile, Machine, Revision
-from bench.search.cells import Line
+from bench.search.cells import Cell, Line
+from bench.search.questions import QuestionFile
 from bench.search.statistics import Range
 from bench.search.summary import Row, Summary
 from carpool.errors import ConfigError
@@ -21,6 +22,7 @@ REPORT_NAME = "report.json"
 MB = 1e6
 HELD_TO_STATIC = "carpool"
 """The contestant that a promise compares with the best fixed set, on wish."""
+MEASURED_OR_SPENT = ("ok", "out of memory", "timed out")
 
 
 class IndexSearched(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +43,8 @@ class IndexSearched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and where it ran. `is_memory_held`: whether the kernel held every contestant to its limit."""
+    """A run and where it ran. `is_memory_held`: whether the kernel held every contestant to its limit. `revision`: of the source
+    when it ended; each cell has its own, and `revisions` all of them, of which there should be one."""
 
     schema_version: int
     benchmark: str
@@ -50,7 +53,9 @@ class SearchReport(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     machine: Machine
     revision: Revision | None
+    revisions: tuple[str, ...]
     data: tuple[DataFile, ...]
+    questions: tuple[QuestionFile, ...]
     indexes: tuple[IndexSearched, ...]
     settings: dict[str, Any]
     is_memory_held: bool
@@ -65,18 +70,25 @@ class SearchReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def promises_of(summary: Summary, lines: Sequence[Line], static_max: float | None = None) -> dict[str, bool]:
-    """Returns what a run promises, and whether it held. Failures for want of memory or time break nothing: they are results.
+    """Returns what a run promises, and whether it held. Want of memory or time breaks nothing: it is a result, as long as
+    there is another one.
 
     `static_max`: `carpool` reads at most so many times the static oracle's bytes, the median of the seeds at each window size;
     there it must have results.
     """
     measured = [row for row in summary.rows if not row.is_computed]
+    cells = [line for line in lines if isinstance(line, Cell)]
     promises = {
-        "bytes by the kernel agree with the contestants' own within 2 %": all(row.bytes_agree for row in measured),
+        "bytes by the kernel agree within 2 % or 4 MiB with the own count of each contestant that counts": all(
+            row.bytes_agree for row in measured
+        ),
         "ids of exact contestants equal FAISS IVF-Flat's, but for equal scores": all(
             row.agreement is None or row.agreement["different"] == 0 for row in measured
         ),
-        "no contestant broke the rules or crashed": not any(getattr(line, "is_bug", False) for line in lines),
+        "no contestant failed, but for want of memory or time": not any(
+            cell.is_bug or cell.status not in MEASURED_OR_SPENT for cell in cells
+        ),
+        "something was measured": any(cell.status == "ok" for cell in cells),
     }
     for row in measured:
         if static_max is not None and row.contestant == HELD_TO_STATIC:
@@ -152,11 +164,40 @@ def bytes_columns(row: Row) -> dict[str, str]:
         "x": _range(row.to_baseline.get("bytes_read"), 1, 2),
         "x window": _range(row.to_oracles.get("oracle-window", {}).get("bytes_read"), 1, 2),
         "x static": _range(row.to_oracles.get("oracle-static", {}).get("bytes_read"), 1, 2),
+        "own count": _own_count(row),
         "disk %": shares[0],
         "busy %": shares[1],
         "loading MB": _range(figures.get("loading_bytes"), MB, 0),
         "peak MB": _range(figures.get("peak_bytes"), MB, 0),
     }
+
+
+def remarks(report: SearchReport) -> list[str]:
+    """Returns what a reader of the tables must know besides: questions left out or asked again, and more than one revision."""
+    found = []
+    if left_out := sum(file.left_out for file in report.questions):
+        names = ", ".join(f"{file.left_out} of {file.name}" for file in report.questions if file.left_out)
+        found.append(f"never asked, since grown sets were fitted with them: {left_out} questions ({names})")
+    opened = [line.measured.open_loop for line in report.lines if isinstance(line, Cell) and line.measured]
+    tries = [tried for loop in opened if loop is not None for tried in loop.tries]
+    if again := sum(tried.reused > 0 for tried in tries):
+        found.append(
+            f"{again} of {len(tries)} rates of the open loop asked questions that the closed loop or an earlier rate had asked: "
+            "nobody keeps results, but clusters may be warm. A larger file of questions avoids it"
+        )
+    if len(report.revisions) > 1:
+        found.append(
+            f"CELLS COME FROM {len(report.revisions)} REVISIONS OF THE SOURCE ({', '.join(report.revisions)}): ratios between "
+            "them compare code, too"
+        )
+        found += [
+            f"windows of {row.window}, {row.contestant}: {', '.join(row.revisions)}"
+            for row in report.summary.rows
+            if row.revisions
+        ]
+    elif any("modified" in revision for revision in report.revisions):
+        found.append(f"the source differed from its commit: {report.revisions[0]}")
+    return found
 
 
 def _name(row: Row) -> str:
@@ -171,6 +212,14 @@ def held_rate(row: Row) -> str:
     if not held.max and failed is not None:
         return f"below {failed.median:.3g}"
     return _range(held, 1, 0)
+
+
+def _own_count(row: Row) -> str:
+    if not row.bytes_agree:
+        return "disagrees"
+    if row.is_computed or not row.seeds:
+        return "-"
+    return "agrees" if row.counts_bytes else "not counted"
 
 
 def _exact(row: Row) -> str:

@@ -6,6 +6,7 @@ Pure functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 
 import msgspec
 
@@ -19,8 +20,9 @@ BASELINES = ("cagr-best-greedy", "faiss-ondisk")
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A contestant at a window size. `failures`: what became of seeds that have no figures; `agreement`: queries by verdict,
-    added up over seeds, for exact contestants; `to_oracles`: ratios by oracle and figure. Rows of oracles are computed and have
-    only `bytes_read`, `bytes_a_query` and `queries_per_s`.
+    added up over seeds, for exact contestants; `to_oracles`: ratios by oracle and figure. `counts_bytes`: whether it counts its
+    own bytes, so that there is something for the kernel's to agree with; `revisions`: of the source that its cells ran, each
+    once. Rows of oracles are computed and have only `bytes_read`, `bytes_a_query` and `queries_per_s`.
     """
 
     window: int
@@ -32,6 +34,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     to_oracles: dict[str, dict[str, Range]]
     agreement: dict[str, int] | None
     bytes_agree: bool
+    counts_bytes: bool
+    revisions: tuple[str, ...] = ()
     is_computed: bool = False
 
 
@@ -76,11 +80,19 @@ def summarise(lines: Iterable[Line], windows: Sequence[int], contestants: Sequen
 
 
 def disk_rates(blocks: Iterable[DiskBlock]) -> dict[tuple[int, int], float]:
-    """Returns bytes a second by (seed, window): the mean of the best depth of each time that the block's disk was measured."""
+    """Returns bytes a second by (seed, window): the median of the best size and depth of each time that the block's disk was
+    measured."""
     found: dict[tuple[int, int], list[float]] = {}
     for block in blocks:
-        found.setdefault((block.seed, block.window), []).append(block.figures.best_bytes_per_s)
-    return {key: sum(rates) / len(rates) for key, rates in found.items()}
+        found.setdefault((block.seed, block.window), []).append(block.best_bytes_per_s)
+    return {key: median(rates) for key, rates in found.items()}
+
+
+def revision_of(cell: Cell) -> str:
+    """Returns which source a cell ran, in a word or two."""
+    if cell.revision is None:
+        return "unknown"
+    return cell.revision.commit[:9] + (" modified" if cell.revision.is_modified else "")
 
 
 def _row(
@@ -117,6 +129,11 @@ def _row(
         if agreed
         else None,
         bytes_agree=all(cell.bytes_agree for cell in cells.values()),
+        counts_bytes=any(
+            cell.measured is not None and cell.measured.closed.usage.own.bytes_read is not None
+            for cell in cells.values()
+        ),
+        revisions=tuple(dict.fromkeys(revision_of(cell) for _, cell in sorted(cells.items()))),
     )
 
 
@@ -136,6 +153,7 @@ def _oracle_rows(window: int, oracles: Sequence[OracleCell], rates: Mapping[int,
                 to_oracles=_to_oracles(figures, oracles, rates),
                 agreement=None,
                 bytes_agree=True,
+                counts_bytes=False,
                 is_computed=True,
             )
         )

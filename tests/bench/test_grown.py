@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from bench.data import EvaluationData, find_data, read_vectors
 from bench.grown import grow as growing
 from bench.grown.cli import data as data_command
+from bench.grown.fitted import fitted_count
 from bench.grown.grow import GrowRequest, Refused, grow
 from bench.grown.output import GrownSet, read_grown, write_vectors
 from bench.grown.recipe import CHUNK_ROWS, Recipe, draw, mix
@@ -144,7 +145,11 @@ def test_the_command_gives_the_same_bytes_for_the_same_seed_and_says_what_it_acc
     said = CliRunner().invoke(_app(), [*arguments, *model])
     assert said.exit_code == 0, said.output
     assert "accepted" in said.output
-    assert read_grown(tmp_path / "set").files == grown[1].files
+    made = read_grown(tmp_path / "set")
+    assert made.files == grown[1].files
+    queries = tmp_path / "set" / "queries.npy"
+    count = len(np.load(queries, allow_pickle=False))
+    assert made.questions_fitted == fitted_count(queries, count) == count // 3  # although the spread was given
 
 
 def test_another_seed_gives_other_documents(grown: tuple[Path, GrownSet], sources: Sources, tmp_path: Path) -> None:

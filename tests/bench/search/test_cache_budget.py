@@ -22,6 +22,7 @@ from bench.search.dataset import open_view
 from bench.search.measure import measure
 from bench.search.oracles import oracle_static, window_counts
 from bench.search.plan import Plan
+from bench.search.questions import Asked
 from bench.search.registry import ENTRIES, entry
 from carpool.errors import ConfigError
 
@@ -173,7 +174,7 @@ def test_who_cannot_keep_to_a_cache_budget_is_refused_by_name_and_left_out_by_de
     with pytest.raises(ConfigError, match=r"faiss-ondisk, lancedb-rq cannot be held .* --memory"):
         Run(
             plan(tmp_path, tiny_index, contestants=("carpool", "faiss-ondisk", "lancedb-rq")),
-            np.eye(16, dtype=np.float32),
+            [Asked(vectors=np.eye(16, dtype=np.float32), files=())],
             Tell(),
         )
     assert parse_contestants(None, with_cache_budget=True) == HELD

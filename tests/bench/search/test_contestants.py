@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.data import read_vectors
 from bench.search.arrivals import ClosedLoop
 from bench.search.blocks import Run, Tell
 from bench.search.cells import Cell
 from bench.search.contestant import Dataset, Limits
 from bench.search.contestants.cagr import GroupedExecutor
 from bench.search.plan import Plan
+from bench.search.questions import read_asked
 from bench.search.registry import ENTRIES, entry
 from grouper.plan.orders import group_order
 from grouper.plan.policies import PolicyName, grouping_policy
@@ -116,7 +116,7 @@ def test_in_processes_of_their_own_they_agree_with_faiss_and_with_the_kernel(
         disk_s=0.02,
     )
     plan.out.mkdir()
-    cells = [line for line in Run(plan, read_vectors(questions), Tell()).run() if isinstance(line, Cell)]
+    cells = [line for line in Run(plan, [read_asked([questions])], Tell()).run() if isinstance(line, Cell)]
     assert {cell.contestant: (cell.status, cell.error) for cell in cells} == dict.fromkeys(IN_CHILDREN, ("ok", ""))
     for cell in cells:
         assert cell.agreement is not None

@@ -15,20 +15,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.data import read_vectors
 from bench.disk import Read, measure_disk
 from bench.search import registry
 from bench.search.arrivals import monotonic_us
 from bench.search.blocks import Run, Tell, order_of
 from bench.search.cells import CELLS_NAME, Cell, CellFile
 from bench.search.child import DatasetFiles, Request, decode_request, encode_request
-from bench.search.command import Wishes, parse_contestants, parse_windows, question_paths, search
+from bench.search.command import Wishes, parse_contestants, parse_windows, search
 from bench.search.contestant import Arrivals, ContestantError, Counters, Dataset, Limits, Result
 from bench.search.dataset import choose_questions, index_for, open_view
 from bench.search.kernel import disk_times, drop_page_cache, process_read_bytes
 from bench.search.measure import OpenLoopPlan, measure
 from bench.search.plan import Plan
 from bench.search.processes import run_child
+from bench.search.questions import question_paths, read_asked
 from carpool.errors import ConfigError
 
 BENCH = """
@@ -94,7 +94,7 @@ def test_faiss_answers_alike_in_memory_and_on_disk_and_the_report_says_so(
     assert (tmp_path / "out" / CELLS_NAME).read_bytes() == before
     more = msgspec.structs.replace(chosen, windows=(10, 20), contestants=("faiss-memory",))
     assert search(more, wishes(questions, resume=True), {})
-    lines = CellFile(tmp_path / "out" / CELLS_NAME).read(Run(more, read_vectors(questions), Tell()).settings_id)
+    lines = CellFile(tmp_path / "out" / CELLS_NAME).read(Run(more, [read_asked([questions])], Tell()).settings_id)
     assert sum(isinstance(line, Cell) for line in lines) == 4
 
 
@@ -156,7 +156,7 @@ def test_whatever_ends_the_bench_ends_the_contestant(
         tiny_index,
         contestants=("faiss-memory",),
         windows=(1,),
-        open_loop=OpenLoopPlan(p99_max_ms=60_000, total_s=600),
+        open_loop=OpenLoopPlan(p99_max_ms=60_000, queries_min=100, total_s=600),
     )
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(chosen, enc_hook=str))
     program = [sys.executable, "-c", BENCH, str(tmp_path / "plan.json"), str(questions)]
@@ -253,11 +253,19 @@ def test_a_rate_is_sought_between_those_that_hold_and_those_that_do_not(dataset:
     measured, _ = _measure(Echo(), dataset, hopeless)
     assert measured.open_loop.found.held_per_s == 0
     assert all(not tried.held and tried.queries < 30 for tried in measured.open_loop.tries)
+    # The closed loop asked others; of 30 questions for three rates of 12, the third asks six again.
+    many = OpenLoopPlan(p99_max_ms=60_000, try_s=0.0, queries_min=12, tries_max=3)
+    measured, _ = _measure(Echo(), dataset, many)
+    assert [tried.reused for tried in measured.open_loop.tries] == [0, 0, 6]
 
 
-def test_contestants_take_turns_in_going_first() -> None:
-    assert [order_of("abc", turn)[0] for turn in range(4)] == ["a", "b", "c", "a"]
-    assert sorted(order_of("abc", 2)) == ["a", "b", "c"]
+def test_each_block_has_an_order_of_its_own_in_which_neighbours_change() -> None:
+    orders = [order_of("abcdef", seed, window) for seed in range(20) for window in (20, 100)]
+    assert all(sorted(order) == list("abcdef") for order in orders)
+    assert orders[:2] == [order_of("abcdef", 0, 20), order_of("abcdef", 0, 100)]
+    before_a = {order[order.index("a") - 1] for order in orders if order[0] != "a"}
+    assert before_a == set("bcdef")
+    assert {order[0] for order in orders} == set("abcdef")
 
 
 def test_questions_are_distinct_and_ordered_by_the_seed() -> None:
@@ -266,6 +274,9 @@ def test_questions_are_distinct_and_ordered_by_the_seed() -> None:
     assert len(np.unique(chosen.vectors, axis=0)) == len(chosen.vectors) == 16
     assert chosen.closed_numbers == list(range(10))
     assert chosen.open_numbers == list(range(16))  # too few are left: all are asked again
+    many = np.random.default_rng(0).standard_normal((510, 16)).astype(np.float32)
+    assert choose_questions(many, 16, 10, seed=1).open_numbers == list(range(10, 510))
+    assert choose_questions(many, 16, 11, seed=1).open_numbers == list(range(510))
     assert not np.array_equal(chosen.vectors, choose_questions(vectors, 16, 10, seed=2).vectors)
     with pytest.raises(ConfigError, match="16 distinct questions, and --queries asks for 17"):
         choose_questions(vectors, 16, 17, seed=0)
@@ -290,9 +301,9 @@ def test_names_and_sizes_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no contestant 'nobody'"):
         parse_contestants("nobody")
     with pytest.raises(ConfigError, match="CARPOOL_DATA"):
-        question_paths(Wishes(data=None, questions=(), baseline=None, resume=False, plot=False), {})
+        question_paths((), 1, None, {})
     with pytest.raises(ConfigError, match="no questions at"):
-        question_paths(wishes(tmp_path / "none.npy"), {})
+        question_paths([tmp_path / "none.npy"], 1, None, {})
 
 
 def test_the_view_holds_every_row_once_and_says_where_clusters_lie(tiny_index: Path) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from bench.agreement import Agreement
 from bench.disk import DiskFigures, DiskRate
 from bench.figures import Spread
-from bench.search.cells import Cell, DiskBlock, Line, OracleCell
+from bench.search.cells import Cell, DiskBlock, Line, OracleCell, Status
 from bench.search.contestant import Counters
 from bench.search.measure import ClosedLoopResult, Measured, OpenLoopResult, Usage
 from bench.search.oracles import OracleBytes
@@ -75,11 +75,15 @@ def cell(
     )
 
 
-def disk(seed: int, *bytes_per_s: int) -> DiskBlock:
+def figures(*bytes_per_s: int) -> DiskFigures:
     rates = tuple(
         DiskRate(depth=depth, reads=1, bytes_read=rate, duration_us=SECOND_US) for depth, rate in enumerate(bytes_per_s)
     )
-    return DiskBlock(settings_id="s", seed=seed, window=20, figures=DiskFigures(rates=rates))
+    return DiskFigures(rates=rates)
+
+
+def disk(seed: int, *bytes_per_s: int, slices: DiskFigures | None = None) -> DiskBlock:
+    return DiskBlock(settings_id="s", seed=seed, window=20, figures=figures(*bytes_per_s), slices=slices)
 
 
 def oracle(seed: int, bytes_read: int, name: str = "oracle-window") -> OracleCell:
@@ -96,6 +100,7 @@ LINES: list[Line] = [
     oracle(0, 25_000_000),
     oracle(1, 25_000_000),
     disk(0, 90_000_000, 100_000_000),
+    disk(0, 50_000_000, slices=figures(200_000_000, 70_000_000)),
     disk(0, 300_000_000),
     disk(1, 200_000_000),
 ]
@@ -118,7 +123,7 @@ def test_figures_are_medians_over_seeds_and_ratios_are_paired() -> None:
     assert ours.figures["queries_per_s_with_loading"].max == 300 / 3
 
 
-def test_the_disk_of_a_block_is_the_mean_of_its_best_depths() -> None:
+def test_the_disk_of_a_block_is_the_median_of_the_best_that_clusters_and_slices_reached() -> None:
     rates = disk_rates(line for line in LINES if isinstance(line, DiskBlock))
     assert rates == {(0, 20): 200e6, (1, 20): 200e6}
     ours = summary(LINES).rows[1]
@@ -129,13 +134,26 @@ def test_the_disk_of_a_block_is_the_mean_of_its_best_depths() -> None:
 def test_promises_break_when_bytes_or_ids_do_not_agree() -> None:
     assert all(promises_of(summary(LINES), LINES).values())
     liar: list[Line] = [cell("base", 0, read_bytes=100_000_000, own_bytes=90_000_000)]
-    assert list(promises_of(summary(liar), liar).values()) == [False, True, True]
+    assert list(promises_of(summary(liar), liar).values()) == [False, True, True, True]
     wrong: list[Line] = [cell("base", 0, read_bytes=1, different=1)]
-    assert list(promises_of(summary(wrong), wrong).values()) == [True, False, True]
-    bug: list[Line] = [
-        Cell(settings_id="s", seed=0, window=20, contestant="base", status="failed", error="oops", is_bug=True)
-    ]
-    assert list(promises_of(summary(bug), bug).values()) == [True, True, False]
+    assert list(promises_of(summary(wrong), wrong).values()) == [True, False, True, True]
+    bug = [LINES[0], ended("failed", is_bug=True)]
+    assert list(promises_of(summary(bug), bug).values()) == [True, True, False, True]
+
+
+def ended(status: Status, *, is_bug: bool = False) -> Cell:
+    return Cell(settings_id="s", seed=3, window=20, contestant="base", status=status, error="why", is_bug=is_bug)
+
+
+def test_a_run_in_which_nothing_was_measured_holds_nothing() -> None:
+    refused: list[Line] = [ended("failed")]  # as by a setting that does not do: nobody's bug
+    assert list(promises_of(summary(refused), refused).values()) == [True, True, False, False]
+    for status in ("out of memory", "timed out"):
+        spent: list[Line] = [ended(status)]
+        assert list(promises_of(summary(spent), spent).values()) == [True, True, True, False]
+        spent.append(LINES[0])
+        assert all(promises_of(summary(spent), spent).values())
+    assert list(promises_of(summary([]), []).values()) == [True, True, True, False]
 
 
 def test_how_far_carpool_is_from_the_best_fixed_set_is_a_promise_on_wish() -> None:
@@ -151,7 +169,7 @@ def test_how_far_carpool_is_from_the_best_fixed_set_is_a_promise_on_wish() -> No
     failed: list[Line] = [Cell(settings_id="s", seed=0, window=20, contestant="carpool", status="timed out")]
     promises = promises_of(summarise(failed, [20], ["carpool"], "base"), failed, static_max=0.9)
     assert promises[key.format("no result")] is False
-    assert len(promises_of(summary(LINES), LINES)) == 3
+    assert len(promises_of(summary(LINES), LINES)) == 4
 
 
 def test_the_tables_say_what_was_held_and_what_failed() -> None:
@@ -161,6 +179,11 @@ def test_the_tables_say_what_was_held_and_what_failed() -> None:
     for words in ("250.0 [200.0, 300.0]", "below 8", "6 [6, 7]", "out of memory: killed", "oracle-window (computed)"):
         assert words in text
     assert "[lowest, highest]" in text
+    assert text.count("not counted") == 2
+    counted = [cell("base", 0, read_bytes=9, own_bytes=9), cell("ours", 0, read_bytes=99 << 20, own_bytes=1)]
+    print_summary(console, summary(list(counted)))
+    text = console.export_text()
+    assert "not counted" not in text and "agrees" in text and "disagrees" in text
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:

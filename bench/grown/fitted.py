@@ -1,0 +1,37 @@
+"""Which questions of a grown set chose its spread: whoever measures with them measures what they were chosen for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from carpool.errors import ConfigError
+
+GROWN_NAME = "grown.json"
+FITTED_PART = 3
+"""The last third of the questions, and no more, fits; the others judge."""
+
+
+class _Grown(msgspec.Struct):
+    files: dict[str, str]
+    questions_fitted: int
+
+
+def fitted_count(questions: Path, rows: int) -> int:
+    """Returns how many of the `rows` in the file `questions`, the last ones, nobody may ask: 0 where it is of no grown set.
+
+    It is of one where the `grown.json` beside it lists it. Then it is the last third, whatever that says: a spread that was
+    given was fitted with them in another run. Raises `ConfigError` where `grown.json` cannot be read.
+    """
+    path = questions.parent / GROWN_NAME
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Grown)
+    except FileNotFoundError:
+        return 0
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(
+            f"cannot read {path} ({error}), which says with which questions the set was fitted: grow the set again, or copy the "
+            "questions to another folder if they are others"
+        ) from error
+    return max(found.questions_fitted, rows // FITTED_PART) if questions.name in found.files else 0
