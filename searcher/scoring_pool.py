@@ -64,8 +64,8 @@ class ScoringPool:
         costs = [_cost(scoring) for scoring in scorings]
         # Waking a helper and waiting for it costs more than a little work does, most of all where cores are taken.
         helpers = min(len(self._helpers), sum(costs) // PART_COST_MIN)
-        if _is_lone(scorings):
-            return self._run_lone(scorings, table, helpers)
+        if scorings and _is_lone(scorings):
+            return [self._run_lone(scorings, table, helpers)]
         parts = _cut(scorings, costs, 1 + helpers)
         slot_count = 1 + max((int(scoring.slots.max()) for scoring in scorings), default=-1)
         everyone = np.arange(slot_count)
@@ -73,7 +73,7 @@ class ScoringPool:
         self._share(_Run(len(parts), work.score), helpers)
         return work.scored
 
-    def _run_lone(self, scorings: Sequence[Scoring], table: TopTable, helpers: int) -> list[Scored]:
+    def _run_lone(self, scorings: Sequence[Scoring], table: TopTable, helpers: int) -> Scored:
         slots = scorings[0].slots
         scan = LoneScan(
             [scoring.pages for scoring in scorings],
@@ -84,7 +84,7 @@ class ScoringPool:
         )
         try:
             self._share(_Run(len(scan), scan.multiply), helpers)
-            return [scan.found(slots)]
+            return scan.found(slots)
         finally:
             scan.forget()
 
@@ -196,14 +196,17 @@ class _Parts:
 
 def _is_lone(scorings: Sequence[Scoring]) -> bool:
     """Whether all are for one query, and few enough to be scanned together."""
-    if not scorings or any(len(scoring.slots) != 1 for scoring in scorings):
+    _, first_slots, first_queries = scorings[0]
+    if len(first_slots) != 1:
         return False
-    slots, queries = scorings[0].slots, scorings[0].queries
-    return sum(scoring.pages.row_count for scoring in scorings) <= ROWS_MAX and all(
-        (scoring.slots is slots or scoring.slots[0] == slots[0])
-        and (scoring.queries is queries or np.array_equal(scoring.queries, queries))
-        for scoring in scorings
-    )
+    row_count = 0
+    for pages, slots, queries in scorings:
+        if slots is not first_slots and not np.array_equal(slots, first_slots):
+            return False
+        if queries is not first_queries and not np.array_equal(queries, first_queries):
+            return False
+        row_count += pages.row_count
+    return row_count <= ROWS_MAX
 
 
 def _cut(scorings: Sequence[Scoring], costs: Sequence[int], threads: int) -> list[Scoring]:
@@ -220,7 +223,7 @@ def _cut(scorings: Sequence[Scoring], costs: Sequence[int], threads: int) -> lis
 
 def _cost(scoring: Scoring) -> int:
     """Bytes read, and the products in bytes that could be read meanwhile."""
-    size_bytes = sum(piece.nbytes for piece in scoring.pages.pieces)
+    size_bytes = sum([piece.nbytes for piece in scoring.pages.pieces])  # a list: this runs for each slice of each query
     return size_bytes * (BYTES_PER_PRODUCT + len(scoring.queries)) // BYTES_PER_PRODUCT
 
 

@@ -331,10 +331,11 @@ class ClusterMajor:
         self._table.merge(self._pool.run(scorings, self._table))
         ended_us = self._clock.now_us()
         took_us = ended_us - began_us
+        share_us = took_us // len(substage.tasks)
         for task in substage.tasks:
             self._events.scored(self._slices.cluster(task.cluster), began_us, ended_us)
             for key in task.queries:
-                self._queries[key].search_us += took_us // len(substage.tasks)
+                self._queries[key].search_us += share_us
         self._budget.scored(
             tuple((self._extents[task.cluster].row_count, len(task.queries)) for task in substage.tasks), took_us
         )

@@ -140,23 +140,24 @@ class ClusterMajorPlanner:
         `wake_us`. The one before must have ended.
         """
         assert not self._scoring, "the sub-stage before has not ended"
-        chosen: list[ClusterId] = []
+        tasks: list[Task] = []
         spent_us = spent_bytes = 0
         # What is under way lasts the disk for `read_ahead_bytes`: it must be given more before that is used up.
         bytes_max = self._limits.read_ahead_bytes // 2 if self._is_disk_wanted() else self._limits.budget_bytes
         leaving = [cluster for cluster in self._leaving if cluster in self._ready]
         for cluster in leaving[:1] or self._arrived_in_turn(now_us) or tuple(self._ready):
-            spent_us += cost_us(cluster, len(self._demand.wanting(cluster)))
+            queries = self._demand.wanting(cluster)
+            spent_us += cost_us(cluster, len(queries))
             spent_bytes += self._size_bytes[cluster]
-            if chosen and (spent_us > budget_us or spent_bytes > bytes_max):
+            if tasks and (spent_us > budget_us or spent_bytes > bytes_max):
                 break
-            chosen.append(cluster)
-        self._scoring_read = frozenset(cluster for cluster in chosen if cluster in self._coming)
-        for cluster in chosen:
-            self._ready.pop(cluster, None)
-            self._coming.pop(cluster, None)
-        self._scoring = tuple(Task(cluster=cluster, queries=self._demand.wanting(cluster)) for cluster in chosen)
-        return Substage(tasks=self._scoring) if chosen else None
+            tasks.append(Task(cluster=cluster, queries=queries))
+        self._scoring_read = frozenset(task.cluster for task in tasks if task.cluster in self._coming)
+        for task in tasks:
+            self._ready.pop(task.cluster, None)
+            self._coming.pop(task.cluster, None)
+        self._scoring = tuple(tasks)
+        return Substage(tasks=self._scoring) if tasks else None
 
     def _is_disk_wanted(self) -> bool:
         is_reading = self._memory.reading_bytes > 0 or bool(self._unissued)
@@ -227,6 +228,7 @@ class ClusterMajorPlanner:
     def _end_substage(self, actions: list[Action]) -> None:
         tasks, self._scoring = self._scoring, ()
         assert tasks, "no sub-stage was given out"
+        may_read = self._wants_reads()
         for position, task in enumerate(tasks):
             # The rest of the sub-stage counts as not scored yet, so that what is read does not depend on how clusters
             # were put together in sub-stages.
@@ -238,7 +240,8 @@ class ClusterMajorPlanner:
                 self._ready[task.cluster] = None  # somebody joined while it was being scored
             else:
                 self._let_go(task.cluster, actions)
-            self._read(actions)
+            if may_read:  # scoring never makes anything lacking that was not
+                self._read(actions)
 
     def _arrived_in_turn(self, now_us: int) -> tuple[ClusterId, ...]:
         """The clusters that were read for queries in hand and whose turn it is; see `overtake_us`."""
@@ -264,7 +267,7 @@ class ClusterMajorPlanner:
 
     def _read(self, actions: list[Action]) -> None:
         """Reserves room and reads: first what queries in hand want, then what the horizon wants."""
-        if not self._unread and not self._demand.lacks_any():
+        if not self._wants_reads():
             return
         while True:
             unscored_bytes = self._unscored_bytes()
@@ -290,6 +293,10 @@ class ClusterMajorPlanner:
             self._expect(cluster)
             self._unissued[cluster] = query
         self._read_ahead(actions)
+
+    def _wants_reads(self) -> bool:
+        """Whether anything is wanted, by queries in hand or by the horizon, that nobody has seen to."""
+        return bool(self._unread) or self._demand.lacks_any()
 
     def _issue(self, actions: list[Action]) -> None:
         """Begins the reads whose room is truly there, those that only the horizon wants last."""

@@ -93,10 +93,13 @@ def test_rows_worse_than_every_unused_row_of_a_page_are_found_and_unused_rows_ne
 def test_stretches_hold_every_page_once_and_become_shorter(threads: int) -> None:
     clusters, _, _ = make([40_000, 0, 9_000, 70_000], 40, "float32", np.random.default_rng(0))
     pieces = [piece for cluster in clusters for piece in cluster.pieces]
-    stretches = list(_stretches(clusters, threads))
-    assert np.array_equal(np.concatenate([pages for _, pages in stretches]), np.concatenate(pieces))
-    assert [first for first, _ in stretches] == np.cumsum([0, *(len(pages) for _, pages in stretches)])[:-1].tolist()
-    sizes = [pages.nbytes for _, pages in stretches]
+    stretches = list(_stretches(clusters, clusters[0].layout.rows_per_page, threads))
+    assert np.array_equal(np.concatenate([stretch.pages for stretch in stretches]), np.concatenate(pieces))
+    for cluster in clusters:
+        owned = [stretch for stretch in stretches if stretch.cluster == cluster.cluster]
+        assert sum(stretch.row_count for stretch in owned) == cluster.row_count
+        assert sum(len(stretch.pages) for stretch in owned) == sum(map(len, cluster.pieces))
+    sizes = [stretch.pages.nbytes for stretch in stretches]
     if threads == 1:
         assert len(stretches) == len(pieces)
     else:
