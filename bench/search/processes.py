@@ -79,10 +79,10 @@ def _wait(
     progress = folder / PROGRESS_NAME
     while True:
         try:
-            process.wait(timeout=POLL_S)
+            process.wait(timeout=max(0.0, min(POLL_S, deadline_s - time.monotonic())))
             return True
         except subprocess.TimeoutExpired:
-            if time.monotonic() > deadline_s:
+            if time.monotonic() >= deadline_s:
                 return False
         try:
             on_progress(int(progress.read_text() or 0))

@@ -135,9 +135,7 @@ def test_folders_that_cannot_be_written_are_errors_that_say_so(
         search(plan(tmp_path, tiny_index), wishes(questions), {})
     (tmp_path / "cells.jsonl").mkdir()
     with pytest.raises(ConfigError, match=r"cannot write .*cells\.jsonl"):
-        CellFile(tmp_path / "cells.jsonl").append(
-            Cell(settings_id="s", seed=0, window=1, contestant="a", status="ok")
-        )
+        CellFile(tmp_path / "cells.jsonl").append(Cell(settings_id="s", seed=0, window=1, contestant="a", status="ok"))
 
 
 def test_options_that_cannot_be_are_refused(tmp_path: Path, tiny_index: Path, questions: Path) -> None:
