@@ -311,7 +311,7 @@ class ClusterMajorPlanner:
     def _read_ahead(self, actions: list[Action]) -> None:
         """Reads what the next windows want, soonest first; the largest cluster still fits beside it.
 
-        So a demand waits neither for bytes nor, since the store puts demand first, for the disk behind a wrong guess.
+        So a demand never waits for bytes, and, since the store puts demand first, for the disk behind a few blocks at most.
         """
         for cluster in tuple(self._unread):
             if self._memory.is_resident(cluster) or self._memory.is_reading(cluster):
