@@ -223,7 +223,7 @@ def _cut(scorings: Sequence[Scoring], costs: Sequence[int], threads: int) -> lis
 
 def _cost(scoring: Scoring) -> int:
     """Bytes read, and the products in bytes that could be read meanwhile."""
-    size_bytes = sum([piece.nbytes for piece in scoring.pages.pieces])  # a list: this runs for each slice of each query
+    size_bytes = sum(piece.nbytes for piece in scoring.pages.pieces)
     return size_bytes * (BYTES_PER_PRODUCT + len(scoring.queries)) // BYTES_PER_PRODUCT
 
 
