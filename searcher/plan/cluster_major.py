@@ -34,6 +34,7 @@ from searcher.plan.cluster_steps import (
 )
 from searcher.plan.demand import Demand
 from searcher.plan.residency import Residency
+from searcher.plan.turn import Turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +82,7 @@ class ClusterMajorPlanner:
         self._unread: dict[ClusterId, None] = {}  # of the horizon: not seen to yet, soonest first
         self._ahead: dict[ClusterId, None] = {}  # read ahead, not wanted so far
         self._cancelled: set[ClusterId] = set()
-        self._late: tuple[ClusterId, int] | None = None  # the head of `_coming`, and since when others wait for it
+        self._turn = Turn(limits.overtake_us)
 
     def __len__(self) -> int:
         """Returns the queries in hand."""
@@ -145,7 +146,8 @@ class ClusterMajorPlanner:
         # What is under way lasts the disk for `read_ahead_bytes`: it must be given more before that is used up.
         bytes_max = self._limits.read_ahead_bytes // 2 if self._is_disk_wanted() else self._limits.budget_bytes
         leaving = [cluster for cluster in self._leaving if cluster in self._ready]
-        for cluster in leaving[:1] or self._arrived_in_turn(now_us) or tuple(self._ready):
+        arrived = () if leaving else self._turn.arrived(self._coming, self._memory.is_resident, now_us)
+        for cluster in leaving[:1] or arrived or tuple(self._ready):
             queries = self._demand.wanting(cluster)
             spent_us += cost_us(cluster, len(queries))
             spent_bytes += self._size_bytes[cluster]
@@ -160,12 +162,11 @@ class ClusterMajorPlanner:
         return Substage(tasks=self._scoring) if tasks else None
 
     def _is_disk_wanted(self) -> bool:
-        is_reading = self._memory.reading_bytes > 0 or bool(self._unissued)
-        return is_reading or self._demand.lacks_any()
+        return self._memory.reading_bytes > 0 or bool(self._unissued) or self._demand.lacks_any()
 
     def wake_us(self) -> int | None:
         """Returns when `next_substage` may find something without another event, None when it cannot."""
-        return None if self._late is None else self._late[1] + self._limits.overtake_us
+        return self._turn.wake_us()
 
     # ---- queries
 
@@ -242,26 +243,6 @@ class ClusterMajorPlanner:
                 self._let_go(task.cluster, actions)
             if may_read:  # scoring never makes anything lacking that was not
                 self._read(actions)
-
-    def _arrived_in_turn(self, now_us: int) -> tuple[ClusterId, ...]:
-        """The clusters that were read for queries in hand and whose turn it is; see `overtake_us`."""
-        head = next(iter(self._coming), None)
-        if head is None or self._memory.is_resident(head):
-            self._late = None
-        else:
-            arrived = tuple(cluster for cluster in self._coming if self._memory.is_resident(cluster))
-            if not arrived:
-                self._late = None
-            elif self._late is None or self._late[0] != head:
-                self._late = (head, now_us)
-            is_too_late = self._late is not None and now_us >= self._late[1] + self._limits.overtake_us
-            return arrived if is_too_late else ()
-        in_turn = []
-        for cluster in self._coming:
-            if not self._memory.is_resident(cluster):
-                break
-            in_turn.append(cluster)
-        return tuple(in_turn)
 
     # ---- reads
 
