@@ -11,6 +11,7 @@ from bench.cagr_figures.cli import figure
 from bench.grouping_cli import grouping
 from bench.grown.cli import data as grow_data
 from bench.lone_query_cli import lone
+from bench.options import DataOption, JsonOption
 from bench.search.cli import search
 from bench.simulator.cli import policies, simulator
 
@@ -38,12 +39,6 @@ More vectors than there are?   carpool bench data --out DIR
 """,
 )
 
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", metavar="DIR", help="Folder of the evaluation data. Default: CARPOOL_DATA.", show_default=False
-    ),
-]
 BootstrapOption = Annotated[
     str | None,
     typer.Option(
@@ -90,12 +85,6 @@ SetOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the clusters and of the arrivals.")]
-JsonOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--json", metavar="FILE", help="Where the figures go as JSON; - is standard output.", show_default=False
-    ),
-]
 WORK = Path(".carpool/bench")
 
 

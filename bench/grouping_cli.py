@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from bench.options import DataOption, JsonOption
+
 
 def grouping(
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", metavar="DIR", help="Folder of the evaluation data. Default: CARPOOL_DATA.", show_default=False
-        ),
-    ] = None,
+    data: DataOption = None,
     nlist: Annotated[int, typer.Option("--nlist", min=1, help="Clusters, trained on the passages.")] = 1000,
     nprobe: Annotated[int, typer.Option("--nprobe", min=1, help="Clusters a question probes.")] = 32,
     window: Annotated[int, typer.Option("--window", min=1, max=1000, help="Questions a window.")] = 100,
@@ -32,12 +28,7 @@ def grouping(
         typer.Option("--cache-share", min=0.0, max=1.0, help="Share of the clusters that the replay's cache holds."),
     ] = 0.4,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the clusters and of who meets whom.")] = 0,
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", metavar="FILE", help="Where the figures go as JSON; - is standard output.", show_default=False
-        ),
-    ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """What does planning a window cost, and what is its order worth?
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from bench.options import JsonOption
 from schemas.query import TOP_K_MAX
 
 
@@ -41,12 +42,7 @@ def lone(
         typer.Option("--rest", metavar="MS,MS", help="How long the machine rests after each call: a table for each."),
     ] = "0,10,50",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of vectors, clusters and queries.")] = 0,
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", metavar="FILE", help="Where the figures go as JSON; - is standard output.", show_default=False
-        ),
-    ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """What does a lone query cost whose clusters are in memory, beside the same FAISS call?
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from bench.options import DataOption
+
 QUERIES = {2: 250}
 QUERIES_ELSE = 400
 
@@ -17,12 +19,7 @@ def figure(
         Path | None,
         typer.Option("--index", metavar="DIR", help="The index: nlist 100, larger than memory.", show_default=False),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", metavar="DIR", help="Folder of the evaluation data. Default: CARPOOL_DATA.", show_default=False
-        ),
-    ] = None,
+    data: DataOption = None,
     model: Annotated[
         str | None,
         typer.Option("--model", help="Embedding model of the index. Default: the services'.", show_default=False),

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from bench.options import DataOption
 from schemas.query import TOP_K_MAX
 
 WORK = Path(".carpool/bench")
@@ -116,12 +117,7 @@ def search(
             show_default=False,
         ),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", metavar="DIR", help="Folder of the evaluation data. Default: CARPOOL_DATA.", show_default=False
-        ),
-    ] = None,
+    data: DataOption = None,
     questions: Annotated[
         list[Path] | None,
         typer.Option(

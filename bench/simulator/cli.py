@@ -7,20 +7,10 @@ from typing import Annotated
 
 import typer
 
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", metavar="DIR", help="Folder of the evaluation data. Default: CARPOOL_DATA.", show_default=False
-    ),
-]
+from bench.options import DataOption, JsonOption
+
 NprobeOption = Annotated[int, typer.Option("--nprobe", min=1, help="Clusters a question probes.")]
 WindowOption = Annotated[int, typer.Option("--window", min=1, max=1000, help="Questions a window.")]
-JsonOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--json", metavar="FILE", help="Where the figures go as JSON; - is standard output.", show_default=False
-    ),
-]
 
 
 def policies(

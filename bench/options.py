@@ -1,0 +1,21 @@
+"""Options that several benchmarks share. Light to import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", help="Folder of the evaluation data. Default: CARPOOL_DATA.", show_default=False
+    ),
+]
+JsonOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Where the figures go as JSON; - is standard output.", show_default=False
+    ),
+]
