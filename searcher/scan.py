@@ -106,7 +106,12 @@ def _blocks(pages: ClusterPages, block_pages: int) -> Iterator[tuple[int, list[U
 
 
 def multiply(layout: PageLayout, parts: list[UInt8], queries: Float32, scores: Float32) -> None:
-    """Writes the scores of the rows of `parts`, in order, into the first rows of `scores`: (rows, q)."""
+    """Writes the scores of the rows of `parts`, in order, into the first rows of `scores`: (rows, q).
+
+    Raises `ValueError` for queries of another dimension.
+    """
+    if queries.shape[1] != layout.dimension:
+        raise ValueError(f"dimension mismatch: queries of {queries.shape[1]} numbers, vectors of {layout.dimension}")
     start = 0
     for pages in _widened(layout, parts) if layout.vector_dtype == "float16" else parts:
         end = start + len(pages) * layout.rows_per_page

@@ -115,6 +115,17 @@ def test_real_scores_agree_with_a_full_sort_within_the_last_bits(dtype: VectorDt
             np.testing.assert_allclose([s for s, _ in mine], [s for s, _ in best], atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("dimension", [1, 7, 9])
+@pytest.mark.parametrize("has_wide_kernels", [False, True])
+def test_queries_of_another_dimension_are_refused(
+    dimension: int, has_wide_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "has_wide_kernels", lambda: has_wide_kernels)
+    pages = cut(choose_layout(8, "float32"), np.ones((50, 8), np.float32), np.arange(50), [])
+    with pytest.raises(ValueError, match="mismatch"):
+        score_pages(pages, np.ones((2, dimension), np.float32), no_floors(2), np.array([5, 5]))
+
+
 def test_every_finite_half_is_widened_to_the_same_number() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     halves = halves[np.isfinite(halves)]
