@@ -6,6 +6,7 @@ import mmap
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -54,27 +55,37 @@ class DiskFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_disk(
-    reads: Sequence[Read], *, seed: int, depths: Sequence[int] = DEPTHS, duration_s: float = DURATION_S
+    reads: Sequence[Read],
+    *,
+    seed: int,
+    depths: Sequence[int] = DEPTHS,
+    duration_s: float = DURATION_S,
+    into_bytes: int = 0,
 ) -> DiskFigures:
     """Returns what these reads reach in random order, `duration_s` for each depth, again from the start when all were made.
 
-    A thread for each outstanding read, each with a buffer of its own: memory for `max(depths)` of the largest read. Blocks.
-    Raises `ConfigError` where the file system has no O_DIRECT or no disk: memory would be measured.
+    A thread for each outstanding read. They read into `into_bytes` of memory in turn, at least a buffer for each thread: few
+    buffers stay in the processor's caches, where a disk may write sooner than to memory, and a cache that keeps what it reads
+    has none such. Blocks. Raises `ConfigError` where the file system has no O_DIRECT or no disk: memory would be measured.
     """
     if not reads:
         raise ValueError("no reads to measure with")
     buffer_bytes = max(read.size_bytes for read in reads)
+    count = max(*depths, into_bytes // buffer_bytes)
     order = np.random.default_rng(seed).permutation(len(reads))
     with ExitStack() as stack:
         files = {path: _opened(path, stack) for path in sorted({read.path for read in reads})}
         jobs = [(files[reads[at].path], reads[at].offset_bytes, reads[at].size_bytes) for at in order]
-        buffers = [_buffer(buffer_bytes) for _ in range(max(depths))]
-        for buffer in buffers:
-            stack.callback(buffer.close)
-        return DiskFigures(rates=tuple(_rate(jobs, buffers[:depth], duration_s) for depth in depths))
+        memory = _memory(count * buffer_bytes)
+        stack.callback(memory.close)
+        whole = stack.enter_context(memoryview(memory))
+        buffers = [stack.enter_context(whole[at * buffer_bytes : (at + 1) * buffer_bytes]) for at in range(count)]
+        return DiskFigures(
+            rates=tuple(_rate(jobs, buffers if into_bytes else buffers[:depth], depth, duration_s) for depth in depths)
+        )
 
 
-def _buffer(size_bytes: int) -> mmap.mmap:
+def _memory(size_bytes: int) -> mmap.mmap:
     """Returns memory in large pages where there are any, as the arena's: requests to the disk are larger then. Used once
     before, so that the system's giving it is not measured."""
     buffer = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -97,28 +108,34 @@ def _opened(path: Path, stack: ExitStack) -> int:
     return file
 
 
-def _rate(jobs: Sequence[tuple[int, int, int]], buffers: Sequence[mmap.mmap], duration_s: float) -> DiskRate:
+def _rate(
+    jobs: Sequence[tuple[int, int, int]], buffers: Sequence[memoryview], depth: int, duration_s: float
+) -> DiskRate:
+    """Buffers are used in turn, at least `depth` of them: one is free again when its turn comes."""
     lock = threading.Lock()
+    free = deque(buffers)
     done = [0, 0, 0]  # the next job, reads, bytes
     failures: list[OSError] = []
     deadline_s = time.monotonic() + duration_s
 
-    def work(buffer: mmap.mmap) -> None:
-        with memoryview(buffer) as view:
-            while time.monotonic() < deadline_s and not failures:
-                with lock:
-                    file, offset, size = jobs[done[0] % len(jobs)]
-                    done[0] += 1
-                try:
-                    read = _read_all(file, view[:size], offset)
-                except OSError as error:
-                    failures.append(error)
-                    return
-                with lock:
-                    done[1] += 1
-                    done[2] += read
+    def work() -> None:
+        while time.monotonic() < deadline_s and not failures:
+            with lock:
+                file, offset, size = jobs[done[0] % len(jobs)]
+                done[0] += 1
+                buffer = free.popleft()
+            try:
+                with buffer[:size] as view:
+                    read = _read_all(file, view, offset)
+            except OSError as error:
+                failures.append(error)
+                return
+            with lock:
+                free.append(buffer)
+                done[1] += 1
+                done[2] += read
 
-    threads = [threading.Thread(target=work, args=(buffer,), name="disk-figure") for buffer in buffers]
+    threads = [threading.Thread(target=work, name="disk-figure") for _ in range(depth)]
     start_s = time.monotonic()
     for thread in threads:
         thread.start()
@@ -127,7 +144,7 @@ def _rate(jobs: Sequence[tuple[int, int, int]], buffers: Sequence[mmap.mmap], du
     duration_us = int((time.monotonic() - start_s) * 1e6)
     if failures:
         raise ConfigError(f"cannot measure the disk: {failures[0].strerror}") from failures[0]
-    return DiskRate(depth=len(buffers), reads=done[1], bytes_read=done[2], duration_us=duration_us)
+    return DiskRate(depth=depth, reads=done[1], bytes_read=done[2], duration_us=duration_us)
 
 
 def _read_all(file: int, view: memoryview, offset_bytes: int) -> int:

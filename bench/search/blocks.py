@@ -199,6 +199,7 @@ class Run:
                 seed=seed.seed,
                 window=window,
                 duration_s=self.plan.disk_s,
+                into_bytes=self.plan.budget_bytes(seed.view),
             )
         )
 

@@ -73,18 +73,24 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
 
 class DiskBlock(msgspec.Struct, frozen=True, kw_only=True, tag="disk"):
     """What the disk reached before, amid or after a block of cells. `figures`: by reads of whole clusters; `slices`: by reads of
-    our slices, where those are others."""
+    our slices, where those are others; `spread`: by the smaller of these into as much memory as a cache has."""
 
     settings_id: str
     seed: int
     window: int
     figures: DiskFigures
     slices: DiskFigures | None = None
+    spread: DiskFigures | None = None
 
     @property
     def best_bytes_per_s(self) -> float:
-        """The highest rate of any size and depth."""
+        """The highest rate of any size and depth, into a buffer for each read under way."""
         return max(found.best_bytes_per_s for found in (self.figures, self.slices) if found is not None)
+
+    @property
+    def spread_bytes_per_s(self) -> float | None:
+        """The highest rate of any depth into as much memory as a cache has; None where it was not measured."""
+        return None if self.spread is None else self.spread.best_bytes_per_s
 
 
 class OracleCell(msgspec.Struct, frozen=True, kw_only=True, tag="oracle"):

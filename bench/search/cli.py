@@ -155,6 +155,7 @@ def search(
     first s            from the start of the process to the first answer
     x                  against the baseline, paired by seed
     disk %, busy %     of what O_DIRECT reads of clusters or slices reach: over the whole loop, while reading
+    spread %           of what they reach into as much memory as the cache has: over the whole loop
     held/s             the highest rate whose p99 stayed within --p99-ms
     x window, x static bytes over those of reading each wanted cluster once a window, of the best fixed set kept
 

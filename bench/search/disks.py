@@ -20,8 +20,11 @@ def slice_reads(view: IndexView, slice_bytes_max: int = SearcherSettings().slice
     )
 
 
-def measure_block(view: IndexView, *, settings_id: str, seed: int, window: int, duration_s: float) -> DiskBlock:
-    """Returns what the disk reaches now, `duration_s` for each size and depth. Blocks; raises as `measure_disk` does."""
+def measure_block(
+    view: IndexView, *, settings_id: str, seed: int, window: int, duration_s: float, into_bytes: int
+) -> DiskBlock:
+    """Returns what the disk reaches now, `duration_s` for each size and depth: into a buffer for each read under way, and into
+    `into_bytes` of memory, as much as a contestant's cache. Blocks; raises as `measure_disk` does."""
     slices = slice_reads(view)
     return DiskBlock(
         settings_id=settings_id,
@@ -29,4 +32,5 @@ def measure_block(view: IndexView, *, settings_id: str, seed: int, window: int, 
         window=window,
         figures=measure_disk(view.reads, seed=seed, duration_s=duration_s),
         slices=measure_disk(slices, seed=seed, duration_s=duration_s) if slices else None,
+        spread=measure_disk(slices or view.reads, seed=seed, duration_s=duration_s, into_bytes=into_bytes),
     )

@@ -111,10 +111,12 @@ def print_summary(console: Console, summary: Summary) -> None:
     """Prints two tables for each window size: medians over seeds, with the range where there are several."""
     for window in dict.fromkeys(row.window for row in summary.rows):
         rows = [row for row in summary.rows if row.window == window]
-        disk = summary.disk_bytes_per_s.get(window)
+        disk, spread = summary.disk_bytes_per_s.get(window), summary.spread_bytes_per_s.get(window)
         titles = {
             "speed": f"Windows of {window}: cold, closed loop",
-            "bytes": f"Windows of {window}: bytes" + (f"; the disk reads {_range(disk, 1e9, 2)} GB/s" if disk else ""),
+            "bytes": f"Windows of {window}: bytes"
+            + (f"; the disk reads {_range(disk, 1e9, 2)} GB/s" if disk else "")
+            + (f", {_range(spread, 1e9, 2)} into as much memory as the cache" if spread else ""),
         }
         for kind, columns in (("speed", speed_columns), ("bytes", bytes_columns)):
             table = Table(title=titles[kind])
@@ -157,7 +159,7 @@ def speed_columns(row: Row) -> dict[str, str]:
 def bytes_columns(row: Row) -> dict[str, str]:
     """Returns heading and cell of the second table."""
     figures = row.figures
-    shares = [_range(figures.get(name), 0.01, 0) for name in ("disk_share", "disk_share_busy")]
+    shares = [_range(figures.get(name), 0.01, 0) for name in ("disk_share", "disk_share_busy", "disk_share_spread")]
     return {
         "contestant": _name(row),
         "MB a query": _range(figures.get("bytes_a_query"), MB, 2),
@@ -167,6 +169,7 @@ def bytes_columns(row: Row) -> dict[str, str]:
         "own count": _own_count(row),
         "disk %": shares[0],
         "busy %": shares[1],
+        "spread %": shares[2],
         "loading MB": _range(figures.get("loading_bytes"), MB, 0),
         "peak MB": _range(figures.get("peak_bytes"), MB, 0),
     }

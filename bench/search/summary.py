@@ -14,6 +14,8 @@ from bench.search.cells import Cell, DiskBlock, Line, OracleCell
 from bench.search.statistics import Range, over_seeds, paired_ratio
 
 Figure = Callable[[Cell], float | None]
+Rates = dict[tuple[int, int], float]
+"""Bytes a second by (seed, window)."""
 BASELINES = ("cagr-best-greedy", "faiss-ondisk")
 """What ratios are to where nobody says otherwise: the first of these that takes part."""
 
@@ -45,6 +47,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     baseline: str
     rows: tuple[Row, ...]
     disk_bytes_per_s: dict[int, Range]
+    spread_bytes_per_s: dict[int, Range] = {}
+    """The same into as much memory as a cache has."""
 
 
 def summarise(lines: Iterable[Line], windows: Sequence[int], contestants: Sequence[str], baseline: str) -> Summary:
@@ -52,7 +56,8 @@ def summarise(lines: Iterable[Line], windows: Sequence[int], contestants: Sequen
     found = list(lines)
     cells = {line.key: line for line in found if isinstance(line, Cell)}
     oracles = [line for line in found if isinstance(line, OracleCell)]
-    rates = disk_rates(line for line in found if isinstance(line, DiskBlock))
+    blocks = [line for line in found if isinstance(line, DiskBlock)]
+    rates, spread_rates = disk_rates(blocks), disk_rates(blocks, is_spread=True)
     rows: list[Row] = []
     for window in windows:
         by_name = {
@@ -63,29 +68,48 @@ def summarise(lines: Iterable[Line], windows: Sequence[int], contestants: Sequen
             }
             for name in contestants
         }
-        window_rates = {seed: rate for (seed, of_window), rate in rates.items() if of_window == window}
+        window_rates = _of(rates, window)
         in_window = [oracle for oracle in oracles if oracle.window == window]
         rows.extend(
-            _row(window, name, by_name[name], by_name.get(baseline, {}), in_window, window_rates)
+            _row(
+                window,
+                name,
+                by_name[name],
+                by_name.get(baseline, {}),
+                in_window,
+                window_rates,
+                _of(spread_rates, window),
+            )
             for name in contestants
             if by_name[name]
         )
         rows.extend(_oracle_rows(window, in_window, window_rates))
-    disk = {
-        window: spread
-        for window in windows
-        if (spread := over_seeds(rate for (_, of_window), rate in rates.items() if of_window == window)) is not None
-    }
-    return Summary(baseline=baseline, rows=tuple(rows), disk_bytes_per_s=disk)
+    return Summary(
+        baseline=baseline,
+        rows=tuple(rows),
+        disk_bytes_per_s=_by_window(rates, windows),
+        spread_bytes_per_s=_by_window(spread_rates, windows),
+    )
 
 
-def disk_rates(blocks: Iterable[DiskBlock]) -> dict[tuple[int, int], float]:
-    """Returns bytes a second by (seed, window): the median of the best size and depth of each time that the block's disk was
-    measured."""
+def disk_rates(blocks: Iterable[DiskBlock], *, is_spread: bool = False) -> Rates:
+    """Returns bytes a second: the median of the best size and depth of each time that the block's disk was measured, into a
+    buffer for each read under way or, `is_spread`, into as much memory as a cache has."""
     found: dict[tuple[int, int], list[float]] = {}
     for block in blocks:
-        found.setdefault((block.seed, block.window), []).append(block.best_bytes_per_s)
+        rate = block.spread_bytes_per_s if is_spread else block.best_bytes_per_s
+        if rate is not None:
+            found.setdefault((block.seed, block.window), []).append(rate)
     return {key: median(rates) for key, rates in found.items()}
+
+
+def _of(rates: Rates, window: int) -> dict[int, float]:
+    return {seed: rate for (seed, of_window), rate in rates.items() if of_window == window}
+
+
+def _by_window(rates: Rates, windows: Sequence[int]) -> dict[int, Range]:
+    found = {window: over_seeds(_of(rates, window).values()) for window in windows}
+    return {window: spread for window, spread in found.items() if spread is not None}
 
 
 def revision_of(cell: Cell) -> str:
@@ -102,14 +126,15 @@ def _row(
     baseline: Mapping[int, Cell],
     oracles: Sequence[OracleCell],
     rates: Mapping[int, float],
+    spread_rates: Mapping[int, float],
 ) -> Row:
     figures = {figure: _by_seed(cells, get) for figure, get in FIGURES.items()}
-    figures["disk_share"] = {
-        seed: rate / rates[seed] for seed, rate in _by_seed(cells, _bytes_per_s).items() if seed in rates
-    }
-    figures["disk_share_busy"] = {
-        seed: rate / rates[seed] for seed, rate in _by_seed(cells, _bytes_per_busy_s).items() if seed in rates
-    }
+    for share, get, of in (
+        ("disk_share", _bytes_per_s, rates),
+        ("disk_share_busy", _bytes_per_busy_s, rates),
+        ("disk_share_spread", _bytes_per_s, spread_rates),
+    ):
+        figures[share] = {seed: rate / of[seed] for seed, rate in _by_seed(cells, get).items() if seed in of}
     agreed = [cell.agreement for cell in cells.values() if cell.agreement is not None]
     return Row(
         window=window,

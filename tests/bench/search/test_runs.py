@@ -317,11 +317,12 @@ def test_the_view_holds_every_row_once_and_says_where_clusters_lie(tiny_index: P
         open_view(tiny_index / "nothing")
 
 
-def test_the_kernel_counts_what_a_direct_read_reads(tiny_index: Path) -> None:
+@pytest.mark.parametrize("into_bytes", [0, 1, 1 << 20])
+def test_the_kernel_counts_what_a_direct_read_reads(tiny_index: Path, into_bytes: int) -> None:
     reads = open_view(tiny_index).reads
     before = process_read_bytes()
     try:
-        figures = measure_disk(reads, seed=0, depths=(1, 2), duration_s=0.02)
+        figures = measure_disk(reads, seed=0, depths=(1, 2), duration_s=0.02, into_bytes=into_bytes)
     except ConfigError as error:
         pytest.skip(str(error))
     counted = process_read_bytes() - before

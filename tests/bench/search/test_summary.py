@@ -17,6 +17,7 @@ from bench.search.oracles import OracleBytes
 from bench.search.plot import plot_summary
 from bench.search.rates import RateFound
 from bench.search.report import print_summary, promises_of
+from bench.search.statistics import Range
 from bench.search.summary import Summary, disk_rates, summarise
 
 SECOND_US = 1_000_000
@@ -82,8 +83,12 @@ def figures(*bytes_per_s: int) -> DiskFigures:
     return DiskFigures(rates=rates)
 
 
-def disk(seed: int, *bytes_per_s: int, slices: DiskFigures | None = None) -> DiskBlock:
-    return DiskBlock(settings_id="s", seed=seed, window=20, figures=figures(*bytes_per_s), slices=slices)
+def disk(
+    seed: int, *bytes_per_s: int, slices: DiskFigures | None = None, into_cache: DiskFigures | None = None
+) -> DiskBlock:
+    return DiskBlock(
+        settings_id="s", seed=seed, window=20, figures=figures(*bytes_per_s), slices=slices, spread=into_cache
+    )
 
 
 def oracle(seed: int, bytes_read: int, name: str = "oracle-window") -> OracleCell:
@@ -101,7 +106,7 @@ LINES: list[Line] = [
     oracle(1, 25_000_000),
     disk(0, 90_000_000, 100_000_000),
     disk(0, 50_000_000, slices=figures(200_000_000, 70_000_000)),
-    disk(0, 300_000_000),
+    disk(0, 300_000_000, into_cache=figures(125_000_000, 90_000_000)),
     disk(1, 200_000_000),
 ]
 
@@ -129,6 +134,14 @@ def test_the_disk_of_a_block_is_the_median_of_the_best_that_clusters_and_slices_
     ours = summary(LINES).rows[1]
     assert ours.figures["disk_share"].max == 0.5  # 100 MB in the second of the loop
     assert ours.figures["disk_share_busy"].max == 1.0  # of which it was busy for half
+
+
+def test_reads_into_as_much_memory_as_a_cache_has_are_another_figure_and_blocks_without_them_are_left_out() -> None:
+    blocks = [line for line in LINES if isinstance(line, DiskBlock)]
+    assert disk_rates(blocks, is_spread=True) == {(0, 20): 125e6}
+    found = summary(LINES)
+    assert found.spread_bytes_per_s[20].median == 125e6
+    assert found.rows[1].figures["disk_share_spread"] == Range(median=0.4, min=0.4, max=0.4, count=1)
 
 
 def test_promises_break_when_bytes_or_ids_do_not_agree() -> None:
