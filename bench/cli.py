@@ -8,10 +8,13 @@ from typing import Annotated, Literal
 import typer
 
 from bench.cagr_figures.cli import figure
+from bench.chaos.cli import chaos
 from bench.grouping_cli import grouping
 from bench.grown.cli import data as grow_data
 from bench.lone_query_cli import lone
-from bench.options import DataOption, JsonOption
+from bench.options import DataOption, JsonOption, ServiceSettingOption, WorkOption
+from bench.overhead.cli import overhead
+from bench.priorities_cli import priorities
 from bench.search.cli import search
 from bench.simulator.cli import policies, simulator
 
@@ -21,8 +24,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
-claims and traffic start grouper and searcher as processes of their own, on an embedded broker or on yours, publish
-questions, and read everything that comes back. The others need no broker: search and figure run contestants in
+claims, traffic and priorities start services as processes of their own, on an embedded broker or on yours, publish
+questions, and read everything that comes back; overhead and chaos do so on Apache Kafka, which they start from KAFKA_HOME.
+The others need no broker: search and figure run contestants in
 processes, lone and simulator parts of the searcher, policies and grouping replay cluster ids. The JSON says of which
 machine, versions, data and settings a figure is.
 
@@ -34,8 +38,11 @@ A lone query, beside FAISS?    carpool bench lone
 What is a cache policy worth?  carpool bench policies --data DATA
 Does the simulator agree?      carpool bench simulator --data DATA
 What is grouping worth?        carpool bench grouping --data DATA
+Does batch work delay others?  carpool bench priorities
 CaGR-RAG's figures, here?      carpool bench figure 6 --index DIR
 More vectors than there are?   carpool bench data --out DIR
+What does exactly-once cost?   carpool bench overhead
+Is anything lost or repeated?  carpool bench chaos
 """,
 )
 
@@ -57,12 +64,6 @@ IndexOption = Annotated[
         show_default=False,
     ),
 ]
-WorkOption = Annotated[
-    Path,
-    typer.Option(
-        "--work", metavar="DIR", help="Folder for index and logs, on a disk: the searcher reads with O_DIRECT."
-    ),
-]
 NlistOption = Annotated[int, typer.Option("--nlist", min=1, help="Clusters of the index.")]
 ModelOption = Annotated[
     str | None,
@@ -74,15 +75,6 @@ ModelOption = Annotated[
 ]
 LimitOption = Annotated[
     int | None, typer.Option("--limit", min=1, help="Only the first of the questions.", show_default=False)
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="SECTION.NAME=VALUE",
-        help="A setting of the services, such as grouper.policy=none; may be repeated.",
-        show_default=False,
-    ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the clusters and of the arrivals.")]
 WORK = Path(".carpool/bench")
@@ -118,7 +110,7 @@ def claims(
         ),
     ] = "",
     llm_model: Annotated[str, typer.Option("--llm-model", help="Name of the model there.", show_default=False)] = "",
-    settings: SetOption = None,
+    settings: ServiceSettingOption = None,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
 ) -> None:
@@ -188,7 +180,7 @@ def traffic(
             help="Measure what the searcher takes by itself: the same traffic on an index with next to nothing."
         ),
     ] = True,
-    settings: SetOption = None,
+    settings: ServiceSettingOption = None,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
 ) -> None:
@@ -237,5 +229,8 @@ app.command()(lone)
 app.command()(policies)
 app.command()(simulator)
 app.command()(grouping)
+app.command()(priorities)
 app.command()(figure)
+app.command()(overhead)
+app.command()(chaos)
 app.command(name="data")(grow_data)

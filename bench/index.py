@@ -16,7 +16,7 @@ from carpool.clock import SystemClock
 from carpool.disk.centroids import read_centroids
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
 from carpool.disk.segments import segment_name
-from carpool.embedding import EmbeddingSettings, fingerprint_of
+from carpool.embedding import EmbeddingSettings, fingerprint_of, load_embedder
 from carpool.errors import ConfigError
 from indexer.build import BuildRequest, build_index
 from indexer.progress import SilentProgress
@@ -88,6 +88,25 @@ def tiny_index(data: EvaluationData, *, work_dir: Path, nlist: int, embedding: E
     with gzip.open(data.corpus_path, "rb") as lines:
         corpus.write_bytes(b"".join(islice(lines, rows)))
     vectors = read_vectors(data.vectors_path(CORPUS))[:rows]
+    return _build(corpus, vectors, index_dir, nlist=nlist, seed=0, embedding=embedding)
+
+
+def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: str) -> BenchIndex:
+    """Returns an index of `texts`, embedded with `model`; the one in `index_dir`, where it is of as many and of that model."""
+    embedding = EmbeddingSettings(model=model)
+    if (index_dir / MANIFEST_NAME).exists():
+        manifest = read_manifest(index_dir)
+        if (manifest.row_count, manifest.nlist) == (len(texts), nlist) and (
+            manifest.embedding_model == fingerprint_of(embedding)
+        ):
+            return BenchIndex(dir=index_dir, manifest=manifest)
+    index_dir.parent.mkdir(parents=True, exist_ok=True)
+    corpus = index_dir.with_name(index_dir.name + "-corpus.jsonl")
+    rows = (
+        {"id": f"passage-{number}", "title": f"Passage {number}", "text": text} for number, text in enumerate(texts)
+    )
+    corpus.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
+    vectors = load_embedder(embedding).encode(texts)
     return _build(corpus, vectors, index_dir, nlist=nlist, seed=0, embedding=embedding)
 
 

@@ -58,7 +58,7 @@ class TopicReader:
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "error",
-                "fetch.wait.max.ms": 10,
+                "fetch.wait.max.ms": 500,
                 "fetch.message.max.bytes": MESSAGE_BYTES_MAX,
             },
             logger=LOGGER,
@@ -79,6 +79,13 @@ class TopicReader:
         """Returns how many of `ids` are keys of a record of one of `topics`."""
         with self._lock:
             return len(ids & set().union(*(self._counts[topic].keys() for topic in topics)))
+
+    def distinct(self, topic: str) -> int:
+        """Returns how many different keys the records of `topic` had so far. Raises what stopped the reader."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            return len(self._counts[topic])
 
     def wait(
         self,

@@ -19,3 +19,18 @@ JsonOption = Annotated[
         "--json", metavar="FILE", help="Where the figures go as JSON; - is standard output.", show_default=False
     ),
 ]
+WorkOption = Annotated[
+    Path,
+    typer.Option(
+        "--work", metavar="DIR", help="Folder for index and logs, on a disk: the searcher reads with O_DIRECT."
+    ),
+]
+ServiceSettingOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.NAME=VALUE",
+        help="A setting of the services, such as grouper.policy=none; may be repeated.",
+        show_default=False,
+    ),
+]

@@ -24,10 +24,10 @@ from producers.load import LoadPlan, LoadProgress, LoadSummary, Sent, run_load
 from producers.publisher import LOGGER, Publisher
 from producers.questions import Question
 from producers.settings import ClientSettings
-from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
+from schemas.topics import ANSWERS, BATCH, GROUPS, QUERIES, RETRIEVALS
 
 INPUTS = {"grouper": QUERIES.name, "searcher": GROUPS.name, "generator": RETRIEVALS.name}
-"""The topic that each service reads."""
+"""The topic that each service reads; beside it, that of the class `batch`."""
 
 QUIET_TIMEOUT_S = 30.0
 
@@ -161,7 +161,8 @@ def open_session(
         create_topics(kafka)
         if not broker.is_fresh:
             for service in services:
-                begin_at_end(kafka, kafka.group_of(service), INPUTS[service])
+                for topic in (INPUTS[service], BATCH[INPUTS[service]].name):
+                    begin_at_end(kafka, kafka.group_of(service), topic)
         topics = [GROUPS.name, RETRIEVALS.name, ANSWERS.name]
         reader = stack.enter_context(TopicReader(kafka, topics, clock, from_beginning=broker.is_fresh))
         processes = stack.enter_context(

@@ -94,11 +94,27 @@ class ServiceProcess:
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
+    def samples(self) -> dict[str, float]:
+        """Returns every sample of /metrics under its name with labels, as they stand on the page; none when nothing answers."""
+        status, text = self.page("/metrics")
+        if status != 200:
+            return {}
+        lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in lines}
+
     def kill(self) -> None:
-        """Ends it with SIGKILL and waits."""
+        """Ends it with SIGKILL, also while it is paused, and waits."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+    def pause(self) -> None:
+        """Stops it in the middle of what it does, as a stall does."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets it go on."""
+        os.kill(self.pid, signal.SIGCONT)
 
     def wait(self, timeout_s: float) -> int:
         """Waits for its end and returns its exit status. Raises `subprocess.TimeoutExpired`."""
@@ -111,11 +127,17 @@ class ServiceProcess:
             return 0
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGCONT)  # one that is paused would not hear of it
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+def member_names(service: str, members: int) -> list[str]:
+    """Returns the names of a service's processes, which are their slots too: the service's own where there is one."""
+    return [service] if members == 1 else [f"{service}-{number}" for number in range(1, members + 1)]
 
 
 class Stack:
@@ -128,16 +150,21 @@ class Stack:
         index_dir: Path,
         work_dir: Path,
         services: Sequence[str] = SERVICES,
+        members: int = 1,
         settings: Mapping[str, str] | None = None,
         llm_url: str | None = None,
     ) -> None:
-        """`settings` are further environment variables (CARPOOL_SECTION_NAME). Without `llm_url` the stand-in is run."""
+        """`settings` are further environment variables (CARPOOL_SECTION_NAME). `members`: processes of each service.
+
+        Without `llm_url` the stand-in is run, unless the settings want no LLM.
+        """
         work_dir.mkdir(parents=True, exist_ok=True)
         self.bootstrap = bootstrap
         self.processes: dict[str, ServiceProcess] = {}
         base = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
         base |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        if "generator" in services and llm_url is None:
+        needs_llm = "generator" in services and (settings or {}).get("CARPOOL_LLM_ENGINE") != "none"
+        if needs_llm and llm_url is None:
             port = free_port()
             command = [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(port)]
             self.processes["llm"] = ServiceProcess(
@@ -145,25 +172,27 @@ class Stack:
             )
             llm_url = f"http://{LOOPBACK}:{port}/v1"
             base["CARPOOL_LLM_MODEL"] = STAND_IN_MODEL
-        for service in services:
+        for name, service in {name: each for each in services for name in member_names(each, members)}.items():
             port = free_port()
             environ = base | {
                 "CARPOOL_KAFKA_BOOTSTRAP": bootstrap,
+                "CARPOOL_KAFKA_SLOT": name,
                 "CARPOOL_INDEX_DIR": str(index_dir),
                 "CARPOOL_HTTP_PORT": str(port),
                 **({"CARPOOL_LLM_BASE_URL": llm_url} if llm_url else {}),
                 **(settings or {}),
             }
-            self.processes[service] = ServiceProcess(
+            self.processes[name] = ServiceProcess(
                 [sys.executable, "-m", "cli.main", service],
                 environ=environ,
                 port=port,
-                log_file=work_dir / f"{service}.log",
-                ready_page="/readyz",
+                log_file=work_dir / f"{name}.log",
+                # With several, one may have nothing to be ready for: a topic with one partition has one reader.
+                ready_page="/readyz" if members == 1 else "/healthz",
             )
 
     def __getitem__(self, service: str) -> ServiceProcess:
-        """Returns one process by its name."""
+        """Returns one process by its name: that of its service, or with `members` SERVICE-NUMBER."""
         return self.processes[service]
 
     def start(self, timeout_s: float = 90.0) -> None:
@@ -175,9 +204,8 @@ class Stack:
 
     def stop(self) -> None:
         """Ends all, those that feed others first."""
-        for name in (*SERVICES, "llm"):
-            if name in self.processes:
-                self.processes[name].stop()
+        for name in sorted(self.processes, key=lambda name: name == "llm"):
+            self.processes[name].stop()
 
     def __enter__(self) -> Stack:
         """Starts all."""

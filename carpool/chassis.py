@@ -7,30 +7,30 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
+import msgspec
 import structlog
 
 from carpool.clock import Clock, SystemClock
 from carpool.errors import CarpoolError
-from carpool.kafka.librdkafka import LibrdkafkaConsumer, LibrdkafkaProducer
+from carpool.kafka.delivery.choose import make_consumer, make_delivery
+from carpool.kafka.deployment import check_deployment, require_fit
+from carpool.kafka.failures import FailureLimits
 from carpool.kafka.loop import Intake, Loop
-from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.retry import RetryPolicy
+from carpool.kafka.settings import EMBEDDED_FETCH_WAIT_MS, KafkaSettings
 from carpool.kafka.stage import R, Stage
 from carpool.telemetry.http import TelemetryServer
 from carpool.telemetry.logs import configure_logs
 from carpool.telemetry.metrics import Metrics
 from carpool.telemetry.settings import HttpSettings, LogSettings
+from carpool.telemetry.tracing.setup import make_tracer
 from schemas.answer import Stage as StageName
+from schemas.topics import TOPICS
 
 log = structlog.get_logger()
 
 STALLED_US = 10_000_000
 DRAIN_US = 30_000_000
-BEST_EFFORT = {
-    "enable.idempotence": False,
-    "acks": "1",
-    "message.timeout.ms": 10_000,
-    "queue.buffering.max.messages": 10_000,
-}
 
 
 def run_service(
@@ -49,17 +49,31 @@ def run_service(
     configure_logs(service=name, level=logs.level, log_format=logs.format)
     clock = SystemClock()
     metrics = Metrics()
+    tracer = make_tracer(service=name, group=kafka.group_of(name), metrics=metrics)
+    group = kafka.group_of(name)
+    deployment = check_deployment(kafka, kafka.delivery, TOPICS, group=group, inputs=intake.topics)
+    for warning in deployment.warnings:
+        log.warning(warning)
+    require_fit(deployment)
+    if not deployment.abilities.transactions:  # the embedded broker, which wakes no fetch that waits
+        kafka = msgspec.structs.replace(kafka, fetch_wait_ms=min(kafka.fetch_wait_ms, EMBEDDED_FETCH_WAIT_MS))
     loop = Loop(
         name=name,
-        group=kafka.group_of(name),
+        group=group,
         intake=intake,
         stage=build_stage(metrics, clock),
-        consumer=LibrdkafkaConsumer(kafka, kafka.group_of(name), clock),
-        make_producer=lambda: LibrdkafkaProducer(kafka),
-        make_hint_producer=lambda: LibrdkafkaProducer(kafka, BEST_EFFORT),
+        consumer=make_consumer(kafka, group, clock, deployment.delivery),
+        make_delivery=make_delivery(kafka, group, deployment.delivery),
         clock=clock,
         metrics=metrics,
-        commit_interval_ms=kafka.commit_interval_ms,
+        finished_bytes_max=kafka.finished_bytes_max,
+        tracer=tracer,
+        stalled_after_us=http.stalled_after_ms * 1_000,
+        limits=FailureLimits(
+            retry=RetryPolicy(attempts_max=kafka.attempts_max, delay_us=kafka.retry_delay_ms * 1_000),
+            in_a_row_max=kafka.failures_in_a_row_max,
+            connect_names=kafka.connect_error_headers,
+        ),
     )
     server: TelemetryServer | None = None
     if http.port >= 0:
@@ -74,9 +88,10 @@ def run_service(
     log.info(
         "starting",
         bootstrap=kafka.bootstrap,
-        topic=intake.topic,
-        delivery=kafka.delivery,
-        promise="nothing is lost; after a crash what was in flight may be answered twice, under the same record id",
+        topics=intake.topics,
+        delivery=deployment.delivery,
+        slot=kafka.slot_name() if deployment.delivery == "exactly_once" else None,
+        promise=deployment.promise,
         http_port=server.port if server else None,
     )
     try:
@@ -86,6 +101,7 @@ def run_service(
         log.error("stopped by an error", error=str(error))
         raise
     finally:
+        tracer.close()
         if server is not None:
             server.close()
 

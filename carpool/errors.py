@@ -5,6 +5,7 @@ from __future__ import annotations
 from schemas.errors import RecordError
 
 __all__ = [
+    "AbortedError",
     "CarpoolError",
     "ConfigError",
     "CorruptionError",
@@ -37,6 +38,10 @@ class DeploymentError(CarpoolError):
 
 class FencedError(CarpoolError):
     """Another member took our place: leave and join again."""
+
+
+class AbortedError(CarpoolError):
+    """A transaction will not be seen: end it with an abort and send its work again, from memory."""
 
 
 class CorruptionError(CarpoolError):

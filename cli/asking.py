@@ -122,6 +122,9 @@ def publish(
     top_k: int | None = TopKOption,
     nprobe: int | None = NprobeOption,
     priority: int = PriorityOption,
+    batch: bool = typer.Option(
+        False, "--batch", help="It has time: other questions overtake it; --priority is not used."
+    ),
     deadline: float | None = typer.Option(
         None,
         "--deadline",
@@ -141,13 +144,14 @@ def publish(
     \b
     Examples:
       carpool publish "When was the Eiffel Tower built?"
-      cat questions.txt | carpool publish -
+      cat questions.txt | carpool publish - --batch
     """
     settings = load_beside(given(config, assignments, kafka={"bootstrap": bootstrap}))
     texts = [line.strip() for line in sys.stdin if line.strip()] if question == "-" else [question]
     if query_id is not None and len(texts) != 1:
         raise ConfigError(f"--id names one question, and there are {len(texts)}")
-    arguments: QuestionArgs = {"top_k": top_k, "nprobe": nprobe, "priority": priority, "query_id": query_id}
+    arguments: QuestionArgs = {"top_k": top_k, "nprobe": nprobe, "query_id": query_id}
+    arguments["priority"] = "batch" if batch else priority
     ids = asyncio.run(_publish(settings, texts, deadline, arguments))
     for text, published in zip(texts, ids, strict=True):
         if as_json:

@@ -9,7 +9,7 @@ import sys
 import typer
 
 from carpool.errors import CarpoolError, ConfigError, RecordError
-from cli import asking, configuring, loading, services, status, topics, up
+from cli import asking, configuring, dlq, loading, services, status, topics, up
 from cli.console import people, print_json
 from cli.options import JsonOption
 
@@ -65,6 +65,7 @@ app.command()(asking.publish)
 app.command()(loading.load)
 app.command()(status.status)
 app.add_typer(topics.app)
+app.add_typer(dlq.app)
 app.command()(configuring.config)
 app.command()(services.grouper)
 app.command()(services.searcher)

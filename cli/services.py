@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import typer
 
+from carpool.kafka.intake import PriorityClass
+from carpool.kafka.settings import KafkaSettings
 from cli.options import BootstrapOption, ConfigOption, SetOption, given
 from cli.settings import Given, load
 from schemas.codec import decode, decode_query
 from schemas.group import Group
 from schemas.query import Query
 from schemas.retrieval import Retrieval
-from schemas.topics import GROUPS, QUERIES, RETRIEVALS
+from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS
 
 IndexOption = typer.Option(None, "--index", metavar="DIR", help="Folder of the index.", show_default=False)
 PortOption = typer.Option(
@@ -77,6 +79,11 @@ def generator(
     run_generator(given(config, assignments, kafka={"bootstrap": bootstrap}, llm=flags, http={"port": port}))
 
 
+def batch_class(topic: str, kafka: KafkaSettings, queries_max: int) -> tuple[PriorityClass, ...]:
+    """Returns the class `batch` beside a topic, as it is read by a service that holds `queries_max` queries."""
+    return (PriorityClass(topic=BATCH[topic].name, held_max=max(1, int(kafka.batch_held_share * queries_max))),)
+
+
 def run_grouper(chosen: Given) -> None:
     """Runs the grouper until it is told to stop. Raises `CarpoolError`."""
     from carpool.chassis import run_service
@@ -92,7 +99,13 @@ def run_grouper(chosen: Given) -> None:
 
     run_service(
         name="grouper",
-        intake=Intake(topic=QUERIES.name, decode=decode_message, bad_input="refuse"),
+        intake=Intake(
+            topic=QUERIES.name,
+            decode=decode_message,
+            bad_input="refuse",
+            weight=settings.kafka.interactive_weight,
+            beside=batch_class(QUERIES.name, settings.kafka, settings.grouper.intake_queries_max),
+        ),
         build_stage=lambda metrics, clock: build_stage(
             settings.grouper, settings.index, settings.embedding, metrics, clock
         ),
@@ -117,6 +130,8 @@ def run_searcher(chosen: Given) -> None:
             topic=GROUPS.name,
             decode=lambda message: decode(Group, message.value, message.headers),
             bad_input="stop",
+            weight=settings.kafka.interactive_weight,
+            beside=batch_class(GROUPS.name, settings.kafka, settings.searcher.queries_in_hand_max),
             parts=lambda group: len(group.queries),
         ),
         build_stage=lambda metrics, clock: build_stage(settings.searcher, settings.index, metrics, clock),
@@ -131,6 +146,8 @@ def run_generator(chosen: Given) -> None:
     from carpool.chassis import run_service
     from carpool.kafka.loop import Intake
     from cli.all_settings import CarpoolSettings
+    from generator.answer_ledger.librdkafka import KafkaAnswersReader
+    from generator.answer_ledger.stage import LedgerStage
     from generator.service import build_stage
 
     settings = load(CarpoolSettings, chosen)
@@ -141,8 +158,16 @@ def run_generator(chosen: Given) -> None:
             topic=RETRIEVALS.name,
             decode=lambda message: decode(Retrieval, message.value, message.headers),
             bad_input="stop",
+            weight=settings.kafka.interactive_weight,
+            beside=batch_class(RETRIEVALS.name, settings.kafka, settings.generator.intake_records_max),
         ),
-        build_stage=lambda metrics, clock: build_stage(settings.generator, settings.llm, metrics, clock),
+        build_stage=lambda metrics, clock: LedgerStage(
+            build_stage(settings.generator, settings.llm, metrics, clock),
+            KafkaAnswersReader(settings.kafka, clock),
+            settings.generator,
+            metrics,
+            clock,
+        ),
         kafka=settings.kafka,
         http=settings.http,
         logs=settings.log,

@@ -1,4 +1,4 @@
-"""`carpool status`: are the services ready, are the topics there, how much waits where?"""
+"""`carpool status`: who is stuck, are the services ready, are the topics there, how much waits where?"""
 
 from __future__ import annotations
 
@@ -11,41 +11,35 @@ from rich.text import Text
 
 from carpool.errors import CarpoolError
 from cli.console import output, print_json
-from cli.http import Labels, get, missing_of, parse_metrics
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.runfile import RunFile
 from cli.settings import ClientSide, load_beside
-from schemas.topics import GROUPS, QUERIES, RETRIEVALS
+from cli.status_groups import Brokers, GroupStatus
+from cli.status_services import ServiceStatus, ask_service
+from cli.status_verdict import who_is_stuck
+from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS
 
 SERVICES = {"grouper": QUERIES.name, "searcher": GROUPS.name, "generator": RETRIEVALS.name}
-"""Each service, and the topic that it reads."""
+"""Each service, and the topic that it reads; those that have time lie in another beside it."""
 
 NOT_READY_STATUS = 1
-
-
-class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One service. `lag_records`: what waits for it, counted from its position; None where it does not answer."""
-
-    name: str
-    address: str
-    state: str
-    missing: list[str]
-    reads: str
-    lag_records: int | None = None
-    in_flight: int | None = None
-    consumed: int | None = None
-    answers: dict[str, int] = {}
-    dead_letters: int | None = None
+LOOK_S = 1.0
+"""How long apart the two looks are that tell whether something moves."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at a glance. `topics_missing`: None when no broker answers, and `broker_error` says why."""
+    """Everything at a glance. `stuck`: what stands still, a sentence a service. `topics_missing` is None when no broker answers,
+    and `broker_error` says why; `groups` is None where the brokers do not tell, and `groups_error` says why.
+    """
 
     is_ready: bool
+    stuck: list[str]
     bootstrap: str
     broker_error: str | None
     topics_missing: list[str] | None
     services: list[ServiceStatus]
+    groups: list[GroupStatus] | None
+    groups_error: str | None
 
 
 def status(
@@ -54,34 +48,54 @@ def status(
         "--url",
         "-u",
         metavar="NAME=HOST:PORT",
-        help="A service's HTTP address. Default: those of `carpool up`, or its default ports.",
+        help="A service's HTTP address, once for each of its processes. Default: those of `carpool up`, or its default ports.",
         show_default=False,
+    ),
+    stuck_after_s: float = typer.Option(
+        30.0,
+        "--stuck-after",
+        metavar="SECONDS",
+        min=0.0,
+        help="How long a partition may stand still while records wait in it.",
     ),
     bootstrap: BesideOption = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Show which services are ready, what each still lacks, and how many records wait for it.
+    """Show who is stuck, which services are ready, what each still lacks, and how many records wait for it.
 
-    Exit status 1: something is not ready. Without `carpool up` on this machine, say where the services are with --url.
+    Asks the brokers for the consumer groups, and each service for its own pages. Exit status 1: something is stuck or not ready.
+    Without `carpool up` on this machine, say where the services are with --url.
 
     \b
     Examples:
       carpool status
       carpool status --json
-      carpool status --url grouper=10.0.0.5:9464 --url searcher=10.0.0.6:9464
+      carpool status --url searcher=10.0.0.6:9464 --url searcher=10.0.0.7:9464
     """
     settings = load_beside(given(config, assignments, kafka={"bootstrap": bootstrap}))
-    addresses = _addresses(settings, urls or [])
-    services = [_service(name, address) for name, address in addresses.items()]
+    services = [ask_service(name, address, SERVICES[name]) for name, address in _addresses(settings, urls or [])]
     missing, broker_error = _topics(settings)
+    groups, groups_error = (None, None) if missing is None else _groups(settings)
+    stuck = [
+        sentence
+        for name, group in zip(SERVICES, groups or (), strict=False)
+        if (
+            sentence := who_is_stuck(
+                name, group, [each for each in services if each.name == name], stuck_after_s=stuck_after_s
+            )
+        )
+    ]
     found = Status(
-        is_ready=all(service.state == "ready" for service in services) and missing == [],
+        is_ready=not stuck and all(service.state == "ready" for service in services) and missing == [],
+        stuck=stuck,
         bootstrap=settings.kafka.bootstrap,
         broker_error=broker_error,
         topics_missing=missing,
         services=services,
+        groups=groups,
+        groups_error=groups_error,
     )
     if as_json:
         print_json(found)
@@ -91,58 +105,19 @@ def status(
         raise typer.Exit(NOT_READY_STATUS)
 
 
-def _addresses(settings: ClientSide, urls: list[str]) -> dict[str, str]:
+def _addresses(settings: ClientSide, urls: list[str]) -> list[tuple[str, str]]:
+    """The (service, address) of each process to ask."""
     if urls:
         pairs = [url.partition("=") for url in urls]
         for name, equals, address in pairs:
             if not equals or name not in SERVICES or ":" not in address:
                 raise typer.BadParameter(f"--url {name}{equals}{address}: write one of {', '.join(SERVICES)}=HOST:PORT")
-        return {name: address for name, _, address in pairs}
+        return [(name, address) for name, _, address in pairs]
     run = RunFile(Path(settings.up.state_dir)).read()
     if run is not None:
-        return run.http
-    up = settings.up
-    return dict(
-        zip(
-            SERVICES,
-            (f"127.0.0.1:{port}" for port in (up.grouper_port, up.searcher_port, up.generator_port)),
-            strict=True,
-        )
-    )
-
-
-def _service(name: str, address: str) -> ServiceStatus:
-    reads = SERVICES[name]
-    code, body = get(f"http://{address}/readyz")
-    if code == 0:
-        return ServiceStatus(name=name, address=address, state="down", missing=["nothing answers there"], reads=reads)
-    page_code, page = get(f"http://{address}/metrics")
-    samples = parse_metrics(page.decode(errors="replace")) if page_code == 200 else {}
-    return ServiceStatus(
-        name=name,
-        address=address,
-        state="ready" if code == 200 else "not ready",
-        missing=[] if code == 200 else missing_of(body),
-        reads=reads,
-        lag_records=_total(samples, "carpool_lag_records"),
-        in_flight=_total(samples, "carpool_units_in_flight"),
-        consumed=_total(samples, "carpool_records_consumed_total"),
-        answers=_by_label(samples, "carpool_answers_total", "status"),
-        dead_letters=_total(samples, "carpool_dead_letters_total"),
-    )
-
-
-def _total(samples: dict[tuple[str, Labels], float], name: str) -> int:
-    return int(sum(value for (sample, _), value in samples.items() if sample == name))
-
-
-def _by_label(samples: dict[tuple[str, Labels], float], name: str, label: str) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for (sample, labels), value in samples.items():
-        if sample == name:
-            key = dict(labels).get(label, "")
-            sums[key] = sums.get(key, 0) + int(value)
-    return sums
+        return [(name, address) for name, address in run.http.items() if name in SERVICES]
+    ports = (settings.up.grouper_port, settings.up.searcher_port, settings.up.generator_port)
+    return [(name, f"127.0.0.1:{port}") for name, port in zip(SERVICES, ports, strict=True)]
 
 
 def _topics(settings: ClientSide) -> tuple[list[str] | None, str | None]:
@@ -154,30 +129,73 @@ def _topics(settings: ClientSide) -> tuple[list[str] | None, str | None]:
         return None, str(error)
 
 
+def _groups(settings: ClientSide) -> tuple[list[GroupStatus] | None, str | None]:
+    """The consumer groups of `SERVICES`, in their order."""
+    reads = {settings.kafka.group_of(name): (topic, BATCH[topic].name) for name, topic in SERVICES.items()}
+    try:
+        return Brokers(settings.kafka).groups(reads, look_s=LOOK_S), None
+    except CarpoolError as error:
+        return None, str(error)
+
+
 def _print(found: Status) -> None:
     console = output()
+
+    def say(text: str, style: str) -> None:
+        console.print(Text(text, style=style), soft_wrap=True)
+
+    for sentence in found.stuck:
+        say(sentence, "bold red")
     if found.broker_error is not None:
-        console.print(Text(found.broker_error, style="red"), soft_wrap=True)
+        say(found.broker_error, "red")
     elif found.topics_missing:
-        console.print(
-            Text(f"missing topics: {', '.join(found.topics_missing)}; `carpool topics create` makes them", style="red")
-        )
-    else:
-        console.print(Text(f"brokers at {found.bootstrap}: all topics are there", style="green"))
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("service", "state", "waiting", "in flight", "taken in", "refused", "answers", "address"):
-        table.add_column(column, header_style="dim")
+        say(f"missing topics: {', '.join(found.topics_missing)}; `carpool topics create` makes them", "red")
+    elif not found.stuck:
+        moving = "nothing is stuck" if found.groups is not None else "all topics are there"
+        say(f"brokers at {found.bootstrap}: {moving}", "green")
+    if found.groups_error is not None:
+        say(f"{found.groups_error}; who is stuck is not known", "dim")
+    console.print(_services_table(found.services))
     for service in found.services:
+        for missing in service.missing:
+            say(f"{service.name}: {missing}", "yellow")
+    if any(group.waiting for group in found.groups or ()):
+        console.print(_partitions_table(found.groups or []))
+
+
+def _services_table(services: list[ServiceStatus]) -> Table:
+    table = _table("service", "state", "waiting", "in flight", "taken in", "refused", "answers", "address")
+    for service in services:
         style = {"ready": "green", "down": "red"}.get(service.state, "yellow")
         counts = (service.lag_records, service.in_flight, service.consumed, service.dead_letters)
         table.add_row(
             service.name,
-            Text(service.state, style=style),
+            Text(service.state + (", paused" if service.is_paused else ""), style=style),
             *("" if count is None else f"{count:,}" for count in counts),
             ", ".join(f"{count:,} {name}" for name, count in sorted(service.answers.items())),
             Text(service.address, style="dim"),
         )
-    console.print(table)
-    for service in found.services:
-        for missing in service.missing:
-            console.print(Text(f"{service.name}: {missing}", style="yellow"), soft_wrap=True)
+    return table
+
+
+def _partitions_table(groups: list[GroupStatus]) -> Table:
+    """Every partition in which something waits."""
+    table = _table("partition", "waiting", "oldest", "moves", "member")
+    for group in groups:
+        for partition in group.partitions:
+            if partition.waiting:
+                table.add_row(
+                    f"{partition.topic}[{partition.number}]",
+                    f"{partition.waiting:,}",
+                    "" if partition.oldest_s is None else f"{partition.oldest_s:,.1f} s",
+                    Text("yes", style="green") if partition.has_moved else Text("no", style="yellow"),
+                    partition.member or Text("nobody", style="red"),
+                )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, header_style="dim")
+    return table

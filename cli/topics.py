@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from carpool.kafka.settings import KafkaSettings
 from cli.console import output, print_json
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import load_beside
-from schemas.topics import TOPICS
+from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS, TOPICS
 
 DRIFTED_STATUS = 1
 HOUR_MS = 3_600_000
+INPUTS = {"grouper": QUERIES, "searcher": GROUPS, "generator": RETRIEVALS}
+"""The topic that each service reads; beside it, that of the class `batch`."""
 
 app = typer.Typer(
     name="topics",
@@ -113,6 +117,47 @@ def describe(
             table.add_row(state["topic"], str(state["partitions"]), str(state["replicas"]), differs)
         output().print(table)
     if any(state["drift"] for state in states):
+        raise typer.Exit(DRIFTED_STATUS)
+
+
+@app.command()
+def check(
+    bootstrap: BesideOption = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Check what every service checks before it starts, without starting one. Exit status 1: one would not start.
+
+    Topics and their settings, copies, unread records against retention, and what the brokers can. Warnings do not stop a
+    service, and are worth mending.
+
+    \b
+    Example:
+      carpool topics check --bootstrap kafka:9092
+    """
+    from carpool.kafka.deployment import check_deployment
+
+    kafka = _settings(bootstrap, config, assignments)
+    found = {
+        service: check_deployment(
+            kafka, kafka.delivery, TOPICS, group=kafka.group_of(service), inputs=(topic.name, BATCH[topic.name].name)
+        )
+        for service, topic in INPUTS.items()
+    }
+    problems = list(dict.fromkeys(each for deployment in found.values() for each in deployment.problems))
+    warnings = list(dict.fromkeys(each for deployment in found.values() for each in deployment.warnings))
+    first = next(iter(found.values()))
+    if as_json:
+        facts = {"delivery": first.delivery, "abilities": asdict(first.abilities)}
+        print_json(facts | {"problems": problems, "warnings": warnings})
+    else:
+        for text in problems:
+            output().print(f"[red]problem[/]  {escape(text)}")
+        for text in warnings:
+            output().print(f"[yellow]warning[/]  {escape(text)}")
+        output().print(f"delivery: {first.delivery.replace('_', ' ')}; {first.promise}")
+    if problems:
         raise typer.Exit(DRIFTED_STATUS)
 
 

@@ -2,6 +2,6 @@
 
 *Invariant:* a query that was taken in ends in exactly one terminal answer, or in none if its topic partition was revoked:
 a server that refuses is waited for. *Invariant:* citations are numbers that the model wrote, limited to the passages it
-was given; none is ever added. *Invariant:* a late answer is `expired`, never `ok`. Absent on purpose: another order than
-arrival, speculation on drafts, and the ledger of earlier answers (a query that is published again is answered again).
+was given; none is ever added. *Invariant:* a late answer is `expired`, never `ok`. *Invariant:* what was answered is not
+generated again. Absent on purpose: another order than arrival, and speculation on drafts.
 """

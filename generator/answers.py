@@ -11,6 +11,7 @@ from carpool.kafka.stage import Output
 from generator.llm.protocol import Finished
 from generator.plan.answer_text import Written
 from generator.plan.citations import Citations, Cited, cite
+from generator.plan.query_digest import query_digest
 from generator.prompts import Prepared
 from schemas.answer import (
     Answer,
@@ -86,6 +87,7 @@ def answered(
         citations=tuple(_citation(cited, prepared) for cited in citations.valid),
         retrieved=tuple(Retrieved(id=hit.doc_id, score=hit.score) for hit in prepared.given),
         source=retrieval.source,
+        query_digest=query_digest(retrieval.query),
         generation_id=generated.generation_id,
         answer=written.answer if status != "failed" else None,
         finish_reason=finish_reason,
@@ -106,6 +108,16 @@ def answered(
         error=error,
     )
     return answer, citations
+
+
+def replayed(stored: Answer, retrieval: Retrieval, timings: Timings) -> Answer:
+    """Returns the `ok` answer of an id once more, for another record with that id and question.
+
+    Text, citations, passages, usage and provenance are those of the stored answer; source and timings are this record's.
+    """
+    return msgspec.structs.replace(
+        stored, replayed=True, source=retrieval.source, timings_ms=timings_ms(retrieval, timings)
+    )
 
 
 def not_answered(

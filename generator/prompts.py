@@ -15,6 +15,7 @@ from generator.settings import GeneratorSettings
 from schemas.errors import RecordError
 from schemas.query import Generation
 from schemas.retrieval import Hit, Retrieval
+from schemas.topics import priority_in_class
 
 BUILT_IN = Path(__file__).parent / "templates"
 SUFFIX = ".txt"
@@ -93,7 +94,7 @@ def prepare(retrieval: Retrieval, settings: GeneratorSettings, templates: Mappin
         max_tokens=max_tokens,
         temperature=settings.temperature if wishes.temperature is None else wishes.temperature,
         seed=wishes.seed,
-        priority=query.priority,
+        priority=priority_in_class(retrieval.source.topic, query.priority),
         schema=answer_schema(prompt.passages, answer_chars_max=answer_chars_max),
     )
     return Prepared(

@@ -16,8 +16,9 @@ import structlog
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
-from carpool.kafka.stage import Credit, Done, Sink, Unit
+from carpool.kafka.stage import Credit, Done, Late, Output, QueryFailure, Sink, TopicPartition, Unit
 from carpool.telemetry.metrics import Metrics
+from carpool.telemetry.tracing.operation import Operation
 from generator.answers import Generated, Timings, answer_output, answered, not_answered, partial_output
 from generator.asking import generate
 from generator.llm.none import NoneEngine
@@ -44,7 +45,8 @@ from generator.plan.dispatch import (
 from generator.plan.prompt import Template
 from generator.prompts import load_templates, prepare
 from generator.settings import GeneratorSettings, LlmSettings
-from generator.work import Work, limits_of, prompt_of
+from generator.tracing import inference
+from generator.work import Work, deadline_us_of, limits_of, prompt_of
 from schemas.answer import Answer, ErrorType, Status
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
@@ -55,6 +57,7 @@ CHECK_ID = -1
 WAKE_US = 50_000
 """Longest wait between two ticks while there is work: pauses begin between ticks, where the polling thread sees none."""
 CLOSE_TIMEOUT_S = 5.0
+TOO_LATE = "the deadline passed before an answer was written; ask again with a later one"
 
 
 def build_stage(settings: GeneratorSettings, llm: LlmSettings, metrics: Metrics, clock: Clock) -> GeneratorStage:
@@ -84,6 +87,7 @@ class GeneratorStage:
         self._settings = settings
         self._templates = templates
         self._engine = engine
+        self._model = llm.model
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
@@ -106,6 +110,9 @@ class GeneratorStage:
         self._thread.start()
         self._step(Ticked())
 
+    def assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """Nothing: what is known of partitions lies with their units."""
+
     def credit(self) -> Credit:
         """Returns room for retrievals; none while the server refuses."""
         with self._lock:
@@ -126,7 +133,7 @@ class GeneratorStage:
             answer = not_answered(
                 retrieval, timings, status="failed", error_type=error.reason, message=str(error), retryable=False
             )
-            self._hand_over(unit, answer)
+            self._hand_over(unit, answer, now_us)
             return
         with self._lock:
             self._work[unit.id] = Work(unit=unit, prepared=prepared, arrived_us=now_us)
@@ -191,14 +198,25 @@ class GeneratorStage:
             self._in_hand_bytes -= work.unit.message.size_bytes
         return work
 
-    def _hand_over(self, unit: Unit[Retrieval], answer: Answer) -> None:
+    def _hand_over(
+        self,
+        unit: Unit[Retrieval],
+        answer: Answer,
+        now_us: int,
+        operations: tuple[Operation, ...] = (),
+        failure: QueryFailure | None = None,
+        late: Late | None = None,
+    ) -> None:
         assert self._sink is not None, "a stage is started before it is offered anything"
-        self._metrics.answers.labels(stage="generator", status=answer.status).inc()
+        if failure is None:  # else it is counted once it is decided whether it is tried again
+            self._metrics.answers.labels(stage="generator", status=answer.status).inc()
         for stage in ("queue_llm", "decode", "total"):
             if stage in answer.timings_ms:
                 self._metrics.stage_seconds.labels(stage=stage).observe(answer.timings_ms[stage] / 1_000)
-        output = answer_output(answer, unit.record, self._clock.now_us())
-        self._sink.done(Done(parts=((unit.id, 0),), outputs=(output,)))
+        output = answer_output(answer, unit.record, now_us)
+        self._sink.done(
+            Done(parts=((unit.id, 0),), outputs=(output,), operations=operations, failure=failure, late=late)
+        )
 
     # ---- the event loop
 
@@ -235,8 +253,7 @@ class GeneratorStage:
                     task.cancel()
                     self._metrics.llm_requests.labels(outcome="cancelled").inc()
             case Expire(id=id, attempts=attempts):
-                message = "the deadline passed before an answer was written; ask again with a later one"
-                self._end(id, "expired", "expired", message, attempts)
+                self._end(id, "expired", "expired", TOO_LATE, attempts)
             case GiveUp(id=id, attempts=attempts):
                 message = f"the LLM server answers others, and did not answer this query in {attempts} tries"
                 self._end(id, "failed", "llm_refused", message, attempts, add_trouble=True)
@@ -333,11 +350,17 @@ class GeneratorStage:
         if not isinstance(work.outcome, Generated):
             self._end(id, "failed", "llm_refused", str(work.outcome), attempts)
             return
+        now_us = self._clock.now_us()
+        deadline_us = deadline_us_of(work.unit.record)
+        if deadline_us is not None and now_us >= deadline_us:  # decided in time, by a loop that was busy then
+            self._end(id, "expired", "expired", TOO_LATE, attempts)
+            return
+        timings = work.timings(now_us)
         answer, citations = answered(
             work.unit.record,
             work.prepared,
             work.outcome,
-            work.timings(self._clock.now_us()),
+            timings,
             attempts=attempts,
             citations_max=self._settings.citations_max,
         )
@@ -349,7 +372,23 @@ class GeneratorStage:
         self._metrics.citations.labels(result="dropped").inc(citations.dropped)
         with self._lock:
             self._forget(id)
-        self._hand_over(work.unit, answer)
+        operation = inference(work.prepared.request, finished, timings, model=self._model, url=self._engine.address)
+        late = None if deadline_us is None else Late(deadline_us, partial(self._expired, work, attempts))
+        self._hand_over(work.unit, answer, now_us, (operation,), late=late)
+
+    def _expired(self, work: Work, attempts: int) -> tuple[Output]:
+        """What is written in place of an answer whose commit begins too late."""
+        now_us = self._clock.now_us()
+        answer = not_answered(
+            work.unit.record,
+            work.timings(now_us),
+            status="expired",
+            error_type="expired",
+            message=TOO_LATE,
+            retryable=True,
+            attempts=attempts,
+        )
+        return (answer_output(answer, work.unit.record, now_us),)
 
     def _end(
         self,
@@ -368,13 +407,26 @@ class GeneratorStage:
             return
         if add_trouble:
             message = f"{message}; the last time: {work.trouble}"
+        now_us = self._clock.now_us()
         answer = not_answered(
             work.unit.record,
-            work.timings(self._clock.now_us()),
+            work.timings(now_us),
             status=status,
             error_type=error_type,
             message=message,
             retryable=status == "expired" or add_trouble,
             attempts=attempts,
         )
-        self._hand_over(work.unit, answer)
+        failure = None
+        if add_trouble:
+            retrieval = work.unit.record
+            failure = QueryFailure(
+                query=retrieval.query,
+                source=retrieval.source,
+                headers=retrieval.headers,
+                deadline_us=deadline_us_of(retrieval),
+                error_type=error_type,
+                message=message,
+                is_transient=True,
+            )
+        self._hand_over(work.unit, answer, now_us, failure=failure)

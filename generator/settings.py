@@ -106,6 +106,24 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             description="citations in an answer, the first ones; too low loses some, too high bloats records",
         ),
     ] = 64
+    ledger_horizon_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=30 * 86_400_000,
+            description="how far back answers are read before the first prompt; too low generates again what was answered"
+            " earlier, too high makes starts and rebalances slow",
+        ),
+    ] = 86_400_000
+    ledger_ids_max: Annotated[
+        int,
+        Meta(
+            ge=1_000,
+            le=100_000_000,
+            description="query ids whose answers are remembered, about 400 bytes each; too low forgets the oldest, which are"
+            " generated again if they are published again, too high takes memory",
+        ),
+    ] = 1_000_000
     partials: Annotated[
         bool,
         Meta(description="send answers as they are written to rag.answers.partial.v1; off saves a record a token"),
@@ -184,7 +202,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             le=3_600_000,
             description="longest pause between tries; too high comes back late to a server that is up",
         ),
-    ] = 15_000
+    ] = 4_000
     retry_after_ms_max: Annotated[
         int,
         Meta(

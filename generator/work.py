@@ -12,6 +12,7 @@ from generator.plan.order import Prompt
 from generator.prompts import Prepared
 from generator.settings import GeneratorSettings, LlmSettings
 from schemas.retrieval import Retrieval
+from schemas.topics import priority_in_class
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,10 +40,19 @@ class Work:
 def prompt_of(unit: Unit[Retrieval], arrived_us: int) -> Prompt:
     """Returns a unit as the dispatcher sees it."""
     retrieval = unit.record
-    deadline_us = retrieval.deadline_us
-    if deadline_us is None and retrieval.query.deadline is not None:
-        deadline_us = retrieval.query.deadline * 1_000
-    return Prompt(id=unit.id, arrival_us=arrived_us, priority=retrieval.query.priority, deadline_us=deadline_us)
+    return Prompt(
+        id=unit.id,
+        arrival_us=arrived_us,
+        priority=priority_in_class(retrieval.source.topic, retrieval.query.priority),
+        deadline_us=deadline_us_of(retrieval),
+    )
+
+
+def deadline_us_of(retrieval: Retrieval) -> int | None:
+    """Returns when a query's answer comes too late, in epoch microseconds: as the grouper reckoned it, else as published."""
+    if retrieval.deadline_us is None and retrieval.query.deadline is not None:
+        return retrieval.query.deadline * 1_000
+    return retrieval.deadline_us
 
 
 def limits_of(settings: GeneratorSettings, llm: LlmSettings) -> Limits:

@@ -9,15 +9,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from carpool.kafka.retry import origin_of
 from carpool.kafka.stage import Done, Output
 from grouper.admission import Admitted
 from grouper.plan.emit import PlannedGroup
 from grouper.plan.window import Window
+from grouper.tracing import trace_headers
 from schemas.answer import unanswered
 from schemas.codec import encode
 from schemas.group import GroupedQuery
 from schemas.record import ClusterId, Source
-from schemas.topics import ANSWERS, GROUPS
+from schemas.topics import ANSWERS, GROUPS, Topic, in_class_of
 
 EVENT_SOURCE = "carpool/grouper"
 
@@ -38,8 +40,8 @@ def grouped_query(
     }
     return GroupedQuery(
         query=msgspec.structs.replace(query.unit.record, vector=None),
-        source=message.source,
-        headers=message.headers,
+        source=origin_of(message),
+        headers=trace_headers(query.unit),
         arrival_us=message.received_us,
         deadline_us=query.deadline_us,
         vector=row.astype("<f4").tobytes(),
@@ -51,16 +53,22 @@ def grouped_query(
 def group_done(planned: PlannedGroup, queries: Sequence[Admitted], now_us: int) -> Done:
     """Returns the record of a group and the queries that it acknowledges: `queries` at the positions of its members."""
     group = planned.group
+    topic = groups_topic(group.queries[0].source)
     value, headers = encode(
         group,
-        event_id=group_event_id([query.source for query in group.queries]),
+        event_id=group_event_id([queries[member].unit.source for member in planned.members]),
         source=EVENT_SOURCE,
         time_us=now_us,
     )
     return Done(
         parts=tuple((queries[member].unit.id, 0) for member in planned.members),
-        outputs=(Output(topic=GROUPS.name, key=None, partition=group.lane, value=value, headers=headers),),
+        outputs=(Output(topic=topic.name, key=None, partition=group.lane, value=value, headers=headers),),
     )
+
+
+def groups_topic(source: Source) -> Topic:
+    """Returns where a group goes whose queries, all of one priority class, were read from `source`."""
+    return in_class_of(source.topic, GROUPS)
 
 
 def group_event_id(sources: Sequence[Source]) -> str:
@@ -72,7 +80,7 @@ def group_event_id(sources: Sequence[Source]) -> str:
 def expired(query: Admitted, now_us: int) -> Done:
     """Returns the terminal answer of a query whose deadline has passed, under an id that is always the same."""
     message, record = query.unit.message, query.unit.record
-    source = message.source
+    source = origin_of(message)
     late_ms = (now_us - (query.deadline_us or 0)) // 1_000
     answer = unanswered(
         query_id=record.query_id,

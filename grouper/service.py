@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 
 import structlog
 
@@ -13,36 +12,27 @@ from carpool.clock import Clock
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import CarpoolError, ConfigError
-from carpool.kafka.stage import Credit, Sink, Unit
+from carpool.kafka.fairness import DeficitRoundRobin
+from carpool.kafka.stage import Credit, Sink, TopicPartition, Unit
 from carpool.telemetry.metrics import Metrics
 from grouper.admission import Admitted, admit
+from grouper.held import Held, HeldWindows
 from grouper.load import load_work
-from grouper.plan.window import Window, WindowPlanner
+from grouper.plan.tenants import parse_weights
+from grouper.plan.window import Wait, WindowPlanner
+from grouper.records import expired
 from grouper.settings import GrouperSettings
 from grouper.work import PreparedWindow, WindowWork
+from schemas.codec import tenant_of
 from schemas.errors import RecordError
 from schemas.query import Query
+from schemas.topics import is_batch
 
 log = structlog.get_logger()
 
 CLOSE_S = 1.0
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Held:
-    """A closed window that has not left: its queries less those revoked, its bytes, and what was made of it."""
-
-    window: Window
-    queries: dict[int, Admitted]
-    size_bytes: int
-    prepared: PreparedWindow | None = None
-
-    def forget(self, unit_ids: frozenset[int]) -> None:
-        """Drops these queries, here and in what was made of the window."""
-        for unit_id in unit_ids & self.queries.keys():
-            del self.queries[unit_id]
-        if self.prepared is not None:
-            self.prepared = self.prepared.only(self.queries.keys())
+INTERACTIVE, BATCH = "interactive", "batch"
+RANKS = {INTERACTIVE: 0, BATCH: 1}
 
 
 class GrouperStage:
@@ -52,6 +42,9 @@ class GrouperStage:
     hands them over. Until all is loaded credit is zero. A window closes when no other is about to leave, so what arrives
     meanwhile gathers; and a full one closes as soon as the first thread is free, up to `horizon_windows` ahead of the one
     that leaves. What is prepared when a window leaves is its horizon: nothing waits for it, and nothing is prepared twice.
+
+    Each priority class has windows of its own. They take turns in being closed, by weight; one of a higher class leaves
+    before those of lower ones that are closed already, and waits for nothing while some of these are in hand.
 
     Whichever thread ends a step closes the next window, unless offers have come since the last tick: then the tick that
     follows them decides, which knows how many more are on their way.
@@ -69,14 +62,25 @@ class GrouperStage:
         )
         self._changed = threading.Condition()
         # All below is guarded by `_changed`.
-        self._planner = WindowPlanner(
-            queries_min=settings.window_queries_min,
-            queries_max=settings.window_queries_max,
-            window_us_max=settings.window_ms_max * 1_000,
-        )
+        weights, ids = parse_weights(settings.tenant_weights), count()
+        self._planners = {
+            name: WindowPlanner(
+                queries_min=settings.window_queries_min,
+                queries_max=settings.window_queries_max,
+                window_us_max=settings.window_ms_max * 1_000,
+                weight_of=lambda tenant: weights.get(tenant, 1),
+                window_ids=ids,
+            )
+            for name in RANKS
+        }
+        class_weights = {INTERACTIVE: settings.interactive_weight, BATCH: 1}
+        self._turns = DeficitRoundRobin(quantum=settings.window_queries_max, weight_of=class_weights.__getitem__)
+        for name in RANKS:
+            self._turns.join(name)
         self._work: WindowWork | None = None
         self._gathered: dict[int, Admitted] = {}
-        self._held: deque[_Held] = deque()  # in the order in which they leave; only the last may be unprepared
+        self._held = HeldWindows(overtaken_max=settings.interactive_weight)
+        self._expires_us: int | None = None  # no deadline of what is in hand is before
         self._waiting = 0
         self._is_tick_due = False
         self._is_draining = False
@@ -88,6 +92,9 @@ class GrouperStage:
         self._sink = sink
         for thread in self._threads:
             thread.start()
+
+    def assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """Nothing: what is known of partitions lies with their units."""
 
     def credit(self) -> Credit:
         """Returns what fits beside the queries that gather and those in windows that have not left."""
@@ -104,28 +111,31 @@ class GrouperStage:
             self._out.refuse(unit, error)
             return
         with self._changed:
-            self._planner.add(unit.id, unit.message.size_bytes, now_us)
+            planner = self._planners[class_of(admitted)]
+            planner.add(unit.id, unit.message.size_bytes, now_us, tenant_of(unit.message.headers))
             self._gathered[unit.id] = admitted
+            self._expires_us = _earliest(self._expires_us, admitted.deadline_us)
             self._is_tick_due = True
 
     def tick(self, now_us: int, waiting: int) -> int | None:
-        """Closes a window when it is due and may be worked on; returns when it will be due."""
+        """Closes a window when it is due and may be worked on, answers what has expired; returns when to be called next."""
+        late = self._expire(now_us)
+        for query in late:
+            self._out.done(expired(query, now_us))
+        if late and self._work is not None:
+            self._work.count_expired(len(late))
         with self._changed:
             credit = self._credit()
             has_room = credit.records > 0 and credit.size_bytes > 0
             # Records that cannot be taken in are not waited for.
             self._waiting = waiting if has_room and not self._is_draining else 0
             self._is_tick_due = False
-            return self._advance(now_us)
+            return _earliest(self._advance(now_us), self._expires_us)
 
     def revoke(self, unit_ids: frozenset[int]) -> None:
         """Forgets these queries, wherever they are; what was made of them already is discarded by the loop."""
         with self._changed:
-            self._planner.drop(unit_ids)
-            for unit_id in unit_ids & self._gathered.keys():
-                del self._gathered[unit_id]
-            for held in self._held:
-                held.forget(unit_ids)
+            self._forget(unit_ids)
 
     def drain(self, until_us: int) -> None:
         """Waits for nothing more: the next tick closes what is there."""
@@ -151,13 +161,10 @@ class GrouperStage:
     def check_integrity(self) -> None:
         """Asserts that planner and stage hold the same queries."""
         with self._changed:
-            self._planner.check_integrity()
-            assert self._planner.queries == len(self._gathered)
-            assert len(self._held) <= self._settings.horizon_windows + 1
-            assert all(held.prepared is not None for held in list(self._held)[:-1])
-            assert [held.window.window_id for held in self._held] == sorted(
-                held.window.window_id for held in self._held
-            )
+            for planner in self._planners.values():
+                planner.check_integrity()
+            self._held.check_integrity()
+            assert sum(planner.queries for planner in self._planners.values()) == len(self._gathered)
 
     @property
     def _out(self) -> Sink:
@@ -169,29 +176,64 @@ class GrouperStage:
     def _credit(self) -> Credit:
         if self._work is None or self._failure is not None:
             return Credit(records=0, size_bytes=0)
-        records = self._planner.queries + sum(len(held.queries) for held in self._held)
-        size_bytes = self._planner.size_bytes + sum(held.size_bytes for held in self._held)
+        records = len(self._gathered) + self._held.queries
+        size_bytes = sum(planner.size_bytes for planner in self._planners.values()) + self._held.size_bytes
         return Credit(
             records=max(0, self._settings.intake_queries_max - records),
             size_bytes=max(0, self._settings.intake_bytes_max - size_bytes),
         )
 
     def _advance(self, now_us: int) -> int | None:
-        is_preparing = bool(self._held) and self._held[-1].prepared is None
-        is_far_ahead = len(self._held) > self._settings.horizon_windows
-        decision = self._planner.step(
-            now_us,
-            self._waiting,
-            busy=self._work is None or is_preparing or is_far_ahead,
-            ahead=bool(self._held),
+        """Closes the window that is due, if there is one; returns when one will be."""
+        waits = {name: self._wait(name, now_us) for name in RANKS}
+        queries_max = self._settings.window_queries_max
+        name = self._turns.next(
+            lambda name: min(self._planners[name].queries, queries_max) if waits[name] is None else None
         )
-        if not isinstance(decision, Window):
-            return decision.until_us
-        queries = {query_id: self._gathered.pop(query_id) for query_id in decision.query_ids}
+        if name is None:
+            return _earliest(*(wait.until_us for wait in waits.values() if wait is not None))
+        window = self._planners[name].close(now_us)
+        queries = {query_id: self._gathered.pop(query_id) for query_id in window.query_ids}
         size_bytes = sum(query.unit.message.size_bytes for query in queries.values())
-        self._held.append(_Held(window=decision, queries=queries, size_bytes=size_bytes))
+        self._held.add(Held(window=window, rank=RANKS[name], queries=queries, size_bytes=size_bytes))
         self._changed.notify_all()
         return None
+
+    def _wait(self, name: str, now_us: int) -> Wait | None:
+        """How long to wait for the next window of a class; None: it is due."""
+        ahead = self._held.count(RANKS[name])
+        # While others are in hand, what waits is not known to be of this class.
+        has_others = self._held.count(max(RANKS.values())) > ahead or any(
+            planner.queries for other, planner in self._planners.items() if RANKS[other] > RANKS[name]
+        )
+        return self._planners[name].wait(
+            now_us,
+            0 if has_others else self._waiting,
+            busy=self._work is None or self._held.unprepared is not None or ahead > self._settings.horizon_windows,
+            ahead=ahead > 0,
+        )
+
+    def _expire(self, now_us: int) -> list[Admitted]:
+        """Takes out what has expired, less what is leaving: that is seen to within milliseconds."""
+        with self._changed:
+            if self._expires_us is None or now_us < self._expires_us:
+                return []
+            late = [query for query in self._expirable() if query.is_expired(now_us)]
+            self._forget(frozenset(query.unit.id for query in late))
+            self._expires_us = _earliest(*(query.deadline_us for query in self._expirable()))
+            return late
+
+    def _expirable(self) -> Iterator[Admitted]:
+        yield from self._gathered.values()
+        for held in self._held.remaining:
+            yield from held.queries.values()
+
+    def _forget(self, unit_ids: frozenset[int]) -> None:
+        for planner in self._planners.values():
+            planner.drop(unit_ids)
+        for unit_id in unit_ids & self._gathered.keys():
+            del self._gathered[unit_id]
+        self._held.forget(unit_ids)
 
     def _step_ended(self) -> None:
         if not self._is_tick_due:
@@ -215,11 +257,12 @@ class GrouperStage:
         )
         while True:
             with self._changed:
-                if not self._await(lambda: bool(self._held) and self._held[-1].prepared is None):
+                if not self._await(lambda: self._held.unprepared is not None):
                     return
-                held = self._held[-1]
+                held = self._held.unprepared
+                assert held is not None, "that was waited for"
                 queries = tuple(held.queries.values())
-            prepared = work.prepare(held.window, queries, self._out, self._is_live)
+            prepared = work.prepare(held.window, queries, self._out, self)
             with self._changed:
                 held.prepared = prepared.only(held.queries.keys())
                 self._step_ended()
@@ -229,19 +272,19 @@ class GrouperStage:
     def _plan(self) -> None:
         while True:
             with self._changed:
-                if not self._await(lambda: bool(self._held) and self._held[0].prepared is not None):
+                if not self._await(self._held.can_leave):
                     return
-                work, leaving = self._work, self._held[0].prepared
-            assert work is not None and leaving is not None, "that was waited for"
-            work.plan(leaving, self._ahead, self._out, self._is_live)
+                work, leaving = self._work, self._held.leave()
+            assert work is not None, "nothing is prepared without it"
+            work.plan(leaving, self._ahead, self._out, self)
             with self._changed:
-                self._held.popleft()
+                self._held.left()
                 self._step_ended()
 
     def _ahead(self) -> list[PreparedWindow]:
         """The windows that leave after the first, as far as they are prepared."""
         with self._changed:
-            return [held.prepared for held in list(self._held)[1:] if held.prepared is not None]
+            return [held.prepared for held in self._held.remaining if held.prepared is not None]
 
     # On either.
 
@@ -259,15 +302,32 @@ class GrouperStage:
                 )
             )
 
-    def _is_live(self, unit_id: int) -> bool:
+    def has(self, unit_id: int) -> bool:
+        """See `grouper.work.InHand`."""
         with self._changed:
-            return any(unit_id in held.queries for held in self._held)
+            return self._held.has(unit_id)
+
+    def take_out(self, unit_id: int) -> bool:
+        """See `grouper.work.InHand`."""
+        with self._changed:
+            is_here = self._held.has(unit_id)
+            self._held.forget(frozenset({unit_id}))
+            return is_here
 
     def _give_up(self, error: CarpoolError) -> None:
         with self._changed:
             self._failure = str(error)
             self._changed.notify_all()
         self._out.fail(error)
+
+
+def class_of(query: Admitted) -> str:
+    """Returns the priority class of a query: that of the topic that it was published to."""
+    return BATCH if is_batch(query.unit.source.topic) else INTERACTIVE
+
+
+def _earliest(*times_us: int | None) -> int | None:
+    return min((time_us for time_us in times_us if time_us is not None), default=None)
 
 
 def build_stage(

@@ -9,6 +9,7 @@ from msgspec import Meta
 from carpool.settings import Settings
 from grouper.plan.orders import OrderName
 from grouper.plan.policies import LinkageName, PolicyName
+from grouper.plan.tenants import parse_weights
 from schemas.query import NPROBE_MAX, QUERY_BYTES_MAX
 from schemas.topics import GROUPS
 
@@ -56,6 +57,22 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             "horizon_windows + 3 windows in intake_queries_max, else it is shorter.",
         ),
     ] = 4
+    interactive_weight: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000,
+            description="Windows of rag.queries.v1 that are closed for one of rag.queries.batch.v1, while both have queries. "
+            "Low: batch work delays others; high: under a lasting load it takes long.",
+        ),
+    ] = 16
+    tenant_weights: Annotated[
+        str,
+        Meta(
+            description="Turns of tenants (header rag-tenant) in a window that cannot take all that is gathered: TENANT=WEIGHT, "
+            "comma-separated; 1 for all others, and for those without a name together.",
+        ),
+    ] = ""
     policy: Annotated[
         PolicyName,
         Meta(
@@ -148,6 +165,10 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
                 f"group_bytes_max {self.group_bytes_max} leaves no room for headers below the {GROUPS.max_message_bytes} bytes "
                 f"that {GROUPS.name} takes; set at most {GROUPS.max_message_bytes - GROUP_HEADERS_BYTES}"
             )
+        try:
+            parse_weights(self.tenant_weights)
+        except ValueError as error:
+            problems.append(f"tenant_weights: {error}")
         if self.lanes != 1:
             problems.append(
                 f"lanes is {self.lanes}, but this build plans for one lane: more are not built yet; set lanes = 1"

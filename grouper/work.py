@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from carpool.disk.centroids import probe
 from carpool.embedding import Embedder
 from carpool.kafka.stage import Sink
 from carpool.telemetry.metrics import Metrics
+from carpool.telemetry.tracing.operation import Operation
 from grouper.admission import Admitted, IndexFacts
 from grouper.embed import embed_texts
 from grouper.plan.emit import Header, PlannedGroup, plan_records
@@ -22,7 +24,8 @@ from grouper.plan.horizon import Wants, plan_horizon, wants_of
 from grouper.plan.orders import GroupOrder
 from grouper.plan.policies import GroupingPolicy, Groups
 from grouper.plan.window import Window
-from grouper.records import expired, group_done, grouped_query
+from grouper.records import expired, group_done, grouped_query, groups_topic
+from grouper.tracing import plan_window
 from schemas.errors import RecordError
 from schemas.group import HorizonEntry
 from schemas.record import ClusterId
@@ -31,11 +34,20 @@ LANE = 0
 HORIZON_SHARE = 4
 """A horizon takes at most one part in so many of `group_bytes_max`."""
 
-IsLive = Callable[[int], bool]
-"""Says whether the unit with this id is still ours: not revoked meanwhile."""
-
 Ahead = Callable[[], Sequence["PreparedWindow"]]
 """Says which windows leave next, in order, of those that are prepared already."""
+
+
+class InHand(Protocol):
+    """The units of the closed windows that are still ours to end: not revoked, not expired meanwhile. Thread-safe."""
+
+    def has(self, unit_id: int) -> bool:
+        """Returns whether this one is."""
+        ...
+
+    def take_out(self, unit_id: int) -> bool:
+        """Takes it out, to be ended by the caller; False where somebody else did."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -96,17 +108,17 @@ class WindowWork:
         self._group_bytes_max = group_bytes_max
         self._clock = clock
         self._metrics = metrics
-        self._sequence = 0
+        self._sequences: Counter[str] = Counter()  # by topic: each has lanes of its own
         self._before: deque[tuple[ClusterId, ...]] = deque(maxlen=BEFORE_QUERIES)
 
-    def prepare(self, window: Window, queries: Sequence[Admitted], sink: Sink, is_live: IsLive) -> PreparedWindow:
+    def prepare(self, window: Window, queries: Sequence[Admitted], sink: Sink, in_hand: InHand) -> PreparedWindow:
         """Embeds and probes in one batch. Ends what has expired or cannot be embedded. Blocks for as long as the model takes.
 
         Raises `ConfigError` when the model is broken.
         """
         self._metrics.window_queries.observe(len(queries))
         started_us = self._clock.now_us()
-        vectors = self._embed(self._in_time(queries, sink, is_live), sink)
+        vectors = self._embed(self._in_time(queries, sink, in_hand), sink)
         encoded_us = self._clock.now_us()
         probes = self._probe(vectors)
         return PreparedWindow(
@@ -120,46 +132,53 @@ class WindowWork:
             prepared_us=encoded_us,
         )
 
-    def plan(self, prepared: PreparedWindow, ahead: Ahead, sink: Sink, is_live: IsLive) -> None:
+    def plan(self, prepared: PreparedWindow, ahead: Ahead, sink: Sink, in_hand: InHand) -> None:
         """Ends every query of `prepared` that is still live: in a group, or answered `expired`. Blocks for milliseconds.
 
         `ahead` is asked once, when all else is decided: what it returns then is the horizon.
         """
-        in_time = {query.unit.id for query in self._in_time([each.query for each in prepared.queries], sink, is_live)}
+        in_time = {query.unit.id for query in self._in_time([each.query for each in prepared.queries], sink, in_hand)}
         queries = [each for each in prepared.queries if each.query.unit.id in in_time]
         if not queries:
             return
         groups = self._group(queries)
         horizon = self._horizon(ahead())
         grouped_us = self._clock.now_us()
+        topic = groups_topic(queries[0].query.unit.source).name
         spent_us = {"encode": prepared.encode_us, "group": grouped_us - prepared.prepared_us}
         planned = plan_records(
             groups,
             [grouped_query(each.query, each.row, each.clusters, prepared.window, spent_us) for each in queries],
             self._header(prepared.window),
-            first_sequence=self._sequence,
+            first_sequence=self._sequences[topic],
             group_bytes_max=self._group_bytes_max,
             horizon=horizon,
         )
-        self._sequence += len(planned)
+        self._sequences[topic] += len(planned)
         self._before.extend(queries[member].clusters for members in groups for member in members[-BEFORE_QUERIES:])
+        members = [each.query for each in queries]
+        operations: tuple[Operation, ...] = (plan_window(prepared.window, members, len(planned), self._clock.now_us()),)
         for record in planned:
-            sink.done(group_done(record, [each.query for each in queries], self._clock.now_us()))
+            sink.done(replace(group_done(record, members, self._clock.now_us()), operations=operations))
+            operations = ()  # the window's, told once
         for record in planned:
             self._count(record)
 
-    def _in_time(self, queries: Sequence[Admitted], sink: Sink, is_live: IsLive) -> list[Admitted]:
+    def count_expired(self, queries: int) -> None:
+        """Counts queries that were answered `expired`. On any thread."""
+        self._metrics.answers.labels(stage="grouper", status="expired").inc(queries)
+
+    def _in_time(self, queries: Sequence[Admitted], sink: Sink, in_hand: InHand) -> list[Admitted]:
         """Those that are live and not expired; the expired are answered."""
         now_us = self._clock.now_us()
         in_time = []
         for query in queries:
-            if not is_live(query.unit.id):
-                continue
-            if query.is_expired(now_us):
-                self._metrics.answers.labels(stage="grouper", status="expired").inc()
+            if not query.is_expired(now_us):
+                if in_hand.has(query.unit.id):
+                    in_time.append(query)
+            elif in_hand.take_out(query.unit.id):
+                self.count_expired(1)
                 sink.done(expired(query, now_us))
-            else:
-                in_time.append(query)
         return in_time
 
     def _embed(self, queries: Sequence[Admitted], sink: Sink) -> list[tuple[Admitted, NDArray[np.float32]]]:

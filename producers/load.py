@@ -14,7 +14,7 @@ from carpool.clock import Clock
 from carpool.errors import CarpoolError, RecordError
 from producers.errors import PublishError
 from producers.publisher import Place, Placed
-from producers.questioning import QueryRecord, QuestionArgs, build_record
+from producers.questioning import Priority, QueryRecord, QuestionArgs, build_record
 from producers.questions import Question
 
 TURN_S = 0.1
@@ -78,7 +78,8 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     embedding_model: str | None = None
     top_k: int | None = None
     nprobe: int | None = None
-    priority: int = 0
+    priority: Priority = 0
+    tenant: str | None = None
     deadline_s: float | None = None
     keep_ids: bool = False
     run_id: str | None = None
@@ -182,6 +183,7 @@ def _record(question: Question, plan: LoadPlan, query_id: str, intended_us: int)
         "top_k": plan.top_k,
         "nprobe": plan.nprobe,
         "priority": plan.priority,
+        "tenant": plan.tenant,
     }
     if question.vector is not None:
         arguments |= {"vector": question.vector, "embedding_model": plan.embedding_model}

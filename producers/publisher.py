@@ -1,4 +1,4 @@
-"""Writing questions to `rag.queries.v1` over librdkafka, with the broker's acknowledgement for each."""
+"""Writing questions to the topic of their priority class over librdkafka, with the broker's acknowledgement for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from carpool.kafka.settings import KafkaSettings, producer_config
 from producers.errors import PublishError
 from producers.questioning import QueryRecord
 from producers.settings import ClientSettings
-from schemas.topics import QUERIES
 
 LOGGER = logging.getLogger("carpool.client")
 LOGGER.addHandler(logging.NullHandler())  # librdkafka's log lines go where the application sends them, or nowhere
@@ -54,7 +53,7 @@ class Publisher:
 
         try:
             self._producer.produce(
-                QUERIES.name,
+                record.topic,
                 key=record.query_id.encode(),
                 value=record.value,
                 headers=list(record.headers),
@@ -94,6 +93,6 @@ def _publish_error(error: confluent_kafka.KafkaError) -> PublishError:
             f"the Kafka producer cannot go on ({error.str()}): was the broker started anew? Open a new client."
         )
     return PublishError(
-        f"the brokers did not take the question ({error.str()}): it is not known to be in rag.queries.v1. Check that the brokers"
+        f"the brokers did not take the question ({error.str()}): it is not known to be in its topic. Check that the brokers"
         " are up (`carpool topics list`), and publish again."
     )

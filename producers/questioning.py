@@ -6,25 +6,28 @@ import struct
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from producers.errors import RecordTooLarge
-from schemas.codec import decode, encode
+from schemas.codec import TENANT_HEADER, decode, encode
 from schemas.query import QUERY_BYTES_MAX, Generation, Query, check_query
 from schemas.record import Headers
+from schemas.topics import QUERIES, QUERIES_BATCH
 
 SOURCE_NAME = "urn:carpool:client"
 
 
 Vector = bytes | Iterable[float]
+Priority = int | Literal["batch"]
 
 
 class QuestionArgs(TypedDict, total=False):
     """What may be said of a question besides its text. What is left out is the services' default.
 
     `vector`: (dim,) float32, L2-normalised, as little-endian bytes or as numbers, with the fingerprint of the
-    `embedding_model` that made it. `query_id`: a new UUIDv4 where it is left out. `priority`: lower is sooner. `headers`
-    that are passed on to the answer: traceparent, tracestate, correlation_id, reply_to.
+    `embedding_model` that made it. `query_id`: a new UUIDv4 where it is left out. `priority`: lower is sooner; "batch" has
+    time: it goes to a topic of its own, and others overtake it. `tenant`: who asks; tenants take turns. `headers` that are
+    passed on to the answer: traceparent, tracestate, correlation_id, reply_to.
     """
 
     vector: Vector | None
@@ -32,7 +35,8 @@ class QuestionArgs(TypedDict, total=False):
     query_id: str | None
     top_k: int | None
     nprobe: int | None
-    priority: int
+    priority: Priority
+    tenant: str | None
     conversation_id: str | None
     generation: Generation | None
     headers: Mapping[str, str] | None
@@ -42,6 +46,7 @@ class QuestionArgs(TypedDict, total=False):
 class QueryRecord:
     """A query as it goes to the broker."""
 
+    topic: str
     query_id: str
     value: bytes
     headers: Headers
@@ -57,7 +62,7 @@ def build_record(
     """
     if unknown := sorted(set(question) - QuestionArgs.__annotations__.keys()):
         raise TypeError(f"a question has no {', '.join(unknown)}")
-    query_id, vector = question.get("query_id"), question.get("vector")
+    query_id, vector, priority = question.get("query_id"), question.get("vector"), question.get("priority", 0)
     query = Query(
         query_id=query_id if query_id is not None else str(uuid.uuid4()),
         text=text,
@@ -66,17 +71,21 @@ def build_record(
         top_k=question.get("top_k"),
         nprobe=question.get("nprobe"),
         deadline=deadline_ms,
-        priority=question.get("priority", 0),
+        priority=0 if priority == "batch" else priority,
         conversation_id=question.get("conversation_id"),
         generation=question.get("generation"),
     )
     passed_on: Headers = tuple((name, text.encode()) for name, text in (question.get("headers") or {}).items())
+    tenant = question.get("tenant")
     value, headers = encode(query, event_id=query.query_id, source=SOURCE_NAME, time_us=now_us, passed_on=passed_on)
     if len(value) > QUERY_BYTES_MAX:
         raise RecordTooLarge(len(value), QUERY_BYTES_MAX)
+    if tenant is not None:
+        headers += ((TENANT_HEADER, tenant.encode()),)
     # Decoded as the grouper will: values are checked by the same code, before anything is sent.
     check_query(decode(Query, value, headers))
-    return QueryRecord(query_id=query.query_id, value=value, headers=headers)
+    topic = QUERIES_BATCH if priority == "batch" else QUERIES
+    return QueryRecord(topic=topic.name, query_id=query.query_id, value=value, headers=headers)
 
 
 def pack_vector(values: Iterable[float]) -> bytes:

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 import confluent_kafka
 
 from carpool.errors import ConfigError
+from carpool.kafka.raw_headers import headers_of
 from carpool.kafka.settings import KafkaSettings, client_config
 from producers.publisher import LOGGER
 from producers.settings import ClientSettings
@@ -145,7 +146,7 @@ class AnswerReader:
                 continue
             key, value = message.key(), message.value()
             if isinstance(key, bytes) and value:
-                self._arrived(message.topic(), key, value, tuple(message.headers() or ()))
+                self._arrived(message.topic(), key, value, headers_of(message))
 
     def _follow_for(self, done: Future[None]) -> None:
         try:

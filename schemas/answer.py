@@ -11,7 +11,7 @@ from schemas.record import Identifier, NonNegative, Record, Source
 
 Status = Literal["ok", "partial", "expired", "shed", "failed"]
 Stage = Literal["client", "grouper", "searcher", "generator"]
-ErrorType = Reason | Literal["expired", "shed", "llm_refused", "index_damaged"]
+ErrorType = Reason | Literal["conflict", "expired", "shed", "llm_refused", "index_damaged"]
 
 
 class Citation(Record, frozen=True, kw_only=True):
@@ -71,7 +71,10 @@ class AnswerError(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Answer(Record, frozen=True, kw_only=True):
-    """The one terminal answer of an input record. Times in `timings_ms` are milliseconds a stage."""
+    """The one terminal answer of an input record. Times in `timings_ms` are milliseconds a stage.
+
+    `replayed`: the answer to an earlier record with this id and `query_digest` (a digest of what was asked), given again.
+    """
 
     query_id: Identifier
     status: Status
@@ -81,6 +84,7 @@ class Answer(Record, frozen=True, kw_only=True):
     citations: tuple[Citation, ...]
     retrieved: tuple[Retrieved, ...]
     source: Source | None = None
+    query_digest: Identifier | None = None
     generation_id: Identifier | None = None
     answer: str | None = None
     finish_reason: str | None = None

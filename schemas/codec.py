@@ -6,13 +6,16 @@ application may write to `rag.queries.v1` is any of the four (`records.md`, rule
 
 from __future__ import annotations
 
+import re
 import uuid
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
 
 from schemas.answer import Answer, PartialAnswer
+from schemas.deadletter import DeadLetterMark
 from schemas.errors import Reason, RecordError
 from schemas.group import Group
 from schemas.query import QUERY_BYTES_MAX, Query, check_query
@@ -29,9 +32,25 @@ SPEC_VERSION = "1.0"
 DEADLINE_HEADER = "rag-deadline-ms"
 PRIORITY_HEADER = "rag-priority"
 TENANT_HEADER = "rag-tenant"
+TENANT_CHARS_MAX = 256
 
-PASSED_ON = ("traceparent", "tracestate", "correlation_id", "reply_to", "rag-attempt")
+ATTEMPT_HEADER = "rag-attempt"
+"""How often a query has been begun, counted from 1. Written by the services when they send a query round again."""
+NOT_BEFORE_HEADER = "rag-not-before-ms"
+"""On a query that was sent round again: when to begin, epoch milliseconds."""
+ORIGIN_HEADER = "rag-origin"
+"""On a query that was sent round again: the record that its asker published, as topic/partition/offset/timestamp."""
+
+PASSED_ON = ("traceparent", "tracestate", "correlation_id", "reply_to", ATTEMPT_HEADER)
 """Headers of a query that every record made from it carries too."""
+PASSED_ON_BYTES_MAX = 16 * 1024
+"""What they may weigh together: a query with more is refused, so that its answer always fits its topic."""
+
+WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
+"""A number in a header: no more digits than 64 bits hold."""
+
+UNREADABLE_HEADERS = "rag-unreadable-headers"
+"""Stands for all headers of a record that has a name which is not UTF-8: Kafka takes such names, its clients do not give them."""
 
 EVENT_TYPES: dict[type[Record], str] = {
     Query: "rag.query.submitted",
@@ -39,6 +58,7 @@ EVENT_TYPES: dict[type[Record], str] = {
     Retrieval: "rag.retrieval.completed",
     Answer: "rag.answer.completed",
     PartialAnswer: "rag.answer.extended",
+    DeadLetterMark: "rag.letter.marked",
 }
 
 SCHEMAS: dict[type[Record], str] = {
@@ -47,6 +67,7 @@ SCHEMAS: dict[type[Record], str] = {
     Retrieval: "urn:carpool:retrieval:1",
     Answer: "urn:carpool:answer:1",
     PartialAnswer: "urn:carpool:partial-answer:1",
+    DeadLetterMark: "urn:carpool:dead-letter-mark:1",
 }
 """The version of each record, as the CloudEvents attribute `dataschema`. A reader refuses versions it does not know."""
 
@@ -74,13 +95,17 @@ def encode(
         ("ce_dataschema", SCHEMAS[kind]),
     )
     headers = tuple((name, text.encode()) for name, text in attributes)
-    return _encoder.encode(record), headers + tuple(pair for pair in passed_on if pair[0] in PASSED_ON)
+    copied = tuple(pair for pair in passed_on if pair[0] in PASSED_ON)
+    if _weight(copied) > PASSED_ON_BYTES_MAX:
+        copied = ()  # of a query that is refused for it
+    return _encoder.encode(record), headers + copied
 
 
 def decode(kind: type[R], value: bytes | None, headers: Headers) -> R:
     """Returns the record of an internal topic (binary mode or bare JSON). Raises `RecordError` that names the field."""
     if not value:
         raise RecordError("empty", "the record has no value")
+    _check_headers(headers)
     _check_version(kind, _text(headers, "ce_specversion"), _text(headers, "ce_dataschema"))
     return _decode_json(kind, value)
 
@@ -108,6 +133,12 @@ def _decode_query(
 ) -> Query:
     if not value:
         raise RecordError("empty", "the record has no value; send a question")
+    _check_headers(headers)
+    if (weight := _weight(pair for pair in headers if pair[0] in PASSED_ON)) > PASSED_ON_BYTES_MAX:
+        names = ", ".join(PASSED_ON)
+        raise RecordError(
+            "too_large", f"the headers {names} are {weight} bytes; at most {PASSED_ON_BYTES_MAX} are passed on"
+        )
     if len(value) > bytes_max:
         raise RecordError("too_large", f"the query is {len(value)} bytes; at most {bytes_max} are accepted")
     content_type = (_text(headers, CONTENT_TYPE) or _sniff(value)).split(";")[0].strip().lower()
@@ -151,16 +182,19 @@ def _header_wishes(headers: Headers) -> dict[str, Any]:
     for name, field in ((DEADLINE_HEADER, "deadline"), (PRIORITY_HEADER, "priority")):
         text = _text(headers, name)
         if text is not None:
-            try:
-                wishes[field] = int(text)
-            except ValueError:
-                raise RecordError(
-                    "wrong_type", f"header {name}: {text[:40]!r} is not a whole number", field=name
-                ) from None
-    tenant = _text(headers, TENANT_HEADER)
-    if tenant is not None:
-        wishes["tenant"] = tenant
+            if WHOLE_NUMBER.fullmatch(text) is None:
+                raise RecordError("wrong_type", f"header {name}: {text[:40]!r} is not a whole number", field=name)
+            wishes[field] = int(text)
     return wishes
+
+
+def tenant_of(headers: Headers) -> str:
+    """Returns who asks, for fair turns: header `rag-tenant`, at most `TENANT_CHARS_MAX` characters of it; "" without one.
+
+    It is no wish for isolation: that is the field `tenant` of a query.
+    """
+    value = header(headers, TENANT_HEADER)
+    return "" if value is None else value.decode(errors="replace")[:TENANT_CHARS_MAX]
 
 
 def _sniff(value: bytes) -> str:
@@ -168,11 +202,20 @@ def _sniff(value: bytes) -> str:
     return JSON_TYPE if value.lstrip()[:1] in (b"{", b"[") else TEXT_TYPE
 
 
+def _check_headers(headers: Headers) -> None:
+    if any(name == UNREADABLE_HEADERS for name, _ in headers):
+        raise RecordError("bad_envelope", "the name of a header is not UTF-8, so that none of its headers can be read")
+
+
 def _check_version(kind: type[Record], spec_version: str | None, schema: str | None) -> None:
     if spec_version not in (None, SPEC_VERSION):
         raise RecordError("unknown_version", f"CloudEvents {spec_version!r} is not known; use {SPEC_VERSION}")
     if schema is not None and schema.startswith("urn:carpool:") and schema != SCHEMAS[kind]:
         raise RecordError("unknown_version", f"{schema!r} is not known to this build, which reads {SCHEMAS[kind]!r}")
+
+
+def _weight(headers: Iterable[tuple[str, bytes | None]]) -> int:
+    return sum(len(name) + len(value or b"") for name, value in headers)
 
 
 def _text(headers: Headers, name: str) -> str | None:

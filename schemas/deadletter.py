@@ -1,12 +1,48 @@
-"""The dead letter: the raw bytes of a record that could not be used, its own headers, and ours that say why."""
+"""The dead letter: the raw bytes of a record that could not be used, its own headers, and ours that say why.
+
+And the mark that says what became of a letter (`rag.dlq.marks.v1`): it was replayed, or dropped.
+"""
 
 from __future__ import annotations
 
-from schemas.record import Headers, Source
+from typing import Literal
+
+from schemas.record import Headers, NonNegative, Record, Source
 
 PREFIX = "rag.errors."
+CONNECT_PREFIX = "__connect.errors."
+CONNECT_NAMES = (
+    "topic",
+    "partition",
+    "offset",
+    "stage",
+    "exception.class.name",
+    "exception.message",
+    "exception.stacktrace",
+)
+"""What Kafka Connect calls as we do; it adds connector.name and task.id."""
+
 TEXT_BYTES_MAX = 4_096
 """Bound of each text header, so that a dead letter never outgrows its topic (`schemas.topics`)."""
+
+TRUNCATED_HEADER = PREFIX + "truncated.from.bytes"
+"""On a letter that was cut to fit: the bytes that its value had."""
+
+HEADERS_LEFT_OUT_HEADER = PREFIX + "headers.left.out"
+"""On a letter whose own headers did not fit: how many of them are missing."""
+
+REPLAYED_FROM_HEADER = "rag-replayed-from"
+"""On a record that was replayed: the letter that it was, as topic/partition/offset."""
+
+Action = Literal["replayed", "dropped"]
+
+
+class DeadLetterMark(Record, frozen=True, kw_only=True):
+    """What was done about one letter, the one at `letter`. The newest mark of a letter counts."""
+
+    letter: Source
+    action: Action
+    marked_us: NonNegative
 
 
 def dead_letter_headers(
@@ -19,8 +55,12 @@ def dead_letter_headers(
     class_name: str,
     message: str,
     stacktrace: str = "",
+    connect_names: bool = False,
 ) -> Headers:
-    """Returns every original header followed by the `rag.errors.*` of `conventions.md`; texts are cut at 4 KiB."""
+    """Returns every original header followed by the `rag.errors.*` of `conventions.md`; texts are cut at 4 KiB.
+
+    `connect_names` adds those of Kafka Connect (KIP-298), for tools that know them.
+    """
     added = {
         "topic": source.topic,
         "partition": str(source.partition),
@@ -33,4 +73,33 @@ def dead_letter_headers(
         "exception.message": message,
         "exception.stacktrace": stacktrace,
     }
-    return original + tuple((PREFIX + name, text.encode()[:TEXT_BYTES_MAX]) for name, text in added.items())
+    headers = original + tuple((PREFIX + name, _cut(text)) for name, text in added.items())
+    if not connect_names:
+        return headers
+    connect = {name: added[name] for name in CONNECT_NAMES} | {"connector.name": group, "task.id": "0"}
+    return headers + tuple((CONNECT_PREFIX + name, _cut(text)) for name, text in connect.items())
+
+
+def is_error_header(name: str) -> bool:
+    """Returns whether a header was added to say why a record is a dead letter."""
+    return name.startswith((PREFIX, CONNECT_PREFIX))
+
+
+def split_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
+    """Returns the original headers of a letter and our `rag.errors.*`, by name without the prefix.
+
+    A record may have come with such headers of its own, so only those of the last block count as ours; the others are left
+    out of both. Bytes that are no UTF-8 (a text that was cut inside a character) are replaced.
+    """
+    begin = max((at for at, (name, _) in enumerate(headers) if name == PREFIX + "topic"), default=len(headers))
+    original = tuple(header for header in headers[:begin] if not is_error_header(header[0]))
+    ours = {
+        name.removeprefix(PREFIX): (value or b"").decode(errors="replace")
+        for name, value in headers[begin:]
+        if name.startswith(PREFIX)
+    }
+    return original, ours
+
+
+def _cut(text: str) -> bytes:
+    return text.encode(errors="replace")[:TEXT_BYTES_MAX]

@@ -13,11 +13,12 @@ import msgspec
 
 from schemas.answer import Answer, PartialAnswer
 from schemas.codec import EVENT_TYPES, SCHEMAS
+from schemas.deadletter import DeadLetterMark
 from schemas.group import Group
 from schemas.query import Query
 from schemas.record import Record
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, GROUPS, PARTIAL_ANSWERS, QUERIES, RETRIEVALS
+from schemas.topics import ANSWERS, DEAD_LETTER_MARKS, GROUPS, PARTIAL_ANSWERS, QUERIES, RETRIEVALS
 
 FOLDER = Path(__file__).parent / "json"
 
@@ -27,6 +28,7 @@ RECORDS: dict[str, type[Record]] = {
     RETRIEVALS.name: Retrieval,
     ANSWERS.name: Answer,
     PARTIAL_ANSWERS.name: PartialAnswer,
+    DEAD_LETTER_MARKS.name: DeadLetterMark,
 }
 
 

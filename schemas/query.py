@@ -12,6 +12,8 @@ from schemas.record import Identifier, NonNegative, Record
 QUERY_BYTES_MAX = 256 * 1024
 TOP_K_MAX = 100
 NPROBE_MAX = 65_536
+DEADLINE_MS_MAX = 253_402_300_799_000
+"""The end of the year 9999: in microseconds it still fits 64 bits."""
 
 
 class Generation(Record, frozen=True, kw_only=True):
@@ -54,7 +56,7 @@ class Query(Record, frozen=True, kw_only=True):
     top_k: Annotated[int, msgspec.Meta(ge=1, le=TOP_K_MAX)] | None = None
     nprobe: Annotated[int, msgspec.Meta(ge=1, le=NPROBE_MAX)] | None = None
     recall_target: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    deadline: NonNegative | None = None
+    deadline: Annotated[int, msgspec.Meta(ge=0, le=DEADLINE_MS_MAX)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=-1_000, le=1_000)] = 0
     tenant: Identifier | None = None
     filter: Any = None

@@ -14,6 +14,10 @@ DEAD_LETTER_EXTRA_BYTES = 64 * KIB
 DEAD_LETTER_SUFFIX = ".dlq"
 
 
+BATCH_PRIORITY = 10_000
+"""What the class `batch` adds to priorities: more than a query may wish for."""
+
+
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """A topic. `max_message_bytes` bounds a record with its headers.
 
@@ -80,8 +84,64 @@ def dead_letters_of(topic: Topic) -> Topic:
     )
 
 
-QUERIES_DEAD = dead_letters_of(QUERIES)
+def batch_of(topic: Topic) -> Topic:
+    """Returns the topic of the lower priority class beside `topic`: read in its turn, and never waited behind."""
+    return msgspec.structs.replace(
+        topic, name=topic.name.removesuffix(".v1") + ".batch.v1", purpose=f"{topic.purpose}; those that have time"
+    )
 
-TOPICS: tuple[Topic, ...] = (QUERIES, GROUPS, RETRIEVALS, ANSWERS, PARTIAL_ANSWERS, QUERIES_DEAD)
+
+QUERIES_BATCH = batch_of(QUERIES)
+GROUPS_BATCH = batch_of(GROUPS)
+RETRIEVALS_BATCH = batch_of(RETRIEVALS)
+
+BATCH: dict[str, Topic] = {
+    QUERIES.name: QUERIES_BATCH,
+    GROUPS.name: GROUPS_BATCH,
+    RETRIEVALS.name: RETRIEVALS_BATCH,
+}
+"""By name, the topic of the class `batch` beside each topic of the class `interactive`. A query stays in the class that it
+was published in: else the backlog of one class would stand in front of the other at the next service."""
+
+
+def is_batch(name: str) -> bool:
+    """Returns whether records of the topic `name` are of the class `batch`."""
+    return any(topic.name == name for topic in BATCH.values())
+
+
+def priority_in_class(source: str, priority: int) -> int:
+    """Returns a query's priority against all others, lower is sooner: of the class of its topic first, then its own."""
+    return priority + BATCH_PRIORITY if is_batch(source) else priority
+
+
+def in_class_of(source: str, topic: Topic) -> Topic:
+    """Returns where results of a record of the topic `source` go: `topic`, or the one beside it for those that have time."""
+    return BATCH[topic.name] if is_batch(source) else topic
+
+
+QUERIES_DEAD = dead_letters_of(QUERIES)
+QUERIES_BATCH_DEAD = dead_letters_of(QUERIES_BATCH)
+
+DEAD_LETTER_MARKS = Topic(
+    name="rag.dlq.marks.v1",
+    partition_by="source",
+    retention_ms=30 * DAY_MS,
+    max_message_bytes=MIB,
+    purpose="which dead letters were replayed or dropped; kept longer than any of them",
+)
+
+TOPICS: tuple[Topic, ...] = (
+    QUERIES,
+    QUERIES_BATCH,
+    GROUPS,
+    GROUPS_BATCH,
+    RETRIEVALS,
+    RETRIEVALS_BATCH,
+    ANSWERS,
+    PARTIAL_ANSWERS,
+    QUERIES_DEAD,
+    QUERIES_BATCH_DEAD,
+    DEAD_LETTER_MARKS,
+)
 
 MESSAGE_BYTES_MAX = max(topic.max_message_bytes for topic in TOPICS)

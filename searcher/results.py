@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import structlog
 
 from carpool.clock import Clock
 from carpool.disk.documents import Document, DocumentStore
 from carpool.errors import CorruptionError, RetryableError
-from carpool.kafka.stage import Output
+from carpool.kafka.retry import attempt_of, later_attempt
+from carpool.kafka.stage import Output, QueryFailure
+from carpool.telemetry.logs import about
+from carpool.telemetry.tracing.operation import Operation
 from schemas.answer import ErrorType, Status, unanswered
 from schemas.codec import encode
 from schemas.group import Group, GroupedQuery
+from schemas.query import Query
 from schemas.record import ClusterId
 from schemas.retrieval import Hit, Retrieval
-from schemas.topics import ANSWERS, RETRIEVALS
+from schemas.topics import ANSWERS, RETRIEVALS, in_class_of
 from searcher.execution.executor import Found
+from searcher.tracing import retrieval
 
 _log = structlog.get_logger(__name__)
 
@@ -30,11 +36,15 @@ FRAME_BYTES = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The one record that a query owes. `answered` is None for a retrieval, else the status of the terminal answer."""
+    """The one record that a query owes. `answered` is None for a retrieval, else the status of the terminal answer; `failure`
+    says that it is no fault of the query's, which may be searched again.
+    """
 
     output: Output
     timings_us: dict[str, int]
     answered: Status | None = None
+    operations: tuple[Operation, ...] = ()
+    failure: QueryFailure | None = None
 
 
 def finish(
@@ -54,14 +64,15 @@ def finish(
     if found.errors and len(found.skipped) == len(found.probes) and not len(found.best.rows):
         message = f"none of the {len(found.skipped)} clusters that it probes could be read: {found.errors[0]}"
         is_passing = all(isinstance(error, RetryableError) for error in found.errors)
-        return _failed(grouped, "index_damaged", message, is_passing, timings_us, clock.now_us())
+        return _broken(group, grouped, message, is_passing, timings_us, clock.now_us())
     started_us = clock.now_us()
     try:
         passages = documents.get(found.best.rows.tolist())
     except (CorruptionError, OSError) as error:
-        _log.error("passages unreadable", query_id=grouped.query.query_id, error=str(error))
+        where = about(grouped.source, grouped.headers, query_id=grouped.query.query_id)
+        _log.error("passages unreadable", error=str(error), **where)
         message = f"its passages were found and could not be read: {error}"
-        return _failed(grouped, "index_damaged", message, isinstance(error, OSError), timings_us, clock.now_us())
+        return _broken(group, grouped, message, isinstance(error, OSError), timings_us, clock.now_us())
     now_us = clock.now_us()
     timings_us["passages"] = now_us - started_us
     output = _retrieval_output(_retrieval(group, grouped, found, passages, timings_us, now_us))
@@ -71,7 +82,8 @@ def finish(
             f"{RETRIEVALS.max_message_bytes}; ask for a smaller top_k"
         )
         return _failed(grouped, "too_large", message, False, timings_us, now_us)
-    return Outcome(output=output, timings_us=timings_us)
+    operations = (retrieval(group.index_version, found, len(passages), now_us),)
+    return Outcome(output=output, timings_us=timings_us, operations=operations)
 
 
 def expire(grouped: GroupedQuery, now_us: int) -> Outcome:
@@ -98,7 +110,7 @@ def _retrieval(
 ) -> Retrieval:
     ranked = zip(passages, found.best.scores.tolist(), found.best.clusters.tolist(), strict=True)
     return Retrieval(
-        query=grouped.query,
+        query=_as_published(group, grouped),
         source=grouped.source,
         headers=grouped.headers,
         deadline_us=grouped.deadline_us,
@@ -122,12 +134,38 @@ def _retrieval(
 def _retrieval_output(retrieval: Retrieval) -> Output:
     value, headers = encode(
         retrieval,
-        event_id=_event_id(retrieval, "r1"),
+        event_id=_event_id(retrieval, "r1") + later_attempt(retrieval.headers),
         source=SOURCE,
         time_us=retrieval.completed_us,
         passed_on=retrieval.headers,
     )
-    return Output(topic=RETRIEVALS.name, key=retrieval.query.query_id.encode(), value=value, headers=headers)
+    topic = in_class_of(retrieval.source.topic, RETRIEVALS)
+    return Output(topic=topic.name, key=retrieval.query.query_id.encode(), value=value, headers=headers)
+
+
+def _as_published(group: Group, grouped: GroupedQuery) -> Query:
+    """The query with its own vector again, which whoever sends it round needs. One that names the index's model is given the
+    vector that it was searched by: its own, or one that finds the same as its text would.
+    """
+    if grouped.query.embedding_model != group.embedding_model:
+        return grouped.query
+    return msgspec.structs.replace(grouped.query, vector=grouped.vector)
+
+
+def _broken(
+    group: Group, grouped: GroupedQuery, message: str, is_passing: bool, timings_us: dict[str, int], now_us: int
+) -> Outcome:
+    outcome = _failed(grouped, "index_damaged", message, is_passing, timings_us, now_us)
+    failure = QueryFailure(
+        query=_as_published(group, grouped),
+        source=grouped.source,
+        headers=grouped.headers,
+        deadline_us=grouped.deadline_us,
+        error_type="index_damaged",
+        message=message,
+        is_transient=is_passing,
+    )
+    return replace(outcome, failure=failure)
 
 
 def _failed(
@@ -156,6 +194,7 @@ def _answer_output(
         source=grouped.source,
         timings_ms={name: time_us / 1_000 for name, time_us in timings_us.items()},
     )
+    answer = msgspec.structs.replace(answer, attempts=attempt_of(grouped.headers))
     event_id = _event_id(grouped, "answer")
     value, headers = encode(answer, event_id=event_id, source=SOURCE, time_us=now_us, passed_on=grouped.headers)
     return Output(topic=ANSWERS.name, key=grouped.query.query_id.encode(), value=value, headers=headers)

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from carpool.clock import Clock
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError, DeploymentError
-from carpool.kafka.stage import Credit, Done, Sink, Unit
+from carpool.kafka.stage import Credit, Done, Sink, TopicPartition, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.group import Group
 from searcher.events import EventLog, NoEvents
@@ -97,6 +97,9 @@ class SearcherStage:
             thread = threading.Thread(target=self._guard, args=(run, sink), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """Nothing: what is known of partitions lies with their units."""
 
     def credit(self) -> Credit:
         """Returns room for groups; none until the index is open."""
@@ -261,12 +264,13 @@ class SearcherStage:
         )
 
     def _hand_over(self, held: _Part, outcome: Outcome, sink: Sink) -> None:
-        if outcome.answered is not None:
-            self._metrics.answers.labels(stage="searcher", status=outcome.answered).inc()
-        else:
+        if outcome.answered is None:
             for stage in ("queue_search", "load", "search", "passages"):
                 self._metrics.stage_seconds.labels(stage=stage).observe(outcome.timings_us[stage] / 1_000_000)
-        sink.done(Done(parts=((held.unit.id, held.part),), outputs=(outcome.output,)))
+        elif outcome.failure is None:  # else it is counted once it is decided whether it is tried again
+            self._metrics.answers.labels(stage="searcher", status=outcome.answered).inc()
+        parts = ((held.unit.id, held.part),)
+        sink.done(Done(parts=parts, outputs=(outcome.output,), operations=outcome.operations, failure=outcome.failure))
 
     def _check_fits(self, group: Group, opened: Opened) -> None:
         """Raises `DeploymentError` where the group was planned on another index: its cluster ids would mean nothing."""

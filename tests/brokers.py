@@ -34,10 +34,16 @@ def embedded_bootstrap() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def kafka_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a real Kafka broker; tests that use it are marked `kafka`."""
+def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """A real Kafka broker; tests that use it are marked `kafka`."""
     with short_lived_kafka(tmp_path_factory.mktemp("kafka")) as server:
-        yield server.bootstrap
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(kafka_server: KafkaServer) -> str:
+    """The address of a real Kafka broker; tests that use it are marked `kafka`."""
+    return kafka_server.bootstrap
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])

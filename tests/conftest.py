@@ -75,6 +75,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "kafka": functools.cache(_lacks_kafka),
     "vllm": functools.cache(_lacks_vllm),
 }
+TAKES = {"slow": "take up to a minute or two", "long": "take minutes of both cores"}
 _REASONS = pytest.StashKey[dict[str, str]]()
 _SKIPPED = pytest.StashKey[Counter[str]]()
 _SKIPPED_OTHERWISE = pytest.StashKey[Counter[str]]()
@@ -82,16 +83,19 @@ _SKIPPED_OTHERWISE = pytest.StashKey[Counter[str]]()
 
 def _required() -> set[str]:
     names = {name.strip() for name in os.environ.get("CARPOOL_REQUIRE", "").split(",") if name.strip()}
-    unknown = names - {*NEEDS, "slow"}
+    unknown = names - {*NEEDS, *TAKES}
     if unknown:
         raise pytest.UsageError(f"CARPOOL_REQUIRE names what no test needs: {', '.join(sorted(unknown))}")
     return names
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--run-slow", action="store_true", help="also run the tests that take minutes (CARPOOL_RUN_SLOW=1)"
-    )
+    for name, takes in TAKES.items():
+        parser.addoption(
+            f"--run-{name}",
+            action="store_true",
+            help=f"also run the tests that {takes} (CARPOOL_RUN_{name.upper()}=1)",
+        )
 
 
 def _keep_temporary_files_on_a_disk() -> None:
@@ -114,8 +118,11 @@ def _lacking(item: pytest.Item) -> tuple[str, str] | None:
     for name, lacks in NEEDS.items():
         if item.get_closest_marker(name) and (reason := lacks()):
             return name, reason
-    asked = item.config.getoption("--run-slow") or os.environ.get("CARPOOL_RUN_SLOW") == "1"
-    return ("slow", "--run-slow was not given") if item.get_closest_marker("slow") and not asked else None
+    for name in TAKES:
+        asked = item.config.getoption(f"--run-{name}") or os.environ.get(f"CARPOOL_RUN_{name.upper()}") == "1"
+        if item.get_closest_marker(name) and not asked:
+            return name, f"--run-{name} was not given"
+    return None
 
 
 def _begin_with_what_takes_long(items: list[pytest.Item]) -> None:
@@ -150,7 +157,7 @@ class SkipBook:
             return
         assert isinstance(report.longrepr, tuple), "a skip says where and why"
         reason = report.longrepr[-1].removeprefix("Skipped: ")
-        lacking = next((name for name in (*NEEDS, "slow") if reason.startswith(f"{name}: ")), None)
+        lacking = next((name for name in (*NEEDS, *TAKES) if reason.startswith(f"{name}: ")), None)
         names = [lacking] if lacking else [str(name) for key, name in report.user_properties if key == "needs"]
         for name in names:
             self._config.stash[_SKIPPED][name] += 1

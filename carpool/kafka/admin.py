@@ -37,6 +37,11 @@ def topic_config(topic: Topic) -> dict[str, str]:
     return config
 
 
+def in_sync_config(replicas: int) -> dict[str, str]:
+    """Returns how many copies must have a record before it counts as written: one may be down, and one must not be alone."""
+    return {"min.insync.replicas": str(min(2, replicas - 1))} if replicas > 1 else {}
+
+
 def create_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS) -> list[str]:
     """Makes the topics that are missing and returns their names; those that exist are left as they are.
 
@@ -56,7 +61,7 @@ def create_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS) -
             topic.name,
             num_partitions=partitions_of(topic, settings),
             replication_factor=replicas,
-            config=topic_config(topic),
+            config=topic_config(topic) | in_sync_config(replicas),
         )
         for topic in missing
     ]

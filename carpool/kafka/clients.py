@@ -10,15 +10,9 @@ from typing import NamedTuple, Protocol
 
 from carpool.errors import CarpoolError
 from carpool.kafka.stage import Message, Output
+from carpool.kafka.stage import TopicPartition as TopicPartition
 
 CommitResult = Callable[[CarpoolError | None], None]
-
-
-class TopicPartition(NamedTuple):
-    """One partition of one topic."""
-
-    topic: str
-    partition: int
 
 
 class Position(NamedTuple):
@@ -50,8 +44,8 @@ class ConsumerClient(Protocol):
     starve. So `commit` only leaves a request, which the polling thread serves.
     """
 
-    def subscribe(self, topic: str, listener: RebalanceListener) -> None:
-        """Joins the group. Raises `ConfigError` when the topic does not exist."""
+    def subscribe(self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()) -> None:
+        """Joins the group, for a topic and those that are read beside it. Raises `ConfigError` when one does not exist."""
         ...
 
     def poll(self, timeout_s: float) -> Message | None:
@@ -61,12 +55,12 @@ class ConsumerClient(Protocol):
         """
         ...
 
-    def pause(self) -> None:
-        """Stops the flow of records from every assigned partition; `poll` goes on keeping the membership."""
+    def pause(self, topics: frozenset[str] | None = None) -> None:
+        """Stops the flow of records, of these topics or of all; `poll` goes on keeping the membership."""
         ...
 
-    def resume(self) -> None:
-        """Lets records flow again."""
+    def resume(self, topics: frozenset[str] | None = None) -> None:
+        """Lets records of these topics flow again, or of all."""
         ...
 
     def waiting(self) -> dict[TopicPartition, int]:
@@ -85,8 +79,74 @@ class ConsumerClient(Protocol):
         """Commits, blocking, after any commit that was asked for before. From the polling thread only; raises as above."""
         ...
 
+    def membership(self) -> Membership | None:
+        """Returns what proves to the broker that this member is part of its group now; None while it is not.
+
+        From the polling thread only; costs microseconds. Another one after a rebalance.
+        """
+        ...
+
     def close(self) -> None:
         """Leaves the group; the listener hears of the last revocation."""
+        ...
+
+
+class Membership(Protocol):
+    """A member's place in its consumer group (id and generation or epoch), as the client that made it understands it.
+
+    May be used on any thread.
+    """
+
+
+class FenceSlot(Protocol):
+    """Ends the transactions of another member's slot."""
+
+    def __call__(self, slot: str) -> None:
+        """Takes the slot's transactional id: its open transaction is aborted, its member is fenced for good. Blocks.
+
+        Raises `RetryableError` where no coordinator answered.
+        """
+        ...
+
+
+class TransactionalProducerClient(Protocol):
+    """Writes records and offsets together or not at all (ADR 0007). From one thread at a time.
+
+    Every call but `close` blocks, and raises `RetryableError` (the same call again), `AbortedError` (nothing of this
+    transaction will be seen: `abort`, then begin anew), `FencedError` (another producer has the id) or `DeploymentError` (the
+    broker refuses for good what was produced).
+    """
+
+    def start(self) -> None:
+        """Takes the transactional id: fences its previous life and ends its open transaction. Once, before all else."""
+        ...
+
+    def begin(self) -> None:
+        """Opens a transaction."""
+        ...
+
+    def produce(self, output: Output) -> None:
+        """Adds a record to the transaction; waits while the client's queue is full. Whether the broker took it shows in
+        `commit`."""
+        ...
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, Position], membership: Membership) -> None:
+        """Adds offsets and their metadata. The broker checks the membership, and not who owns the partitions.
+
+        One from before a rebalance is an `AbortedError`: that happens to the living, and the next `membership` is good.
+        """
+        ...
+
+    def commit(self) -> None:
+        """Ends the transaction: all of it is seen. After `RetryableError` it may have been: only another call tells."""
+        ...
+
+    def abort(self) -> None:
+        """Ends the transaction: none of it is seen, offsets included."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the connection; an open transaction is aborted by the next life or its time-out."""
         ...
 
 

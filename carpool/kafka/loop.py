@@ -16,14 +16,22 @@ import structlog
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError, DeploymentError
-from carpool.kafka.clients import ConsumerClient, Position, ProducerClient, TopicPartition
-from carpool.kafka.delivery import AtLeastOnceDelivery
+from carpool.kafka.clients import ConsumerClient, Position
+from carpool.kafka.delivery.delivery import MakeDelivery, Wiring
+from carpool.kafka.failures import DEFAULT_LIMITS, FailureLimits, QueryFailures
+from carpool.kafka.intake import PriorityClass
 from carpool.kafka.ledger import WorkLedger
+from carpool.kafka.priority_consumer import PriorityConsumer
 from carpool.kafka.refusal import refusal_outputs
-from carpool.kafka.stage import Done, Message, Output, R, Stage, Unit
+from carpool.kafka.retry import HeldBack, begin_us_of
+from carpool.kafka.stage import Done, Message, Output, R, Stage, TopicPartition, Unit
+from carpool.telemetry.logs import about
 from carpool.telemetry.metrics import Metrics
+from carpool.telemetry.tracing.tracer import NoTracer, Tracer
+from carpool.telemetry.work import WorkObserver
 from schemas.answer import Stage as StageName
 from schemas.errors import RecordError
+from schemas.topics import QUERIES, QUERIES_BATCH
 
 log = structlog.get_logger()
 
@@ -36,8 +44,13 @@ PAUSE_AFTER_US = 50_000
 """How long credit may be away before partitions are paused. A pause throws away what was fetched ahead, and fetching it again
 takes longer than most moments between two credits; until then nothing is polled, which also delays commits for as long."""
 
+QUERY_TOPICS = (QUERIES.name, QUERIES_BATCH.name)
+"""Where a query goes round again; other records carry its headers too."""
+
+FINISHED_BYTES_MAX = 64 * 1024 * 1024
 REVIEW_US = 500_000
 BURST_MAX = 1_000
+STALLED_AFTER_US = 60_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +59,20 @@ class Intake(Generic[R]):
 
     `decode` raises `RecordError`. `bad_input` says what that means: "refuse" (queries: dead letter and `failed` answer)
     or "stop" (internal topics: a deployment fault, the service stops consuming). `parts` counts what a record owes.
+    `beside`: topics of the same records in other priority classes; `weight`: turns of `topic` against those of theirs.
     """
 
     topic: str
     decode: Callable[[Message], R]
     bad_input: Literal["refuse", "stop"]
     parts: Callable[[R], int] = lambda _: 1
+    weight: int = 1
+    beside: tuple[PriorityClass, ...] = ()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """All topics that are read."""
+        return (self.topic, *(each.topic for each in self.beside))
 
 
 class Loop(Generic[R]):
@@ -65,11 +86,13 @@ class Loop(Generic[R]):
         intake: Intake[R],
         stage: Stage[R],
         consumer: ConsumerClient,
-        make_producer: Callable[[], ProducerClient],
-        make_hint_producer: Callable[[], ProducerClient],
+        make_delivery: MakeDelivery,
         clock: Clock,
         metrics: Metrics,
-        commit_interval_ms: int,
+        limits: FailureLimits = DEFAULT_LIMITS,
+        tracer: Tracer | None = None,
+        stalled_after_us: int = STALLED_AFTER_US,
+        finished_bytes_max: int = FINISHED_BYTES_MAX,
     ) -> None:
         """Wires the parts; nothing runs before `run`."""
         self._name: StageName = name
@@ -79,21 +102,35 @@ class Loop(Generic[R]):
         self._consumer = consumer
         self._clock = clock
         self._metrics = metrics
+        self._observer = WorkObserver(
+            metrics=metrics, clock=clock, tracer=tracer or NoTracer(), stalled_after_us=stalled_after_us
+        )
         self.ledger = WorkLedger()
+        self._sort: Callable[[float], None] | None = None
+        if intake.beside:
+            classes = (PriorityClass(topic=intake.topic, weight=intake.weight), *intake.beside)
+            priorities = PriorityConsumer(consumer, classes, held=lambda: self.ledger.held)
+            consumer = self._consumer = priorities
+            self._sort = priorities.sort
         self._reoffers: deque[Unit[Any]] = deque()
-        self.delivery = AtLeastOnceDelivery(
-            ledger=self.ledger,
-            consumer=consumer,
-            make_producer=make_producer,
-            make_hint_producer=make_hint_producer,
-            clock=clock,
-            metrics=metrics,
-            commit_interval_ms=commit_interval_ms,
-            reoffer=self._reoffers.extend,
-            fail=self.fail,
+        self._limits = limits
+        self._finished_bytes_max = finished_bytes_max
+        self._failures = QueryFailures(stage=name, group=group, limits=limits, clock=clock, metrics=metrics)
+        self._held = HeldBack()
+        self.delivery = make_delivery(
+            Wiring(
+                ledger=self.ledger,
+                consumer=consumer,
+                clock=clock,
+                metrics=metrics,
+                observer=self._observer,
+                reoffer=self._reoffers.extend,
+                fail=self.fail,
+            )
         )
         metrics.units_in_flight.set_function(lambda: self.ledger.in_flight)
         metrics.bytes_in_flight.set_function(lambda: self.ledger.in_flight_bytes)
+        metrics.intake_paused.set_function(lambda: self._paused_since_us is not None)
         self._stopping = threading.Event()
         self.failure: CarpoolError | None = None
         self._assigned: set[TopicPartition] = set()
@@ -101,6 +138,7 @@ class Loop(Generic[R]):
         self._held_back_since_us: int | None = None
         self._paused_since_us: int | None = None
         self._waiting = 0
+        self._is_rebalanced = False
         self._next_review_us = 0
         self._wake_us: int | None = None
         self._metadata_full = False
@@ -111,7 +149,13 @@ class Loop(Generic[R]):
 
     def done(self, done: Done) -> None:
         """See `carpool.kafka.stage.Sink`."""
-        self.delivery.submit(done)
+        try:
+            settled = self._failures.settle(done)
+        except DeploymentError as error:
+            self.fail(error)
+        else:
+            self.ledger.finish(settled)
+            self.delivery.submit(self._observer.finished(settled))
 
     def hint(self, output: Output) -> None:
         """See `carpool.kafka.stage.Sink`."""
@@ -120,9 +164,16 @@ class Loop(Generic[R]):
     def refuse(self, unit: Unit[Any], error: RecordError) -> None:
         """See `carpool.kafka.stage.Sink`."""
         self._metrics.dead_letters.labels(reason=error.reason).inc()
-        outputs = refusal_outputs(unit.message, error, group=self._group, stage=self._name, now_us=self._clock.now_us())
+        outputs = refusal_outputs(
+            unit.message,
+            error,
+            group=self._group,
+            stage=self._name,
+            now_us=self._clock.now_us(),
+            connect_names=self._limits.connect_names,
+        )
         owed = tuple((unit.id, part) for part in range(unit.parts) if part not in unit.parts_done)
-        self.delivery.submit(Done(parts=owed, outputs=outputs))
+        self.done(Done(parts=owed, outputs=outputs))
 
     def fail(self, error: CarpoolError) -> None:
         """See `carpool.kafka.stage.Sink`. The first failure is the one that is reported."""
@@ -135,16 +186,20 @@ class Loop(Generic[R]):
     def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Begins with these partitions."""
         self.ledger.assign(positions)
+        self._stage.assigned(frozenset(positions))
         self._assigned |= set(positions)
         self._ever_assigned = True
-        self._metrics.rebalances.labels(event="assigned").inc()
+        self._observer.assigned(positions)
+        self._is_rebalanced = True
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         """Forgets these partitions: one commit at most, then their units are gone from ledger and stage."""
         unit_ids = self.delivery.revoked(partitions, lost=lost)
+        self._held.forget(unit_ids)
         self._stage.revoke(unit_ids)
         self._assigned -= partitions
-        self._metrics.rebalances.labels(event="lost" if lost else "revoked").inc()
+        self._observer.revoked(partitions, unit_ids, lost=lost)
+        self._is_rebalanced = True
 
     # The polling thread.
 
@@ -163,17 +218,17 @@ class Loop(Generic[R]):
             while not self._stopping.is_set() and not self._must_end():
                 self.step()
             if self.failure is None:
-                self._drain(self._clock.now_us() + drain_us)
+                self.drain(self._clock.now_us() + drain_us)
         finally:
             self.close()
         if self.failure is not None:
             raise self.failure
 
     def start(self) -> None:
-        """Starts the stage, joins the consumer group, starts delivery."""
+        """Starts the stage and delivery, joins the consumer group."""
         self._stage.start(self)
-        self._consumer.subscribe(self._intake.topic, self)
-        self.delivery.start()
+        self.delivery.start()  # first: it ends what an earlier life left open, which holds offsets back
+        self._consumer.subscribe(self._intake.topic, self, self._intake.topics[1:])
 
     def close(self) -> None:
         """Sends what is finished, commits, leaves the group, closes the stage."""
@@ -191,6 +246,7 @@ class Loop(Generic[R]):
             self._take()
         except DeploymentError as error:
             self.fail(error)
+        self.delivery.attend()
         now_us = self._clock.now_us()
         self.last_step_us = now_us
         self._offer_again(now_us)
@@ -201,18 +257,22 @@ class Loop(Generic[R]):
     def _take(self) -> None:
         credit = self._stage.credit()
         records, size_bytes = min(credit.records, BURST_MAX), credit.size_bytes
-        if self.failure is not None or self._metadata_full or records <= 0 or size_bytes <= 0:
+        is_behind = self.ledger.finished_bytes >= self._finished_bytes_max
+        is_full = self._metadata_full or self.delivery.is_full or is_behind
+        if self.failure is not None or is_full or records <= 0 or size_bytes <= 0:
             self._hold_back()
             return
         self._resume()
-        message = self._consumer.poll(self._poll_s())
+        started_us = self._clock.now_us()
+        message = self._poll(self._poll_s())
         while message is not None:
             self._accept(message)
             records -= 1
             size_bytes -= message.size_bytes
             if records <= 0 or size_bytes <= 0 or not self._may_go_on():
                 break  # what a record holds may cost more than a record: a group is as many queries as it has
-            message = self._consumer.poll(0)
+            message = self._poll(0)
+        self._observer.polled(started_us)
         self._waiting = sum(self._consumer.waiting().values()) if self.ledger.in_flight else 0
 
     def _may_go_on(self) -> bool:
@@ -224,13 +284,24 @@ class Loop(Generic[R]):
         now_us = self._clock.now_us()
         if self._held_back_since_us is None:
             self._held_back_since_us = now_us
+        if self.failure is None and self._sort is not None:
+            self._sort(BUSY_POLL_S)  # each topic is paused when its queue is full
+            return
         if self.failure is None and now_us - self._held_back_since_us < PAUSE_AFTER_US:
             self._stopping.wait(BUSY_POLL_S)
             return
         self._pause()
-        message = self._consumer.poll(BUSY_POLL_S)
+        message = self._poll(BUSY_POLL_S)
         if message is not None and self.failure is None:
             self._accept(message)  # beyond credit, but a record that was polled and dropped would be lost
+
+    def _poll(self, timeout_s: float) -> Message | None:
+        started_us = self._clock.now_us()
+        message = self._consumer.poll(timeout_s)
+        if self._is_rebalanced:
+            self._is_rebalanced = False
+            self._observer.rebalanced(started_us)
+        return message
 
     def _poll_s(self) -> float:
         if self._wake_us is not None:
@@ -238,21 +309,22 @@ class Loop(Generic[R]):
         return BUSY_POLL_S if self.ledger.in_flight or self._reoffers else IDLE_POLL_S
 
     def _accept(self, message: Message) -> None:
-        source = message.source
-        self._metrics.records_consumed.labels(topic=source.topic).inc()
-        self._metrics.lag_seconds.set(max(0.0, message.received_us / 1_000_000 - source.timestamp_ms / 1_000))
+        self._observer.taken(message)
         try:
             record = self._intake.decode(message)
         except RecordError as error:
             self._bad(message, error)
             return
         unit = self.ledger.take(message, record, self._intake.parts(record))
-        if unit is not None:
-            self._stage.offer(unit, self._clock.now_us())
+        if unit is None:
+            return
+        now_us = self._clock.now_us()
+        begin_us = begin_us_of(message, self._limits.retry) if message.source.topic in QUERY_TOPICS else 0
+        if begin_us <= now_us or not self._held.hold(unit, begin_us):
+            self._stage.offer(self._observer.accepted(unit), now_us)
 
     def _bad(self, message: Message, error: RecordError) -> None:
         source = message.source
-        place = {"topic": source.topic, "partition": source.partition, "offset": source.offset}
         if self._intake.bad_input == "stop":
             self.fail(
                 DeploymentError(
@@ -262,16 +334,22 @@ class Loop(Generic[R]):
                 )
             )
             return
-        log.info("query refused", reason=error.reason, error=str(error), query_id=error.query_id, **place)
+        log.info(
+            "query refused",
+            reason=error.reason,
+            error=str(error),
+            **about(source, message.headers, query_id=error.query_id),
+        )
         unit = self.ledger.take(message, _UNREADABLE, 1)
         if unit is not None:
-            self.refuse(unit, error)
+            self.refuse(self._observer.accepted(unit), error)
 
     def _offer_again(self, now_us: int) -> None:
+        self._reoffers.extend(self._held.due(now_us))
         while self._reoffers:
             unit = self._reoffers.popleft()
             if self.ledger.is_live(Done(parts=self._owed(unit), outputs=())):
-                self._stage.offer(unit, now_us)
+                self._stage.offer(self._observer.accepted(unit), now_us)
 
     @staticmethod
     def _owed(unit: Unit[Any]) -> tuple[tuple[int, int], ...]:
@@ -293,26 +371,25 @@ class Loop(Generic[R]):
         """What is looked at twice a second: lag, commit metadata, readiness."""
         self._next_review_us = now_us + REVIEW_US
         waiting = self._consumer.waiting()
-        for at, records in waiting.items():
-            self._metrics.lag_records.labels(topic=at.topic, partition=str(at.partition)).set(records)
-        if not self.ledger.in_flight and not any(waiting.values()):
-            self._metrics.lag_seconds.set(0)
-            self._metrics.last_progress_seconds.set(now_us / 1_000_000)
+        stands_still = self._observer.review(waiting)
         self._metadata_full = self.ledger.metadata_bytes() > METADATA_STOP_BYTES
         reasons = list(self._stage.not_ready())
         if self.failure is not None:
             reasons.insert(0, str(self.failure))
         if not self._assigned:
-            reasons.append(f"no partition of {self._intake.topic} is assigned to this member")
+            reasons.append(f"no partition of {' or '.join(self._intake.topics)} is assigned to this member")
+        if stands_still is not None:
+            reasons.append(stands_still)
         self._not_ready = tuple(reasons)
 
-    def _drain(self, until_us: int) -> None:
+    def drain(self, until_us: int) -> None:
         """Takes nothing more, lets the stage finish, waits for the outputs to be written."""
         log.info("draining", units=self.ledger.in_flight)
         self._pause()
         self._stage.drain(until_us)
         while self.ledger.in_flight and self._clock.now_us() < until_us and not self._must_end():
             self._consumer.poll(BUSY_POLL_S)
+            self.delivery.attend()
             now_us = self._clock.now_us()
             self.last_step_us = now_us
             self._offer_again(now_us)

@@ -4,15 +4,20 @@ A pure state machine. The *low watermark* is the first offset that still owes a 
 in the commit metadata, so that a restart repeats none of it.
 
 Metadata, version 1: `1;` and comma-separated runs. `a+n`: n whole records, the first `a` after the low watermark.
-`a:p-q.r`: of the record at `a`, parts p to q and part r. Numbers are decimal.
+`a:p-q.r`: of the record at `a`, parts p to q and part r. Numbers are decimal. Version 2: `2;SLOT;` and the runs, where SLOT
+names who committed (ADR 0007).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from carpool.kafka.clients import Position
+
 METADATA_VERSION = "1;"
+WITH_SLOT = re.compile(r"2;([A-Za-z0-9._-]{1,64});")
 RUN_MAX = 1_000_000
 """The longest run that is believed: more were never in flight, so a longer one is damage."""
 
@@ -86,15 +91,44 @@ class PartitionProgress:
 
     def metadata(self) -> str:
         """Returns what is completed above the low watermark, those restored and not yet read again included."""
-        low = self.low_watermark
+        return self.position_with({}).metadata
+
+    def position_with(self, completions: Mapping[int, Collection[int]]) -> Position:
+        """Returns what to commit once these parts are complete too, by offset of their records. Changes nothing."""
+        done = {
+            offset: owed.done | {part for part in completions.get(offset, ()) if 0 <= part < owed.total}
+            for offset, owed in self._owed.items()
+        }
+        owing = (offset for offset, owed in self._owed.items() if len(done[offset]) < owed.total)
+        low = next(owing, self._next_offset)
         if low is None:
-            return ""
-        whole = {offset for offset, owed in self._owed.items() if owed.complete} | self._restored_whole
-        parts = {offset: owed.done for offset, owed in self._owed.items() if owed.done and not owed.complete}
-        return encode_metadata(low, whole, parts | self._restored_parts)
+            return Position(None, "")
+        above = {offset: parts for offset, parts in done.items() if offset >= low}
+        whole = {offset for offset, parts in above.items() if len(parts) == self._owed[offset].total}
+        parts = {offset: parts for offset, parts in above.items() if parts and offset not in whole}
+        return Position(low, encode_metadata(low, whole | self._restored_whole, parts | self._restored_parts))
 
 
-def encode_metadata(low: int, whole: Iterable[int], parts: dict[int, set[int]]) -> str:
+def with_slot(metadata: str, slot: str) -> str:
+    """Returns the metadata with the name of who commits it, in place of any that is there."""
+    return f"2;{slot};{_runs_of(metadata) or ''}"
+
+
+def slot_of(metadata: str) -> str | None:
+    """Returns who committed this; None where it does not say."""
+    found = WITH_SLOT.match(metadata)
+    return found[1] if found else None
+
+
+def _runs_of(metadata: str) -> str | None:
+    """Returns the runs; None for metadata that is empty or foreign."""
+    if metadata.startswith(METADATA_VERSION):
+        return metadata[len(METADATA_VERSION) :]
+    found = WITH_SLOT.match(metadata)
+    return metadata[found.end() :] if found else None
+
+
+def encode_metadata(low: int, whole: Iterable[int], parts: Mapping[int, Collection[int]]) -> str:
     """Returns the metadata for these completed records and parts; empty when there are none."""
     entries = [(start - low, f"{start - low}+{count}") for start, count in _runs(whole)]
     for offset, done in parts.items():
@@ -107,10 +141,11 @@ def decode_metadata(low: int, metadata: str) -> tuple[set[int], dict[int, set[in
     """Returns (offsets of whole records, parts by offset); nothing for metadata that is empty, foreign or torn."""
     whole: set[int] = set()
     parts: dict[int, set[int]] = {}
-    if not metadata.startswith(METADATA_VERSION):
+    runs_text = _runs_of(metadata)
+    if runs_text is None:
         return whole, parts
     try:
-        for entry in filter(None, metadata[len(METADATA_VERSION) :].split(",")):
+        for entry in filter(None, runs_text.split(",")):
             if "+" in entry:
                 start, count = map(int, entry.split("+"))
                 whole.update(_run(low + start, low + start + count - 1))

@@ -2,62 +2,56 @@
 
 from __future__ import annotations
 
+from carpool.kafka.dead_letters.letter import Reason, make_letter
+from carpool.kafka.retry import attempt_of, origin_of
 from carpool.kafka.stage import Message, Output
 from schemas.answer import Stage as StageName
 from schemas.answer import unanswered
 from schemas.codec import encode
-from schemas.deadletter import PREFIX, dead_letter_headers
 from schemas.errors import RecordError
-from schemas.topics import ANSWERS, DEAD_LETTER_EXTRA_BYTES, QUERIES_DEAD
+from schemas.topics import ANSWERS
 
-RECORD_OVERHEAD_BYTES = 1_024
+MESSAGE_CHARS_MAX = 2_000
 
 
 def refusal_outputs(
-    message: Message, error: RecordError, *, group: str, stage: StageName, now_us: int
+    message: Message,
+    error: RecordError,
+    *,
+    group: str,
+    stage: StageName,
+    now_us: int,
+    connect_names: bool = False,
 ) -> tuple[Output, ...]:
     """Returns the dead letter of `message` and, where the error names a query id, the `failed` answer to it."""
-    outputs = [_dead_letter(message, error, group=group, stage=stage)]
-    if error.query_id is not None:
-        source = message.source
-        answer = unanswered(
-            query_id=error.query_id,
-            status="failed",
-            stage=stage,
-            error_type=error.reason,
-            message=str(error)[:2_000],
-            source=source,
-        )
-        event_id = f"{source.topic}/{source.partition}/{source.offset}/answer"
-        value, headers = encode(
-            answer, event_id=event_id, source=f"carpool/{stage}", time_us=now_us, passed_on=message.headers
-        )
-        outputs.append(Output(topic=ANSWERS.name, key=error.query_id.encode(), value=value, headers=headers))
-    return tuple(outputs)
-
-
-def _dead_letter(message: Message, error: RecordError, *, group: str, stage: str) -> Output:
-    """The raw record. One that outgrows its topic (it was compressed on its way in) is cut, and says so in a header."""
-    headers = dead_letter_headers(
-        message.headers,
-        source=message.source,
+    reason = Reason(
         group=group,
         stage=stage,
-        attempts=1,
+        attempts=attempt_of(message.headers),
         class_name=f"{type(error).__name__}.{error.reason}",
         message=str(error),
     )
-    value = message.value
-    room = QUERIES_DEAD.max_message_bytes - RECORD_OVERHEAD_BYTES
-    size = len(value or b"") + len(message.key or b"") + sum(len(k) + len(v or b"") for k, v in headers)
-    if size > room and value is not None:
-        keep = max(0, room - (size - len(value)) - DEAD_LETTER_EXTRA_BYTES // 64)
-        headers += ((PREFIX + "truncated.from.bytes", str(len(value)).encode()),)
-        value = value[:keep]
-    return Output(
-        topic=QUERIES_DEAD.name,
+    letter = make_letter(
+        source=message.source,
         key=message.key,
-        value=value or b"",
-        headers=headers,
-        partition=message.source.partition,
+        value=message.value,
+        headers=message.headers,
+        reason=reason,
+        connect_names=connect_names,
     )
+    if error.query_id is None:
+        return (letter,)
+    source = origin_of(message)
+    answer = unanswered(
+        query_id=error.query_id,
+        status="failed",
+        stage=stage,
+        error_type=error.reason,
+        message=str(error)[:MESSAGE_CHARS_MAX],
+        source=source,
+    )
+    event_id = f"{source.topic}/{source.partition}/{source.offset}/answer"
+    value, headers = encode(
+        answer, event_id=event_id, source=f"carpool/{stage}", time_us=now_us, passed_on=message.headers
+    )
+    return letter, Output(topic=ANSWERS.name, key=error.query_id.encode(), value=value, headers=headers)

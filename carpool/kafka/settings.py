@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -10,8 +12,11 @@ from carpool.settings import Secret, Settings
 from schemas.topics import MESSAGE_BYTES_MAX
 
 PROTOCOL_OVERHEAD_BYTES = 64 * 1024
+EMBEDDED_FETCH_WAIT_MS = 10
 METADATA_BYTES_MAX = 4_095
 """What brokers take as commit metadata (`offset.metadata.max.bytes` is 4096, and 4,096 bytes are refused)."""
+UNNAMED_BYTES_MAX = METADATA_BYTES_MAX - 65
+"""Of that, what is committed without a slot: any later owner's name, of up to 64 bytes, fits beside it."""
 
 
 class KafkaSettings(Settings, frozen=True, kw_only=True):
@@ -22,11 +27,26 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         "carpool"
     )
     delivery: Annotated[
-        Literal["at_least_once"],
+        Literal["auto", "exactly_once", "at_least_once"],
         Meta(
-            description="How results commit. This build has at_least_once, with stable record ids; exactly-once comes next."
+            description="How results commit: exactly_once in transactions, at_least_once with stable record ids (after a crash "
+            "what was in flight may come twice); auto: exactly_once where the brokers can."
         ),
-    ] = "at_least_once"
+    ] = "auto"
+    slot: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9._-]{0,64}$",
+            description="Name of this member that is the same in its next life and no other member's of its service: what it "
+            "left open is ended under it. Empty: the host's name.",
+        ),
+    ] = ""
+    group_protocol: Annotated[
+        Literal["auto", "consumer", "classic"],
+        Meta(
+            description="How members share partitions: consumer (KIP-848), classic (cooperative-sticky); auto: what there is."
+        ),
+    ] = "auto"
     partitions: Annotated[
         int,
         Meta(
@@ -42,15 +62,54 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=10_000,
-            description="Least time between commits. Low: more requests; high: more repeats after a crash.",
+            description="Least time between commits. Low: more requests; high: answers wait (exactly_once) or more repeats after "
+            "a crash (at_least_once).",
         ),
-    ] = 50
+    ] = 20
+    interactive_weight: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000,
+            description="Turns of the class interactive for one of batch, while both have records. Low: batch work delays "
+            "others; high: under a lasting load it takes long.",
+        ),
+    ] = 16
+    batch_held_share: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="What the class batch may be of all that a service holds. Low: batch work alone leaves a service partly "
+            "idle; high: others wait for room.",
+        ),
+    ] = 0.5
+    finished_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=1_048_576,
+            description="Bytes of results that wait for their commit; beyond that nothing more is taken in. Low: slow brokers "
+            "idle the service; high: memory.",
+        ),
+    ] = 64 * 1024 * 1024
+    retry_backoff_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000,
+            description="Pause before a request to the brokers is made again. High: a transaction waits that long for the "
+            "markers of the last one.",
+        ),
+    ] = 10
     fetch_wait_ms: Annotated[
         int,
         Meta(
-            ge=1, le=5_000, description="How long a broker may hold an empty fetch. Low: more requests; high: latency."
+            ge=1,
+            le=5_000,
+            description="How long a broker may hold an empty fetch. Low: more requests, most of an idle broker's load. High "
+            "costs no time where a record ends the wait; the embedded broker is asked every 10 ms.",
         ),
-    ] = 10
+    ] = 500
     session_timeout_ms: Annotated[
         int,
         Meta(
@@ -63,6 +122,38 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         int,
         Meta(ge=1_024, le=1_048_576, description="Memory for records fetched ahead, KiB. Low: waits between fetches."),
     ] = 16_384
+    attempts_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="How often a query is begun before it has failed for good, where another try may succeed. Low: passing "
+            "trouble costs answers; high: what cannot be answered is paid for so often.",
+        ),
+    ] = 3
+    retry_delay_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=60_000,
+            description="How long after a failure a query is begun again. Low: the trouble is still there; high: askers wait.",
+        ),
+    ] = 1_000
+    failures_in_a_row_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Failed queries without a success between them, after which a service stops consuming and is not ready. "
+            "Low: passing trouble stops it; high: a broken one sends so many queries to the dead letters.",
+        ),
+    ] = 20
+    connect_error_headers: Annotated[
+        bool,
+        Meta(
+            description="Dead letters also carry Kafka Connect's __connect.errors.* headers, for tools that know them."
+        ),
+    ] = False
     request_timeout_ms: Annotated[
         int,
         Meta(ge=1_000, le=300_000, description="How long administrative calls and look-ups may take before they fail."),
@@ -83,6 +174,10 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         if not self.bootstrap.strip():
             problems.append("bootstrap is empty: name at least one broker as host:port")
         return problems
+
+    def slot_name(self) -> str:
+        """Returns the slot, or the host's name, less what no slot can have."""
+        return self.slot or (re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64] or "member")
 
     def group_of(self, service: str) -> str:
         """Returns the consumer group of a service."""
@@ -117,6 +212,7 @@ def producer_config(settings: KafkaSettings) -> dict[str, Any]:
         "enable.idempotence": True,
         "acks": "all",
         "linger.ms": 1,
+        "retry.backoff.ms": settings.retry_backoff_ms,
         "message.max.bytes": MESSAGE_BYTES_MAX + PROTOCOL_OVERHEAD_BYTES,
         "message.timeout.ms": 0,
         "topic.metadata.refresh.interval.ms": 30_000,

@@ -6,15 +6,25 @@ thread. Nothing here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from carpool.errors import CarpoolError
+from carpool.telemetry.tracing.operation import Operation
+from schemas.answer import ErrorType
 from schemas.errors import RecordError
+from schemas.query import Query
 from schemas.record import Headers, Record, Source
 
 R = TypeVar("R", bound=Record)
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +59,8 @@ class Output:
 class Unit(Generic[R]):
     """One input record and what it owes: `parts` results, of which an earlier life committed `parts_done`.
 
-    `id` is unique within the process: a unit that was revoked and read again is another unit.
+    `id` is unique within the process: a unit that was revoked and read again is another unit. `traceparents`: for each part
+    the trace context that what comes of it goes on; empty: as its headers have it.
     """
 
     id: int
@@ -57,6 +68,7 @@ class Unit(Generic[R]):
     message: Message
     parts: int = 1
     parts_done: frozenset[int] = field(default_factory=frozenset)
+    traceparents: tuple[str, ...] = ()
 
     @property
     def source(self) -> Source:
@@ -65,11 +77,44 @@ class Unit(Generic[R]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class QueryFailure:
+    """A query that a stage could not process through no fault of the query. `query`: as published, its own vector included;
+    `source`: the record that its asker published; `headers`: the query's. `is_transient`: another try may succeed.
+    """
+
+    query: Query
+    source: Source
+    headers: Headers
+    deadline_us: int | None
+    error_type: ErrorType
+    message: str
+    is_transient: bool
+
+
+class Late(NamedTuple):
+    """What takes the place of outputs whose commit begins after a moment, in epoch microseconds."""
+
+    after_us: int
+    outputs: Callable[[], tuple[Output, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """Acknowledged (unit id, part) pairs and the outputs that commit together with them, or not at all."""
+    """Acknowledged (unit id, part) pairs and the outputs that commit together with them, or not at all.
+
+    `operations`: what was done to get there, for traces. `failure`: why the outputs are but a `failed` answer, of one query; the
+    loop may have the query go round again instead (`carpool.kafka.retry`). `late`: where an answer must not be given late.
+    """
 
     parts: tuple[tuple[int, int], ...]
     outputs: tuple[Output, ...]
+    operations: tuple[Operation, ...] = ()
+    failure: QueryFailure | None = None
+    late: Late | None = None
+
+    def outputs_at(self, now_us: int) -> tuple[Output, ...]:
+        """Returns what to write when the commit begins now."""
+        return self.late.outputs() if self.late is not None and now_us >= self.late.after_us else self.outputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +150,10 @@ class Stage(Protocol[R]):
 
     def start(self, sink: Sink) -> None:
         """Starts worker threads, if any. Called once, before anything else."""
+        ...
+
+    def assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """Says that units of these partitions come from now on. What was known of them from before is stale."""
         ...
 
     def credit(self) -> Credit:

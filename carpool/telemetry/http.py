@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import orjson
+import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from carpool.errors import ConfigError
+
+log = structlog.get_logger()
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread a request."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Keeps whoever hung up before the answer came out of the log."""
+        if not isinstance(sys.exception(), ConnectionError):
+            log.exception("a page could not be served")
 
 
 class TelemetryServer:
@@ -51,12 +67,11 @@ class TelemetryServer:
                 """Keeps scrapes out of the log."""
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = _Server((host, port), Handler)
         except OSError as error:
             raise ConfigError(
                 f"cannot serve /healthz at {host}:{port}: {error.strerror}; is another service there? Set http.port"
             ) from error
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="telemetry", daemon=True)
         self._thread.start()

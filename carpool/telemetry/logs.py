@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 import structlog
+
+from carpool.telemetry.tracing.queries import trace_id_of
+from schemas.record import Headers, Source
 
 LogFormat = Literal["json", "console"]
 
@@ -43,3 +46,14 @@ def configure_logs(*, service: str, level: str = "info", log_format: LogFormat =
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def about(source: Source, headers: Headers = (), *, query_id: str | None = None) -> dict[str, Any]:
+    """Returns the fields that a log line about one record has: where it was read, which query, which trace."""
+    fields: dict[str, Any] = {"topic": source.topic, "partition": source.partition, "offset": source.offset}
+    if query_id is not None:
+        fields["query_id"] = query_id
+    trace_id = trace_id_of(headers)
+    if trace_id is not None:
+        fields["trace_id"] = trace_id
+    return fields

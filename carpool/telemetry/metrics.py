@@ -32,9 +32,29 @@ class Metrics:
             "hints_dropped_total", "Best-effort records that were lost. A rise: brokers are slow."
         )
         self.dead_letters = counter("dead_letters_total", "Records refused. A rise: somebody sends rubbish.", "reason")
+        self.query_failures = counter(
+            "query_failures_total",
+            "Queries that failed in processing, by what came of it: again, failed. A rise: index or LLM server are in trouble.",
+            "stage",
+            "outcome",
+        )
         self.answers = counter("answers_total", "Terminal answers by status.", "stage", "status")
         self.commits = counter("commits_total", "Commits by outcome. A rise of failures: brokers refuse.", "outcome")
         self.commit_seconds = histogram("commit_seconds", "Time of a commit, outputs included.", SECONDS)
+        self.transactions = counter(
+            "transactions_total",
+            "Transactions by outcome: committed, aborted, fenced, refused; retried: a call to the brokers, made again. A rise of "
+            "any but the first: brokers are in trouble.",
+            "outcome",
+        )
+        self.record_seconds = histogram(
+            "record_seconds",
+            "Time of a record by step: kafka_wait until it is taken in, process until its output is finished, commit until that "
+            "is written for good.",
+            SECONDS,
+            "topic",
+            "step",
+        )
         self.units_in_flight = gauge(
             "units_in_flight", "Input records that still owe an output that brokers took. A rise: work piles up."
         )
@@ -42,14 +62,32 @@ class Metrics:
         self.lag_records = gauge(
             "lag_records", "Records waiting, from position(). A rise: too slow.", "topic", "partition"
         )
-        self.lag_seconds = gauge("lag_seconds", "Age of the newest record taken in. A rise: too slow.")
+        self.lag_seconds = gauge(
+            "lag_seconds", "How long the oldest record that waits has waited, at most. A rise: too slow."
+        )
         self.paused_seconds = counter("paused_seconds_total", "Time with intake paused for lack of credit.")
+        self.intake_paused = gauge("intake_paused", "1 while intake is paused for lack of credit.")
         self.rebalances = counter(
             "rebalances_total", "Assignments and revocations. A rise: members come and go.", "event"
         )
+        self.rebalance_seconds = histogram(
+            "rebalance_seconds", "Time for which a rebalance held up the partitions that stayed.", SECONDS
+        )
         self.done_discarded = counter("done_discarded_total", "Finished parts whose partition was lost meanwhile.")
         self.last_progress_seconds = gauge(
-            "last_progress_timestamp_seconds", "Epoch seconds of the last commit or idle poll."
+            "last_progress_timestamp_seconds",
+            "Epoch seconds when something was last taken in or finished, or nothing waited.",
+        )
+        self.partition_moved_seconds = gauge(
+            "partition_moved_timestamp_seconds",
+            "Epoch seconds when a partition last moved, or nothing waited in it.",
+            "topic",
+            "partition",
+        )
+        self.spans = counter(
+            "spans_total",
+            "Spans of traces by outcome: exported, failed, dropped. A rise of the last two: the collector is too slow or away.",
+            "outcome",
         )
         self.stage_seconds = histogram("stage_seconds", "Time of one stage of a query.", SECONDS, "stage")
         # The grouper
@@ -76,3 +114,12 @@ class Metrics:
         self.time_to_first_token_seconds = histogram("time_to_first_token_seconds", "Request to first token.", SECONDS)
         self.tokens = counter("tokens_total", "Tokens by kind: input, cached, output.", "kind")
         self.citations = counter("citations_total", "Citations: valid, or dropped as out of range.", "result")
+        self.answer_ledger_ids = gauge(
+            "answer_ledger_ids", "Answered query ids in memory. Near generator.ledger_ids_max the oldest are forgotten."
+        )
+        self.answer_ledger_decisions = counter(
+            "answer_ledger_decisions_total",
+            "Records that were not generated: replayed, conflict (an id of another question), skipped (answered before a crash); "
+            "and unreadable answers, passed over.",
+            "result",
+        )

@@ -18,6 +18,15 @@ class HttpSettings(Settings, frozen=True, kw_only=True):
     port: Annotated[
         int, Meta(ge=-1, le=65_535, description="Port; 0: a free one (logged at start); -1: no HTTP pages at all.")
     ] = 0
+    stalled_after_ms: Annotated[
+        int,
+        Meta(
+            ge=1_000,
+            le=86_400_000,
+            description="How long records may wait while nothing is taken in or finished, before /readyz says what stands still. "
+            "Low: slow work looks stuck; high: a stuck service looks well.",
+        ),
+    ] = 60_000
 
 
 class LogSettings(Settings, frozen=True, kw_only=True):

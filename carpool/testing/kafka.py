@@ -1,23 +1,33 @@
-"""A real Apache Kafka broker for tests, started from `KAFKA_HOME` (a distribution: its `libs/*.jar`) on loopback.
+"""Real Apache Kafka for tests, started from `KAFKA_HOME` (a distribution: its `libs/*.jar`) on loopback: one broker, or several.
 
-One node in KRaft mode, its data in a folder of the caller's, so that it can be killed and started again on it.
+KRaft mode, each broker's data in a folder of the caller's, so that it can be killed, paused, and started again on them. Settings
+differ from a stock broker's where a test would wait: group members and brokers are taken for dead after 6 seconds.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import free_port
 
 CLUSTER_ID = "Y2FycG9vbC1waXRlc3Qtaw"
 HEAP = "320m"
+HOST = "127.0.0.1"
+SESSION_TIMEOUT_MS = 6_000
+"""Silence after which a group member (of the protocol KIP-848) or a broker is taken for dead."""
+
 LOG_CONFIG = """<Configuration><Appenders><Console name="out"><PatternLayout pattern="%d %p %c{1} %m%n"/></Console></Appenders>
 <Loggers><Root level="warn"><AppenderRef ref="out"/></Root></Loggers></Configuration>
 """
@@ -31,43 +41,45 @@ def kafka_home() -> Path | None:
     return Path(home)
 
 
-class KafkaServer:
-    """One broker. A context manager: its process ends with it, its data stay in `folder`."""
+def kafka_version(home: Path | None = None) -> str:
+    """Returns the version of the distribution, as its jars are named; "unknown" without one."""
+    found = home or kafka_home()
+    jars = sorted(found.glob("libs/kafka-server-[0-9]*.jar")) if found is not None else []
+    return jars[0].stem.removeprefix("kafka-server-") if jars else "unknown"
 
-    def __init__(self, folder: Path, *, home: Path | None = None) -> None:
-        """Chooses ports and writes the configuration. Raises `ConfigError` without a distribution or Java."""
+
+class KafkaServer:
+    """One broker, alone or a node of a cluster. A context manager: its process ends with it, its data stay in `folder`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        home: Path | None = None,
+        node: int = 1,
+        ports: Sequence[tuple[int, int]] = (),
+        java_options: Sequence[str] = (),
+    ) -> None:
+        """Writes the configuration and formats the data's folder. Raises `ConfigError` without a distribution or Java.
+
+        `ports`: for clients and for controllers, of every node of the cluster; this is the `node`-th of them, from 1. None: it
+        is alone, on free ports.
+        """
         found = home or kafka_home()
         if found is None:
             raise ConfigError(
                 "no Kafka to start: set KAFKA_HOME to a distribution with libs/*.jar, and install Java 17"
             )
+        ports = ports or [(free_port(), free_port())]
         self._classpath = str(found.resolve() / "libs" / "*")
+        self._java_options = tuple(java_options)
         self._folder = folder
-        self.port = free_port()
-        controller_port = free_port()
+        self.port = ports[node - 1][0]
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "log4j2.xml").write_text(LOG_CONFIG)
-        settings = {
-            "process.roles": "broker,controller",
-            "node.id": 1,
-            "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
-            "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller_port}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
-            "log.dirs": folder / "data",
-            "offsets.topic.replication.factor": 1,
-            "offsets.topic.num.partitions": 8,
-            "transaction.state.log.replication.factor": 1,
-            "transaction.state.log.min.isr": 1,
-            "share.coordinator.state.topic.replication.factor": 1,
-            "share.coordinator.state.topic.min.isr": 1,
-            "group.initial.rebalance.delay.ms": 0,
-            "group.min.session.timeout.ms": 1_000,
-            "auto.create.topics.enable": "false",
-        }
         self._properties = folder / "server.properties"
+        settings = _settings(node, ports, folder / "data")
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         self._run(
             "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(self._properties), "--ignore-formatted"
@@ -76,18 +88,29 @@ class KafkaServer:
     @property
     def bootstrap(self) -> str:
         """The address for clients."""
-        return f"127.0.0.1:{self.port}"
+        return f"{HOST}:{self.port}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives, paused or not."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running life."""
+        assert self._process is not None, "not started"
+        return self._process.pid
 
     def _java(self, *arguments: str) -> list[str]:
-        return ["java", f"-Xmx{HEAP}", "-XX:+UseSerialGC", "-cp", self._classpath, *arguments]
+        return ["java", f"-Xmx{HEAP}", "-XX:+UseSerialGC", *self._java_options, "-cp", self._classpath, *arguments]
 
     def _run(self, *arguments: str) -> None:
         done = subprocess.run(self._java(*arguments), capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConfigError(f"Kafka cannot be set up: {done.stdout}{done.stderr}")
 
-    def start(self, timeout_s: float = 60.0) -> None:
-        """Starts the broker, on its old data if it has any, and waits until it accepts connections."""
+    def launch(self) -> None:
+        """Starts the process, on its old data if it has any; returns at once."""
         command = self._java(
             f"-Dlog4j2.configurationFile={self._folder / 'log4j2.xml'}", "kafka.Kafka", str(self._properties)
         )
@@ -100,24 +123,46 @@ class KafkaServer:
                 start_new_session=True,
                 cwd=self._folder,
             )
+
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
+        """Waits until it accepts connections. Raises `ConfigError` with the end of its log when it ends or takes too long."""
         deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 0.5).close()
-                return
-            except OSError:
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    tail = (self._folder / "log").read_text(errors="replace")[-2_000:]
-                    self.kill()
-                    raise ConfigError(f"Kafka did not start:\n{tail}") from None
-                time.sleep(0.1)
+        while not self.is_listening():
+            if not self.is_running or time.monotonic() > deadline:
+                tail = (self._folder / "log").read_text(errors="replace")[-2_000:]
+                self.kill()
+                raise ConfigError(f"Kafka did not start:\n{tail}")
+            time.sleep(0.1)
+
+    def is_listening(self) -> bool:
+        """Whether it accepts connections."""
+        try:
+            socket.create_connection((HOST, self.port), 0.5).close()
+        except OSError:
+            return False
+        return True
+
+    def start(self, timeout_s: float = 60.0) -> None:
+        """Starts the broker, on its old data if it has any, and waits until it accepts connections."""
+        self.launch()
+        self.wait_ready(timeout_s)
 
     def kill(self) -> None:
-        """Ends it as a crash does."""
+        """Ends it as a crash does, also while it is paused."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def pause(self) -> None:
+        """Stops the process as a stall does: its connections stay open, and nobody answers."""
+        if self.is_running:
+            os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets it go on."""
+        if self.is_running:
+            os.kill(self.pid, signal.SIGCONT)
 
     def __enter__(self) -> KafkaServer:
         """Starts it."""
@@ -129,3 +174,95 @@ class KafkaServer:
     ) -> None:
         """Ends it: nothing in a test's broker is worth a clean stop."""
         self.kill()
+
+
+class KafkaCluster:
+    """Several brokers, each a controller too; topics have three copies and take writes with two. A context manager."""
+
+    def __init__(
+        self, folder: Path, *, brokers: int = 3, home: Path | None = None, java_options: Sequence[str] = ()
+    ) -> None:
+        """Raises as `KafkaServer` does."""
+        ports = [(free_port(), free_port()) for _ in range(brokers)]
+        self.servers = tuple(
+            KafkaServer(folder / f"broker-{node}", home=home, node=node, ports=ports, java_options=java_options)
+            for node in range(1, brokers + 1)
+        )
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses for clients."""
+        return ",".join(server.bootstrap for server in self.servers)
+
+    def start(self, timeout_s: float = 90.0) -> None:
+        """Starts all and waits until each accepts connections."""
+        for server in self.servers:
+            server.launch()
+        for server in self.servers:
+            server.wait_ready(timeout_s)
+
+    def missing_copies(self) -> int | None:
+        """Returns how many copies of partitions lag behind or are away, Kafka's own topics included; None: nobody answers.
+
+        Blocks for up to 5 seconds.
+        """
+        try:
+            topics = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0}).list_topics(timeout=5).topics
+        except KafkaException:
+            return None
+        partitions = [each for topic in topics.values() for each in topic.partitions.values()]
+        return sum(len(each.replicas) - len(each.isrs) for each in partitions)
+
+    def kill(self) -> None:
+        """Ends all as a crash does."""
+        for server in self.servers:
+            server.kill()
+
+    def __enter__(self) -> KafkaCluster:
+        """Starts all."""
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends all."""
+        self.kill()
+
+
+def _settings(node: int, ports: Sequence[tuple[int, int]], data: Path) -> dict[str, object]:
+    clients, controllers = ports[node - 1]
+    replicas = min(3, len(ports))
+    in_sync = max(1, replicas - 1)
+    voters = ",".join(f"{number}@{HOST}:{port}" for number, (_, port) in enumerate(ports, start=1))
+    return {
+        "process.roles": "broker,controller",
+        "node.id": node,
+        "controller.quorum.voters": voters,
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://{HOST}:{clients},CONTROLLER://{HOST}:{controllers}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{clients}",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+        "log.dirs": data,
+        "min.insync.replicas": in_sync,
+        "offsets.topic.replication.factor": replicas,
+        "offsets.topic.num.partitions": 8,
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": in_sync,
+        "transaction.state.log.num.partitions": 8,
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": in_sync,
+        "group.initial.rebalance.delay.ms": 0,
+        "group.min.session.timeout.ms": 1_000,
+        "group.consumer.session.timeout.ms": SESSION_TIMEOUT_MS,
+        "group.consumer.min.session.timeout.ms": 1_000,
+        "group.consumer.heartbeat.interval.ms": 500,
+        "group.consumer.min.heartbeat.interval.ms": 500,
+        "broker.session.timeout.ms": SESSION_TIMEOUT_MS,
+        "auto.create.topics.enable": "false",
+    }

@@ -18,6 +18,9 @@ from generator.plan.order import ArrivalOrder, Order, Prompt
 
 Server = Literal["open", "paused", "probing"]
 
+OLDEST_EVERY = 16
+"""Every so many sends go to whoever has waited longest: no priority keeps anybody waiting for ever."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
@@ -158,6 +161,7 @@ class Dispatcher:
         self._refusals_in_row = 0
         self._paused_until_us = 0
         self._ended = 0
+        self._sends = 0
         self._now_us = 0
 
     @property
@@ -318,12 +322,18 @@ class Dispatcher:
             sendable = self._sendable()
             if not sendable:
                 break
-            self._start(self._order.first(sendable).id, actions)
+            self._start(self._next(sendable).id, actions)
 
     def _sendable(self) -> list[Prompt]:
         return [entry.prompt for entry in self._waiting.values() if entry.not_before_us <= self._now_us]
 
+    def _next(self, sendable: list[Prompt]) -> Prompt:
+        if (self._sends + 1) % OLDEST_EVERY == 0:
+            return min(sendable, key=lambda prompt: (prompt.arrival_us, prompt.id))
+        return self._order.first(sendable)
+
     def _start(self, id: int, actions: list[Action]) -> None:
+        self._sends += 1
         entry = self._waiting.pop(id)
         entry.attempts += 1
         self._running[id] = entry

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
+
+from carpool.kafka.fairness import DeficitRoundRobin
 
 STALL_WINDOWS = 4
 """How many times `window_us_max` a window below its least size waits for records that are known to be on their way."""
@@ -29,6 +33,7 @@ class Wait:
 class _Gathered:
     size_bytes: int
     added_us: int
+    tenant: str
 
 
 class WindowPlanner:
@@ -41,10 +46,23 @@ class WindowPlanner:
     window closes: closed later it would hold the same queries, so that reading ahead changes no window. A window
     leaves whole: nothing of it is carried over.
 
+    Where more are gathered than a window takes, tenants take turns in it, each query one, a turn worth the tenant's
+    weight: the k-th query of a tenant is in a window before the others have had more than k turns each. What is seen so
+    far is what is gathered; before that, all go by arrival.
+
     Not thread-safe. Every call is O(1) but for the queries it returns or drops.
     """
 
-    def __init__(self, *, queries_min: int, queries_max: int, window_us_max: int) -> None:
+    def __init__(
+        self,
+        *,
+        queries_min: int,
+        queries_max: int,
+        window_us_max: int,
+        weight_of: Callable[[str], int] = lambda _: 1,
+        window_ids: Iterator[int] | None = None,
+    ) -> None:
+        """`weight_of` gives a tenant's weight, at least 1. `window_ids`: where planners share their numbers."""
         if not 1 <= queries_min <= queries_max or window_us_max < 0:
             raise ValueError(
                 f"a window needs 1 <= {queries_min} <= {queries_max} queries and a time >= 0: {window_us_max}"
@@ -54,7 +72,9 @@ class WindowPlanner:
         self._window_us_max = window_us_max
         self._gathered: dict[int, _Gathered] = {}
         self._size_bytes = 0
-        self._next_window_id = 0
+        self._window_ids = window_ids if window_ids is not None else count()
+        self._by_tenant: dict[str, dict[int, None]] = {}
+        self._turns = DeficitRoundRobin(quantum=1, weight_of=weight_of)
 
     @property
     def queries(self) -> int:
@@ -66,42 +86,74 @@ class WindowPlanner:
         """Bytes of the queries gathered."""
         return self._size_bytes
 
-    def add(self, query_id: int, size_bytes: int, now_us: int) -> None:
+    def add(self, query_id: int, size_bytes: int, now_us: int, tenant: str = "") -> None:
         """Takes one query in. `query_id` must not be gathered already."""
         if query_id in self._gathered:
             raise ValueError(f"query {query_id} is in the window already")
-        self._gathered[query_id] = _Gathered(size_bytes=size_bytes, added_us=now_us)
+        self._gathered[query_id] = _Gathered(size_bytes=size_bytes, added_us=now_us, tenant=tenant)
         self._size_bytes += size_bytes
+        self._by_tenant.setdefault(tenant, {})[query_id] = None
+        self._turns.join(tenant)
 
     def drop(self, query_ids: frozenset[int]) -> None:
         """Forgets those of `query_ids` that are gathered; unknown ones are ignored."""
         for query_id in query_ids & self._gathered.keys():
-            self._size_bytes -= self._gathered.pop(query_id).size_bytes
+            self._remove(query_id)
 
     def step(self, now_us: int, waiting: int, busy: bool, ahead: bool = False) -> Window | Wait:
         """Closes a window or says how long to wait.
 
         `waiting`: records known to be on their way; `busy`: nobody is free; `ahead`: windows closed earlier have not left.
         """
+        wait = self.wait(now_us, waiting, busy, ahead)
+        return wait if wait is not None else self.close(now_us)
+
+    def wait(self, now_us: int, waiting: int, busy: bool, ahead: bool = False) -> Wait | None:
+        """Returns how long to wait for the next window; None: it is due. Arguments as for `step`."""
         if busy or not self._gathered or (ahead and len(self._gathered) < self._queries_max):
             return Wait(until_us=None)
-        opened_us = next(iter(self._gathered.values())).added_us
         if waiting > 0 and len(self._gathered) < self._queries_max:
             is_small = len(self._gathered) < self._queries_min
-            until_us = opened_us + self._window_us_max * (STALL_WINDOWS if is_small else 1)
+            until_us = self._opened_us + self._window_us_max * (STALL_WINDOWS if is_small else 1)
             if now_us < until_us:
                 return Wait(until_us=until_us)
-        return self._close(opened_us, now_us)
+        return None
+
+    def close(self, now_us: int) -> Window:
+        """Closes a window over what is gathered, which is something: at most `queries_max`, tenants in turn."""
+        opened_us = self._opened_us
+        chosen = set(self._in_turn()) if len(self._gathered) > self._queries_max else self._gathered.keys()
+        query_ids = tuple(query_id for query_id in self._gathered if query_id in chosen)
+        for query_id in query_ids:
+            self._remove(query_id)
+        return Window(window_id=next(self._window_ids), query_ids=query_ids, opened_us=opened_us, closed_us=now_us)
 
     def check_integrity(self) -> None:
         """Asserts that the books add up."""
         assert self._size_bytes == sum(gathered.size_bytes for gathered in self._gathered.values())
-        assert self._next_window_id >= 0
+        assert {query_id for ids in self._by_tenant.values() for query_id in ids} == self._gathered.keys()
+        assert all(self._by_tenant.values())
+        assert len(self._turns) == len(self._by_tenant)
 
-    def _close(self, opened_us: int, now_us: int) -> Window:
-        query_ids = tuple(self._gathered)[: self._queries_max]
-        for query_id in query_ids:
-            self._size_bytes -= self._gathered.pop(query_id).size_bytes
-        window = Window(window_id=self._next_window_id, query_ids=query_ids, opened_us=opened_us, closed_us=now_us)
-        self._next_window_id += 1
-        return window
+    @property
+    def _opened_us(self) -> int:
+        return next(iter(self._gathered.values())).added_us
+
+    def _in_turn(self) -> Iterator[int]:
+        """The ids of the queries that fill a window."""
+        waiting = {tenant: iter(ids) for tenant, ids in self._by_tenant.items()}
+        left = {tenant: len(ids) for tenant, ids in self._by_tenant.items()}
+        for _ in range(self._queries_max):
+            tenant = self._turns.next(lambda tenant: 1 if left[tenant] else None)
+            assert tenant is not None, "more are gathered than the window takes"
+            left[tenant] -= 1
+            yield next(waiting[tenant])
+
+    def _remove(self, query_id: int) -> None:
+        gathered = self._gathered.pop(query_id)
+        self._size_bytes -= gathered.size_bytes
+        ids = self._by_tenant[gathered.tenant]
+        del ids[query_id]
+        if not ids:
+            del self._by_tenant[gathered.tenant]
+            self._turns.leave(gathered.tenant)

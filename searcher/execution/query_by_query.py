@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -58,6 +58,7 @@ class QueryByQuery:
             self._cache.begin_group(clusters, self._next_query(), self._horizon(group))
             try:
                 for position, search in enumerate(group.searches):
+                    self._expire(group.searches[position + 1 :], finish)
                     self._search(position, search, finish)
             finally:
                 self._cache.end_group()
@@ -120,6 +121,20 @@ class QueryByQuery:
             found = self._find(position, search)
             if self._is_wanted(search, finish):
                 finish(search, found)
+
+    def _expire(self, behind: Sequence[Search], finish: Finish) -> None:
+        """Ends what waits, in this group or a later one, and has expired: it need not wait for its turn."""
+        now_us = self._clock.now_us()
+        with self._changed:
+            waiting = [*behind, *(search for group in self._waiting for search in group.searches)]
+            late = [
+                search
+                for search in waiting
+                if search.deadline_us is not None and now_us >= search.deadline_us and search.key not in self._dropped
+            ]
+            self._dropped.update(search.key for search in late)
+        for search in late:
+            finish(search, None)
 
     def _is_wanted(self, search: Search, finish: Finish) -> bool:
         with self._changed:

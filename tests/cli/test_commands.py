@@ -144,6 +144,19 @@ def test_topics_are_made_once_and_described_with_what_differs() -> None:
         assert (states["rag.queries.v1"]["partitions"], states["rag.groups.v1"]["partitions"]) == (3, 1)
 
 
+def test_what_services_check_at_their_start_can_be_asked_for_alone() -> None:
+    with EmbeddedBroker() as broker:
+        before = carpool("topics", "check", "--bootstrap", broker.bootstrap, "--json")
+        assert before.returncode == 1
+        assert any("rag.queries.v1 does not exist" in each for each in json.loads(before.stdout)["problems"])
+        carpool("topics", "create", "--bootstrap", broker.bootstrap)
+        after = carpool("topics", "check", "--bootstrap", broker.bootstrap, "--json")
+        found = json.loads(after.stdout)
+        assert (after.returncode, found["problems"], found["delivery"]) == (0, [], "at_least_once")
+        assert found["abilities"] == {"transactions": False, "consumer_protocol": False}
+        assert "at least once; nothing is lost" in carpool("topics", "check", "-b", broker.bootstrap).stdout
+
+
 def test_published_questions_come_back_as_ids_one_a_line() -> None:
     with EmbeddedBroker() as broker:
         carpool("topics", "create", "--bootstrap", broker.bootstrap)

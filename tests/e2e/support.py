@@ -15,6 +15,7 @@ from typing import Any
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from carpool.kafka.raw_headers import headers_of
 from schemas.record import Headers, header
 
 MODEL = "hashing:64"
@@ -80,8 +81,7 @@ class Found:
         key, value = message.key(), message.value()
         assert not isinstance(key, str)
         assert not isinstance(value, str)
-        headers: Any = message.headers() or ()
-        return cls(key, value or b"", tuple(headers), message.partition() or 0, message.offset() or 0)
+        return cls(key, value or b"", headers_of(message), message.partition() or 0, message.offset() or 0)
 
     @property
     def body(self) -> dict[str, Any]:

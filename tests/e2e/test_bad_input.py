@@ -56,7 +56,7 @@ def bad_records(largest: int) -> list[Bad]:
         Bad(None, "empty", "bad-17", (("ce_id", b"bad-17"),)),
         Bad(body("bad-18", text="x", filter={"lang": "en"}), "unsupported", "bad-18"),
         Bad(body("bad-19", text="x", workflow={"root_id": "r"}), "unsupported", "bad-19"),
-        Bad(body("bad-20", text="x"), "unsupported", "bad-20", (("rag-tenant", b"acme"),)),
+        Bad(body("bad-20", text="x", tenant="acme"), "unsupported", "bad-20"),
         Bad(body("bad-21", text="x", nprobe=60_000), "invalid_value", "bad-21"),
         Bad(body("bad-22", vector=vector([0.0] * 64), embedding_model="MODEL"), "invalid_value", "bad-22"),
     ]

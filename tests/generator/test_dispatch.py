@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generator.plan.dispatch import (
+    OLDEST_EVERY,
     Accepted,
     Action,
     Arrived,
@@ -555,7 +556,9 @@ def late(prompt: Prompt, now_us: int) -> bool:
 
 
 @given(st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 3), st.none() | st.integers(50, 53)), max_size=20))
-def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them(rows: list[tuple[int, int, int | None]]) -> None:
+def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them_and_now_and_then_the_oldest(
+    rows: list[tuple[int, int, int | None]],
+) -> None:
     limits = replace(LIMITS, concurrency=1, in_hand_max=100)
     dispatcher = Dispatcher(limits)
     dispatcher.step(Ticked(), 0)
@@ -570,8 +573,26 @@ def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them(rows: list[tuple
         actions = dispatcher.step(Ended(id=sent[-1]), 5)
         sent += [action.id for action in actions if isinstance(action, Send)]
     infinity = 1_000
-    plain = sorted(prompts, key=lambda p: (p.priority, p.deadline_us or infinity, p.arrival_us, p.id))
+    left = sorted(prompts, key=lambda p: (p.priority, p.deadline_us or infinity, p.arrival_us, p.id))
+    plain: list[Prompt] = []
+    while left:
+        is_oldest_due = (len(plain) + 1) % OLDEST_EVERY == 0
+        plain.append(min(left, key=lambda p: (p.arrival_us, p.id)) if is_oldest_due else left[0])
+        left.remove(plain[-1])
     assert sent == [prompt.id for prompt in plain]
+
+
+def test_no_priority_keeps_a_prompt_waiting_for_ever() -> None:
+    dispatcher = Dispatcher(replace(LIMITS, concurrency=1, in_hand_max=100))
+    dispatcher.step(Ticked(), 0)
+    dispatcher.step(CheckPassed(), 0)
+    dispatcher.step(Arrived(prompt=Prompt(id=0, arrival_us=1)), 1)
+    dispatcher.step(Arrived(prompt=Prompt(id=1, arrival_us=2, priority=10_000)), 2)
+    sent = [0]
+    for id in range(2, 40):
+        dispatcher.step(Arrived(prompt=Prompt(id=id, arrival_us=id + 1)), id + 1)
+        sent += [action.id for action in dispatcher.step(Ended(id=sent[-1]), id + 1) if isinstance(action, Send)]
+    assert sent.index(1) < OLDEST_EVERY
 
 
 # ---- edges that a mutation run found unguarded

@@ -21,7 +21,8 @@ from generator.llm.openai_api import OpenAiEngine
 from generator.llm.protocol import Event, LlmRefusal, LlmRequest, PromptRefused
 from generator.service import build_stage
 from generator.settings import GeneratorSettings, LlmSettings
-from schemas.answer import AnswerError, CacheUse, Citation, Retrieved
+from schemas.answer import Answer, AnswerError, CacheUse, Citation, Retrieved
+from schemas.codec import decode
 from schemas.record import ClusterId, header
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 from tests.generator.stage import LLM, NOW_US, HandClock, StepClock, hits, running, unit
@@ -233,14 +234,14 @@ def test_where_nothing_was_found_the_model_is_told_and_can_cite_nothing() -> Non
 
 
 def test_an_answer_too_large_for_its_topic_is_failed_in_words() -> None:
-    huge = unit(headers=(("traceparent", b"x" * ANSWERS.max_message_bytes),))
+    huge = unit(timings_us={f"a stage {number}": 1 for number in range(60_000)})
     with running(MemoryEngine()) as run:
         run.wait_until_open()
         run.offer(huge)
         (answer,) = run.wait_for_answers(1)
         (output,) = run.sink.dones[0].outputs
     assert (answer.status, answer.error.type if answer.error else None) == ("failed", "too_large")
-    assert header(output.headers, "traceparent") is None
+    assert len(output.value) < 1_000
 
 
 # ---- what no model is asked
@@ -370,6 +371,8 @@ def test_a_query_over_which_the_server_breaks_off_again_and_again_is_failed_whil
     assert failed.error is not None and failed.attempts >= 3
     assert (failed.error.type, failed.error.retryable) == ("llm_refused", True)
     assert "it failed (HTTP 500)" in failed.error.message
+    (failure,) = (done.failure for done in run.sink.dones if done.failure)
+    assert (failure.query.query_id, failure.is_transient) == (failed.query_id, True), "the loop may send it round again"
     assert sum(answer.status == "ok" for answer in answers) == answered
 
 
@@ -405,6 +408,19 @@ def test_a_running_query_whose_deadline_passes_is_cancelled_and_answered_expired
     assert engine.cancelled == [f"rag.queries.v1/1/{asked.record.source.offset}"]
     assert run.metric("llm_requests_total", outcome="cancelled") == 1
     assert run.metric("llm_requests_in_flight") == 0
+
+
+def test_an_answer_in_time_whose_commit_begins_after_the_deadline_is_written_as_expired() -> None:
+    with running(MemoryEngine()) as run:
+        run.wait_until_open()
+        run.offer(unit(deadline_us=NOW_US + 60_000_000))
+        (answer,) = run.wait_for_answers(1)
+        (done,) = run.sink.dones
+    assert answer.status == "ok"
+    assert done.outputs_at(NOW_US + 59_999_999) == done.outputs
+    (late,) = done.outputs_at(NOW_US + 60_000_000)
+    assert decode(Answer, late.value, late.headers).status == "expired"
+    assert (late.key, late.topic) == (done.outputs[0].key, done.outputs[0].topic)
 
 
 def test_a_query_that_comes_late_is_expired_unasked_and_its_own_deadline_counts_without_another() -> None:

@@ -28,7 +28,7 @@ def test_the_defaults_fit_together() -> None:
     [
         ({"CARPOOL_GENERATOR_CONCURRENCY": "65"}, "concurrency 65 is more than intake_records_max 64"),
         ({"CARPOOL_GENERATOR_MAX_TOKENS": "2049"}, "max_tokens 2049 is more than max_tokens_cap 2048"),
-        ({"CARPOOL_LLM_BACKOFF_MS_MIN": "15001"}, "backoff_ms_min 15001 is more than backoff_ms_max 15000"),
+        ({"CARPOOL_LLM_BACKOFF_MS_MIN": "4001"}, "backoff_ms_min 4001 is more than backoff_ms_max 4000"),
         ({"CARPOOL_LLM_BASE_URL": "localhost:8000"}, "base_url 'localhost:8000' is no URL"),
         ({"CARPOOL_LLM_BASE_URL": "http://"}, "base_url 'http://' is no URL"),
         ({"CARPOOL_GENERATOR_ORDER": "prefix"}, "order"),
@@ -44,7 +44,7 @@ def test_values_at_the_bounds_fit() -> None:
     load(
         CARPOOL_GENERATOR_CONCURRENCY="64",
         CARPOOL_GENERATOR_MAX_TOKENS="2048",
-        CARPOOL_LLM_BACKOFF_MS_MIN="15000",
+        CARPOOL_LLM_BACKOFF_MS_MIN="4000",
         CARPOOL_LLM_BASE_URL="https://llm.example/v1",
     )
 

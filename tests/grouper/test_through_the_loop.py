@@ -9,10 +9,10 @@ from pathlib import Path
 from carpool.clock import SystemClock
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
-from carpool.kafka.clients import TopicPartition
+from carpool.kafka.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.kafka.loop import Intake, Loop
 from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer
-from carpool.kafka.stage import Message
+from carpool.kafka.stage import Message, TopicPartition
 from carpool.telemetry.metrics import Metrics
 from grouper.service import build_stage
 from grouper.settings import GrouperSettings
@@ -47,11 +47,14 @@ class Member:
             intake=Intake(topic=QUERIES.name, decode=query_of, bad_input="refuse"),
             stage=self.stage,
             consumer=MemoryConsumer(broker, "carpool-grouper"),
-            make_producer=lambda: MemoryProducer(broker),
-            make_hint_producer=lambda: MemoryProducer(broker),
+            make_delivery=lambda wiring: AtLeastOnceDelivery(
+                wiring,
+                make_producer=lambda: MemoryProducer(broker),
+                make_hint_producer=lambda: MemoryProducer(broker),
+                commit_interval_ms=1,
+            ),
             clock=broker.clock,
             metrics=metrics,
-            commit_interval_ms=1,
         )
         self.loop.start()
 

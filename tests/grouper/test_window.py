@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 
 import pytest
@@ -235,3 +236,84 @@ def test_windows_keep_their_promises_in_any_order_of_events(
         made.check_integrity()
         assert made.queries == len(gathered)
         assert made.size_bytes == 3 * len(gathered)
+
+
+def with_tenants(tenants: str, most: int, **weights: int) -> WindowPlanner:
+    """A planner that gathered a query of each tenant in turn of the letters: id 0 is of the first."""
+    made = WindowPlanner(
+        queries_min=1, queries_max=most, window_us_max=100, weight_of=lambda tenant: weights.get(tenant, 1)
+    )
+    for query_id, tenant in enumerate(tenants):
+        made.add(query_id, 10, 0, tenant)
+    return made
+
+
+def closed(made: WindowPlanner) -> tuple[int, ...]:
+    window = made.step(0, waiting=9, busy=False)
+    assert isinstance(window, Window)
+    made.check_integrity()
+    return window.query_ids
+
+
+def test_one_query_behind_a_hundred_of_another_tenant_is_in_the_next_window() -> None:
+    made = with_tenants("a" * 100 + "b", 4)
+    assert closed(made) == (0, 1, 2, 100)
+    assert closed(made) == (3, 4, 5, 6)
+
+
+def test_tenants_take_turns_by_weight_and_leave_in_order_of_arrival() -> None:
+    made = with_tenants("aaaaaaaabbbbbbbb", 4, a=3)
+    assert closed(made) == (0, 1, 2, 8)
+    assert closed(made) == (3, 4, 5, 9)
+
+
+def test_while_all_fit_into_a_window_tenants_make_no_difference() -> None:
+    made = with_tenants("aaab", 4)
+    assert closed(made) == (0, 1, 2, 3)
+
+
+def test_a_tenant_whose_queries_are_dropped_has_no_turn() -> None:
+    made = with_tenants("aaaaab", 4)
+    made.drop(frozenset({5}))
+    made.check_integrity()
+    assert closed(made) == (0, 1, 2, 3)
+
+
+@given(
+    st.text("abc", min_size=1, max_size=60),
+    st.fixed_dictionaries({tenant: st.integers(1, 4) for tenant in "abc"}),
+    st.integers(1, 8),
+)
+def test_the_k_th_query_of_a_tenant_waits_for_k_turns_of_the_others_at_most(
+    tenants: str, weights: dict[str, int], most: int
+) -> None:
+    made = with_tenants(tenants, most, **weights)
+    order = []
+    while made.queries:
+        window = made.step(1_000, waiting=0, busy=False)
+        assert isinstance(window, Window)
+        assert len(window.query_ids) == min(most, len(tenants) - len(order))
+        order += window.query_ids
+        made.check_integrity()
+    assert sorted(order) == list(range(len(tenants)))
+    for tenant in set(tenants):
+        own = [query_id for query_id in order if tenants[query_id] == tenant]
+        assert own == sorted(own), "of one tenant, who came first leaves first"
+        for k, query_id in enumerate(own, start=1):
+            before = order[: order.index(query_id)]
+            for other in set(tenants) - {tenant}:
+                overtook = sum(tenants[each] == other for each in before)
+                # And what fits into the same window leaves with it, in order of arrival.
+                assert overtook <= k * weights[other] + most
+
+
+def test_planners_that_share_their_numbers_give_no_window_the_same() -> None:
+    ids = itertools.count()
+    numbers = []
+    for _ in range(2):
+        made = WindowPlanner(queries_min=1, queries_max=1, window_us_max=0, window_ids=ids)
+        made.add(7, 1, 0)
+        window = made.step(0, waiting=0, busy=False)
+        assert isinstance(window, Window)
+        numbers.append(window.window_id)
+    assert numbers == [0, 1]

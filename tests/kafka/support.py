@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
+from carpool.kafka.checks import DeliveryName
+from carpool.kafka.delivery.at_least_once import AtLeastOnceDelivery
+from carpool.kafka.delivery.delivery import Wiring
+from carpool.kafka.delivery.exactly_once import ExactlyOnceDelivery
 from carpool.kafka.loop import Intake, Loop
-from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer
-from carpool.kafka.stage import Credit, Done, Message, Output, Sink, Unit
+from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer, MemoryTransactionalProducer
+from carpool.kafka.progress import METADATA_VERSION, WITH_SLOT, slot_of
+from carpool.kafka.stage import Credit, Done, Message, Output, Sink, TopicPartition, Unit
+from carpool.kafka.takeover import transactional_id
 from carpool.telemetry.metrics import Metrics
 from schemas.codec import decode_query
 from schemas.query import Query
 from schemas.topics import QUERIES, RETRIEVALS
+
+GROUP = "carpool-test"
 
 
 class HandClock:
@@ -42,6 +51,9 @@ class HandStage:
 
     def start(self, sink: Sink) -> None:
         self.sink = sink
+
+    def assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """Nothing to prepare."""
 
     def credit(self) -> Credit:
         return Credit(records=self.credit_records - len(self.units), size_bytes=1_000_000)
@@ -92,8 +104,11 @@ def query_of(message: Message) -> Query:
 class Bench:
     """A broker in memory, and loops on it that a test steps by hand: no threads, no waiting."""
 
+    delivery: DeliveryName = "at_least_once"
+
     def __init__(self, partitions: int = 2) -> None:
         self.clock = HandClock()
+        self.members = 0
         self.broker = MemoryBroker(
             self.clock,
             {QUERIES.name: partitions, RETRIEVALS.name: 1, "rag.answers.v1": 1, "rag.queries.v1.dlq": partitions},
@@ -102,23 +117,54 @@ class Bench:
     def loop(
         self, stage: HandStage, *, parts: Callable[[Query], int] = lambda _: 1
     ) -> tuple[Loop[Query], MemoryConsumer]:
-        consumer = MemoryConsumer(self.broker, "carpool-test")
+        self.members += 1
+        slot = f"member-{self.members}"
+        is_exact = self.delivery == "exactly_once"
+        consumer = (
+            MemoryConsumer(self.broker, GROUP, own_slot=slot, fence=lambda dead: self.producer(dead).start())
+            if is_exact
+            else MemoryConsumer(self.broker, GROUP)
+        )
         loop = Loop[Query](
             name="grouper",
-            group="carpool-test",
+            group=GROUP,
             intake=Intake(topic=QUERIES.name, decode=query_of, bad_input="refuse", parts=parts),
             stage=stage,
             consumer=consumer,
-            make_producer=lambda: MemoryProducer(self.broker),
-            make_hint_producer=lambda: MemoryProducer(self.broker),
+            make_delivery=partial(self._exactly_once, slot) if is_exact else self._at_least_once,
             clock=self.clock,
             metrics=Metrics(CollectorRegistry()),
-            commit_interval_ms=0,
         )
         stage.start(loop)
         consumer.subscribe(QUERIES.name, loop)
-        loop.delivery._producer = MemoryProducer(self.broker)  # stepped by hand: its thread is not started
         return loop, consumer
+
+    # Deliveries are stepped by hand: their threads are not started.
+
+    def _at_least_once(self, wiring: Wiring) -> AtLeastOnceDelivery:
+        delivery = AtLeastOnceDelivery(
+            wiring,
+            make_producer=lambda: MemoryProducer(self.broker),
+            make_hint_producer=lambda: MemoryProducer(self.broker),
+            commit_interval_ms=0,
+        )
+        delivery._producer = MemoryProducer(self.broker)
+        return delivery
+
+    def _exactly_once(self, slot: str, wiring: Wiring) -> ExactlyOnceDelivery:
+        delivery = ExactlyOnceDelivery(
+            wiring,
+            make_producer=lambda: self.producer(slot),
+            make_hint_producer=lambda: MemoryProducer(self.broker),
+            slot=slot,
+            commit_interval_ms=0,
+        )
+        delivery._producer = self.producer(slot)
+        delivery._producer.start()
+        return delivery
+
+    def producer(self, slot: str) -> MemoryTransactionalProducer:
+        return MemoryTransactionalProducer(self.broker, transactional_id(GROUP, slot))
 
     def publish(self, *texts: str, partition: int = 0) -> None:
         for text in texts:
@@ -128,18 +174,22 @@ class Bench:
         return [(message.value or b"").decode() for message in self.broker.records(topic)]
 
     def committed(self, partition: int = 0) -> tuple[int | None, str]:
-        from carpool.kafka.clients import TopicPartition
-
-        position = self.broker.committed("carpool-test").get(TopicPartition(QUERIES.name, partition))
-        return (position.offset, position.metadata) if position else (None, "")
+        """Returns offset and metadata, less the slot; (None, "") where no work was committed."""
+        position = self.broker.committed(GROUP).get(TopicPartition(QUERIES.name, partition))
+        if position is None or (
+            slot_of(position.metadata) and position.offset == 0 and position.metadata.endswith(";")
+        ):
+            return None, ""
+        runs = WITH_SLOT.sub(METADATA_VERSION, position.metadata)
+        return position.offset, "" if runs == METADATA_VERSION else runs
 
 
 def turn(loop: Loop[Query], times: int = 3) -> None:
     """Steps the loop and its delivery; commits are served by the next step of the loop."""
     for _ in range(times):
         loop.step()
-        loop.delivery._wake.set()
-        loop.delivery.step()
-        loop.delivery.step()
+        for _ in range(2):
+            loop.delivery._wake.set()  # or it waits for work
+            loop.delivery.step()
     loop.step()
     loop.ledger.check_integrity()

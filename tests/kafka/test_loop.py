@@ -6,11 +6,21 @@ import json
 
 import pytest
 
-from carpool.errors import DeploymentError, RetryableError
+from carpool.errors import AbortedError, DeploymentError, RetryableError
+from carpool.kafka.checks import DeliveryName
 from carpool.kafka.loop import PAUSE_AFTER_US, Intake, Loop
-from carpool.kafka.stage import Credit, Done
+from carpool.kafka.memory.broker import Call
+from carpool.kafka.stage import Credit, Done, Late
 from schemas.query import Query
 from tests.kafka.support import Bench, HandStage, query_of, result, turn
+
+
+@pytest.fixture(autouse=True, params=["at_least_once", "exactly_once"])
+def delivery(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DeliveryName:
+    """Every test of the loop holds for both."""
+    chosen: DeliveryName = request.param
+    monkeypatch.setattr(Bench, "delivery", chosen)
+    return chosen
 
 
 def test_work_completes_out_of_order_and_offsets_wait_for_the_slowest() -> None:
@@ -246,15 +256,19 @@ def test_an_unreadable_internal_record_stops_consumption_and_loses_nothing() -> 
     assert bench.results("rag.queries.v1.dlq") == []
 
 
-def test_outputs_that_were_not_taken_are_sent_again_before_offsets_move() -> None:
+def test_outputs_that_were_not_taken_are_sent_again_before_offsets_move(delivery: DeliveryName) -> None:
     bench, stage = Bench(), HandStage()
     loop, _ = bench.loop(stage)
     bench.publish("a")
     turn(loop)
-    bench.broker.produce_faults.append(RetryableError("broker is away"))
+    if delivery == "at_least_once":
+        bench.broker.break_next("produce", RetryableError("broker is away"))
+    else:
+        bench.broker.break_next("produce_in_transaction", AbortedError("broker is away"))
     stage.finish("a")
     loop.delivery.step()
     assert (bench.results(), bench.committed()) == ([], (None, ""))
+    bench.clock.sleep(1_000_000)
     turn(loop)
     assert (bench.results(), bench.committed()) == (["a/0"], (1, ""))
 
@@ -264,7 +278,7 @@ def test_a_failed_commit_is_tried_again() -> None:
     loop, _ = bench.loop(stage)
     bench.publish("a")
     turn(loop)
-    bench.broker.commit_faults.append(RetryableError("coordinator moved"))
+    bench.broker.break_next("commit_offsets", RetryableError("coordinator moved"))
     stage.finish("a")
     turn(loop)
     bench.clock.sleep(1_000_000)
@@ -272,12 +286,13 @@ def test_a_failed_commit_is_tried_again() -> None:
     assert bench.committed() == (1, "")
 
 
-def test_a_topic_that_refuses_outputs_ends_the_service_instead_of_losing_them() -> None:
+def test_a_topic_that_refuses_outputs_ends_the_service_instead_of_losing_them(delivery: DeliveryName) -> None:
     bench, stage = Bench(), HandStage()
     loop, _ = bench.loop(stage)
     bench.publish("a")
     turn(loop)
-    bench.broker.produce_faults.append(DeploymentError("too large"))
+    call: Call = "produce" if delivery == "at_least_once" else "commit"
+    bench.broker.break_next(call, DeploymentError("too large"))
     stage.finish("a")
     turn(loop)
     assert isinstance(loop.failure, DeploymentError)
@@ -300,9 +315,9 @@ def test_the_intake_stops_while_too_much_is_complete_above_the_watermark() -> No
     assert all(unit.record.text != "more" for unit in stage.units)
     for text in texts[0::2]:
         stage.finish(text)
-    turn(loop, 1)
-    loop._next_review_us = 0
-    turn(loop)
+    for _ in range(3):
+        bench.clock.sleep(1_000_000)
+        turn(loop)
     assert any(unit.record.text == "more" for unit in stage.units)
 
 
@@ -360,3 +375,16 @@ def test_a_unit_is_refused_with_all_the_parts_it_owes(parts: int) -> None:
     turn(loop)
     assert bench.committed() == (1, "")
     assert len(bench.results("rag.queries.v1.dlq")) == 1
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_answer_is_what_it_is_when_its_commit_begins(is_late: bool) -> None:
+    bench, stage = Bench(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.publish("a")
+    turn(loop)
+    late = Late(after_us=bench.clock.now_us() + 1_000, outputs=lambda: (result("expired"),))
+    loop.done(Done(parts=((stage.unit("a").id, 0),), outputs=(result("ok"),), late=late))
+    bench.clock.sleep(1_000 if is_late else 0)
+    turn(loop)
+    assert (bench.results(), bench.committed()) == (["expired" if is_late else "ok"], (1, ""))

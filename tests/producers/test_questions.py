@@ -14,7 +14,7 @@ from carpool.errors import ConfigError, RecordError
 from producers.errors import RecordTooLarge
 from producers.questioning import build_record
 from producers.questions import Vectors, read_questions, with_vectors
-from schemas.codec import decode_query
+from schemas.codec import decode_query, tenant_of
 from schemas.query import QUERY_BYTES_MAX, Generation
 from schemas.record import Source
 
@@ -115,6 +115,19 @@ def test_a_record_is_what_the_grouper_reads_back() -> None:
     assert query.generation == Generation(max_tokens=9)
     assert dict(record.headers)["traceparent"] == b"00-1"
     assert "x-other" not in dict(record.headers)
+
+
+def test_a_question_that_has_time_goes_to_a_topic_of_its_own() -> None:
+    assert build_record("a", now_us=1, priority=3).topic == "rag.queries.v1"
+    record = build_record("a", now_us=1, priority="batch")
+    assert record.topic == "rag.queries.batch.v1"
+    assert decode_query(record.value, record.headers, SOURCE).priority == 0
+
+
+def test_who_asks_travels_in_a_header_and_is_no_wish_for_isolation() -> None:
+    record = build_record("a", now_us=1, tenant="acme")
+    assert tenant_of(record.headers) == "acme"
+    assert decode_query(record.value, record.headers, SOURCE).tenant is None
 
 
 def test_each_question_without_an_id_gets_one_of_its_own() -> None:

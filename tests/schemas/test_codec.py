@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.answer import Answer, unanswered
-from schemas.codec import EVENT_TYPES, SCHEMAS, decode, decode_query, encode
+from schemas.codec import EVENT_TYPES, SCHEMAS, decode, decode_query, encode, tenant_of
 from schemas.deadletter import dead_letter_headers
 from schemas.errors import RecordError
 from schemas.group import Group, GroupedQuery
@@ -21,7 +21,17 @@ from schemas.jsonschema import generate, schema_of
 from schemas.query import QUERY_BYTES_MAX, Query
 from schemas.record import ClusterId, Headers, Source, header
 from schemas.retrieval import Hit, Retrieval
-from schemas.topics import MESSAGE_BYTES_MAX, QUERIES, QUERIES_DEAD, TOPICS
+from schemas.topics import (
+    ANSWERS,
+    GROUPS,
+    MESSAGE_BYTES_MAX,
+    QUERIES,
+    QUERIES_DEAD,
+    RETRIEVALS,
+    TOPICS,
+    in_class_of,
+    is_batch,
+)
 
 HERE = Source(topic="rag.queries.v1", partition=2, offset=99, timestamp_ms=1_700_000_000_000)
 
@@ -172,8 +182,22 @@ def test_a_wish_that_this_build_cannot_meet_is_refused_by_name(wish: dict[str, A
     assert (error.reason, error.field, error.query_id) == ("unsupported", f"$.{next(iter(wish))}", "a")
 
 
-def test_a_tenant_in_a_header_is_a_wish_too() -> None:
-    assert refusal({"text": "x"}, (("rag-tenant", b"acme"),)).reason == "unsupported"
+def test_a_tenant_in_a_header_says_who_asks_and_wishes_for_nothing() -> None:
+    assert decode_query(b"x", (("rag-tenant", b"acme"),), HERE).tenant is None
+    assert tenant_of((("rag-tenant", b"acme"),)) == "acme"
+    assert tenant_of(()) == ""
+
+
+def test_any_bytes_name_a_tenant_within_bounds() -> None:
+    assert tenant_of((("rag-tenant", b"\xff" * 1_000),)) == "\ufffd" * 256
+    assert tenant_of((("rag-tenant", None),)) == ""
+
+
+def test_results_stay_in_the_class_that_the_query_was_published_in() -> None:
+    assert in_class_of(QUERIES.name, GROUPS) is GROUPS
+    assert in_class_of("rag.queries.batch.v1", GROUPS).name == "rag.groups.batch.v1"
+    assert in_class_of("rag.groups.batch.v1", RETRIEVALS).name == "rag.retrievals.batch.v1"
+    assert not is_batch(ANSWERS.name)
 
 
 def test_wishes_that_ask_for_nothing_are_no_wishes() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -381,6 +382,21 @@ def test_a_deadline_that_is_further_away_than_any_wait_is_a_deadline_like_others
     assert set(run.sink.retrievals()) == {"q0-0", "q1-0"}
 
 
+def test_what_waits_behind_others_and_expires_is_answered_before_their_turn(index: SmallIndex) -> None:
+    clock, gate = HandClock(1_000), Gate(index)
+    with running(index, clock=clock, engine=gate, execution="query_by_query", prefetch="none") as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(index, questions(1))), 0)
+        gate.arrived.acquire()
+        run.stage.offer(make_unit(1, make_group(index, questions(2), sequence=1)), 0)
+        run.stage.offer(make_unit(2, make_group(index, questions(1), sequence=2, deadline_us=2_000)), 0)
+        clock.now = 3_000
+        gate.opened.set()
+        run.sink.wait_done(4)
+    assert run.sink.answers()["q2-0"].status == "expired"
+    assert [unit for unit, _ in run.sink.parts()] == [0, 2, 1, 1]
+
+
 def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(index: SmallIndex) -> None:
     clock = HandClock(1_000)
 
@@ -419,13 +435,14 @@ def test_a_query_that_finds_only_damage_is_answered_failed_and_the_next_one_is_s
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(own_index, questions(2), clusters=[(2, 4), (1, 4)])), 0)
         run.sink.wait_done(2)
-        assert run.count("answers_total", stage="searcher", status="failed") == 1
     answer = run.sink.answers()["q0-0"]
     assert answer.status == "failed"
     assert answer.error is not None
     assert (answer.error.type, answer.error.retryable) == ("index_damaged", False)
     assert "none of the 2 clusters" in answer.error.message
     assert "carpool index verify" in answer.error.message
+    (failure,) = (done.failure for done in run.sink.dones if done.failure)
+    assert (failure.query.query_id, failure.is_transient, failure.message) == ("q0-0", False, answer.error.message)
     assert run.sink.retrievals()["q0-1"].skipped_clusters == (4,)
 
 
@@ -446,6 +463,23 @@ def test_when_no_cluster_can_be_read_now_the_failure_may_be_retried(index: Small
     error = run.sink.answers()["q0-0"].error
     assert error is not None
     assert (error.type, error.retryable) == ("index_damaged", True)
+    failure = run.sink.dones[0].failure
+    assert failure is not None and failure.is_transient
+    assert run.count("answers_total", stage="searcher", status="failed") == 0, "it may go round again"
+
+
+def test_a_query_that_brought_a_vector_travels_on_with_it(index: SmallIndex) -> None:
+    """Whoever sends it round again needs it; one that brought none is embedded again by its text."""
+    group = make_group(index, questions(2))
+    mine = msgspec.structs.replace(group.queries[0].query, embedding_model=group.embedding_model)
+    queries = (msgspec.structs.replace(group.queries[0], query=mine), group.queries[1])
+    with running(index) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, msgspec.structs.replace(group, queries=queries)), 0)
+        run.sink.wait_done(2)
+    found = run.sink.retrievals()
+    assert found["q0-0"].query.vector == group.queries[0].vector
+    assert found["q0-1"].query.vector is None
 
 
 def test_a_damaged_passage_fails_its_query(own_index: SmallIndex) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import urllib.error
 import urllib.request
 
@@ -45,6 +47,28 @@ def test_the_pages_say_alive_ready_and_what_is_missing() -> None:
             )
     finally:
         server.close()
+
+
+def test_who_hangs_up_before_the_answer_leaves_no_trace_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def not_ready() -> list[str]:
+        asked.set()
+        may_answer.wait(5)
+        return ["x" * 10_000_000]
+
+    server = TelemetryServer(
+        host="127.0.0.1", port=0, registry=CollectorRegistry(), is_alive=lambda: True, not_ready=not_ready
+    )
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+            assert asked.wait(5)
+        may_answer.set()
+        assert get(server.port, "/healthz")[0] == 200, "it goes on"
+    finally:
+        server.close()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_every_metric_has_our_prefix_a_unit_and_a_meaning() -> None:

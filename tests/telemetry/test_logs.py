@@ -6,6 +6,9 @@ import json
 import subprocess
 import sys
 
+from carpool.telemetry.logs import about
+from schemas.record import Source
+
 PROGRAM = """
 import logging, structlog
 from carpool.telemetry.logs import configure_logs
@@ -30,3 +33,14 @@ def test_each_event_is_one_json_line_with_service_level_and_time() -> None:
     assert (lines[0]["queries"], lines[0]["offset"]) == (3, 7)
     assert "ZeroDivisionError" in lines[2]["exception"]
     assert all(line["timestamp"].endswith("Z") for line in lines)
+
+
+def test_a_line_about_a_record_says_which_where_and_on_what_trace() -> None:
+    source = Source(topic="rag.queries.v1", partition=3, offset=7)
+    traced = (("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),)
+    place = {"topic": "rag.queries.v1", "partition": 3, "offset": 7}
+    assert about(source) == place
+    assert about(source, traced, query_id="q") == place | {
+        "query_id": "q",
+        "trace_id": "0af7651916cd43dd8448eb211c80319c",
+    }

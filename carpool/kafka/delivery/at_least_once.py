@@ -1,6 +1,6 @@
-"""How finished work becomes durable: outputs first, then the offsets they acknowledge, on a thread of its own.
+"""At least once: outputs first, then the offsets they acknowledge, on a thread of its own.
 
-*At least once*: outputs are written and acknowledged by the brokers; then their parts count as complete; then the moved
+Outputs are written and acknowledged by the brokers; then their parts count as complete; then the moved
 offsets are committed, with what is complete above them in the metadata. A crash between the two writes an output again,
 under the same record id. Order of steps: `send` → `acknowledged` → `complete` → `commit`.
 """
@@ -11,18 +11,16 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import structlog
 
-from carpool.clock import Clock
 from carpool.errors import CarpoolError, DeploymentError, FencedError, RetryableError
-from carpool.kafka.clients import ConsumerClient, Position, ProducerClient, TopicPartition
-from carpool.kafka.ledger import WorkLedger
-from carpool.kafka.settings import METADATA_BYTES_MAX
-from carpool.kafka.stage import Done, Output, Unit
-from carpool.telemetry.metrics import Metrics
+from carpool.kafka.clients import Position, ProducerClient
+from carpool.kafka.delivery.delivery import Wiring
+from carpool.kafka.delivery.hints import Hints
+from carpool.kafka.settings import UNNAMED_BYTES_MAX
+from carpool.kafka.stage import Done, Output, TopicPartition
 
 log = structlog.get_logger()
 
@@ -47,38 +45,29 @@ class AtLeastOnceDelivery:
 
     def __init__(
         self,
+        wiring: Wiring,
         *,
-        ledger: WorkLedger,
-        consumer: ConsumerClient,
         make_producer: Callable[[], ProducerClient],
         make_hint_producer: Callable[[], ProducerClient],
-        clock: Clock,
-        metrics: Metrics,
         commit_interval_ms: int,
-        reoffer: Callable[[list[Unit[Any]]], None],
-        fail: Callable[[CarpoolError], None],
-        queue_max: int = 10_000,
     ) -> None:
-        """`reoffer` gets the units whose finished work was discarded because it shared outputs with a lost partition."""
-        self._ledger = ledger
-        self._consumer = consumer
+        self._ledger = wiring.ledger
+        self._consumer = wiring.consumer
+        self._clock = wiring.clock
+        self._metrics = wiring.metrics
+        self._observer = wiring.observer
+        self._reoffer = wiring.reoffer
+        self._fail = wiring.fail
         self._make_producer = make_producer
-        self._make_hint_producer = make_hint_producer
-        self._clock = clock
-        self._metrics = metrics
         self._commit_interval_us = commit_interval_ms * 1_000
-        self._reoffer = reoffer
-        self._fail = fail
-        self._queue_max = queue_max
+        self._hints = Hints(make_hint_producer, wiring.metrics)
         self._submitted: deque[Done] = deque()
-        self._hints: deque[Output] = deque()
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._stop_by_us: int | None = None
         self._commit_lock = threading.Lock()
         self._asked: dict[TopicPartition, Position] = {}
         self._producer: ProducerClient | None = None
-        self._hint_producer: ProducerClient | None = None
         self._to_send: deque[tuple[_Sending, Output]] = deque()
         self._in_flight = 0
         self._must_rebuild = False
@@ -90,24 +79,20 @@ class AtLeastOnceDelivery:
         self._thread.start()
 
     def submit(self, done: Done) -> None:
-        """Takes finished work. Bounded by what the loop takes in: every unit owes its parts once."""
+        """See `Delivery.submit`."""
         self._submitted.append(done)
         self._wake.set()
 
     def hint(self, output: Output) -> None:
-        """Takes a best-effort record; drops it when too many wait."""
-        if len(self._hints) >= self._queue_max:
-            self._metrics.hints_dropped.inc()
-            return
-        self._hints.append(output)
-        self._wake.set()
+        """See `Delivery.hint`."""
+        if self._hints.add(output):
+            self._wake.set()
+
+    def attend(self) -> None:
+        """Nothing: the consumer commits from inside its poll."""
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
-        """Commits what is complete, forgets the partitions, and returns the ids of their units.
-
-        Called from inside the consumer's poll. Does at most one commit, which comes after any that is under way; none when
-        `lost`.
-        """
+        """See `Delivery.revoked`. A commit that is under way comes before its own."""
         with self._commit_lock:
             # What was asked for and not begun was dropped; what is under way comes before the commit below.
             self._ledger.not_committed(self._asked)
@@ -117,7 +102,7 @@ class AtLeastOnceDelivery:
             return self._ledger.revoke(partitions)
 
     def close(self, until_us: int) -> bool:
-        """Sends and commits what was submitted, until `until_us`; True when nothing is left."""
+        """See `Delivery.close`."""
         self._stop_by_us = until_us
         self._closing.set()
         self._wake.set()
@@ -129,6 +114,11 @@ class AtLeastOnceDelivery:
         """Finished work and outputs that are not acknowledged yet."""
         return len(self._submitted) + len(self._to_send) + self._in_flight
 
+    @property
+    def is_full(self) -> bool:
+        """Never: what a commit cannot say is done again after a crash."""
+        return False
+
     # What follows runs on the delivery thread.
 
     def _run(self) -> None:
@@ -137,8 +127,7 @@ class AtLeastOnceDelivery:
             while not self._finished():
                 self.step()
             left = self._producer.close(1.0)
-            if self._hint_producer is not None:
-                self._hint_producer.close(1.0)
+            self._hints.close()
             if left:
                 log.warning("outputs not written at the end; they are made again after the restart", outputs=left)
         except Exception as error:  # the thread must not die in silence: the loop ends the process
@@ -157,7 +146,7 @@ class AtLeastOnceDelivery:
             self._wake.wait(self._idle_wait_s())
         self._wake.clear()
         self._take_submitted()
-        self._send_hints()
+        self._hints.send()
         self._send()
         producer = self._producer
         assert producer is not None, "the producer is made before the first step"
@@ -180,9 +169,10 @@ class AtLeastOnceDelivery:
                 self._metrics.done_discarded.inc(len(done.parts) - len(survivors))
                 self._reoffer(survivors)
                 continue
+            done = replace(done, outputs=done.outputs_at(self._clock.now_us()), late=None)
             sending = _Sending(done)
             if not done.outputs:
-                self._ledger.complete(done)
+                self._complete(done)
             self._to_send.extend((sending, output) for output in done.outputs)
 
     def _send(self) -> None:
@@ -201,7 +191,7 @@ class AtLeastOnceDelivery:
             self._metrics.records_produced.labels(topic=output.topic).inc()
             sending.unacknowledged -= 1
             if sending.unacknowledged == 0:
-                self._ledger.complete(sending.done)
+                self._complete(sending.done)
             return
         if isinstance(error, DeploymentError):
             self._fail(error)
@@ -210,28 +200,16 @@ class AtLeastOnceDelivery:
         log.warning("a record was not taken; it is sent again", topic=output.topic, error=str(error))
         self._to_send.append((sending, output))
 
+    def _complete(self, done: Done) -> None:
+        self._ledger.complete(done)
+        self._observer.completed(done)
+
     def _rebuild(self) -> None:
         """Replaces a Kafka producer that failed for good; what it had in flight comes back through its reports."""
         assert self._producer is not None, "the producer is made before the first step"
         self._producer.close(0)
         self._producer = self._make_producer()
         self._must_rebuild = False
-
-    def _send_hints(self) -> None:
-        if not self._hints:
-            if self._hint_producer is not None:
-                self._hint_producer.poll(0)
-            return
-        if self._hint_producer is None:
-            self._hint_producer = self._make_hint_producer()
-        while self._hints:
-            if not self._hint_producer.produce(self._hints.popleft(), self._hint_delivered):
-                self._metrics.hints_dropped.inc()
-        self._hint_producer.poll(0)
-
-    def _hint_delivered(self, error: CarpoolError | None) -> None:
-        if error is not None:
-            self._metrics.hints_dropped.inc()
 
     def _commit(self) -> None:
         """Asks for a commit of what moved, unless one is under way. The consumer's polling thread reports on it."""
@@ -264,7 +242,7 @@ class AtLeastOnceDelivery:
         self._next_commit_us = self._clock.now_us() + self._commit_interval_us
         # At least once may forget what is complete above the watermark; the loop stops its intake long before.
         return {
-            at: position if len(position.metadata) <= METADATA_BYTES_MAX else position._replace(metadata="")
+            at: position if len(position.metadata) <= UNNAMED_BYTES_MAX else position._replace(metadata="")
             for at, position in self._ledger.to_commit().items()
         }
 
@@ -273,7 +251,7 @@ class AtLeastOnceDelivery:
         if error is None:
             self._metrics.commits.labels(outcome="ok").inc()
             self._metrics.commit_seconds.observe((now_us - asked_us) / 1_000_000)
-            self._metrics.last_progress_seconds.set(now_us / 1_000_000)
+            self._observer.committed(asked_us)
             return
         # A member that the group went on without learns of it in its next poll, and its work is repeated elsewhere.
         self._ledger.not_committed(offsets)

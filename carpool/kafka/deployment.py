@@ -1,0 +1,143 @@
+"""Asks the brokers what a service must know before it starts: topics, their settings, what they can, where a group stands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import TopicPartition as RawPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+
+from carpool.errors import ConfigError, RetryableError
+from carpool.kafka.checks import WARN_SHARE, BrokerFacts, Deployment, Standing, TopicFacts, Wish, judge
+from carpool.kafka.clients import TopicPartition
+from carpool.kafka.settings import KafkaSettings, client_config
+from schemas.topics import Topic
+
+
+def check_deployment(
+    settings: KafkaSettings, wish: Wish, topics: Sequence[Topic], *, group: str, inputs: Iterable[str]
+) -> Deployment:
+    """Returns what a service of this `group`, which reads `inputs`, finds on its brokers, judged. Blocks for some requests.
+
+    Raises `RetryableError` when no broker answers.
+    """
+    return judge(settings, wish, topics, ask_brokers(settings, topics, group=group, inputs=frozenset(inputs)))
+
+
+def require_fit(deployment: Deployment) -> None:
+    """Raises `ConfigError` with all problems, where there are any."""
+    if deployment.problems:
+        raise ConfigError("this deployment would lose work or stand still:\n  " + "\n  ".join(deployment.problems))
+
+
+def ask_brokers(settings: KafkaSettings, topics: Sequence[Topic], *, group: str, inputs: frozenset[str]) -> BrokerFacts:
+    """Returns what the brokers say. What they refuse to say is left out. Raises `RetryableError` when none answers."""
+    # What fails is raised; librdkafka's own log lines would only bury it.
+    admin = AdminClient(client_config(settings) | {"log_level": 0})
+    timeout_s = settings.request_timeout_ms / 1_000
+    try:
+        metadata = admin.list_topics(timeout=timeout_s)
+    except KafkaException as error:
+        raise RetryableError(
+            f"no broker answers at {settings.bootstrap}: {error.args[0].str()}; is it running?"
+        ) from error
+    present = {name: found for name, found in metadata.topics.items() if found.error is None}
+    broker = ConfigResource(ResourceType.BROKER, str(min(metadata.brokers)))
+    config = _configs(admin, [broker], timeout_s).get(broker.name)
+    resources = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in topics if topic.name in present]
+    configs = _configs(admin, resources, timeout_s)
+    partitions = {
+        TopicPartition(name, number): _retention_ms(configs.get(name))
+        for name in sorted(inputs & present.keys())
+        for number in present[name].partitions
+    }
+    return BrokerFacts(
+        brokers=len(metadata.brokers),
+        config=config or {},
+        topics={
+            name: TopicFacts(
+                partitions=len(found.partitions),
+                replicas=min((len(each.replicas) for each in found.partitions.values()), default=0),
+                config=configs.get(name),
+            )
+            for name, found in present.items()
+        },
+        standings=_standings(admin, settings, group, partitions) if partitions else {},
+    )
+
+
+def _configs(admin: AdminClient, resources: list[ConfigResource], timeout_s: float) -> dict[str, dict[str, str]]:
+    """The settings of these topics, or of one broker, by name; those that cannot be read are left out."""
+    found = {}
+    if not resources:
+        return {}
+    for resource, future in admin.describe_configs(resources, request_timeout=timeout_s).items():
+        try:
+            entries = future.result()
+        except KafkaException:
+            continue
+        found[resource.name] = {name: entry.value for name, entry in entries.items() if entry.value is not None}
+    return found
+
+
+def _retention_ms(config: Mapping[str, str] | None) -> int | None:
+    """How long records are kept that nobody has read; None: for good, or not known."""
+    text = (config or {}).get("retention.ms", "")
+    return int(text) if text.isdigit() else None
+
+
+def _standings(
+    admin: AdminClient, settings: KafkaSettings, group: str, partitions: Mapping[TopicPartition, int | None]
+) -> dict[TopicPartition, Standing]:
+    """Where the group stands; nothing where the brokers do not say (no offsets by time, no right to read them)."""
+    timeout_s = settings.request_timeout_ms / 1_000
+    raw = [RawPartition(at.topic, at.partition) for at in partitions]
+    now_ms = int(time.time() * 1_000)
+    young = {
+        at: OffsetSpec.for_timestamp(now_ms - int(retention_ms * WARN_SHARE))
+        for at, retention_ms in partitions.items()
+        if retention_ms is not None
+    }
+    try:
+        committed = _committed(settings, group, raw)
+        first = _offsets(admin, dict.fromkeys(partitions, OffsetSpec.earliest()), timeout_s)
+        end = _offsets(admin, dict.fromkeys(partitions, OffsetSpec.latest()), timeout_s)
+        first_young = _offsets(admin, young, timeout_s)
+    except KafkaException:
+        return {}
+    by_place = {TopicPartition(each.topic, each.partition): each.offset for each in committed}
+    return {
+        at: Standing(
+            committed=max(-1, by_place.get(at, -1)),
+            first=first[at],
+            end=end[at],
+            # Where no record is that young, all of them are older.
+            first_young=(first_young[at] if first_young[at] >= 0 else end[at]) if at in first_young else None,
+        )
+        for at in partitions
+    }
+
+
+def _committed(settings: KafkaSettings, group: str, raw: list[RawPartition]) -> list[RawPartition]:
+    """What the group committed, transactions that are open left out of account.
+
+    Asked as a consumer that never joins: librdkafka's admin client crashes the process when the coordinator moves meanwhile
+    (https://github.com/confluentinc/confluent-kafka-javascript/issues/374).
+    """
+    config = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_uncommitted", "log_level": 0}
+    consumer = Consumer(client_config(settings) | config)
+    try:
+        return list(consumer.committed(raw, timeout=settings.request_timeout_ms / 1_000))
+    finally:
+        consumer.close()
+
+
+def _offsets(admin: AdminClient, wanted: Mapping[TopicPartition, Any], timeout_s: float) -> dict[TopicPartition, int]:
+    if not wanted:
+        return {}
+    request = {RawPartition(at.topic, at.partition): spec for at, spec in wanted.items()}
+    futures = admin.list_offsets(request, request_timeout=timeout_s)
+    return {TopicPartition(raw.topic, raw.partition): future.result().offset for raw, future in futures.items()}

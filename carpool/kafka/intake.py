@@ -1,0 +1,130 @@
+"""Which record next? Records that were polled and not yet taken in, one bounded queue a topic, in fair turns. Pure.
+
+A service reads one topic for each priority class. A client hands records out in the order in which they were fetched, so
+an urgent one may stand behind thousands of others: what comes is sorted here, and a topic whose queue is full is paused.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from carpool.kafka.clients import TopicPartition
+from carpool.kafka.fairness import DeficitRoundRobin
+from carpool.kafka.stage import Message
+
+RECORD_COST_BYTES = 1_024
+"""What a record costs beside its bytes: a turn counts both."""
+QUANTUM_BYTES = 8_192
+RECORDS_MAX = 1_024
+BYTES_MAX = 8 * 1024 * 1024
+"""A topic's queue. A topic is paused when it is full, which throws away what was fetched ahead: small queues mean that much
+is fetched twice, and large ones are memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PriorityClass:
+    """A topic that a service reads. `weight`: its turns against those of other topics, while all have records.
+
+    `held_max`: the parts (queries) that the service holds of it, beyond which no more records are taken in; None: as many as
+    there is room for. A bound leaves room for records of other topics, which then need not wait until some of this are done.
+    """
+
+    topic: str
+    weight: int = 1
+    held_max: int | None = None
+
+
+class IntakeQueues:
+    """What was polled and not taken in. Not thread-safe; every call costs microseconds."""
+
+    def __init__(
+        self, classes: tuple[PriorityClass, ...], *, records_max: int = RECORDS_MAX, bytes_max: int = BYTES_MAX
+    ) -> None:
+        """`records_max` and `bytes_max` bound each topic's queue; what was polled already is taken beyond them."""
+        self._classes = {each.topic: each for each in classes}
+        self._records_max = records_max
+        self._bytes_max = bytes_max
+        self._queues: dict[str, deque[Message]] = {topic: deque() for topic in self._classes}
+        self._bytes = dict.fromkeys(self._classes, 0)
+        self._full: set[str] = set()
+        self._turns = DeficitRoundRobin(quantum=QUANTUM_BYTES, weight_of=lambda topic: self._classes[topic].weight)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics, in the order in which they were given."""
+        return tuple(self._classes)
+
+    @property
+    def flowing(self) -> frozenset[str]:
+        """The topics whose records may come: those whose queue is not full, and was not since it was half empty."""
+        return frozenset(self._classes.keys() - self._full)
+
+    @property
+    def records(self) -> int:
+        """Records in all queues."""
+        return sum(map(len, self._queues.values()))
+
+    def records_of(self, topic: str) -> int:
+        """Records in the queue of a topic."""
+        return len(self._queues[topic])
+
+    def by_partition(self) -> Counter[TopicPartition]:
+        """Returns the records of each partition."""
+        queued = itertools.chain.from_iterable(self._queues.values())
+        return Counter(TopicPartition(message.source.topic, message.source.partition) for message in queued)
+
+    def add(self, message: Message) -> None:
+        """Takes a record that was polled."""
+        topic = message.source.topic
+        self._queues[topic].append(message)
+        self._bytes[topic] += message.size_bytes
+        self._turns.join(topic)
+        self._measure(topic)
+
+    def next(self, held: Mapping[str, int]) -> Message | None:
+        """Returns the record to take in now, None where there is none that may be. `held`: parts in hand, by topic."""
+
+        def cost(topic: str) -> int | None:
+            held_max = self._classes[topic].held_max
+            if held_max is not None and held.get(topic, 0) >= held_max:
+                return None
+            return RECORD_COST_BYTES + self._queues[topic][0].size_bytes
+
+        topic = self._turns.next(cost)
+        if topic is None:
+            return None
+        message = self._queues[topic].popleft()
+        self._bytes[topic] -= message.size_bytes
+        self._settle(topic)
+        return message
+
+    def forget(self, partitions: frozenset[TopicPartition]) -> None:
+        """Drops the records of partitions that are another member's now."""
+        for topic, queue in self._queues.items():
+            kept = [each for each in queue if TopicPartition(topic, each.source.partition) not in partitions]
+            if len(kept) < len(queue):
+                self._queues[topic] = deque(kept)
+                self._bytes[topic] = sum(message.size_bytes for message in kept)
+                self._settle(topic)
+
+    def check_integrity(self) -> None:
+        """Asserts that the books add up."""
+        self._turns.check_integrity()
+        assert len(self._turns) == sum(bool(queue) for queue in self._queues.values())
+        for topic, queue in self._queues.items():
+            assert self._bytes[topic] == sum(message.size_bytes for message in queue)
+
+    def _settle(self, topic: str) -> None:
+        if not self._queues[topic]:
+            self._turns.leave(topic)
+        self._measure(topic)
+
+    def _measure(self, topic: str) -> None:
+        records, size_bytes = len(self._queues[topic]), self._bytes[topic]
+        if records >= self._records_max or size_bytes >= self._bytes_max:
+            self._full.add(topic)
+        elif records <= self._records_max // 2 and size_bytes <= self._bytes_max // 2:
+            self._full.discard(topic)

@@ -1,0 +1,284 @@
+"""The consumer over librdkafka: a member of a consumer group, by the consumer protocol (KIP-848) or cooperative-sticky."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import structlog
+from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException
+from confluent_kafka import Message as RawMessage
+from confluent_kafka import TopicPartition as RawPartition
+from confluent_kafka.admin import AdminClient
+
+from carpool.clock import Clock
+from carpool.errors import ConfigError, DeploymentError, FencedError, RetryableError
+from carpool.kafka.clients import (
+    CommitResult,
+    FenceSlot,
+    Membership,
+    Position,
+    RebalanceListener,
+    TopicPartition,
+    partitions_text,
+)
+from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
+from carpool.kafka.librdkafka.end_offsets import EndOffsets
+from carpool.kafka.librdkafka.protocol import GroupProtocol, choose_protocol, member_config
+from carpool.kafka.librdkafka.takeover import Takeover, commit_now, read_committed
+from carpool.kafka.raw_headers import headers_of
+from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.stage import Message
+from schemas.record import Source
+
+log = structlog.get_logger()
+
+
+class LibrdkafkaConsumer:
+    """A `ConsumerClient` over a real broker."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        group: str,
+        clock: Clock,
+        *,
+        own_slot: str | None = None,
+        fence: FenceSlot | None = None,
+    ) -> None:
+        """Connects lazily: a broker that cannot be reached shows in `subscribe`.
+
+        `own_slot` and `fence`: of a member that commits in transactions. It takes over partitions that a dead member's
+        transaction holds, and commits its slot for every partition before the listener hears of it.
+        """
+        self._settings = settings
+        self._group = group
+        self._timeout_s = settings.request_timeout_ms / 1_000
+        self._takeover = None if own_slot is None or fence is None else Takeover(settings, group, own_slot, fence)
+        self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
+        self._result: CommitResult | None = None
+        self._clock = clock
+        self._topics: frozenset[str] = frozenset()
+        self._member: Consumer | None = None
+        self.protocol: GroupProtocol | None = None
+        self._assigned: set[TopicPartition] = set()
+        self._was_assigned = False
+        self._at_end: set[TopicPartition] = set()
+        self._passed: dict[TopicPartition, int] = {}  # up to where nothing waits, whatever the position is
+        self._ends = EndOffsets(
+            lambda: AdminClient(client_config(settings), logger=StructlogBridge()), request_timeout_s=self._timeout_s
+        )
+        self._paused: frozenset[str] = frozenset()
+        self._listener: RebalanceListener | None = None
+
+    def subscribe(self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()) -> None:
+        """Joins the group. Raises `ConfigError` when a topic is missing, `RetryableError` when no broker answers."""
+        address = self._settings.bootstrap
+        admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
+        for wanted in (topic, *beside):
+            try:
+                metadata = admin.list_topics(wanted, timeout=self._timeout_s)
+            except KafkaException as error:
+                raise RetryableError(
+                    f"no broker answers at {address}: {error.args[0].str()}; is it running?"
+                ) from error
+            found = metadata.topics[wanted]
+            if found.error is not None:
+                raise ConfigError(f"topic {wanted} at {address}: {found.error.str()}; run `carpool topics create`")
+        self._topics, self._listener = frozenset((topic, *beside)), listener
+        self._join(choose_protocol(self._settings, admin, min(metadata.brokers)))
+
+    def _join(self, protocol: GroupProtocol) -> None:
+        self.protocol = protocol
+        config = member_config(self._settings, self._group, protocol)
+        config |= {"client.id": self._settings.slot_name(), "on_commit": self._committed}  # the name that operators see
+        self._member = Consumer(config, logger=StructlogBridge())
+        self._no_membership = self._consumer.consumer_group_metadata()
+        self._consumer.subscribe(
+            sorted(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+        log.info("joining the consumer group", group=self._group, protocol=protocol)
+
+    @property
+    def _may_go_classic(self) -> bool:
+        """Brokers may have the consumer protocol switched off, and say so in answer to the first heartbeat."""
+        return self._settings.group_protocol == "auto" and self.protocol == "consumer" and not self._was_assigned
+
+    @property
+    def _consumer(self) -> Consumer:
+        assert self._member is not None, "subscribe comes first"
+        return self._member
+
+    def _on_assign(self, consumer: Consumer, partitions: list[RawPartition]) -> None:
+        # A partition whose commits cannot be read must not be read from a guess: the exception ends the process, or the intake.
+        try:
+            positions = self._begin(consumer, partitions) if partitions else {}
+        except Exception:
+            consumer.incremental_assign([])  # or confluent-kafka assigns them itself
+            raise
+        consumer.incremental_assign(
+            [
+                RawPartition(at.topic, at.partition, OFFSET_BEGINNING if now.offset is None else now.offset)
+                for at, now in positions.items()
+            ]
+        )
+        self._assigned |= set(positions)
+        self._was_assigned = True
+        self._passed |= {at: now.offset for at, now in positions.items() if now.offset is not None}
+        if stopped := [RawPartition(at.topic, at.partition) for at in positions if at.topic in self._paused]:
+            consumer.pause(stopped)
+        log.info("partitions assigned", partitions=partitions_text(positions))
+        if self._listener is not None:
+            self._listener.assigned(positions)
+
+    def _begin(self, consumer: Consumer, partitions: list[RawPartition]) -> dict[TopicPartition, Position]:
+        if self._takeover is None:
+            return read_committed(consumer, partitions, self._timeout_s)
+        return self._takeover.begin(consumer, partitions)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[RawPartition]) -> None:
+        self._drop(consumer, partitions, lost=False)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[RawPartition]) -> None:
+        self._drop(consumer, partitions, lost=True)
+
+    def _drop(self, consumer: Consumer, partitions: list[RawPartition], *, lost: bool) -> None:
+        gone = frozenset(TopicPartition(raw.topic, raw.partition) for raw in partitions)
+        log.info("partitions revoked", partitions=partitions_text(gone), lost=lost)
+        self._requests.clear()
+        if self._listener is not None:
+            self._listener.revoked(gone, lost=lost)
+            self._requests.clear()  # what came meanwhile may hold these partitions, and brokers would take it
+        self._assigned -= gone
+        self._at_end -= gone
+        self._passed = {at: offset for at, offset in self._passed.items() if at not in gone}
+        consumer.incremental_unassign(partitions)
+
+    def poll(self, timeout_s: float) -> Message | None:
+        """Returns the next record, or None after `timeout_s` or at the end of a partition."""
+        self._serve_commits()
+        try:
+            raw = self._consumer.poll(timeout_s)
+        except KafkaException as error:
+            raise sort_error(error.args[0]) from error
+        if raw is None:
+            return None
+        event = raw.error()
+        if event is not None:
+            self._event(raw, event)
+            return None
+        return self._message(raw)
+
+    def _message(self, raw: RawMessage) -> Message:
+        topic, partition, offset = raw.topic(), raw.partition(), raw.offset()
+        assert topic is not None and partition is not None and offset is not None, "a record has a place"
+        self._at_end.discard(TopicPartition(topic, partition))
+        kind, timestamp_ms = raw.timestamp()
+        source = Source(
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            timestamp_ms=0 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
+        )
+        return Message(
+            source=source,
+            key=_bytes(raw.key()),
+            value=_bytes(raw.value()),
+            headers=headers_of(raw),
+            received_us=self._clock.now_us(),
+        )
+
+    def _event(self, raw: RawMessage, error: KafkaError) -> None:
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            at = TopicPartition(raw.topic() or "", raw.partition() or 0)
+            self._at_end.add(at)
+            self._passed[at] = raw.offset() or 0
+        elif code == KafkaError._AUTO_OFFSET_RESET:
+            raise DeploymentError(
+                f"{raw.topic()}[{raw.partition()}] no longer holds the offset to go on from ({error.str()}): records that "
+                "were never processed are gone. Lengthen the topic's retention; then reset the group's offsets by hand "
+                "(kafka-consumer-groups --reset-offsets) to accept the loss."
+            )
+        elif code == KafkaError._FATAL and self._may_go_classic:
+            log.info("the brokers do not let us join by the consumer protocol", error=error.str())
+            self._consumer.close()
+            self._join("classic")
+        elif code == KafkaError._FATAL:
+            raise FencedError(f"the consumer cannot go on: {error.str()}; restart the service")
+        else:
+            log.warning("broker trouble", error=error.str(), topic=raw.topic(), partition=raw.partition())
+
+    def pause(self, topics: frozenset[str] | None = None) -> None:
+        """Stops the flow of records, also from partitions that are assigned later."""
+        if stopped := (self._topics if topics is None else topics) - self._paused:
+            self._paused |= stopped
+            self._consumer.pause(self._raw_assigned(stopped))
+
+    def resume(self, topics: frozenset[str] | None = None) -> None:
+        """Lets records flow again."""
+        if flowing := self._paused & (self._topics if topics is None else topics):
+            self._paused -= flowing
+            self._consumer.resume(self._raw_assigned(flowing))
+
+    def _raw_assigned(self, topics: frozenset[str]) -> list[RawPartition]:
+        return [RawPartition(at.topic, at.partition) for at in sorted(self._assigned) if at.topic in topics]
+
+    def waiting(self) -> dict[TopicPartition, int]:
+        """Returns the end of the log less the position; 0 where the end was reached (markers are no records).
+
+        What is paused is not fetched: its end is asked for, now and then.
+        """
+        waiting = {}
+        ends = self._ends.known(self._assigned, ask=bool(self._paused))
+        for raw in self._consumer.position(self._raw_assigned(self._topics)):
+            at = TopicPartition(raw.topic, raw.partition)
+            passed, end = max(raw.offset, self._passed.get(at, 0)), ends.get(at, 0)
+            if at in self._at_end and end <= passed:
+                waiting[at] = 0
+                continue
+            low, high = self._consumer.get_watermark_offsets(raw, cached=True) or (0, -1)
+            waiting[at] = max(0, max(high, end) - max(passed, low))
+        return waiting
+
+    def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
+        """Leaves a request, which the next `poll` hands to librdkafka; a later one brings the result."""
+        self._requests.append((dict(offsets), on_result))
+
+    def _serve_commits(self) -> None:
+        while self._requests and self._result is None:
+            offsets, self._result = self._requests.popleft()
+            try:
+                self._consumer.commit(offsets=raw_offsets(offsets), asynchronous=True)
+            except KafkaException as error:
+                self._committed(error.args[0], [])
+
+    def _committed(self, error: KafkaError | None, partitions: list[RawPartition]) -> None:
+        """librdkafka's report on a commit, from inside `poll`. That of a blocking commit finds nobody who waits for it."""
+        on_result, self._result = self._result, None
+        if on_result is not None:
+            failed = error or next((raw.error for raw in partitions if raw.error is not None), None)
+            on_result(None if failed is None else sort_error(failed))
+
+    def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
+        """Commits offsets with their metadata, blocking."""
+        commit_now(self._consumer, offsets)
+
+    def membership(self) -> Membership | None:
+        """Returns the group's id, ours in it, and its generation or epoch; None while we have none.
+
+        What librdkafka returns then names no member, and brokers take offsets from nobody unchecked.
+        """
+        if self._member is None:
+            return None
+        found: Membership = self._member.consumer_group_metadata()
+        return None if found == self._no_membership else found
+
+    def close(self) -> None:
+        """Leaves the group, serving the last revocation."""
+        if self._member is not None:
+            self._member.close()
+
+
+def _bytes(value: bytes | str | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

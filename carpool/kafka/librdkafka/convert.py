@@ -1,0 +1,86 @@
+"""Between librdkafka's values and ours: errors sorted by what their handler must do, offsets, log lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TopicPartition as RawPartition
+
+from carpool.errors import CarpoolError, DeploymentError, FencedError, RetryableError
+from carpool.kafka.clients import Position, TopicPartition
+
+log = structlog.get_logger()
+
+LEFT_BEHIND = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.FENCED_MEMBER_EPOCH,
+    }
+)
+"""Commit errors of a member that the group went on without. `STALE_MEMBER_EPOCH` is none: the next heartbeat brings the epoch."""
+
+REFUSED = frozenset(
+    {
+        KafkaError.UNSUPPORTED_VERSION,
+        KafkaError._UNSUPPORTED_FEATURE,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.INVALID_TRANSACTION_TIMEOUT,
+        KafkaError.INVALID_RECORD,
+        KafkaError.POLICY_VIOLATION,
+    }
+)
+"""Errors that no retry mends: the deployment is wrong."""
+
+
+def sort_error(error: KafkaError, topic: str = "") -> CarpoolError:
+    """Sorts the error of a call or a delivery outside transactions."""
+    code, where = error.code(), f" ({topic})" if topic else ""
+    if code in REFUSED:
+        return DeploymentError(
+            f"the broker refuses what it is given{where}: {error.str()}; check topics and brokers with `carpool topics check`"
+        )
+    if code in LEFT_BEHIND or code == KafkaError._FATAL or error.fatal():
+        return FencedError(f"the broker no longer takes us for who we were{where}: {error.str()}")
+    return RetryableError(f"the broker did not take it{where}: {error.str()}")
+
+
+def fatal_cause(error: KafkaException | SystemError) -> KafkaError:
+    """Returns the error of a call that serves deliveries. Raises `error` itself where it is not librdkafka's.
+
+    confluent-kafka goes on reporting deliveries while it raises a fatal error, which makes that the cause of a `SystemError`.
+    """
+    found: BaseException | None = error
+    while isinstance(found, SystemError):
+        found = found.__cause__
+    if not isinstance(found, KafkaException):
+        raise error
+    raised: KafkaError = found.args[0]
+    return raised
+
+
+def raw_offsets(offsets: Mapping[TopicPartition, Position]) -> list[RawPartition]:
+    """Returns positions as librdkafka commits them."""
+    return [
+        RawPartition(at.topic, at.partition, position.offset if position.offset is not None else -1, position.metadata)
+        for at, position in offsets.items()
+    ]
+
+
+class StructlogBridge:
+    """Gives librdkafka's own log lines to ours; `confluent_kafka` calls `log(level, format, *args)`."""
+
+    def log(self, level: int, message: str, *args: Any) -> None:
+        """Logs a line of librdkafka's."""
+        log.debug("librdkafka", level=level, message=message % args if args else message)

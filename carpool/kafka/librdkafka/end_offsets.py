@@ -1,0 +1,66 @@
+"""Where do the logs end that are not read now? A paused partition is not fetched, so nothing else tells how much waits in it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+
+from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka import TopicPartition as RawPartition
+from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
+
+from carpool.kafka.stage import TopicPartition
+
+ASK_EVERY_S = 2.0
+
+
+class EndOffsets:
+    """Asks the brokers in the background, at most every two seconds. `known` never waits."""
+
+    def __init__(self, make_admin: Callable[[], AdminClient], *, request_timeout_s: float) -> None:
+        """`make_admin` is called with the first question."""
+        self._make_admin = make_admin
+        self._request_timeout_s = request_timeout_s
+        self._admin: AdminClient | None = None
+        self._ask_at_s = 0.0
+        self._lock = threading.Lock()
+        self._ends: dict[TopicPartition, int] = {}
+        self._open = 0
+
+    def known(self, partitions: Iterable[TopicPartition], *, ask: bool) -> dict[TopicPartition, int]:
+        """Returns the end of each partition for a reader of committed records, as it was when last told, and may `ask` anew."""
+        wanted = frozenset(partitions)
+        with self._lock:
+            self._ends = {at: end for at, end in self._ends.items() if at in wanted}
+            found, is_idle = dict(self._ends), self._open == 0
+        if ask and wanted and is_idle and time.monotonic() >= self._ask_at_s:
+            self._ask(wanted)
+        return found
+
+    def _ask(self, partitions: frozenset[TopicPartition]) -> None:
+        self._ask_at_s = time.monotonic() + ASK_EVERY_S
+        if self._admin is None:
+            self._admin = self._make_admin()
+        try:
+            futures = self._admin.list_offsets(
+                {RawPartition(at.topic, at.partition): OffsetSpec.latest() for at in partitions},
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=self._request_timeout_s,
+            )
+        except KafkaException:
+            return
+        with self._lock:
+            self._open += len(futures)
+        for raw, future in futures.items():
+            future.add_done_callback(partial(self._told, TopicPartition(raw.topic, raw.partition)))
+
+    def _told(self, at: TopicPartition, future: Future[ListOffsetsResultInfo]) -> None:
+        """On a thread of the client. A broker that cannot tell leaves what was known."""
+        error = future.exception()
+        with self._lock:
+            self._open -= 1
+            if error is None:
+                self._ends[at] = future.result().offset

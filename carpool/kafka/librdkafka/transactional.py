@@ -1,0 +1,166 @@
+"""The transactional Kafka producer over librdkafka, and how another member's is fenced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Message as RawMessage
+
+from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedError, RetryableError
+from carpool.kafka.clients import Membership, Position, TopicPartition
+from carpool.kafka.librdkafka.convert import REFUSED, StructlogBridge, fatal_cause, raw_offsets, sort_error
+from carpool.kafka.librdkafka.producer import produce_arguments
+from carpool.kafka.settings import KafkaSettings, producer_config
+from carpool.kafka.stage import Output
+from carpool.kafka.takeover import transactional_id
+
+log = structlog.get_logger()
+
+TRANSACTION_TIMEOUT_MS = 60_000
+"""How long a coordinator lets a transaction be open: longer than a broker is away for, since one that was aborted for its age
+fences its member. A dead member's does not wait for it: whoever takes over fences it."""
+
+FULL_QUEUE_POLL_S = 0.01
+REPORT_WAIT_S = 0.1
+"""How long the report of a delivery that failed is waited for once its transaction has failed for it: it may come later."""
+ABORT_FLUSH_S = 1.0
+"""How long an abort waits for what was produced. librdkafka ends a transaction once it has *asked* a coordinator to begin it; one
+that does not know of it yet answers with an error that is fatal (librdkafka issue 4849)."""
+
+
+class LibrdkafkaTransactionalProducer:
+    """A `TransactionalProducerClient` over a real broker. Calls block for `request_timeout_ms`; an abort a second longer.
+
+    What librdkafka goes on with after that time, the same call waits for again.
+    """
+
+    def __init__(self, settings: KafkaSettings, transactional_id: str) -> None:
+        """Connects lazily."""
+        self._timeout_s = settings.request_timeout_ms / 1_000
+        self._config = producer_config(settings) | {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        }
+        self._producer = self._make()
+        self._refused: DeploymentError | None = None
+        self._fenced: FencedError | None = None
+        self._is_spent = False
+        self._is_replaced = False
+
+    def _make(self) -> Producer:
+        return Producer(self._config, logger=StructlogBridge())
+
+    def start(self) -> None:
+        """Takes the transactional id."""
+        self._call(lambda: self._producer.init_transactions(self._timeout_s))
+
+    def begin(self) -> None:
+        """Opens a transaction; the broker hears of it with the first record or offset."""
+        self._refused = None
+        self._call(self._producer.begin_transaction)
+
+    def produce(self, output: Output) -> None:
+        """Queues a record, serving deliveries while the queue is full."""
+
+        def report(error: KafkaError | None, _: RawMessage | None) -> None:
+            if error is not None and isinstance(failed := sort_error(error, output.topic), DeploymentError):
+                self._refused = self._refused or failed
+
+        arguments = produce_arguments(output)
+        while True:
+            try:
+                self._producer.produce(output.topic, on_delivery=report, **arguments)
+                return
+            except BufferError:
+                self._call(lambda: self._producer.poll(FULL_QUEUE_POLL_S))
+            except KafkaException as error:
+                report(error.args[0], None)
+                raise self._sorted(error.args[0]) from error
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, Position], membership: Membership) -> None:
+        """Adds offsets."""
+        raw = raw_offsets(offsets)
+        self._call(lambda: self._producer.send_offsets_to_transaction(raw, membership, self._timeout_s))
+
+    def commit(self) -> None:
+        """Waits until all records are written, then ends the transaction."""
+        try:
+            self._call(lambda: self._producer.commit_transaction(self._timeout_s))
+        except AbortedError as error:
+            if self._is_spent:
+                raise FencedError(
+                    f"whether a transaction is committed cannot be told ({error}): restart the service"
+                ) from error
+            raise
+
+    def abort(self) -> None:
+        """Drops what is queued and ends the transaction; a librdkafka producer that is past that is replaced."""
+        if not (self._is_spent or self._is_replaced):
+            self._note(lambda: self._producer.flush(ABORT_FLUSH_S))
+            try:
+                return self._call(lambda: self._producer.abort_transaction(self._timeout_s))
+            except AbortedError as error:
+                log.warning("a transaction could not be aborted: its Kafka producer is replaced", error=str(error))
+                self._is_spent = True
+        if self._is_spent:
+            self.close()
+            self._producer, self._is_spent, self._is_replaced = self._make(), False, True
+        self.start()
+        self._is_replaced = False
+
+    def close(self) -> None:
+        """Drops what is queued and lets go of the connections; does not wait for a broker."""
+        self._producer.purge(blocking=False)
+        self._note(lambda: self._producer.poll(0))
+
+    def _call(self, call: Callable[[], object]) -> None:
+        if self._fenced is not None:
+            raise self._fenced
+        try:
+            call()
+        except (KafkaException, SystemError) as error:
+            raise self._sorted(fatal_cause(error)) from error
+
+    def _note(self, call: Callable[[], object]) -> None:
+        """Makes a call that serves deliveries; what fails the producer for good is remembered, and told by the next call."""
+        try:
+            call()
+        except (KafkaException, SystemError) as error:
+            self._sorted(fatal_cause(error))
+
+    def _sorted(self, error: KafkaError) -> CarpoolError:
+        """Sorts an error. A transaction that failed for a record that is refused would fail for ever: the refusal is it."""
+        code = error.code()
+        if code == KafkaError._FENCED:
+            self._fenced = FencedError(f"another Kafka producer has this transactional id now: {error.str()}")
+            return self._fenced
+        if code in REFUSED:
+            return self._refused or sort_error(error)
+        is_fatal = error.fatal() or code == KafkaError._FATAL
+        if is_fatal and not self._is_spent:
+            self._is_spent = True
+        elif error.txn_requires_abort() or code == KafkaError._STATE:
+            self._note(lambda: self._producer.poll(REPORT_WAIT_S))
+        elif not is_fatal:
+            return RetryableError(f"the broker did not answer in time: {error.str()}")
+        return self._refused or AbortedError(f"the transaction must be aborted: {error.str()}")
+
+
+def fence_slot(settings: KafkaSettings, group: str, slot: str) -> None:
+    """Takes the slot's transactional id from whoever holds it, which aborts its open transaction.
+
+    Blocks for `request_timeout_ms` at most. Raises `RetryableError` where no coordinator answered, `DeploymentError` without
+    permission.
+    """
+    producer = LibrdkafkaTransactionalProducer(settings, transactional_id(group, slot))
+    try:
+        with suppress(FencedError):  # another member was faster: the slot is fenced
+            producer.start()
+    except AbortedError as error:
+        raise RetryableError(f"slot {slot} could not be fenced: {error}") from error
+    finally:
+        producer.close()

@@ -1,0 +1,211 @@
+"""The consumer of the broker in memory: rebalances, takeovers and claims inside `poll`, as with the real one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from carpool.errors import CarpoolError, DeploymentError, FencedError, RetryableError
+from carpool.kafka.clients import (
+    CommitResult,
+    FenceSlot,
+    Membership,
+    Position,
+    RebalanceListener,
+    TopicPartition,
+    partitions_text,
+)
+from carpool.kafka.memory.broker import MemoryBroker
+from carpool.kafka.memory.groups import Group, MemoryMembership
+from carpool.kafka.stage import Message
+from carpool.kafka.takeover import TAKEOVER_WAIT_S, claims, slots_to_fence
+
+REQUEST_TIMEOUT_US = 10_000_000
+
+
+class MemoryConsumer:
+    """A `ConsumerClient` of a `MemoryBroker`. Nothing waits: what takes time is tried again by the next `poll`."""
+
+    def __init__(
+        self, broker: MemoryBroker, group: str, *, own_slot: str | None = None, fence: FenceSlot | None = None
+    ) -> None:
+        """`own_slot` and `fence`: of a member that commits in transactions. Without them it neither claims nor takes over."""
+        assert (own_slot is None) == (fence is None), "one is of no use without the other"
+        self._broker = broker
+        self._group_name = group
+        self._own_slot = own_slot
+        self._fence = fence
+        self._listener: RebalanceListener | None = None
+        self._joined: Group | None = None
+        self._generation = 0
+        self._topics: tuple[str, ...] = ()
+        self._next: dict[TopicPartition, int] = {}
+        self._waiting_since_us: int | None = None
+        self._paused: frozenset[str] = frozenset()
+        self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
+        self.target: frozenset[TopicPartition] = frozenset()
+
+    @property
+    def _group(self) -> Group:
+        assert self._joined is not None, "subscribe comes first"
+        return self._joined
+
+    def subscribe(self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()) -> None:
+        """Joins the group."""
+        self._joined = self._broker.join(self._group_name, self, (topic, *beside))
+        self._topics, self._listener = (topic, *beside), listener
+
+    def poll(self, timeout_s: float) -> Message | None:
+        """Returns the next record of any assigned partition, or None at once."""
+        self._serve_commits()
+        self._rebalance()
+        with self._broker.lock:
+            self._broker.transactions.expire()
+            for at in sorted(at for at in self._next if at.topic not in self._paused):
+                log = self._broker.logs[at]
+                if self._next[at] > len(log):
+                    raise DeploymentError(
+                        f"offset {self._next[at]} of {at} is beyond the end of the log; reset the group's offsets"
+                    )
+                found = log.next_committed(self._next[at])
+                if found is not None:
+                    offset, entry = found
+                    self._next[at] = offset + 1
+                    return self._broker.message(at, offset, entry)
+        return None
+
+    def _rebalance(self) -> None:
+        with self._broker.lock:
+            is_member = self in self._group.members
+        if not is_member:
+            self._drop(frozenset(self._next), lost=True)
+            self._broker.join(self._group_name, self, self._topics)
+        with self._broker.lock:
+            self._generation = self._group.generation
+            gone = frozenset(self._next) - self.target
+        self._drop(gone, lost=False)
+        with self._broker.lock:
+            held = {at for member in self._group.members if isinstance(member, MemoryConsumer) for at in member._next}
+            came = [at for at in sorted(self.target) if at not in held]
+        positions = self._begin(came)
+        with self._broker.lock:
+            self._next |= {at: position.offset or 0 for at, position in positions.items()}
+        if positions:
+            assert self._listener is not None, "subscribe comes first"
+            self._listener.assigned(positions)
+
+    def _drop(self, gone: frozenset[TopicPartition], *, lost: bool) -> None:
+        if not gone:
+            return
+        self._requests.clear()
+        assert self._listener is not None, "subscribe comes first"
+        self._listener.revoked(gone, lost=lost)  # without the broker's lock: it waits for a commit that needs it
+        with self._broker.lock:
+            for at in gone:
+                del self._next[at]
+
+    def _begin(self, came: list[TopicPartition]) -> dict[TopicPartition, Position]:
+        """Returns where to begin these partitions, claimed; empty while that cannot be told yet."""
+        now_us = self._broker.clock.now_us()
+        if not came:
+            self._waiting_since_us = None
+            return {}
+        if self._waiting_since_us is None:
+            self._waiting_since_us = now_us
+        waited_us = now_us - self._waiting_since_us
+        try:
+            positions = self._claim(self._committed(came, may_fence=waited_us >= TAKEOVER_WAIT_S * 1_000_000))
+        except RetryableError:
+            if waited_us >= REQUEST_TIMEOUT_US:
+                raise
+            return {}
+        self._waiting_since_us = None
+        return positions
+
+    def _committed(self, came: list[TopicPartition], *, may_fence: bool) -> dict[TopicPartition, Position]:
+        """Reads what was committed, stable. Raises `RetryableError` while a transaction holds it."""
+        with self._broker.serve("read_offsets"):
+            unstable = self._broker.transactions.unstable(self._group_name).intersection(came)
+            known = {at: self._group.positions.get(at, Position(None, "")) for at in came}
+        if unstable and may_fence and self._fence is not None and self._own_slot is not None:
+            for slot in slots_to_fence((known[at] for at in unstable), self._own_slot):
+                self._fence(slot)
+            return self._committed(came, may_fence=False)
+        if unstable:
+            raise RetryableError(f"a transaction holds the offsets of {partitions_text(unstable)}")
+        return known
+
+    def _claim(self, positions: dict[TopicPartition, Position]) -> dict[TopicPartition, Position]:
+        """Commits our slot's name where these partitions are."""
+        if self._own_slot is None:
+            return positions
+        begun = {at: Position(position.offset or 0, position.metadata) for at, position in positions.items()}
+        claimed = claims(begun, self._own_slot)
+        try:
+            self.commit_now(claimed)
+        except FencedError:
+            return (
+                positions  # thrown out already: nothing of ours can be committed for them, and the next poll drops them
+            )
+        return claimed
+
+    def pause(self, topics: frozenset[str] | None = None) -> None:
+        """Stops the flow of records."""
+        self._paused |= frozenset(self._topics) if topics is None else topics
+
+    def resume(self, topics: frozenset[str] | None = None) -> None:
+        """Lets records flow again."""
+        self._paused -= frozenset(self._topics) if topics is None else topics
+
+    def waiting(self) -> dict[TopicPartition, int]:
+        """Returns high watermark less position; 0 where no record is left to be seen (markers are no records)."""
+        with self._broker.lock:
+            return {
+                at: len(self._broker.logs[at]) - offset if self._broker.logs[at].next_committed(offset) else 0
+                for at, offset in self._next.items()
+            }
+
+    def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
+        """Leaves a request, which the next `poll` serves."""
+        self._requests.append((dict(offsets), on_result))
+
+    def _serve_commits(self) -> None:
+        while self._requests:
+            offsets, on_result = self._requests.popleft()
+            error: CarpoolError | None = None
+            try:
+                self.commit_now(offsets)
+            except (RetryableError, FencedError) as failed:
+                error = failed
+            on_result(error)
+
+    def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
+        """Commits. As with real brokers, ownership of the partitions is not checked, membership is."""
+        with self._broker.serve("commit_offsets"):
+            if self not in self._group.members:
+                raise FencedError("this member has left the group; what it commits now is refused")
+            self._group.commit({at: (self._group.next_write(), position) for at, position in offsets.items()})
+
+    def membership(self) -> Membership | None:
+        """Returns this member as it was at its last `poll`."""
+        with self._broker.lock:
+            if self._joined is None or self not in self._joined.members:
+                return None
+            return MemoryMembership(self._group_name, self, self._generation)
+
+    def close(self) -> None:
+        """Hands the partitions back and leaves."""
+        with self._broker.lock:
+            if self._joined is None or self not in self._joined.members:
+                return
+            self._generation = self._joined.generation
+        self._drop(frozenset(self._next), lost=False)
+        with self._broker.lock:
+            self._group.leave(self)
+
+    def crash(self) -> None:
+        """Leaves as a killed process does: nothing is handed back, nothing committed."""
+        with self._broker.lock:
+            self._next.clear()
+            if self._joined is not None and self in self._joined.members:
+                self._joined.leave(self)

@@ -1,0 +1,87 @@
+"""A consumer group of the broker in memory: its members, who should own what, what was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from carpool.kafka.clients import Position, TopicPartition
+
+
+class Member(Protocol):
+    """What a group knows of a member: what it is to own, of which it learns in its next poll."""
+
+    target: frozenset[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMembership:
+    """A member of a group, in one generation of it."""
+
+    group: str
+    member: Member
+    generation: int
+
+
+class Group:
+    """Members and committed positions. Not thread-safe: the broker's lock guards it."""
+
+    def __init__(self, partitions: Sequence[TopicPartition], commits: list[dict[TopicPartition, Position]]) -> None:
+        """`partitions`: those of the topics that it reads. `commits`: where what it commits is noted, in order."""
+        self.members: list[Member] = []
+        self.generation = 0
+        self.positions: dict[TopicPartition, Position] = {}
+        self.partitions = partitions
+        self._commits = commits
+        self._written: dict[TopicPartition, int] = {}
+        self._writes = 0
+
+    def next_write(self) -> int:
+        """Returns the place of the next offset among all that were ever written."""
+        self._writes += 1
+        return self._writes
+
+    def commit(self, offsets: Mapping[TopicPartition, tuple[int, Position]]) -> None:
+        """Takes over these positions, less those that were written before what is committed already."""
+        newer = {at: written for at, written in offsets.items() if written[0] > self._written.get(at, 0)}
+        for at, (place, position) in newer.items():
+            self.positions[at], self._written[at] = position, place
+        self._commits.append({at: position for at, (_, position) in newer.items()})
+
+    def is_current(self, membership: MemoryMembership) -> bool:
+        """Whether the group still goes by this membership."""
+        return membership.generation == self.generation and membership.member in self.members
+
+    def assign(self, owners: Mapping[TopicPartition, Member]) -> None:
+        """Begins a generation in which partitions belong to these members."""
+        self.generation += 1
+        for member in self.members:
+            member.target = frozenset(at for at, owner in owners.items() if owner is member)
+
+    def join(self, member: Member) -> None:
+        """Adds a member and balances."""
+        self.members.append(member)
+        self._balance()
+
+    def leave(self, member: Member) -> None:
+        """Goes on without a member."""
+        self.members.remove(member)
+        member.target = frozenset()
+        self._balance()
+
+    def _balance(self) -> None:
+        """Spreads the partitions over the members, keeping what each has where it can (cooperative-sticky)."""
+        most = -(-len(self.partitions) // max(1, len(self.members)))
+        owners: dict[TopicPartition, Member] = {}
+        shares = {id(member): 0 for member in self.members}
+        for at in self.partitions:
+            owner = next((m for m in self.members if at in m.target and shares[id(m)] < most), None)
+            if owner is not None:
+                owners[at] = owner
+                shares[id(owner)] += 1
+        for at in self.partitions:
+            if self.members and at not in owners:
+                owners[at] = min(self.members, key=lambda member: shares[id(member)])
+                shares[id(owners[at])] += 1
+        self.assign(owners)

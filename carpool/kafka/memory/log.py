@@ -1,0 +1,76 @@
+"""One partition's log as brokers keep it: records, those of open and aborted transactions among them, and transaction markers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from carpool.kafka.clients import Position, TopicPartition
+from schemas.record import Headers
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What one transactional id added since it began. Nobody sees it before `state` is committed."""
+
+    began_us: int
+    state: Literal["open", "committed", "aborted"] = "open"
+    partitions: set[TopicPartition] = field(default_factory=set)
+    offsets: dict[str, dict[TopicPartition, tuple[int, Position]]] = field(default_factory=dict)
+    """By consumer group: the position of each partition, and its place among all offsets that were ever written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One entry of a log. A marker ends a transaction: it takes an offset and is no record."""
+
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: Headers = ()
+    timestamp_ms: int
+    transaction: Transaction | None = None
+    is_marker: bool = False
+
+
+class PartitionLog:
+    """Entries by offset, from 0. Not thread-safe: the broker's lock guards it."""
+
+    def __init__(self) -> None:
+        self._entries: list[Stored] = []
+
+    def __len__(self) -> int:
+        """The high watermark: the offset of the next entry."""
+        return len(self._entries)
+
+    def append(self, entry: Stored) -> int:
+        """Returns the entry's offset."""
+        self._entries.append(entry)
+        return len(self._entries) - 1
+
+    def next_committed(self, offset: int) -> tuple[int, Stored] | None:
+        """Returns the first record from `offset` on that a reader of committed records sees, with its offset.
+
+        None at the last stable offset: behind an open transaction the records of others are invisible too.
+        """
+        for at in range(offset, len(self._entries)):
+            entry = self._entries[at]
+            state = "committed" if entry.transaction is None else entry.transaction.state
+            if state == "open":
+                return None
+            if state == "committed" and not entry.is_marker:
+                return at, entry
+        return None
+
+    def last_stable(self) -> int:
+        """Returns the last stable offset: that of the first record of an open transaction, or the high watermark."""
+        entries = enumerate(self._entries)
+        is_open = (at for at, entry in entries if entry.transaction is not None and entry.transaction.state == "open")
+        return next(is_open, len(self._entries))
+
+    def committed(self) -> Iterator[tuple[int, Stored]]:
+        """Yields every record that a reader of committed records sees, with its offset."""
+        found = self.next_committed(0)
+        while found is not None:
+            yield found
+            found = self.next_committed(found[0] + 1)

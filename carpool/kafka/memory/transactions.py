@@ -1,0 +1,137 @@
+"""The transaction coordinator of the broker in memory: who holds an id, what its transaction holds, how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from carpool.clock import Clock
+from carpool.errors import AbortedError, FencedError
+from carpool.kafka.clients import Position, TopicPartition
+from carpool.kafka.memory.groups import Group, MemoryMembership
+from carpool.kafka.memory.log import PartitionLog, Stored, Transaction
+from carpool.kafka.settings import METADATA_BYTES_MAX
+from schemas.record import Headers
+
+
+@dataclass(slots=True)
+class _Holder:
+    """The life that holds a transactional id now."""
+
+    epoch: int = -1
+    transaction: Transaction | None = None
+
+
+class TransactionCoordinator:
+    """Keeps transactions by id. Not thread-safe: the broker's lock guards it."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        logs: Mapping[TopicPartition, PartitionLog],
+        groups: Mapping[str, Group],
+        timeout_us: int,
+    ) -> None:
+        """`timeout_us`: how long a transaction may be open."""
+        self._clock = clock
+        self._logs = logs
+        self._groups = groups
+        self._timeout_us = timeout_us
+        self._holders: dict[str, _Holder] = {}
+
+    def start(self, transactional_id: str) -> int:
+        """Gives the id to a new life and returns its epoch; aborts what the previous one left open."""
+        holder = self._holders.setdefault(transactional_id, _Holder())
+        holder.epoch += 1
+        self._end(holder, "aborted")
+        return holder.epoch
+
+    def append(
+        self,
+        transactional_id: str,
+        epoch: int,
+        at: TopicPartition,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+    ) -> None:
+        """Adds a record to the id's transaction."""
+        transaction = self._open(transactional_id, epoch)
+        transaction.partitions.add(at)
+        timestamp_ms = self._clock.now_us() // 1_000
+        self._logs[at].append(
+            Stored(key=key, value=value, headers=headers, timestamp_ms=timestamp_ms, transaction=transaction)
+        )
+
+    def send_offsets(
+        self,
+        transactional_id: str,
+        epoch: int,
+        offsets: Mapping[TopicPartition, Position],
+        membership: MemoryMembership,
+    ) -> None:
+        """Adds offsets. As with real brokers the membership is checked, and not who owns the partitions."""
+        transaction = self._open(transactional_id, epoch)
+        group = self._groups[membership.group]
+        if not group.is_current(membership):
+            raise AbortedError("the offsets come from a member as it was before a rebalance; the next poll renews it")
+        if any(len(position.metadata.encode()) > METADATA_BYTES_MAX for position in offsets.values()):
+            raise AbortedError(f"commit metadata is longer than {METADATA_BYTES_MAX} bytes")
+        pending = transaction.offsets.setdefault(membership.group, {})
+        for at, position in offsets.items():
+            pending[at] = (group.next_write(), position)
+
+    def commit(self, transactional_id: str, epoch: int) -> None:
+        """Ends the transaction: all of it is seen. Again: nothing happens."""
+        self._end(self._held(transactional_id, epoch), "committed")
+
+    def abort(self, transactional_id: str, epoch: int) -> None:
+        """Ends the transaction: none of it is seen."""
+        self._end(self._held(transactional_id, epoch), "aborted")
+
+    def unstable(self, group: str) -> set[TopicPartition]:
+        """Returns the partitions whose offsets an open transaction holds."""
+        self.expire()
+        return {
+            at
+            for holder in self._holders.values()
+            if holder.transaction is not None
+            for at in holder.transaction.offsets.get(group, ())
+        }
+
+    def expire(self) -> None:
+        """Aborts the transactions that were open for too long, and fences who began them."""
+        now_us = self._clock.now_us()
+        for holder in self._holders.values():
+            if holder.transaction is not None and now_us - holder.transaction.began_us > self._timeout_us:
+                holder.epoch += 1
+                self._end(holder, "aborted")
+
+    def _held(self, transactional_id: str, epoch: int) -> _Holder:
+        self.expire()
+        holder = self._holders[transactional_id]
+        if holder.epoch != epoch:
+            raise FencedError(f"another Kafka producer holds the transactional id {transactional_id} now")
+        return holder
+
+    def _open(self, transactional_id: str, epoch: int) -> Transaction:
+        """Returns the id's transaction. Brokers learn of one with the first record or offset that is added."""
+        holder = self._held(transactional_id, epoch)
+        if holder.transaction is None:
+            holder.transaction = Transaction(began_us=self._clock.now_us())
+        return holder.transaction
+
+    def _end(self, holder: _Holder, state: Literal["committed", "aborted"]) -> None:
+        transaction, holder.transaction = holder.transaction, None
+        if transaction is None:
+            return
+        transaction.state = state
+        for at in sorted(transaction.partitions):
+            self._logs[at].append(
+                Stored(timestamp_ms=self._clock.now_us() // 1_000, transaction=transaction, is_marker=True)
+            )
+        if state == "committed":
+            for name, offsets in transaction.offsets.items():
+                self._groups[name].commit(offsets)

@@ -1,0 +1,122 @@
+"""A consumer that hands out records of several topics in fair turns: a `ConsumerClient` around another.
+
+What comes from the brokers is sorted into a queue a topic (`carpool.kafka.intake`), so that an urgent record never stands
+behind those of another topic that were fetched before it. A topic whose queue is full is paused. Records in the queues are
+not taken in: they are forgotten with their partition, and read again by its next owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from carpool.kafka.clients import CommitResult, ConsumerClient, Membership, Position, RebalanceListener, TopicPartition
+from carpool.kafka.intake import IntakeQueues, PriorityClass
+from carpool.kafka.stage import Message
+
+SIFT_MAX = 250
+"""Records that are sorted before one is handed out: a few milliseconds."""
+
+
+class PriorityConsumer:
+    """Implements `ConsumerClient`. All calls come from the polling thread, but `commit`."""
+
+    def __init__(
+        self,
+        consumer: ConsumerClient,
+        classes: tuple[PriorityClass, ...],
+        *,
+        held: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """`held` gives the parts that the service holds, by topic."""
+        self._consumer = consumer
+        self._queues = IntakeQueues(classes)
+        self._held = held
+        self._stopped: frozenset[str] = frozenset()
+        self._is_paused = False
+
+    def subscribe(self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()) -> None:
+        """Joins the group for all topics. Raises `ConfigError` when one does not exist."""
+        self._consumer.subscribe(topic, _Forgetting(listener, self._queues), beside)
+
+    def poll(self, timeout_s: float) -> Message | None:
+        """Returns the record whose turn it is; None after `timeout_s` where there is none that may be taken in."""
+        self._sift(0.0)
+        message = self._next()
+        if message is None:
+            self._sift(timeout_s)
+            message = self._next()
+        return message
+
+    def sort(self, timeout_s: float) -> None:
+        """Sorts what comes within `timeout_s`, and hands nothing out: while nothing can be taken in, what is urgent is found."""
+        self._sift(timeout_s)
+
+    def _next(self) -> Message | None:
+        return None if self._is_paused else self._queues.next(self._held())
+
+    def _sift(self, timeout_s: float) -> None:
+        for _ in range(SIFT_MAX):
+            self._let_flow()
+            message = self._consumer.poll(timeout_s)
+            if message is None:
+                return
+            self._queues.add(message)
+            timeout_s = 0.0
+
+    def _let_flow(self) -> None:
+        """Pauses and resumes topics where that has changed."""
+        topics = frozenset(self._queues.topics)
+        stopped = topics if self._is_paused else topics - self._queues.flowing
+        if came := stopped - self._stopped:
+            self._consumer.pause(came)
+        if gone := self._stopped - stopped:
+            self._consumer.resume(gone)
+        self._stopped = stopped
+
+    def pause(self, topics: frozenset[str] | None = None) -> None:
+        """Stops the flow of records from all topics."""
+        self._is_paused = True
+        self._let_flow()
+
+    def resume(self, topics: frozenset[str] | None = None) -> None:
+        """Lets records flow again."""
+        self._is_paused = False
+        self._let_flow()
+
+    def waiting(self) -> dict[TopicPartition, int]:
+        """Returns the records that wait in each assigned partition, here or at the brokers."""
+        queued = self._queues.by_partition()
+        return {at: records + queued[at] for at, records in self._consumer.waiting().items()}
+
+    def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
+        """See `ConsumerClient.commit`."""
+        self._consumer.commit(offsets, on_result)
+
+    def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
+        """See `ConsumerClient.commit_now`."""
+        self._consumer.commit_now(offsets)
+
+    def membership(self) -> Membership | None:
+        """See `ConsumerClient.membership`."""
+        return self._consumer.membership()
+
+    def close(self) -> None:
+        """Leaves the group."""
+        self._consumer.close()
+
+
+class _Forgetting:
+    """The service's listener, before which the queues hear of what is lost."""
+
+    def __init__(self, listener: RebalanceListener, queues: IntakeQueues) -> None:
+        self._listener = listener
+        self._queues = queues
+
+    def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Passes it on."""
+        self._listener.assigned(positions)
+
+    def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
+        """Forgets what was polled of these partitions, and passes it on."""
+        self._queues.forget(partitions)
+        self._listener.revoked(partitions, lost=lost)

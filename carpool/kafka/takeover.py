@@ -1,0 +1,39 @@
+"""Taking a partition over: whom to fence, and the claim by which the next owner will know whom (ADR 0007).
+
+Shared by all consumer clients. Metadata that names nobody was committed at least once, by who leaves no transaction behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from carpool.kafka.clients import Position, TopicPartition
+from carpool.kafka.progress import slot_of, with_slot
+from carpool.kafka.settings import METADATA_BYTES_MAX
+
+TAKEOVER_WAIT_S = 0.5
+"""How long a transaction may hold the offsets of a partition that is ours now before its owner is taken for dead: those of the
+living end within milliseconds."""
+
+
+def transactional_id(group: str, slot: str) -> str:
+    """Returns the transactional id of a slot."""
+    return f"{group}-{slot}"
+
+
+def slots_to_fence(last: Iterable[Position], own_slot: str) -> list[str]:
+    """Returns who committed these positions, less ourselves: starting has fenced our previous life already."""
+    return sorted({slot_of(position.metadata) or own_slot for position in last} - {own_slot})
+
+
+def claims(positions: Mapping[TopicPartition, Position], own_slot: str) -> dict[TopicPartition, Position]:
+    """Returns what to commit for partitions that are ours now: what is committed for them, in our slot's name.
+
+    Where that would be too long for a commit, it stays as it is: the first transaction says who owns the partition.
+    """
+    return {at: position._replace(metadata=_claim(position.metadata, own_slot)) for at, position in positions.items()}
+
+
+def _claim(metadata: str, own_slot: str) -> str:
+    claimed = with_slot(metadata, own_slot)
+    return claimed if len(claimed) <= METADATA_BYTES_MAX else metadata

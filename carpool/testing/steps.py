@@ -1,0 +1,89 @@
+"""The steps that a service takes between a record and its committed result, counted, and a kill before any of them.
+
+`Steps` stands for one life of a process. What goes through `watched` takes a step with every call; the call that a test chose
+is not made: the process is dead, and takes no further step on any thread. Wrap consumer, producer, stage and ledger, run the
+loop, begin a new life when `is_killed`, and compare what was committed with a life that was not killed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+CONSUMER = frozenset({"subscribe", "poll", "commit", "commit_now", "pause", "resume", "close"})
+LISTENER = frozenset({"assigned", "revoked"})
+PRODUCER = frozenset({"start", "begin", "produce", "send_offsets", "commit", "abort", "close"})
+STAGE = frozenset({"start", "assigned", "offer", "tick", "revoke", "drain", "close"})
+SINK = frozenset({"done", "hint", "refuse"})
+LEDGER = frozenset({"assign", "take", "revoke", "complete", "committed"})
+"""The calls of each seam that are steps: those that change something."""
+
+
+class KilledError(BaseException):
+    """The process was killed before a step: no handler of errors outlives it."""
+
+
+@contextmanager
+def silent_deaths() -> Iterator[None]:
+    """Threads that a kill ends meanwhile say nothing; whatever else ends one is reported as ever."""
+    report = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if not issubclass(args.exc_type, KilledError):
+            report(args)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = report
+
+
+class Steps:
+    """The steps of one life, by name: `producer.commit`. Thread-safe."""
+
+    def __init__(self, kill_before: str | None = None, *, nth: int = 1) -> None:
+        """`nth`: which of the steps of that name is not taken."""
+        self._kill_before = kill_before
+        self._nth = nth
+        self._lock = threading.Lock()
+        self.taken: Counter[str] = Counter()
+        self.is_killed = False
+
+    def take(self, name: str) -> None:
+        """Counts a step. Raises `KilledError` instead when the process is dead, or dies now."""
+        with self._lock:
+            if not self.is_killed and name == self._kill_before and self.taken[name] + 1 == self._nth:
+                self.is_killed = True
+            if self.is_killed:
+                raise KilledError(f"killed before {name}")
+            self.taken[name] += 1
+
+
+def watched(target: T, steps: Steps, seam: str, calls: Collection[str]) -> T:
+    """Returns `target` with `calls` counted as steps `SEAM.CALL`; everything else is as it was."""
+    return cast(T, _Watched(target, steps, seam, calls))
+
+
+class _Watched:
+    def __init__(self, target: Any, steps: Steps, seam: str, calls: Collection[str]) -> None:
+        self._target = target
+        self._steps = steps
+        self._seam = seam
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if name not in self._calls:
+            return found
+
+        def call(*args: Any, **named: Any) -> Any:
+            self._steps.take(f"{self._seam}.{name}")
+            return found(*args, **named)
+
+        return call

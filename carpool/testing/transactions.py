@@ -1,0 +1,133 @@
+"""What a cluster says of a transaction: whether it is open, and which topics it touches, while its producer is stopped or dead.
+
+Asked over Kafka's own protocol (DescribeTransactions, version 0, KIP-664), which librdkafka's admin client does not speak.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import msgspec
+
+API_KEY = 65
+CLIENT_ID = b"carpool-testing"
+TIMEOUT_S = 2.0
+OPEN = "Ongoing"
+OFFSETS_TOPIC = "__consumer_offsets"
+
+
+class Transaction(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a transactional id, in the coordinator's words: Ongoing, PrepareCommit, CompleteCommit, Empty..."""
+
+    state: str
+    topics: tuple[str, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether records were written that are neither committed nor aborted."""
+        return self.state == OPEN
+
+    @property
+    def holds_offsets(self) -> bool:
+        """Whether it is open and offsets were sent to it: whoever takes the partitions over must wait for its end."""
+        return self.is_open and OFFSETS_TOPIC in self.topics
+
+
+def describe_transaction(bootstrap: str, transactional_id: str) -> Transaction | None:
+    """Returns the transaction; None where no broker of `bootstrap` coordinates it, or knows of it. Blocks for milliseconds.
+
+    A broker that is down or paused is passed over, after `TIMEOUT_S` at the most.
+    """
+    for address in bootstrap.split(","):
+        try:
+            found = _ask(address, transactional_id)
+        except OSError:
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _ask(address: str, transactional_id: str) -> Transaction | None:
+    host, _, port = address.rpartition(":")
+    name = transactional_id.encode()
+    body = struct.pack(">hhih", API_KEY, 0, 1, len(CLIENT_ID)) + CLIENT_ID + b"\0"
+    body += b"\x02" + _varint(len(name) + 1) + name + b"\0"
+    with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
+        connection.settimeout(TIMEOUT_S)
+        connection.sendall(struct.pack(">i", len(body)) + body)
+        (length,) = struct.unpack(">i", _exactly(connection, 4))
+        return parse_reply(_exactly(connection, length))
+
+
+def parse_reply(reply: bytes) -> Transaction | None:
+    """Returns the one transaction of a reply (without its length), or None where its error code says that there is none."""
+    read = _Reader(reply)
+    read.skip(4)  # correlation id
+    read.tags()
+    read.skip(4)  # throttle time
+    if read.varint() != 2:
+        return None
+    (error,) = struct.unpack(">h", read.take(2))
+    read.skip(read.varint() - 1)  # transactional id
+    state = read.text()
+    read.skip(4 + 8 + 8 + 2)  # time-out, start, producer id and epoch
+    topics = []
+    for _ in range(read.varint() - 1):
+        topics.append(read.text())
+        read.skip(4 * (read.varint() - 1))
+        read.tags()
+    return None if error else Transaction(state=state, topics=tuple(topics))
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def take(self, length: int) -> bytes:
+        found = self._data[self._at : self._at + length]
+        self._at += length
+        return found
+
+    def skip(self, length: int) -> None:
+        self._at += max(0, length)
+
+    def varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._data[self._at]
+            self._at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+
+    def text(self) -> str:
+        return self.take(self.varint() - 1).decode()
+
+    def tags(self) -> None:
+        for _ in range(self.varint()):
+            self.varint()
+            self.skip(self.varint())
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    parts: list[bytes] = []
+    missing = length
+    while missing:
+        part = connection.recv(missing)
+        if not part:
+            raise ConnectionResetError("the broker hung up")
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)

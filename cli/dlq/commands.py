@@ -1,0 +1,349 @@
+"""The commands of `carpool dlq`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+from carpool.clock import SystemClock
+from carpool.kafka.dead_letters.box import DeadLetterBox, Sent
+from carpool.kafka.dead_letters.letter import DeadLetter
+from carpool.kafka.dead_letters.selection import Selection
+from carpool.kafka.librdkafka import LibrdkafkaTransactionalProducer
+from carpool.kafka.settings import KafkaSettings
+from cli.console import output, people, print_json
+from cli.dlq.progress import ProgressLine
+from cli.dlq.selecting import (
+    FromOption,
+    PartitionOption,
+    PlacesArgument,
+    ReasonOption,
+    SinceOption,
+    ToOption,
+    TopicOption,
+    UntilOption,
+    parse_place,
+    selection,
+)
+from cli.dlq.showing import count, letter_json, letter_text, letters_table, reasons_table, topics_table
+from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
+from cli.settings import load_beside
+from schemas.deadletter import Action
+
+NOTHING_SELECTED_STATUS = 1
+LISTED_MAX = 1_000
+"""Letters that are listed where no --limit says otherwise: they are held in memory."""
+
+HELP = """Records that could not be used: list them, look at one, replay them, drop them.
+
+A query that the services refuse, or that fails as often as `kafka.attempts_max` allows, ends in the dead letters of its topic
+(`rag.queries.v1.dlq`): its raw bytes, its headers, and `rag.errors.*` headers that say why. A letter stays there for 14
+days; what was replayed or dropped is marked and passed over.
+
+\b
+  carpool dlq list                                        how many, why, how old
+  carpool dlq list --letters --reason llm_refused         each of them
+  carpool dlq show 2/17                                   one in full
+  carpool dlq replay --reason llm_refused --since 2h      try again, after the cause was mended
+  carpool dlq drop --reason not_json                      done with
+"""
+
+app = typer.Typer(
+    name="dlq",
+    help=HELP,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+
+
+@app.callback()
+def quiet_logs() -> None:
+    """Has warnings only, on standard error: results are for programs too."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    )
+
+
+AllOption = Annotated[bool, typer.Option("--all", help="All letters of the topics: where nothing else says which.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show which letters are meant.")]
+AgainOption = Annotated[bool, typer.Option("--again", help="Those too that were replayed or dropped before.")]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", "-n", min=1, help="At most so many, the first.", show_default=False)
+]
+
+
+@app.command("list")
+def list_letters(
+    topics: TopicOption = None,
+    partitions: PartitionOption = None,
+    reasons: ReasonOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    each: Annotated[bool, typer.Option("--letters", "-l", help="A line for each letter, with its place.")] = False,
+    marked: Annotated[bool, typer.Option("--marked", "-a", help="Those too that were replayed or dropped.")] = False,
+    limit: LimitOption = None,
+    bootstrap: BesideOption = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Count the dead letters by topic and reason, or list each. Reads the topics whole.
+
+    \b
+    Examples:
+      carpool dlq list
+      carpool dlq list --letters --reason wrong_model --since 1d
+      carpool dlq list --json
+    """
+    clock = SystemClock()
+    box = DeadLetterBox(_settings(bootstrap, config, assignments), clock)
+    meant = selection(
+        now_us=clock.now_us(),
+        topics=topics,
+        partitions=partitions,
+        reasons=reasons,
+        since=since,
+        until=until,
+        marked=marked or not each,  # counts say how many were replayed and dropped
+    )
+    names = [name for name in box.topics() if meant.takes_topic(name)]
+    marks = box.marks()
+    now_ms = clock.now_us() // 1_000
+    if each:
+        with ProgressLine() as progress:
+            letters = list(islice(box.selected(meant, marks, progress.read), limit or LISTED_MAX))
+        _print_letters(letters, now_ms, limit, as_json=as_json)
+        return
+    with ProgressLine() as progress:
+        counts = [
+            count(name, filter(meant.takes, box.letters(name, marks, progress.read)), marked=marked) for name in names
+        ]
+    if as_json:
+        print_json(counts)
+        return
+    output().print(topics_table(counts, now_ms))
+    for topic in counts:
+        if topic.reasons:
+            output().print(f"\n{topic.topic}", style="bold")
+            output().print(reasons_table(topic, now_ms))
+
+
+@app.command()
+def show(
+    place: Annotated[
+        str, typer.Argument(metavar="[TOPIC/]PARTITION/OFFSET", help="The letter, as `list -l` shows it.")
+    ],
+    as_hex: Annotated[bool, typer.Option("--hex", help="The value as hex, also where it is text.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Nothing but the bytes of the value.")] = False,
+    bootstrap: BesideOption = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Show one letter: why it is here, its headers, and its value, decoded where it can be. Secrets in headers are stars.
+
+    \b
+    Examples:
+      carpool dlq show 2/17
+      carpool dlq show rag.queries.v1.dlq/2/17 --hex
+      carpool dlq show 2/17 --raw > record.bin
+    """
+    box = DeadLetterBox(_settings(bootstrap, config, assignments), SystemClock())
+    letter = box.letter(parse_place(place))
+    if raw:
+        sys.stdout.buffer.write(letter.value)
+        sys.stdout.flush()
+    elif as_json:
+        print_json(letter_json(letter))
+    else:
+        output().print(letter_text(letter, as_hex=as_hex), soft_wrap=True)
+
+
+@app.command()
+def replay(
+    places: PlacesArgument = None,
+    topics: TopicOption = None,
+    partitions: PartitionOption = None,
+    offset_min: FromOption = None,
+    offset_max: ToOption = None,
+    reasons: ReasonOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    everything: AllOption = False,
+    again: AgainOption = False,
+    limit: LimitOption = None,
+    deadline_s: Annotated[
+        float | None,
+        typer.Option(
+            "--deadline-s",
+            min=0.001,
+            help="A new deadline, seconds from now; else the first one holds, and what is late is answered `expired`.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: DryRunOption = False,
+    bootstrap: BesideOption = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Send letters back to the topic that they came from, as they were written, less what was added to say why they failed.
+
+    Each is a new question with an answer of its own. A letter is replayed once: it is marked in the same transaction. Two
+    replays at once do not meet: the second to start ends the first. Exit status 1: no letter is meant.
+
+    \b
+    Examples:
+      carpool dlq replay 2/17
+      carpool dlq replay --reason llm_refused --since 2h --dry-run
+      carpool dlq replay --all --deadline-s 300
+    """
+    clock = SystemClock()
+    meant = selection(
+        now_us=clock.now_us(),
+        places=places,
+        topics=topics,
+        partitions=partitions,
+        offset_min=offset_min,
+        offset_max=offset_max,
+        reasons=reasons,
+        since=since,
+        until=until,
+        marked=again,
+    )
+    _check_asked(meant, everything)
+    settings = _settings(bootstrap, config, assignments)
+    deadline_ms = None if deadline_s is None else clock.now_us() // 1_000 + int(deadline_s * 1_000)
+    if dry_run:
+        _show_meant(settings, meant, limit, as_json=as_json)
+        return
+    sent = _mark(settings, meant, "replayed", limit=limit, deadline_ms=deadline_ms)
+    if as_json:
+        print_json({"replayed": sent.marked, "cut": sent.cut})
+    else:
+        cut = f"; {sent.cut:,} cannot be: they were cut to fit" if sent.cut else ""
+        output().print(f"{sent.marked:,} replayed{cut}")
+    if not sent.marked:
+        raise typer.Exit(NOTHING_SELECTED_STATUS)
+
+
+@app.command()
+def drop(
+    places: PlacesArgument = None,
+    topics: TopicOption = None,
+    partitions: PartitionOption = None,
+    offset_min: FromOption = None,
+    offset_max: ToOption = None,
+    reasons: ReasonOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    everything: AllOption = False,
+    limit: LimitOption = None,
+    truncate: Annotated[
+        bool,
+        typer.Option(
+            "--truncate", help="Also remove, for good, what is replayed or dropped at the beginning of each partition."
+        ),
+    ] = False,
+    dry_run: DryRunOption = False,
+    bootstrap: BesideOption = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Mark letters as done with: they are no longer counted or replayed. Their bytes stay until retention takes them.
+
+    Kafka cannot remove a record from the middle of a partition. --truncate removes what can be: the marked letters before
+    the first one that is still open, in each partition. Exit status 1: no letter is meant.
+
+    \b
+    Examples:
+      carpool dlq drop 2/17 2/18
+      carpool dlq drop --reason not_json --until 1d
+      carpool dlq drop --all --truncate
+    """
+    meant = selection(
+        now_us=SystemClock().now_us(),
+        places=places,
+        topics=topics,
+        partitions=partitions,
+        offset_min=offset_min,
+        offset_max=offset_max,
+        reasons=reasons,
+        since=since,
+        until=until,
+    )
+    _check_asked(meant, everything or truncate)
+    settings = _settings(bootstrap, config, assignments)
+    if dry_run:
+        _show_meant(settings, meant, limit, as_json=as_json)
+        return
+    is_asked = everything or meant.is_narrow
+    dropped = _mark(settings, meant, "dropped", limit=limit).marked if is_asked else 0
+    begins = _truncate(DeadLetterBox(settings, SystemClock()), meant) if truncate else {}
+    if as_json:
+        print_json({"dropped": dropped} | ({"begins_at": begins} if truncate else {}))
+    else:
+        if is_asked:
+            output().print(f"{dropped:,} dropped")
+        for name, partitions_begin in begins.items():
+            for partition, offset in partitions_begin.items():
+                output().print(f"{name}/{partition} now begins at {offset}")
+    if is_asked and not dropped:
+        raise typer.Exit(NOTHING_SELECTED_STATUS)
+
+
+def _check_asked(meant: Selection, everything: bool) -> None:
+    if not (everything or meant.is_narrow):
+        raise typer.BadParameter("say which letters: by place, --partition, --reason, --since, ...; or --all of them")
+
+
+def _show_meant(settings: KafkaSettings, meant: Selection, limit: int | None, *, as_json: bool) -> None:
+    clock = SystemClock()
+    box = DeadLetterBox(settings, clock)
+    with ProgressLine() as progress:
+        letters = list(islice(box.selected(meant, box.marks(), progress.read), limit or LISTED_MAX))
+    _print_letters(letters, clock.now_us() // 1_000, limit, as_json=as_json)
+
+
+def _mark(
+    settings: KafkaSettings, meant: Selection, action: Action, *, limit: int | None, deadline_ms: int | None = None
+) -> Sent:
+    box = DeadLetterBox(settings, SystemClock())
+    box.topics()  # says what is missing before anything is begun
+    producer = LibrdkafkaTransactionalProducer(settings, f"{settings.group_prefix}-dlq")
+    try:
+        producer.start()
+        marks = box.marks()  # after the start, which ended whoever was at it before
+        with ProgressLine() as progress:
+            letters = islice(box.selected(meant, marks, progress.read), limit)
+            return box.mark(letters, action, producer, deadline_ms=deadline_ms, done=progress.done)
+    finally:
+        producer.close()
+
+
+def _truncate(box: DeadLetterBox, meant: Selection) -> dict[str, dict[int, int]]:
+    marks = box.marks()
+    begins = {name: box.truncate(name, marks) for name in box.topics() if meant.takes_topic(name)}
+    return {name: partitions for name, partitions in begins.items() if partitions}
+
+
+def _print_letters(letters: list[DeadLetter], now_ms: int, limit: int | None, *, as_json: bool) -> None:
+    if as_json:
+        print_json([letter_json(letter) for letter in letters])
+    else:
+        output().print(letters_table(letters, now_ms))
+    if limit is None and len(letters) == LISTED_MAX:
+        people().print(f"the first {LISTED_MAX:,}; --limit shows more", style="dim")
+
+
+def _settings(bootstrap: str | None, config: Path | None, assignments: list[str] | None) -> KafkaSettings:
+    return load_beside(given(config, assignments, kafka={"bootstrap": bootstrap})).kafka

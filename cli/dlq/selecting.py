@@ -1,0 +1,108 @@
+"""Which letters a command means: its options, and what they say together."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from carpool.kafka.dead_letters.selection import Place, Selection
+from schemas.topics import DEAD_LETTER_SUFFIX, QUERIES_DEAD
+
+AGE = re.compile(r"(\d{1,6})([smhd])")
+UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+PLACE = re.compile(r"(?:([A-Za-z0-9._-]{1,249})/)?(\d{1,9})/(\d{1,18})")
+
+PlacesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[TOPIC/]PARTITION/OFFSET...",
+        help=f"Letters by their place, as `list --letters` shows it. Without a topic: {QUERIES_DEAD.name}.",
+        show_default=False,
+    ),
+]
+TopicOption = Annotated[
+    list[str] | None,
+    typer.Option("--topic", "-t", help="Dead-letter topic, or the topic it is for. Default: all.", show_default=False),
+]
+PartitionOption = Annotated[
+    list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition.", show_default=False)
+]
+FromOption = Annotated[
+    int | None, typer.Option("--from-offset", min=0, help="First offset, in each partition.", show_default=False)
+]
+ToOption = Annotated[
+    int | None, typer.Option("--to-offset", min=0, help="Last offset, in each partition.", show_default=False)
+]
+ReasonOption = Annotated[
+    list[str] | None,
+    typer.Option("--reason", "-r", help="Only for this reason, as `list` shows it.", show_default=False),
+]
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--since", metavar="AGE|TIME", help="Not older than 30m, 2h, 3d; or 2026-11-22T10:00Z.", show_default=False
+    ),
+]
+UntilOption = Annotated[
+    str | None, typer.Option("--until", metavar="AGE|TIME", help="Not newer than that.", show_default=False)
+]
+
+
+def selection(
+    *,
+    now_us: int,
+    places: list[str] | None = None,
+    topics: list[str] | None = None,
+    partitions: list[int] | None = None,
+    offset_min: int | None = None,
+    offset_max: int | None = None,
+    reasons: list[str] | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    marked: bool = False,
+) -> Selection:
+    """Returns what these options mean together. Raises `typer.BadParameter` for a place, age or time that is none."""
+    return Selection(
+        topics=frozenset(dead_letter_topic(topic) for topic in topics or ()),
+        places=frozenset(parse_place(place) for place in places or ()),
+        partitions=frozenset(partitions or ()),
+        offset_min=offset_min,
+        offset_max=offset_max,
+        reasons=frozenset(reasons or ()),
+        since_ms=None if since is None else parse_time_ms(since, now_us),
+        until_ms=None if until is None else parse_time_ms(until, now_us),
+        marked=marked,
+    )
+
+
+def dead_letter_topic(topic: str) -> str:
+    """Returns the name of a dead-letter topic, also for the name of the topic that it is for."""
+    return topic if topic.endswith(DEAD_LETTER_SUFFIX) else topic + DEAD_LETTER_SUFFIX
+
+
+def parse_place(text: str) -> Place:
+    """Returns the place of a letter. Raises `typer.BadParameter`."""
+    found = PLACE.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(
+            f"{text!r} is no place: write [TOPIC/]PARTITION/OFFSET, such as {QUERIES_DEAD.name}/2/17"
+        )
+    topic, partition, offset = found.groups()
+    return (dead_letter_topic(topic) if topic else QUERIES_DEAD.name), int(partition), int(offset)
+
+
+def parse_time_ms(text: str, now_us: int) -> int:
+    """Returns a moment in epoch milliseconds: an age before now, or a time as ISO 8601 writes it (UTC without a zone).
+
+    Raises `typer.BadParameter`.
+    """
+    if found := AGE.fullmatch(text):
+        return now_us // 1_000 - int(found[1]) * UNIT_S[found[2]] * 1_000
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no age (30m, 2h, 3d) and no time (2026-11-22T10:00Z)") from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)

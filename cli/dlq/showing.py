@@ -1,0 +1,216 @@
+"""How letters look: one in full, many in a table, and all of them counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from carpool.kafka.dead_letters.letter import DeadLetter, place_text
+
+STARS = "********"
+SECRET = re.compile(r"auth|token|secret|passw|cookie|credential|api[-_.]?key|private[-_.]?key", re.IGNORECASE)
+HEX_WIDTH = 16
+TEXT_CHARS_MAX = 8_192
+HEX_BYTES_MAX = 1_024
+
+
+class ReasonCount(msgspec.Struct, kw_only=True):
+    """Letters of one reason, and the newest of them."""
+
+    reason: str
+    letters: int = 0
+    newest_ms: int = 0
+    newest: str = ""
+    message: str = ""
+
+
+class TopicCount(msgspec.Struct, kw_only=True):
+    """Letters of one topic; `open`: those that nothing was done about, which the rest is about. Times in epoch milliseconds."""
+
+    topic: str
+    letters: int = 0
+    open: int = 0
+    replayed: int = 0
+    dropped: int = 0
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
+    reasons: list[ReasonCount] = []
+
+
+def count(topic: str, letters: Iterable[DeadLetter], *, marked: bool) -> TopicCount:
+    """Returns a topic's letters counted; reasons and ages of the open ones, with `marked` of all."""
+    counted = TopicCount(topic=topic, reasons=[])
+    reasons: dict[str, ReasonCount] = {}
+    for letter in letters:
+        counted.letters += 1
+        if letter.mark is None:
+            counted.open += 1
+        elif letter.mark.action == "replayed":
+            counted.replayed += 1
+        else:
+            counted.dropped += 1
+        if letter.mark is None or marked:
+            _note(counted, reasons, letter)
+    counted.reasons = sorted(reasons.values(), key=lambda each: (-each.letters, each.reason))
+    return counted
+
+
+def _note(counted: TopicCount, reasons: dict[str, ReasonCount], letter: DeadLetter) -> None:
+    written_ms = letter.place.timestamp_ms
+    counted.oldest_ms = written_ms if counted.oldest_ms is None else min(counted.oldest_ms, written_ms)
+    counted.newest_ms = written_ms if counted.newest_ms is None else max(counted.newest_ms, written_ms)
+    reason = reasons.setdefault(letter.reason, ReasonCount(reason=letter.reason))
+    reason.letters += 1
+    if written_ms >= reason.newest_ms:
+        reason.newest_ms, reason.newest = written_ms, place_text(letter.place)
+        reason.message = letter.message
+
+
+def topics_table(topics: Sequence[TopicCount], now_ms: int) -> Table:
+    """Returns a row a topic."""
+    table = _table("topic", "open", "replayed", "dropped", "oldest open", "newest open")
+    for topic in topics:
+        table.add_row(
+            topic.topic,
+            Text(f"{topic.open:,}", style="yellow" if topic.open else "green"),
+            f"{topic.replayed:,}",
+            f"{topic.dropped:,}",
+            age(topic.oldest_ms, now_ms),
+            age(topic.newest_ms, now_ms),
+        )
+    return table
+
+
+def reasons_table(topic: TopicCount, now_ms: int) -> Table:
+    """Returns a row a reason, with the newest letter of it as an example."""
+    table = _table("reason", "letters", "newest", "for example", "")
+    for each in topic.reasons:
+        example = Text(_harmless(each.message[:160]), overflow="ellipsis", no_wrap=True, style="dim")
+        table.add_row(Text(each.reason), f"{each.letters:,}", age(each.newest_ms, now_ms), each.newest, example)
+    return table
+
+
+def letters_table(letters: Iterable[DeadLetter], now_ms: int) -> Table:
+    """Returns a row a letter."""
+    table = _table("letter", "age", "reason", "done", "bytes", "why")
+    for letter in letters:
+        done = letter.mark.action if letter.mark else ""
+        why = Text(_harmless(letter.message[:200]), overflow="ellipsis", no_wrap=True, style="dim")
+        written = age(letter.place.timestamp_ms, now_ms)
+        table.add_row(place_text(letter.place), written, Text(letter.reason), done, f"{len(letter.value):,}", why)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(
+            column, header_style="dim", justify="right" if column in ("open", "letters", "bytes") else "left"
+        )
+    return table
+
+
+def age(moment_ms: int | None, now_ms: int) -> str:
+    """Returns how long ago something was, roughly: 40 s, 12 min, 5 h, 3 d; nothing for no moment."""
+    if moment_ms is None:
+        return ""
+    seconds = max(0, now_ms - moment_ms) // 1_000
+    for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds // unit_s} {unit}"
+    return f"{seconds} s"
+
+
+def letter_text(letter: DeadLetter, *, as_hex: bool) -> Text:
+    """Returns one letter in full: why, its headers (secrets as stars), its value decoded, or as hex where it is no text."""
+    lines = [Text(place_text(letter.place), style="bold")]
+    written = _time(letter.place.timestamp_ms)
+    lines.append(_row("written", written))
+    if letter.mark is not None:
+        lines.append(_row(letter.mark.action, _time(letter.mark.marked_us // 1_000)))
+    lines += [_row(name, text) for name, text in letter.errors.items() if text]
+    lines.append(_row("key", _shown(letter.key)))
+    lines.append(Text("headers", style="bold"))
+    lines += [_row(name, shown_header(name, content)) for name, content in letter.headers]
+    lines.append(Text(f"value, {len(letter.value):,} bytes", style="bold"))
+    lines.append(Text(hex_dump(letter.value) if as_hex else value_text(letter.value)))
+    return Text("\n").join(lines)
+
+
+def letter_json(letter: DeadLetter) -> dict[str, Any]:
+    """Returns one letter for programs: bytes as base64, the value as text too where it is UTF-8, secrets as stars."""
+    try:
+        text: str | None = letter.value.decode()
+    except UnicodeDecodeError:
+        text = None
+    return {
+        "place": letter.place,
+        "topic": letter.topic,
+        "reason": letter.reason,
+        "errors": letter.errors,
+        "mark": letter.mark,
+        "key": letter.key,
+        "headers": [[name, shown_header(name, content)] for name, content in letter.headers],
+        "value": letter.value,
+        "text": text,
+    }
+
+
+def shown_header(name: str, content: bytes | None) -> str:
+    """Returns the value of a header as it may be seen: stars where its name says that it is a secret."""
+    return STARS if SECRET.search(name) else _shown(content)
+
+
+def value_text(value: bytes) -> str:
+    """Returns a value as people read it: JSON indented, else text, else hex; what is long is cut, and says so."""
+    try:
+        text = msgspec.json.format(value, indent=2).decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            return hex_dump(value)
+    shown = _harmless(text[:TEXT_CHARS_MAX])
+    rest = len(text) - TEXT_CHARS_MAX
+    return shown + (f"\n... {rest:,} characters more; --raw writes all of it" if rest > 0 else "")
+
+
+def hex_dump(value: bytes) -> str:
+    """Returns offset, bytes in hex and what of them is ASCII, a line for 16 bytes; at most 1 KiB."""
+    lines = []
+    for at in range(0, min(len(value), HEX_BYTES_MAX), HEX_WIDTH):
+        row = value[at : at + HEX_WIDTH]
+        ascii_text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{at:08x}  {row.hex(' '):<{HEX_WIDTH * 3}} {ascii_text}")
+    if len(value) > HEX_BYTES_MAX:
+        lines.append(f"... {len(value) - HEX_BYTES_MAX:,} bytes more; --raw writes all of it")
+    return "\n".join(lines)
+
+
+def _shown(content: bytes | None) -> str:
+    if content is None:
+        return "(null)"
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return f"0x{content[:128].hex()}"
+    return _harmless(text)
+
+
+def _harmless(text: str) -> str:
+    """What a terminal would obey is shown, not sent."""
+    return "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text)
+
+
+def _row(name: str, text: str) -> Text:
+    return Text(f"  {_harmless(name)}: ", style="dim") + Text(_harmless(text), style="default")
+
+
+def _time(moment_ms: int) -> str:
+    return datetime.fromtimestamp(moment_ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

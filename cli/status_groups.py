@@ -1,0 +1,232 @@
+"""What the brokers know of a service: who is in its consumer group, who has which partition, what waits there and since when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from carpool.errors import RetryableError
+from carpool.kafka.progress import decode_metadata
+from carpool.kafka.settings import KafkaSettings, client_config
+
+PEEK_S = 3.0
+Place = tuple[str, int]
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A member of a consumer group. `partitions`: the (topic, partition) pairs that it has."""
+
+    name: str
+    host: str
+    partitions: list[Place]
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits in a partition, committed records aside. `waiting` may count transaction markers between records, never at the
+    end. `oldest_s`: how long ago the first record that waits was written; None where none does, or it could not be read.
+    """
+
+    topic: str
+    number: int
+    waiting: int
+    oldest_s: float | None = None
+    member: str | None = None
+    has_moved: bool = True
+    """Whether a commit went by while we looked, or nothing waits."""
+
+
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A service's consumer group. `state` is Kafka's word for it."""
+
+    name: str
+    state: str
+    members: list[Member]
+    partitions: list[Partition]
+
+    @property
+    def waiting(self) -> int:
+        """Records that wait, over all partitions."""
+        return sum(partition.waiting for partition in self.partitions)
+
+
+class Brokers:
+    """Asks the brokers of `settings`. Every call blocks for up to its request time-out, and raises `RetryableError`."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._timeout_s = settings.request_timeout_ms / 1_000
+        # What fails is raised; librdkafka's own log lines would only bury it.
+        self._config = client_config(settings) | {"log_level": 0}
+        self._admin = AdminClient(self._config)
+
+    def groups(self, reads: Mapping[str, Iterable[str]], *, look_s: float) -> list[GroupStatus]:
+        """Returns each consumer group of `reads`, which names the topics that it reads.
+
+        Looks twice, `look_s` apart, where something waits: what was committed in between has moved.
+        """
+        described = self._describe(list(reads))
+        places = {group: self._places(topics) for group, topics in reads.items()}
+        before = {group: self._committed(group, places[group]) for group in reads}
+        waiting = {group: self._waiting(before[group]) for group in reads}
+        if any(count for counts in waiting.values() for count, _ in counts.values()):
+            time.sleep(look_s)
+        return [
+            _status(group, *described[group], waiting[group], before[group], self._committed(group, places[group]))
+            for group in reads
+        ]
+
+    def _describe(self, groups: list[str]) -> dict[str, tuple[str, list[Member]]]:
+        found: dict[str, tuple[str, list[Member]]] = {}
+        for group, future in self._admin.describe_consumer_groups(groups, request_timeout=self._timeout_s).items():
+            try:
+                description = _result(future)
+            except _MissingError:
+                found[group] = ("DEAD", [])
+                continue
+            members = [_member(raw) for raw in description.members]
+            found[group] = (description.state.name, sorted(members, key=lambda member: member.name))
+        return found
+
+    def _places(self, topics: Iterable[str]) -> list[Place]:
+        try:
+            metadata = self._admin.list_topics(timeout=self._timeout_s)
+        except KafkaException as error:
+            raise _unreachable(error) from error
+        return [
+            (name, number) for name in topics if name in metadata.topics for number in metadata.topics[name].partitions
+        ]
+
+    def _committed(self, group: str, places: list[Place]) -> dict[Place, tuple[int, str]]:
+        """Offset and metadata by partition; offset -1 where nothing was committed."""
+        if not places:
+            return {}
+        request = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in places])
+        try:
+            future = self._admin.list_consumer_group_offsets([request], request_timeout=self._timeout_s)[group]
+            raws = _result(future).topic_partitions
+        except _MissingError:
+            return dict.fromkeys(places, (-1, ""))
+        return {(raw.topic, raw.partition): (max(-1, raw.offset), raw.metadata or "") for raw in raws}
+
+    def _waiting(self, committed: dict[Place, tuple[int, str]]) -> dict[Place, tuple[int, float | None]]:
+        """How many records wait in each partition, and how long the first of them has, in seconds."""
+        if not committed:
+            return {}
+        spec = {TopicPartition(*place): OffsetSpec.latest() for place in committed}
+        futures = self._admin.list_offsets(
+            spec, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
+        )
+        ends = {(raw.topic, raw.partition): _result(future).offset for raw, future in futures.items()}
+        unsure = {place: offset for place, (offset, _) in committed.items() if ends[place] > max(0, offset)}
+        firsts = self._first_records(unsure)
+        found: dict[Place, tuple[int, float | None]] = dict.fromkeys(committed, (0, None))
+        for place, offset in unsure.items():
+            first = firsts.get(place)
+            if first is None:
+                found[place] = (ends[place] - max(0, offset), None)
+            elif first[0] is not None:
+                done, _ = decode_metadata(max(0, offset), committed[place][1])
+                found[place] = (max(0, ends[place] - first[0] - len(done)), first[1])
+        return found
+
+    def _first_records(self, offsets: dict[Place, int]) -> dict[Place, tuple[int | None, float | None]]:
+        """The offset of the first record at or after each of `offsets`, and its age in seconds. (None, None): there is none, only
+        the end. Partitions that do not answer in time are left out.
+        """
+        if not offsets:
+            return {}
+        consumer = Consumer(
+            self._config
+            | {
+                "group.id": "carpool-status",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "queued.min.messages": 1,
+                "queued.max.messages.kbytes": 1_024,
+            }
+        )
+        found: dict[Place, tuple[int | None, float | None]] = {}
+        try:
+            consumer.assign(
+                [TopicPartition(*at, offset if offset >= 0 else OFFSET_BEGINNING) for at, offset in offsets.items()]
+            )
+            until = time.monotonic() + PEEK_S
+            while len(found) < len(offsets) and time.monotonic() < until:
+                for message in consumer.consume(100, 0.1):
+                    place = (message.topic() or "", message.partition() or 0)
+                    error = message.error()
+                    if error is None:
+                        written_ms = message.timestamp()[1]
+                        age_s = max(0.0, time.time() - written_ms / 1_000) if written_ms > 0 else None
+                        found.setdefault(place, (message.offset(), age_s))
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        found.setdefault(place, (None, None))
+        except KafkaException as error:
+            raise _unreachable(error) from error
+        finally:
+            consumer.close()
+        return found
+
+
+def _status(
+    group: str,
+    state: str,
+    members: list[Member],
+    waiting: dict[Place, tuple[int, float | None]],
+    before: dict[Place, tuple[int, str]],
+    after: dict[Place, tuple[int, str]],
+) -> GroupStatus:
+    owners = {tuple(place): member.name for member in members for place in member.partitions}
+    partitions = [
+        Partition(
+            topic=place[0],
+            number=place[1],
+            waiting=count,
+            oldest_s=oldest_s,
+            member=owners.get(place),
+            has_moved=count == 0 or after.get(place) != before.get(place),
+        )
+        for place, (count, oldest_s) in sorted(waiting.items())
+    ]
+    return GroupStatus(name=group, state=state, members=members, partitions=partitions)
+
+
+def _member(raw: Any) -> Member:
+    """A member by its client id, which says host and service where it was set; its address otherwise."""
+    host = (raw.host or "").lstrip("/")
+    named = raw.client_id if raw.client_id and raw.client_id != "rdkafka" else host
+    places = [(at.topic, at.partition) for at in raw.assignment.topic_partitions] if raw.assignment else []
+    return Member(name=named or raw.member_id, host=host, partitions=sorted(places))
+
+
+class _MissingError(Exception):
+    """The group does not exist."""
+
+
+def _result(future: Future[Any]) -> Any:
+    try:
+        return future.result()
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+            raise _MissingError from error
+        raise _unreachable(error) from error
+
+
+def _unreachable(error: KafkaException) -> RetryableError:
+    return RetryableError(f"the brokers do not tell how the consumer groups are: {error.args[0].str()}")

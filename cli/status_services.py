@@ -1,0 +1,98 @@
+"""What a service says of itself, on its HTTP pages: is it ready, what does it lack, what has it done, when did it last move?"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from cli.http import Labels, get, missing_of, parse_metrics
+
+Samples = dict[tuple[str, Labels], float]
+
+
+class PartitionIdle(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition that the service has, and for how many seconds it has not moved while something waited in it."""
+
+    topic: str
+    number: int
+    idle_s: float
+
+
+class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a service. `lag_records`: what waits for it, counted from its position; None where it does not answer.
+
+    `idle_s`: seconds since it last took in or finished something, or nothing waited.
+    """
+
+    name: str
+    address: str
+    state: str
+    missing: list[str]
+    reads: str
+    is_paused: bool = False
+    lag_records: int | None = None
+    lag_s: float | None = None
+    idle_s: float | None = None
+    in_flight: int | None = None
+    consumed: int | None = None
+    answers: dict[str, int] = {}
+    dead_letters: int | None = None
+    partitions: list[PartitionIdle] = []
+
+    @property
+    def answers_http(self) -> bool:
+        """Whether there was any answer."""
+        return self.state != "down"
+
+
+def ask_service(name: str, address: str, reads: str) -> ServiceStatus:
+    """Returns what the service at `address` says. Blocks for a few seconds where nothing answers."""
+    code, body = get(f"http://{address}/readyz")
+    if code == 0:
+        return ServiceStatus(name=name, address=address, state="down", missing=["nothing answers there"], reads=reads)
+    page_code, page = get(f"http://{address}/metrics")
+    samples = parse_metrics(page.decode(errors="replace")) if page_code == 200 else {}
+    progress_s = samples.get(("carpool_last_progress_timestamp_seconds", ()))
+    return ServiceStatus(
+        name=name,
+        address=address,
+        state="ready" if code == 200 else "not ready",
+        missing=[] if code == 200 else missing_of(body),
+        reads=reads,
+        is_paused=samples.get(("carpool_intake_paused", ()), 0.0) > 0,
+        lag_records=_total(samples, "carpool_lag_records"),
+        lag_s=samples.get(("carpool_lag_seconds", ())),
+        idle_s=_ago_s(progress_s) if progress_s else None,
+        in_flight=_total(samples, "carpool_units_in_flight"),
+        consumed=_total(samples, "carpool_records_consumed_total"),
+        answers=_by_label(samples, "carpool_answers_total", "status"),
+        dead_letters=_total(samples, "carpool_dead_letters_total"),
+        partitions=_partitions(samples),
+    )
+
+
+def _partitions(samples: Samples) -> list[PartitionIdle]:
+    found = []
+    for (sample, labels), moved_s in sorted(samples.items()):
+        if sample == "carpool_partition_moved_timestamp_seconds":
+            at = dict(labels)
+            found.append(PartitionIdle(topic=at["topic"], number=int(at["partition"]), idle_s=_ago_s(moved_s)))
+    return found
+
+
+def _ago_s(timestamp_s: float) -> float:
+    return round(max(0.0, time.time() - timestamp_s), 1)
+
+
+def _total(samples: Samples, name: str) -> int:
+    return int(sum(value for (sample, _), value in samples.items() if sample == name))
+
+
+def _by_label(samples: Samples, name: str, label: str) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for (sample, labels), value in samples.items():
+        if sample == name:
+            key = dict(labels).get(label, "")
+            sums[key] = sums.get(key, 0) + int(value)
+    return sums

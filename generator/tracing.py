@@ -1,0 +1,44 @@
+"""What a trace shows of the generator: the request to the model, by the semantic conventions for generative AI."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from carpool.telemetry.tracing.operation import Attribute, Operation
+from generator.answers import Timings
+from generator.llm.protocol import Finished, LlmRequest
+
+
+def inference(request: LlmRequest, finished: Finished, timings: Timings, *, model: str, url: str) -> Operation:
+    """Returns the request that was answered, from when it was sent. It says nothing of prompt and answer but their tokens.
+
+    `model` is the one that was asked for, `url` the server's (a name, for engines without one).
+    """
+    attributes: dict[str, Attribute] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": model,
+        "gen_ai.request.stream": True,
+        "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.temperature": request.temperature,
+        "gen_ai.response.model": finished.model,
+        "gen_ai.response.finish_reasons": (finished.finish_reason,),
+        "gen_ai.usage.input_tokens": finished.input_tokens,
+        "gen_ai.usage.output_tokens": finished.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": finished.cached_tokens,
+    }
+    if request.seed is not None:
+        attributes["gen_ai.request.seed"] = request.seed
+    if timings.sent_us is not None and timings.first_token_us is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = (timings.first_token_us - timings.sent_us) / 1_000_000
+    server = urlsplit(url)
+    if server.hostname is not None:
+        attributes["server.address"] = server.hostname
+        attributes["server.port"] = server.port or (443 if server.scheme == "https" else 80)
+    return Operation(
+        name=f"chat {model}",
+        started_us=timings.arrived_us if timings.sent_us is None else timings.sent_us,
+        ended_us=timings.ended_us,
+        kind="client",
+        attributes=attributes,
+    )

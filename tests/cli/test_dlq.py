@@ -1,0 +1,294 @@
+"""`carpool dlq`: what could not be used is counted, shown, replayed once, and dropped as far as Kafka can."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import typer
+from click.testing import Result
+from rich.console import Console
+from typer.testing import CliRunner
+
+from carpool.kafka.admin import create_topics
+from carpool.kafka.dead_letters.letter import DeadLetter, Reason, make_letter, read_letter
+from carpool.kafka.embedded import EmbeddedBroker
+from carpool.kafka.librdkafka import LibrdkafkaProducer
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.stage import Message, Output
+from cli.dlq.selecting import parse_place, parse_time_ms
+from cli.dlq.showing import age, hex_dump, letter_json, letter_text, value_text
+from cli.main import app
+from schemas.record import Headers, Source, header
+from schemas.topics import DEAD_LETTER_MARKS, QUERIES, QUERIES_DEAD
+from tests.brokers import short_lived_kafka
+from tests.e2e.support import Found, read_to_end
+
+PARTITIONS = 2
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in os.environ:
+        if name.startswith("CARPOOL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_were() -> Iterator[None]:
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
+def letter(
+    value: bytes, reason: str = "not_json", headers: Headers = (), *, offset: int = 0, partition: int = 0
+) -> Output:
+    source = Source(topic=QUERIES.name, partition=partition, offset=offset, timestamp_ms=1_700_000_000_000)
+    why = Reason(
+        group="carpool-grouper",
+        stage="grouper",
+        attempts=1,
+        class_name=f"RecordError.{reason}",
+        message=f"it is {reason}",
+    )
+    return make_letter(source=source, key=b"k", value=value, headers=headers, reason=why, connect_names=False)
+
+
+def as_read(output: Output) -> DeadLetter:
+    place = Source(topic=output.topic, partition=0, offset=17, timestamp_ms=1_700_000_000_000)
+    return read_letter(Message(source=place, key=output.key, value=output.value, headers=output.headers, received_us=0))
+
+
+def shown(output: Output, *, as_hex: bool = False) -> str:
+    return letter_text(as_read(output), as_hex=as_hex).plain
+
+
+@pytest.mark.parametrize("command", ["list", "show", "replay", "drop"])
+def test_the_help_of_each_command_shows_an_example_of_it(command: str) -> None:
+    assert f"carpool dlq {command}" in CliRunner().invoke(app, ["dlq", command, "--help"]).stdout
+    assert f"carpool dlq {command}" in CliRunner().invoke(app, ["dlq", "--help"]).stdout
+
+
+def test_a_place_needs_no_topic_where_there_is_but_one_that_can_be_meant() -> None:
+    assert parse_place("2/17") == (QUERIES_DEAD.name, 2, 17)
+    assert parse_place("rag.queries.v1.dlq/2/17") == parse_place("rag.queries.v1/2/17") == parse_place("2/17")
+    for text in ("", "2", "2/x", "a/b/c/2/17", "-1/2", "2/17 "):
+        with pytest.raises(typer.BadParameter, match="PARTITION/OFFSET"):
+            parse_place(text)
+
+
+def test_moments_are_ages_or_times() -> None:
+    now_us = 1_700_000_000_000_000
+    assert parse_time_ms("90s", now_us) == 1_699_999_910_000
+    assert parse_time_ms("2h", now_us) == now_us // 1_000 - 7_200_000
+    assert (
+        parse_time_ms("2023-11-14T22:13:20", now_us)
+        == parse_time_ms("2023-11-14T22:13:20Z", now_us)
+        == 1_700_000_000_000
+    )
+    assert parse_time_ms("2023-11-14T23:13:20+01:00", now_us) == 1_700_000_000_000
+    for text in ("", "h", "2 h", "-2h", "yesterday", "2023-13-01"):
+        with pytest.raises(typer.BadParameter):
+            parse_time_ms(text, now_us)
+
+
+def test_ages_are_told_roughly() -> None:
+    assert [age(1_000_000_000 - s * 1_000, 1_000_000_000) for s in (0, 100, 150, 7_300, 200_000)] == [
+        "0 s", "100 s", "2 min", "2 h", "2 d",
+    ]  # fmt: skip
+    assert age(None, 5) == ""
+
+
+def test_a_letter_is_shown_with_why_and_its_json_indented() -> None:
+    text = shown(letter(b'{"query_id":"q-1","text":5}', "wrong_type", (("traceparent", b"00-1"), ("x", None))))
+    assert "exception.message: it is wrong_type" in text
+    assert "traceparent: 00-1" in text and "x: (null)" in text
+    assert '  "query_id": "q-1",\n  "text": 5' in text
+
+
+def test_secrets_in_headers_are_stars() -> None:
+    secret = b"hunter2"
+    names = ("Authorization", "x-api-key", "my_api_key", "X-Auth-Token", "db.password", "Cookie", "client-secret")
+    output = letter(b"x", headers=tuple((name, secret) for name in names))
+    assert shown(output).count("********") == len(names)
+    assert "hunter2" not in shown(output) + json.dumps(letter_json(as_read(output)), default=str)
+
+
+def test_a_value_that_is_no_text_is_shown_as_hex() -> None:
+    assert "00000000  ff fe 41" in shown(letter(b"\xff\xfeA\x00"))
+    assert "|" not in hex_dump(b"") and hex_dump(b"") == ""
+    assert "48 65 6c 6c 6f" in shown(letter(b"Hello"), as_hex=True)
+    assert "976 bytes more" in hex_dump(bytes(2_000))
+
+
+def test_a_value_cannot_command_the_terminal() -> None:
+    assert value_text(b"a\x1b[2Jb\x07\nc") == "a\\x1b[2Jb\\x07\nc"
+    assert "\x1b" not in shown(letter(b"\x1b[31m", headers=(("h\x1b[2J", b"\x1b[2J"),)))
+
+
+def test_a_long_value_is_cut_and_says_so() -> None:
+    assert value_text(b"x" * 10_000).endswith("1,808 characters more; --raw writes all of it")
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with short_lived_kafka(tmp_path_factory.mktemp("kafka-dlq")) as server:
+        yield server.bootstrap
+
+
+class Cluster:
+    """A broker with letters in it, and the command against it."""
+
+    def __init__(self, kind: str, bootstrap: str) -> None:
+        self.kind, self.bootstrap = kind, bootstrap
+        create_topics(KafkaSettings(bootstrap=bootstrap, partitions=PARTITIONS))
+
+    def write(self, *outputs: Output) -> None:
+        producer, reports = LibrdkafkaProducer(KafkaSettings(bootstrap=self.bootstrap)), list[object]()
+        for output in outputs:
+            assert producer.produce(output, reports.append)
+        assert producer.close(20) == 0
+        assert set(reports) == {None}
+
+    def run(self, *arguments: str) -> Result:
+        return CliRunner().invoke(app, ["dlq", *arguments, "--bootstrap", self.bootstrap])
+
+    def json(self, *arguments: str, status: int = 0) -> Any:
+        result = self.run(*arguments, "--json")
+        assert result.exit_code == status, (result.output, result.exception)
+        return json.loads(result.stdout)
+
+    def places(self, *arguments: str) -> set[str]:
+        found = self.json("list", "--letters", *arguments)
+        return {f"{each['place']['partition']}/{each['place'].get('offset', 0)}" for each in found}
+
+    def records(self, topic: str) -> list[Found]:
+        return read_to_end(self.bootstrap, topic)
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.timeout(240)])])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster with three letters in partition 0 and one in partition 1, on a broker without anything else."""
+    letters = (
+        letter(b"{", offset=5),
+        letter(
+            b"What was that?", "wrong_model", (("content-type", b"text/plain"), ("rag-deadline-ms", b"1")), offset=6
+        ),
+        letter(b"{}", "missing_field", offset=7),
+        letter(b"Who?", "wrong_model", (("ce_id", b"q-9"), ("content-type", b"text/plain")), partition=1),
+    )
+    if request.param == "embedded":
+        with EmbeddedBroker() as broker:
+            found = Cluster("embedded", broker.bootstrap)
+            found.write(*letters)
+            yield found
+        return
+    with short_lived_kafka(request.getfixturevalue("tmp_path") / "kafka") as server:
+        found = Cluster("kafka", server.bootstrap)
+        found.write(*letters)
+        yield found
+
+
+def test_letters_are_listed_replayed_once_and_dropped(cluster: Cluster) -> None:
+    counts = {each["topic"]: each for each in cluster.json("list")}
+    counted = counts[QUERIES_DEAD.name]
+    assert (counted["letters"], counted["open"]) == (4, 4)
+    assert {each["reason"]: each["letters"] for each in counted["reasons"]} == {
+        "not_json": 1,
+        "wrong_model": 2,
+        "missing_field": 1,
+    }
+    assert cluster.places() == {"0/0", "0/1", "0/2", "1/0"}
+    assert cluster.places("--reason", "wrong_model") == {"0/1", "1/0"}
+    assert cluster.places("--topic", QUERIES.name, "--partition", "1") == {"1/0"}
+    assert cluster.places("--since", "1h") == {"0/0", "0/1", "0/2", "1/0"}
+    assert cluster.places("--until", "1h") == set()
+    assert "wrong_model" in cluster.run("list").stdout
+    assert "0/1" in cluster.run("list", "--letters").stdout
+    assert cluster.json("show", "0/1")["text"] == "What was that?"
+    assert cluster.run("show", "0/1", "--raw").stdout == "What was that?"
+
+    assert len(cluster.json("replay", "--reason", "wrong_model", "--dry-run")) == 2
+    assert cluster.records(QUERIES.name) == []
+    assert cluster.json("replay", "--reason", "wrong_model") == {"replayed": 2, "cut": 0}
+    replayed = {record.value: record for record in cluster.records(QUERIES.name)}
+    assert set(replayed) == {b"What was that?", b"Who?"}
+    assert header(replayed[b"Who?"].headers, "ce_id") == b"q-9"
+    assert header(replayed[b"Who?"].headers, "rag-replayed-from") == b"rag.queries.v1.dlq/1/0"
+    assert not any(name.startswith("rag.errors.") for record in replayed.values() for name, _ in record.headers)
+    assert header(replayed[b"What was that?"].headers, "rag-deadline-ms") == b"1", "its first deadline holds"
+
+    assert cluster.json("replay", "--reason", "wrong_model", status=1) == {"replayed": 0, "cut": 0}
+    assert len(cluster.records(QUERIES.name)) == 2
+    assert cluster.places() == {"0/0", "0/2"}
+    assert cluster.places("--marked") == {"0/0", "0/1", "0/2", "1/0"}
+
+    assert cluster.json("replay", "0/1", "--again", "--deadline-s", "60") == {"replayed": 1, "cut": 0}
+    deadlines = [int(header(record.headers, "rag-deadline-ms") or b"0") for record in cluster.records(QUERIES.name)]
+    assert max(deadlines) > time.time() * 1_000
+
+    assert cluster.json("drop", "0/0") == {"dropped": 1}
+    counted = {each["topic"]: each for each in cluster.json("list")}[QUERIES_DEAD.name]
+    assert (counted["letters"], counted["open"], counted["replayed"], counted["dropped"]) == (4, 1, 2, 1)
+    assert "dropped" in cluster.run("show", "0/0").stdout
+    assert len(cluster.records(DEAD_LETTER_MARKS.name)) == 4
+
+
+def test_nothing_is_replayed_that_was_not_named(cluster: Cluster) -> None:
+    for command in ("replay", "drop"):
+        result = cluster.run(command)
+        assert result.exit_code == 2
+        assert "--all" in result.output
+    assert cluster.json("replay", "--all", "--limit", "1") == {"replayed": 1, "cut": 0}
+    assert cluster.json("replay", "--all") == {"replayed": 3, "cut": 0}
+    assert len(cluster.records(QUERIES.name)) == 4
+
+
+def test_a_letter_that_was_cut_is_not_replayed(cluster: Cluster) -> None:
+    cluster.write(letter(bytes(3_000_000), "too_large"))
+    assert cluster.json("replay", "--reason", "too_large", status=1) == {"replayed": 0, "cut": 1}
+    assert cluster.json("drop", "--reason", "too_large") == {"dropped": 1}
+
+
+def test_truncation_removes_what_is_done_with_before_the_first_open_letter(cluster: Cluster) -> None:
+    cluster.run("drop", "0/0", "0/2", "1/0")
+    result = cluster.run("drop", "--truncate")
+    if cluster.kind == "embedded":
+        assert "cannot remove records" in str(result.exception)
+        return
+    assert result.exit_code == 0, result.output
+    assert f"{QUERIES_DEAD.name}/0 now begins at 1" in result.stdout
+    assert f"{QUERIES_DEAD.name}/1 now begins at 1" in result.stdout
+    assert cluster.places("--marked") == {"0/1", "0/2"}, "0/2 is dropped, and lies behind one that is open"
+    assert cluster.json("drop", "--all", "--truncate") == {"dropped": 1, "begins_at": {QUERIES_DEAD.name: {"0": 3}}}
+
+
+def test_a_letter_that_is_not_there_is_said_so(cluster: Cluster) -> None:
+    for place in ("0/99", "9/0", "nothing.dlq/0/0"):
+        result = cluster.run("show", place)
+        assert result.exit_code != 0
+        assert "there is no" in str(result.exception)
+
+
+def test_without_brokers_the_address_is_named() -> None:
+    result = CliRunner().invoke(
+        app, ["dlq", "list", "--bootstrap", "127.0.0.1:1", "--set", "kafka.request_timeout_ms=1000"]
+    )
+    assert "no broker answers at 127.0.0.1:1" in str(result.exception)
+
+
+def test_the_tables_are_wide_enough_for_a_place() -> None:
+    from cli.dlq.showing import letters_table
+
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(letters_table([as_read(letter(b"x" * 5))], 1_700_000_100_000))
+    assert "rag.queries.v1.dlq/0/17" in capture.get()

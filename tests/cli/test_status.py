@@ -1,0 +1,113 @@
+"""`carpool status`: one sentence about who is stuck, from what the brokers and the services say."""
+
+from __future__ import annotations
+
+import pytest
+
+from cli.status_groups import GroupStatus, Member, Partition
+from cli.status_services import PartitionIdle, ServiceStatus
+from cli.status_verdict import who_is_stuck
+
+TOPIC = "rag.retrievals.v1"
+
+
+def partition(
+    number: int = 2,
+    waiting: int = 130,
+    *,
+    oldest_s: float | None = 50.0,
+    member: str | None = "host-a",
+    moved: bool = False,
+) -> Partition:
+    return Partition(topic=TOPIC, number=number, waiting=waiting, oldest_s=oldest_s, member=member, has_moved=moved)
+
+
+def group(*partitions: Partition, state: str = "STABLE") -> GroupStatus:
+    names = sorted({each.member for each in partitions if each.member})
+    members = [
+        Member(
+            name=name,
+            host="10.0.0.1",
+            partitions=[(each.topic, each.number) for each in partitions if each.member == name],
+        )
+        for name in names
+    ]
+    return GroupStatus(name="carpool-generator", state=state, members=members, partitions=list(partitions))
+
+
+def process(
+    *numbers: int, state: str = "ready", idle_s: float = 0.0, missing: tuple[str, ...] = (), paused: bool = False
+) -> ServiceStatus:
+    return ServiceStatus(
+        name="generator",
+        address="10.0.0.1:9464",
+        state=state,
+        missing=list(missing),
+        reads=TOPIC,
+        is_paused=paused,
+        idle_s=idle_s,
+        partitions=[PartitionIdle(topic=TOPIC, number=number, idle_s=idle_s) for number in numbers],
+    )
+
+
+DOWN = process(state="down", missing=("nothing answers there",))
+
+
+def verdict(found: GroupStatus, *processes: ServiceStatus) -> str | None:
+    return who_is_stuck("generator", found, processes, stuck_after_s=30.0)
+
+
+@pytest.mark.parametrize("processes", [(), (DOWN,), (process(2),)])
+def test_nothing_is_stuck_where_nothing_waits_or_all_moves(processes: tuple[ServiceStatus, ...]) -> None:
+    assert verdict(group(partition(waiting=0, oldest_s=None, moved=True)), *processes) is None
+    assert verdict(group(partition(moved=True, oldest_s=9_999)), *processes) is None, "behind is not stuck"
+
+
+def test_a_member_that_does_not_answer_is_named_at_once() -> None:
+    assert verdict(group(partition(oldest_s=3.0)), DOWN) == (
+        "generator is stuck: rag.retrievals.v1[2] has 130 waiting, the oldest for 3 s; "
+        "member host-a is assigned it and does not answer (asked at 10.0.0.1:9464)"
+    )
+
+
+def test_a_member_that_answers_and_has_not_moved_says_why() -> None:
+    stuck = process(2, idle_s=42.0, state="not ready", missing=("LLM server at http://x refuses: 503",), paused=True)
+    assert verdict(group(partition()), stuck) == (
+        "generator is stuck: rag.retrievals.v1[2] has 130 waiting and has not moved for 42 s; "
+        "member host-a is assigned it and has paused its intake: LLM server at http://x refuses: 503"
+    )
+
+
+def test_slow_is_not_stuck_while_the_service_itself_moves() -> None:
+    assert verdict(group(partition(oldest_s=500.0)), process(2, idle_s=29.0)) is None
+
+
+def test_a_service_that_finishes_other_work_is_not_stuck_over_a_partition_that_waits_its_turn() -> None:
+    waits = process(2, idle_s=100.0)
+    busy = ServiceStatus(
+        name="generator", address="a", state="ready", missing=[], reads=TOPIC, idle_s=1.0, partitions=waits.partitions
+    )
+    assert verdict(group(partition()), busy) is None
+
+
+def test_without_an_address_the_age_of_what_waits_decides() -> None:
+    assert verdict(group(partition(oldest_s=29.0))) is None
+    found = verdict(group(partition(oldest_s=31.0)))
+    assert found is not None
+    assert "the oldest for 31 s" in found
+    assert "--url" in found
+
+
+def test_an_empty_group_and_a_partition_without_an_owner_are_said_so() -> None:
+    nobody = verdict(group(partition(member=None, oldest_s=1.0), state="EMPTY"), DOWN)
+    assert nobody is not None
+    assert "nobody is in its consumer group carpool-generator" in nobody
+    orphan = verdict(group(partition(1, 5, member=None), partition(2, 0, moved=True), state="PREPARING_REBALANCING"))
+    assert orphan is not None
+    assert "no member has it (the group is PREPARING_REBALANCING)" in orphan
+
+
+def test_the_partition_with_most_waiting_is_told_and_the_others_are_counted() -> None:
+    found = verdict(group(partition(0, 10), partition(1, 20), partition(2, 130), partition(3, 9_999, moved=True)), DOWN)
+    assert found is not None
+    assert "rag.retrievals.v1[2] has 130 waiting (30 more in 2 other partitions)" in found

@@ -1,0 +1,135 @@
+"""`carpool status` on real brokers: a paused member is found, a service that works is not called stuck."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.stack import ServiceProcess, Stack
+from carpool.kafka.admin import create_topics
+from carpool.kafka.settings import KafkaSettings
+from schemas.topics import QUERIES
+from tests.e2e.support import Publisher, build_index, quick_settings
+
+PREFIX = "looked-at"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_index(tmp_path_factory.mktemp("index"), documents=100, nlist=4)
+
+
+@pytest.fixture
+def grouper(kafka_bootstrap: str, index: Path, tmp_path: Path) -> Iterator[ServiceProcess]:
+    """A grouper on a real broker whose members are missed only after half a minute."""
+    create_topics(KafkaSettings(bootstrap=kafka_bootstrap))
+    settings = quick_settings(PREFIX) | {"CARPOOL_KAFKA_SESSION_TIMEOUT_MS": "30000"}
+    with Stack(
+        bootstrap=kafka_bootstrap, index_dir=index, work_dir=tmp_path, services=("grouper",), settings=settings
+    ) as stack:
+        stack["grouper"].wait_ready()
+        try:
+            yield stack["grouper"]
+        finally:
+            os.kill(stack["grouper"].pid, signal.SIGCONT)
+
+
+def status(bootstrap: str, process: ServiceProcess) -> tuple[int, dict[str, Any]]:
+    """The exit status, and what it says in JSON."""
+    command = [
+        sys.executable,
+        "-m",
+        "cli",
+        "status",
+        "--bootstrap",
+        bootstrap,
+        "--url",
+        f"grouper=127.0.0.1:{process.port}",
+    ]
+    environ = os.environ | {"CARPOOL_KAFKA_GROUP_PREFIX": PREFIX}
+    found = subprocess.run([*command, "--json"], env=environ, capture_output=True, text=True, check=False)
+    assert found.stdout, found.stderr
+    return found.returncode, json.loads(found.stdout)
+
+
+def publish(bootstrap: str, count: int) -> None:
+    publisher = Publisher(bootstrap)
+    for number in range(count):
+        publisher.queue(QUERIES.name, b"what of the river?", key=f"q-{number}")
+    publisher.flush()
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def stuck_groupers(found: dict[str, Any]) -> list[str]:
+    """What is said of the grouper: the other services do not run here, so what is written for them waits."""
+    return [sentence for sentence in found["stuck"] if sentence.startswith("grouper")]
+
+
+def grouper_of(found: dict[str, Any]) -> dict[str, Any]:
+    groups: list[dict[str, Any]] = found["groups"]
+    return next(group for group in groups if group["name"] == f"{PREFIX}-grouper")
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(180)
+def test_a_paused_member_is_named_with_what_waits_for_it_and_found_well_once_it_goes_on(
+    kafka_bootstrap: str, grouper: ServiceProcess
+) -> None:
+    publish(kafka_bootstrap, 20)
+    until(
+        lambda: grouper.metric("carpool_commits_total") > 0 and grouper.metric("carpool_units_in_flight") == 0, "worked"
+    )
+    found = status(kafka_bootstrap, grouper)[1]
+    assert (stuck_groupers(found), found["groups_error"]) == ([], None)
+    of_grouper = grouper_of(found)
+    assert len(of_grouper["members"]) == 1
+    assert sum(each["waiting"] for each in of_grouper["partitions"]) == 0, "markers at the end of a log are no records"
+
+    os.kill(grouper.pid, signal.SIGSTOP)
+    publish(kafka_bootstrap, 130)
+    time.sleep(1.0)
+    code, found = status(kafka_bootstrap, grouper)
+    of_grouper = grouper_of(found)
+    assert code == 1
+    assert sum(each["waiting"] for each in of_grouper["partitions"]) == 130
+    assert all(0.5 < each["oldest_s"] < 60 for each in of_grouper["partitions"] if each["waiting"])
+    (sentence,) = stuck_groupers(found)
+    assert sentence.startswith("grouper is stuck: rag.queries.v1[")
+    (member,) = of_grouper["members"]
+    assert member["name"] != member["host"], "a member has the name of its slot"
+    assert f"member {member['name']} is assigned it and does not answer" in sentence
+    assert not found["is_ready"]
+
+    os.kill(grouper.pid, signal.SIGCONT)
+    until(lambda: stuck_groupers(status(kafka_bootstrap, grouper)[1]) == [], "it goes on")
+    until(
+        lambda: not any(p["waiting"] for p in grouper_of(status(kafka_bootstrap, grouper)[1])["partitions"]),
+        "it is done",
+    )
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(120)
+def test_a_service_that_is_gone_while_records_wait_is_stuck(kafka_bootstrap: str, grouper: ServiceProcess) -> None:
+    grouper.stop()
+    publish(kafka_bootstrap, 7)
+    code, found = status(kafka_bootstrap, grouper)
+    assert code == 1
+    assert "nobody is in its consumer group looked-at-grouper" in stuck_groupers(found)[0]
+    grouper.start()
+    grouper.wait_ready()

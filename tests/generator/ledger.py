@@ -1,0 +1,93 @@
+"""What the tests of the answer ledger share: a stage within it that a test ends by hand, and the answers that it makes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from carpool.clock import SystemClock
+from carpool.errors import RetryableError
+from carpool.kafka.admin import create_topics
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.stage import Credit, Done, Output, Sink, TopicPartition, Unit
+from generator.answer_ledger.librdkafka import KafkaAnswersReader
+from generator.answers import answer_output
+from generator.plan.query_digest import query_digest
+from schemas.answer import Answer, Status
+from schemas.retrieval import Retrieval
+from tests.generator.stage import NOW_US
+
+
+class Within:
+    """The generator's stage as the ledger sees it: units go in, and a test ends them."""
+
+    def __init__(self) -> None:
+        self.units: dict[int, Unit[Retrieval]] = {}
+        self.sink: Sink | None = None
+
+    def start(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """Nothing."""
+
+    def credit(self) -> Credit:
+        return Credit(records=1_000 - len(self.units), size_bytes=10**9)
+
+    def offer(self, unit: Unit[Retrieval], now_us: int) -> None:
+        self.units[unit.id] = unit
+
+    def tick(self, now_us: int, waiting: int) -> int | None:
+        return None
+
+    def revoke(self, unit_ids: frozenset[int]) -> None:
+        for unit_id in unit_ids:
+            self.units.pop(unit_id, None)
+
+    def drain(self, until_us: int) -> None:
+        """Nothing."""
+
+    def not_ready(self) -> Sequence[str]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def finish(self, unit_id: int, output: Output) -> None:
+        del self.units[unit_id]
+        assert self.sink is not None
+        self.sink.done(Done(parts=((unit_id, 0),), outputs=(output,)))
+
+
+def made(retrieval: Retrieval, status: Status = "ok", text: str | None = None) -> Output:
+    """The record of an answer to this retrieval."""
+    answer = Answer(
+        query_id=retrieval.query.query_id,
+        status=status,
+        is_final=True,
+        replayed=False,
+        attempts=1,
+        citations=(),
+        retrieved=(),
+        source=retrieval.source,
+        query_digest=query_digest(retrieval.query),
+        answer=f"made for {retrieval.source.offset}" if text is None else text,
+    )
+    return answer_output(answer, retrieval, NOW_US)
+
+
+def make_topics(settings: KafkaSettings) -> None:
+    """Makes the topics of a broker, and waits until their partitions have leaders."""
+    create_topics(settings)
+    reader = KafkaAnswersReader(settings, SystemClock())
+    reader.open()
+    deadline_s = time.monotonic() + 20
+    waited_for = list(range(settings.partitions))
+    while waited_for:
+        try:
+            reader.end(waited_for[0])
+            del waited_for[0]
+        except RetryableError:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+    reader.close()

@@ -1,0 +1,252 @@
+"""However work overlaps, is lost and begins anew: every record ends as if records were worked on one at a time, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from carpool.kafka.memory.broker import MemoryBroker
+from carpool.kafka.stage import Message, Output, TopicPartition, Unit
+from carpool.telemetry.metrics import Metrics
+from generator.answer_ledger.follower import Follower
+from generator.answer_ledger.memory import MemoryAnswersReader
+from generator.answer_ledger.stage import LedgerStage
+from generator.settings import GeneratorSettings
+from schemas.answer import Answer, Status
+from schemas.codec import decode
+from schemas.record import Source
+from schemas.retrieval import Retrieval
+from schemas.topics import ANSWERS, QUERIES, RETRIEVALS
+from tests.generator.ledger import Within, made
+from tests.generator.stage import HandClock, WaitableSink, unit
+
+PARTITIONS = 2
+Outcome = Literal["ok", "failed", "retried"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _followers_are_stepped_by_hand() -> Iterator[None]:
+    with patch.object(Follower, "start", lambda self: None):
+        yield
+
+
+@dataclass(frozen=True)
+class Published:
+    """A record, and what the model makes of it whenever it is asked. "retried": it leaves without an answer."""
+
+    retrieval: Retrieval
+    partition: int
+    outcome: Outcome
+
+
+class World:
+    """A log of retrievals, one of answers, and the life of a service between them that may end at any time."""
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker(HandClock(), {ANSWERS.name: PARTITIONS, RETRIEVALS.name: PARTITIONS})
+        self.records: list[Published] = []
+        self.complete: set[int] = set()
+        self.next_unit = 0
+        self.born()
+
+    def born(self) -> None:
+        """A process starts: what the one before had in hand is gone."""
+        self.within, self.sink = Within(), WaitableSink()
+        self.in_hand: dict[int, int] = {}  # unit id to index of its record
+        self.read_to = dict.fromkeys(range(PARTITIONS), 0)
+        self.assigned: set[int] = set()
+        metrics = Metrics(CollectorRegistry())
+        reader = MemoryAnswersReader(self.broker)
+        self.stage = LedgerStage(self.within, reader, GeneratorSettings(), metrics, HandClock())
+        self.stage.start(self.sink)
+
+    def publish(self, query_id: str, text: str, outcome: Outcome) -> None:
+        index = len(self.records)
+        source = Source(topic=QUERIES.name, partition=0, offset=index, timestamp_ms=index)
+        retrieval = unit(text, query={"query_id": query_id}, source=source).record
+        partition = self.broker.place(ANSWERS.name, query_id.encode(), None).partition
+        self.records.append(Published(retrieval, partition, outcome))
+
+    def assign(self, partition: int) -> None:
+        if partition not in self.assigned:
+            self.assigned.add(partition)
+            self.read_to[partition] = 0
+            self.stage.assigned(frozenset({TopicPartition(RETRIEVALS.name, partition)}))
+
+    def revoke(self, partition: int) -> None:
+        self.assigned.discard(partition)
+        gone = {id for id, index in self.in_hand.items() if self.records[index].partition == partition}
+        for id in gone:
+            del self.in_hand[id]
+        self.sink.dones = [done for done in self.sink.dones if done.parts[0][0] not in gone]
+        self.stage.revoke(frozenset(gone))
+
+    def offer(self, partition: int) -> bool:
+        """The next record of a partition that is not complete comes in."""
+        if partition not in self.assigned:
+            return False
+        for index in range(self.read_to[partition], len(self.records)):
+            record = self.records[index]
+            if record.partition == partition and index not in self.complete:
+                self.read_to[partition] = index + 1
+                self.next_unit += 1
+                place = Source(topic=RETRIEVALS.name, partition=partition, offset=index)
+                message = Message(source=place, key=b"k", value=b"v", headers=(), received_us=0)
+                offered = Unit(id=self.next_unit, record=record.retrieval, message=message)
+                self.in_hand[offered.id] = index
+                self.stage.offer(offered, 0)
+                return True
+        return False
+
+    def finish(self, choice: int) -> None:
+        """The model is done with one of those that were passed on."""
+        if self.within.units:
+            id = sorted(self.within.units)[choice % len(self.within.units)]
+            self.within.finish(id, _output(self.records[self.in_hand[id]]))
+
+    def commit(self, choice: int, *, dies_before: bool = False) -> None:
+        """One finished work is written and its record complete; `dies_before` the record is (at least once)."""
+        if self.sink.dones:
+            done = self.sink.dones.pop(choice % len(self.sink.dones))
+            for output in done.outputs:
+                if output.topic == ANSWERS.name:
+                    self.broker.append(output.topic, output.value, key=output.key, headers=output.headers)
+            if dies_before and any(output.topic == ANSWERS.name for output in done.outputs):
+                self.born()
+            else:
+                self.complete.add(self.in_hand.pop(done.parts[0][0]))
+
+    def work(self, choice: int) -> None:
+        """A little of everything, but nothing is written."""
+        for partition in range(PARTITIONS):
+            self.offer(partition)
+        self.follow()
+        self.tick()
+        self.finish(choice)
+
+    def follow(self) -> None:
+        if self.assigned:
+            self.stage.follower.step()
+
+    def tick(self) -> None:
+        self.stage.tick(0, 0)
+
+    def settle(self) -> None:
+        """All partitions are assigned, and everything is worked on to its end."""
+        for partition in range(PARTITIONS):
+            self.assign(partition)
+        for _ in range(6 * len(self.records) + 10):
+            self.work(0)
+            self.commit(0)
+            self.stage.check_integrity()
+
+    def answers(self) -> dict[int, list[Answer]]:
+        """What the log says, by record."""
+        found: dict[int, list[Answer]] = {}
+        for message in self.broker.records(ANSWERS.name):
+            answer = decode(Answer, message.value, message.headers)
+            assert answer.source is not None
+            found.setdefault(answer.source.offset, []).append(answer)
+        return found
+
+
+def _output(record: Published) -> Output:
+    if record.outcome == "retried":
+        return Output(topic=QUERIES.name, key=b"k", value=b"again")
+    return made(record.retrieval, record.outcome)
+
+
+def one_at_a_time(records: Sequence[Published]) -> dict[int, tuple[Status, bool, str | None]]:
+    """The model: (status, replayed, text) of each record that gets an answer."""
+    kept: dict[str, tuple[str | None, str]] = {}
+    ends: dict[int, tuple[Status, bool, str | None]] = {}
+    for index, record in enumerate(records):
+        query = record.retrieval.query
+        if query.query_id in kept:
+            asked, text = kept[query.query_id]
+            ends[index] = ("ok", True, text) if asked == query.text else ("failed", False, None)
+        elif record.outcome != "retried":
+            text = f"made for {index}"
+            ends[index] = (record.outcome, False, text)
+            if record.outcome == "ok":
+                kept[query.query_id] = (query.text, text)
+    return ends
+
+
+publishes = st.tuples(
+    st.just("publish"),
+    st.sampled_from(["a", "b", "c"]),
+    st.sampled_from(["why?", "why?", "who?"]),
+    st.sampled_from(["ok", "ok", "failed", "retried"]),
+)
+numbers = st.integers(0, 3)
+moves = st.tuples(st.sampled_from(["offer", "finish", "commit", "work"]), numbers)
+looks = st.tuples(st.sampled_from(["follow", "tick"]))
+disturbances = st.one_of(
+    st.tuples(st.sampled_from(["assign", "revoke"]), st.integers(0, PARTITIONS - 1)),
+    st.tuples(st.sampled_from(["crash", "dies"])),
+)
+steps = st.one_of(publishes, moves, moves, moves, looks, looks, disturbances)
+
+
+@settings(max_examples=150)
+@given(st.lists(publishes, min_size=2, max_size=6), st.lists(steps, min_size=10, max_size=60))
+def test_every_record_ends_as_if_one_were_worked_on_at_a_time(
+    first: list[tuple[str, str, str, Outcome]], script: list[tuple[object, ...]]
+) -> None:
+    world = World()
+    for _, query_id, text, outcome in first:
+        world.publish(query_id, text, outcome)
+    for partition in range(PARTITIONS):
+        world.assign(partition)
+    world.follow()
+    for name, *arguments in script:
+        match name:
+            case "publish":
+                world.publish(*arguments)  # type: ignore[arg-type]
+            case "offer":
+                world.offer(arguments[0] % PARTITIONS)  # type: ignore[operator]
+            case "assign" | "revoke" | "finish" | "commit" | "work":
+                getattr(world, name)(*arguments)
+            case "follow" | "tick":
+                getattr(world, name)()
+            case "crash":
+                world.born()
+                world.assign(0)
+            case "dies":
+                world.work(0)
+                world.commit(0, dies_before=True)
+        world.stage.check_integrity()
+    world.settle()
+    ends = {
+        offset: [(answer.status, answer.replayed, answer.answer) for answer in answers]
+        for offset, answers in world.answers().items()
+    }
+    assert ends == {offset: [end] for offset, end in one_at_a_time(world.records).items()}
+    assert world.complete == set(range(len(world.records)))
+
+
+@settings(max_examples=60)
+@given(st.lists(publishes, min_size=2, max_size=8), st.lists(st.integers(0, 5), max_size=40))
+def test_of_one_id_never_two_are_at_the_model_at_once(
+    published: list[tuple[str, str, str, Outcome]], choices: list[int]
+) -> None:
+    world = World()
+    for _, query_id, text, outcome in published:
+        world.publish(query_id, text, outcome)
+    for partition in range(PARTITIONS):
+        world.assign(partition)
+    for choice in choices:
+        (world.finish, world.commit)[choice % 2](choice)
+        world.offer(choice % PARTITIONS)
+        world.follow()
+        world.tick()
+        at_work = [offered.record.query.query_id for offered in world.within.units.values()]
+        assert len(at_work) == len(set(at_work))

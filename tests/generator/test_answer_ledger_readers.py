@@ -1,0 +1,277 @@
+"""One conformance suite for the log of answers: the broker in memory, the embedded one, real Kafka."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as RawPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from carpool.clock import SystemClock
+from carpool.errors import ConfigError, RetryableError
+from carpool.kafka.librdkafka import LibrdkafkaProducer
+from carpool.kafka.memory.broker import MemoryBroker
+from carpool.kafka.memory.producers import MemoryProducer, MemoryTransactionalProducer
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.stage import Message, Output
+from generator.answer_ledger.librdkafka import KafkaAnswersReader
+from generator.answer_ledger.memory import MemoryAnswersReader
+from generator.answer_ledger.reader import AnswersReader
+from schemas.topics import ANSWERS, RETRIEVALS
+from tests.generator.ledger import make_topics
+
+pytestmark = pytest.mark.timeout(180)
+
+PARTITIONS = 4
+_numbers = itertools.count()
+
+
+@dataclass
+class Log:
+    """One kind of broker: how to read its answers, and how to write them."""
+
+    kind: str
+    reader: AnswersReader
+    write: Callable[..., None]
+    transaction: Callable[..., Callable[[bool], None]]
+    """Writes values into an open transaction; what is returned ends it: True commits."""
+
+    def read(self, count: int) -> list[Message]:
+        found: list[Message] = []
+        deadline_s = time.monotonic() + 20
+        while len(found) < count and time.monotonic() < deadline_s:
+            found += self.reader.poll(0.05, 100)
+        assert len(found) == count
+        return found
+
+    def read_until(self, partition: int, end: int) -> list[Message]:
+        found: list[Message] = []
+        deadline_s = time.monotonic() + 20
+        while self.reader.position(partition) < end and time.monotonic() < deadline_s:
+            found += self.reader.poll(0.05, 100)
+        assert self.reader.position(partition) >= end
+        return found
+
+
+@pytest.fixture(params=["memory", "embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+def log(request: pytest.FixtureRequest) -> Iterator[Log]:
+    if request.param == "memory":
+        memory = MemoryBroker(SystemClock(), {ANSWERS.name: PARTITIONS, RETRIEVALS.name: PARTITIONS})
+        found = _memory_log(memory)
+    else:
+        address = request.getfixturevalue(f"{request.param}_bootstrap")
+        settings = KafkaSettings(bootstrap=address, partitions=PARTITIONS)
+        found = _kafka_log(request.param, settings)
+    found.reader.open()
+    yield found
+    found.reader.close()
+
+
+def _memory_log(broker: MemoryBroker) -> Log:
+    def write(partition: int, *values: bytes) -> None:
+        producer = MemoryProducer(broker)
+        for value in values:
+            producer.produce(_output(partition, value), lambda error: None)
+        producer.close(1)
+
+    def transaction(partition: int, *values: bytes) -> Callable[[bool], None]:
+        producer = MemoryTransactionalProducer(broker, "t")
+        producer.start()
+        producer.begin()
+        for value in values:
+            producer.produce(_output(partition, value))
+        return lambda commits: producer.commit() if commits else producer.abort()
+
+    return Log("memory", MemoryAnswersReader(broker), write, transaction)
+
+
+def _kafka_log(kind: str, settings: KafkaSettings) -> Log:
+    make_topics(settings)
+
+    def write(partition: int, *values: bytes) -> None:
+        producer = LibrdkafkaProducer(settings)
+        for value in values:
+            assert producer.produce(_output(partition, value), lambda error: None)
+        assert producer.close(20) == 0
+
+    def transaction(partition: int, *values: bytes) -> Callable[[bool], None]:
+        producer = Producer({"bootstrap.servers": settings.bootstrap, "transactional.id": f"t-{uuid.uuid4()}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(ANSWERS.name, key=b"k", value=value, partition=partition)
+        producer.flush(20)
+        return lambda commits: producer.commit_transaction(20) if commits else producer.abort_transaction(20)
+
+    return Log(kind, KafkaAnswersReader(settings, SystemClock()), write, transaction)
+
+
+def _output(partition: int, value: bytes) -> Output:
+    return Output(topic=ANSWERS.name, key=b"k", value=value, headers=(("h", b"1"),), partition=partition)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def values(*texts: str) -> list[bytes]:
+    """Values that no other test of this broker has written."""
+    return [f"{text}-{next(_numbers)}".encode() for text in texts]
+
+
+def begin_at_the_end(log: Log, partition: int) -> int:
+    """Begins to read a partition and reads what other tests have left there; returns where it ends."""
+    log.reader.begin(partition, 0)
+    log.read_until(partition, log.reader.end(partition))
+    return log.reader.position(partition)
+
+
+def test_records_are_read_in_order_with_key_headers_and_place_and_so_are_those_to_come(log: Log) -> None:
+    start = begin_at_the_end(log, 0)
+    a, b, c = values("a", "b", "c")
+    log.write(0, a, b)
+    first, second = log.read(2)
+    assert (first.value, first.source.offset, second.value, second.source.offset) == (a, start, b, start + 1)
+    assert (first.key, first.headers, first.source.topic, first.source.partition) == (
+        b"k",
+        (("h", b"1"),),
+        ANSWERS.name,
+        0,
+    )
+    log.write(0, c)
+    assert log.read(1)[0].value == c
+    assert log.reader.position(0) == start + 3
+
+
+def test_reading_begins_with_the_first_record_of_the_horizon(log: Log) -> None:
+    old, new = values("old", "new")
+    log.write(1, old)
+    time.sleep(0.05)
+    since_ms, end = now_ms(), log.reader.end(1)
+    time.sleep(0.05)
+    log.write(1, new)
+    assert log.reader.begin(1, since_ms) == end
+    assert log.read_until(1, end + 1)[-1].value == new
+
+
+def test_a_log_without_records_in_the_horizon_is_read_at_once(log: Log) -> None:
+    log.write(1, *values("old"))
+    if log.kind == "embedded":
+        pytest.skip("the embedded broker has such a log read from its beginning")
+    end = log.reader.end(1)
+    assert log.reader.begin(1, now_ms() + 60_000) == end
+    assert log.reader.position(1) == end
+
+
+def test_partitions_join_one_after_the_other(log: Log) -> None:
+    begin_at_the_end(log, 0)
+    a, b, c = values("a", "b", "c")
+    log.write(0, a)
+    assert log.read(1)[0].value == a
+    begin_at_the_end(log, 2)
+    log.write(2, b)
+    log.write(0, c)
+    assert {message.value: message.source.partition for message in log.read(2)} == {b: 2, c: 0}
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_what_is_not_committed_counts_to_the_end_and_is_not_read_before_its_time(log: Log, commits: bool) -> None:
+    if log.kind == "embedded":
+        pytest.skip("the embedded broker shows what is not committed")
+    start = begin_at_the_end(log, 0)
+    before, inside, behind = values("before", "inside", "behind")
+    log.write(0, before)
+    end_transaction = log.transaction(0, inside)
+    log.write(0, behind)
+    end = log.reader.end(0)
+    assert end == start + 3
+    assert log.read(1)[0].value == before
+    assert [message for _ in range(10) for message in log.reader.poll(0.02, 100)] == []
+    assert log.reader.position(0) < end
+    end_transaction(commits)
+    found = [message.value for message in log.read_until(0, end)]
+    assert found == ([inside, behind] if commits else [behind])
+
+
+def test_a_log_that_ends_with_an_aborted_record_is_read_to_its_end(log: Log) -> None:
+    if log.kind == "embedded":
+        pytest.skip("the embedded broker shows what is not committed")
+    begin_at_the_end(log, 0)
+    log.transaction(0, *values("never"))(False)
+    assert log.read_until(0, log.reader.end(0)) == []
+
+
+def test_one_record_is_looked_up_by_its_offset_while_others_are_followed(log: Log) -> None:
+    start = begin_at_the_end(log, 0)
+    a, b, c = values("a", "b", "c")
+    log.write(0, a, b)
+    assert len(log.read(2)) == 2
+    found = log.reader.fetch(0, start + 1)
+    assert found is not None and (found.value, found.headers, found.source.offset) == (b, (("h", b"1"),), start + 1)
+    log.write(0, c)
+    assert log.read(1)[0].value == c
+    found = log.reader.fetch(0, start)
+    assert found is not None and found.value == a
+
+
+def test_a_record_that_is_not_there_is_none(log: Log) -> None:
+    if log.kind == "embedded":
+        pytest.skip("the embedded broker does not answer beyond the end")
+    end = begin_at_the_end(log, 0)
+    assert log.reader.fetch(0, end + 1_000) is None
+
+
+def _set_cleanup(admin: AdminClient, policy: str) -> None:
+    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, ANSWERS.name, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(20)
+
+
+@pytest.mark.kafka
+def test_a_record_that_was_deleted_is_none_and_the_log_is_read_from_what_is_left(kafka_bootstrap: str) -> None:
+    log = _kafka_log("kafka", KafkaSettings(bootstrap=kafka_bootstrap, partitions=PARTITIONS))
+    log.reader.open()
+    gone, kept = values("gone", "kept")
+    start = log.reader.end(2)
+    log.write(2, gone, kept)
+    admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
+    _set_cleanup(admin, "compact,delete")
+    for future in admin.delete_records([RawPartition(ANSWERS.name, 2, start + 1)]).values():
+        future.result(20)
+    _set_cleanup(admin, ANSWERS.cleanup)
+    assert log.reader.fetch(2, start) is None
+    assert log.reader.begin(2, 0) == start + 1
+    assert log.read(1)[0].value == kept
+    log.reader.close()
+
+
+@pytest.mark.kafka
+def test_a_record_of_the_largest_size_is_looked_up(kafka_bootstrap: str) -> None:
+    log = _kafka_log("kafka", KafkaSettings(bootstrap=kafka_bootstrap, partitions=PARTITIONS))
+    log.reader.open()
+    start = log.reader.end(2)
+    large = bytes(ANSWERS.max_message_bytes - 1_024)
+    log.write(2, large)
+    found = log.reader.fetch(2, start)
+    assert found is not None and found.value == large
+    log.reader.close()
+
+
+def test_topics_of_different_partitions_are_refused_in_words() -> None:
+    broker = MemoryBroker(SystemClock(), {ANSWERS.name: 2, RETRIEVALS.name: 4})
+    with pytest.raises(ConfigError, match="2 partitions"):
+        MemoryAnswersReader(broker).open()
+
+
+def test_an_unreachable_broker_is_named() -> None:
+    reader = KafkaAnswersReader(KafkaSettings(bootstrap="127.0.0.1:1", request_timeout_ms=1_000), SystemClock())
+    with pytest.raises(RetryableError, match=r"127\.0\.0\.1:1"):
+        reader.open()
+    reader.close()

@@ -1,0 +1,390 @@
+"""The generator's stage behind the ledger: what reaches the model, what is answered without it, and what is said meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from carpool.errors import CarpoolError, ConfigError, RetryableError
+from carpool.kafka.memory.broker import MemoryBroker
+from carpool.kafka.stage import Credit, Message, Output, TopicPartition, Unit
+from carpool.telemetry.metrics import Metrics
+from generator.answer_ledger import follower, stage
+from generator.answer_ledger.memory import MemoryAnswersReader
+from generator.answer_ledger.reader import AnswersReader
+from generator.answer_ledger.stage import LedgerStage
+from generator.llm.memory import MemoryEngine
+from generator.prompts import load_templates
+from generator.service import GeneratorStage
+from generator.settings import GeneratorSettings
+from schemas.answer import Answer
+from schemas.codec import decode
+from schemas.record import header
+from schemas.retrieval import Retrieval
+from schemas.topics import ANSWERS, QUERIES, RETRIEVALS
+from tests.generator.ledger import Within, made
+from tests.generator.stage import LLM, NOW_US, HandClock, StepClock, WaitableSink, unit
+
+NOW_MS = NOW_US // 1_000
+
+
+class SlowReader(MemoryAnswersReader):
+    """Reads when it is let, a record at a time."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.trouble: CarpoolError | None = None
+        self.is_let = True
+
+    def begin(self, partition: int, since_ms: int) -> int:
+        if self.trouble is not None:
+            raise self.trouble
+        return super().begin(partition, since_ms)
+
+    def poll(self, timeout_s: float, records_max: int) -> Sequence[Message]:
+        return super().poll(timeout_s, records_max) if self.is_let else ()
+
+
+class Bench:
+    """A ledger around a stage that a test ends by hand, on a broker in memory; its follower is stepped by hand too."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.broker = MemoryBroker(self.clock, {ANSWERS.name: 1, RETRIEVALS.name: 1})
+        self.reader = SlowReader(self.broker)
+        self.within, self.sink = Within(), WaitableSink()
+        self.metrics = Metrics(CollectorRegistry())
+        self.stage = LedgerStage(self.within, self.reader, GeneratorSettings(), self.metrics, self.clock)
+        self.stage._sink = self.sink
+        self.within.start(stage._Overheard(self.sink, self.stage))
+
+    def assign(self) -> None:
+        self.stage.assigned(frozenset({TopicPartition(RETRIEVALS.name, 0)}))
+
+    def offer(self, *units: Unit[Retrieval]) -> None:
+        for one in units:
+            self.stage.offer(one, self.clock.now_us())
+
+    def follow(self) -> None:
+        self.stage.follower.step()
+        self.stage.tick(self.clock.now_us(), 0)
+        self.stage.check_integrity()
+
+    def write(self, *outputs: Output) -> None:
+        for output in outputs:
+            self.broker.append(output.topic, output.value, key=output.key, headers=output.headers)
+
+    def commit(self) -> None:
+        """What was handed over is in the log."""
+        for done in self.sink.dones:
+            self.write(*done.outputs)
+        self.sink.dones.clear()
+
+    def decisions(self, result: str) -> float:
+        value = self.metrics.registry.get_sample_value("carpool_answer_ledger_decisions_total", {"result": result})
+        return value or 0.0
+
+
+def again(first: Unit[Retrieval], **query: Any) -> Unit[Retrieval]:
+    """Another record with the id of `first`, and other headers."""
+    another = unit(first.record.query.text, query={"query_id": first.record.query.query_id, **query})
+    headers = (("correlation_id", str(another.id).encode()), ("traceparent", b"00-2"))
+    return Unit(id=another.id, record=msgspec.structs.replace(another.record, headers=headers), message=another.message)
+
+
+def assigned() -> Bench:
+    bench = Bench()
+    bench.assign()
+    bench.follow()
+    return bench
+
+
+def test_an_answer_given_again_has_its_own_source_headers_and_key_and_the_text_that_was_given_first() -> None:
+    bench, first = assigned(), unit("why?")
+    bench.write(made(first.record, text="Because."))
+    bench.follow()
+    second = again(first)
+    bench.offer(second)
+    assert not bench.within.units
+    bench.follow()
+    (done,) = bench.sink.dones
+    answer = decode(Answer, done.outputs[0].value, done.outputs[0].headers)
+    assert done.parts == ((second.id, 0),)
+    assert (answer.status, answer.replayed, answer.answer) == ("ok", True, "Because.")
+    assert (answer.query_id, answer.source) == (first.record.query.query_id, second.record.source)
+    assert done.outputs[0].key == answer.query_id.encode()
+    assert header(done.outputs[0].headers, "correlation_id") == str(second.id).encode()
+    assert header(done.outputs[0].headers, "traceparent") == b"00-2"
+    place = second.record.source
+    assert header(done.outputs[0].headers, "ce_id") == f"{place.topic}/{place.partition}/{place.offset}/answer".encode()
+    assert answer.timings_ms["total"] >= 0
+    assert bench.decisions("replayed") == 1
+
+
+def test_the_same_id_with_another_question_is_refused_with_what_to_do() -> None:
+    bench, first = assigned(), unit("why?")
+    bench.write(made(first.record))
+    bench.follow()
+    other = again(first, text="who?")
+    bench.offer(other)
+    (answer,) = bench.sink.answers
+    assert answer.error is not None
+    assert (answer.status, answer.error.type, answer.error.retryable) == ("failed", "conflict", False)
+    assert "an id of its own" in answer.error.message
+    assert (answer.source, answer.replayed) == (other.record.source, False)
+    assert bench.decisions("conflict") == 1
+
+
+def test_a_record_that_was_answered_before_a_crash_is_acknowledged_without_an_output() -> None:
+    bench, first = assigned(), unit("why?")
+    bench.write(made(first.record, "failed"))
+    bench.follow()
+    bench.offer(first)
+    (done,) = bench.sink.dones
+    assert (done.parts, done.outputs) == (((first.id, 0),), ())
+    assert bench.decisions("skipped") == 1
+
+
+def test_units_wait_until_the_answers_of_their_partition_are_read_and_readiness_says_how_far_that_is() -> None:
+    bench, known, new = Bench(), unit("why?"), unit("who?")
+    bench.write(made(known.record), *(made(unit("else").record) for _ in range(3)))
+    bench.reader.is_let = False
+    bench.assign()
+    bench.offer(again(known), new)
+    bench.follow()
+    assert not bench.within.units and not bench.sink.dones
+    assert bench.stage.not_ready() == ("reading the answers of partitions 0: 0%",)
+    assert bench.stage.tick(NOW_US, 0) == NOW_US + stage.HELD_WAKE_US
+    bench.reader.is_let = True
+    bench.follow()
+    assert list(bench.within.units) == [new.id]
+    bench.follow()
+    assert [answer.replayed for answer in bench.sink.answers] == [True]
+    assert bench.stage.not_ready() == ()
+    assert bench.stage.tick(NOW_US, 0) is None
+
+
+def test_what_is_held_is_part_of_the_credit() -> None:
+    bench, first = Bench(), unit("why?")
+    before = bench.stage.credit()
+    bench.assign()
+    bench.offer(first, unit("who?"))
+    after = bench.stage.credit()
+    assert after.records == before.records - 2
+    assert after.size_bytes < before.size_bytes - 2 * 100
+    bench.follow()
+    assert bench.stage.credit().records == before.records - 2, "the stage within has them now"
+
+
+def test_nothing_is_taken_in_while_the_log_shows_too_few_of_the_answers(monkeypatch: Any) -> None:
+    monkeypatch.setattr(stage, "UNSEEN_MAX", 2)
+    bench = assigned()
+    for one in (unit("a"), unit("b")):
+        bench.offer(one)
+        bench.within.finish(one.id, made(one.record))
+    assert bench.stage.credit() == Credit(records=0, size_bytes=0)
+    assert "2 answers were handed over" in bench.stage.not_ready()[0]
+    bench.commit()
+    bench.follow()
+    assert bench.stage.credit().records > 0
+    assert bench.stage.not_ready() == ()
+
+
+def test_the_second_of_two_records_with_one_id_gets_the_answer_to_the_first() -> None:
+    bench, first = assigned(), unit("why?")
+    second = again(first)
+    bench.offer(first, second)
+    assert list(bench.within.units) == [first.id]
+    bench.within.finish(first.id, made(first.record, text="Because."))
+    bench.follow()
+    assert len(bench.sink.dones) == 1, "what is not in the log may still be discarded"
+    bench.commit()
+    bench.follow()
+    bench.follow()
+    assert [(answer.replayed, answer.answer) for answer in bench.sink.answers] == [(True, "Because.")]
+
+
+def test_a_first_that_leaves_to_be_tried_again_lets_the_second_go_on() -> None:
+    bench, first = assigned(), unit("why?")
+    second = again(first)
+    bench.offer(first, second)
+    bench.within.finish(first.id, Output(topic=QUERIES.name, key=b"k", value=b"once more"))
+    bench.stage.tick(NOW_US, 0)
+    assert list(bench.within.units) == [second.id]
+
+
+def test_a_revoked_unit_is_forgotten_wherever_it_is() -> None:
+    bench, first = assigned(), unit("why?")
+    second, third = again(first), again(first)
+    bench.offer(first, second, third)
+    bench.stage.revoke(frozenset({first.id, third.id}))
+    bench.stage.tick(NOW_US, 0)
+    assert list(bench.within.units) == [second.id]
+    bench.stage.revoke(frozenset({second.id}))
+    bench.stage.check_integrity()
+    assert bench.stage.credit().records == 1_000
+
+
+def test_a_replay_for_a_unit_that_was_revoked_meanwhile_is_dropped() -> None:
+    bench, first = assigned(), unit("why?")
+    bench.write(made(first.record))
+    bench.follow()
+    second = again(first)
+    bench.offer(second)
+    bench.stage.revoke(frozenset({second.id}))
+    bench.follow()
+    assert bench.sink.dones == []
+
+
+def test_what_waits_behind_another_expires_through_the_stage_within() -> None:
+    bench, first = assigned(), unit("why?")
+    second = again(first, deadline=NOW_MS + 100)
+    bench.offer(first, second)
+    bench.clock.at_us += 100_000
+    bench.stage.tick(bench.clock.now_us(), 0)
+    assert list(bench.within.units) == [first.id, second.id], "it is late there, and answered so"
+
+
+def test_a_stored_answer_that_was_fetched_too_late_is_not_given() -> None:
+    bench, first = assigned(), unit("why?")
+    bench.write(made(first.record))
+    bench.follow()
+    second = again(first, deadline=NOW_MS + 100)
+    bench.offer(second)
+    bench.clock.at_us += 100_000
+    bench.follow()
+    assert bench.sink.dones == []
+    assert list(bench.within.units) == [second.id]
+
+
+def test_a_record_that_is_no_answer_is_passed_over_and_counted() -> None:
+    bench, first = assigned(), unit("why?")
+    bench.broker.append(ANSWERS.name, b"rubbish", key=b"x")
+    bench.write(made(first.record))
+    bench.follow()
+    bench.offer(again(first))
+    bench.follow()
+    assert [answer.replayed for answer in bench.sink.answers] == [True]
+    assert bench.decisions("unreadable") == 1
+
+
+def test_answers_that_were_deleted_with_an_empty_record_are_made_anew() -> None:
+    bench, first = assigned(), unit("why?")
+    bench.write(made(first.record))
+    bench.broker.append(ANSWERS.name, None, key=first.record.query.query_id.encode())
+    bench.follow()
+    second = again(first)
+    bench.offer(second)
+    assert list(bench.within.units) == [second.id]
+
+
+def test_what_is_older_than_the_horizon_is_made_anew() -> None:
+    bench, first = Bench(), unit("why?")
+    bench.write(made(first.record))
+    bench.clock.at_us += 86_400_000_000 + 1_000
+    bench.assign()
+    bench.follow()
+    second = again(first)
+    bench.offer(second)
+    assert list(bench.within.units) == [second.id]
+
+
+def test_answers_that_cannot_be_read_are_tried_again_with_longer_and_longer_pauses_and_readiness_says_why() -> None:
+    bench, new = Bench(), unit("why?")
+    bench.reader.trouble = RetryableError("no broker answers")
+    bench.assign()
+    bench.offer(new)
+    bench.follow()
+    trouble, reading = bench.stage.not_ready()
+    assert "no broker answers" in trouble and reading == "reading the answers of partitions 0: 0%"
+    bench.clock.at_us += follower.BACKOFF_US_MIN
+    bench.follow()
+    bench.clock.at_us += 2 * follower.BACKOFF_US_MIN
+    bench.reader.trouble = None
+    bench.follow()
+    assert bench.stage.not_ready() == ()
+    assert list(bench.within.units) == [new.id]
+
+
+def test_a_partition_that_comes_back_is_read_on_from_where_it_was() -> None:
+    bench, first = assigned(), unit("why?")
+    bench.write(made(first.record))
+    bench.follow()
+    begun: list[int] = []
+    bench.reader.begin = lambda partition, since_ms: begun.append(partition) or 0  # type: ignore[method-assign,func-returns-value]
+    other = unit("who?")
+    bench.write(made(other.record))
+    bench.assign()
+    bench.offer(again(first), again(other))
+    bench.follow()
+    bench.follow()
+    assert [answer.replayed for answer in bench.sink.answers] == [True, True]
+    assert begun == []
+
+
+# ---- with the threads, and the real stage within
+
+
+@contextmanager
+def whole(
+    engine: MemoryEngine, reader: Callable[[MemoryBroker], AnswersReader]
+) -> Iterator[tuple[LedgerStage, WaitableSink, MemoryBroker]]:
+    clock, settings, metrics, sink = StepClock(), GeneratorSettings(), Metrics(CollectorRegistry()), WaitableSink()
+    broker = MemoryBroker(clock, {ANSWERS.name: 1, RETRIEVALS.name: 1})
+    within = GeneratorStage(settings, LLM, load_templates(settings), engine, metrics, clock)
+    outer = LedgerStage(within, reader(broker), settings, metrics, clock)
+    outer.start(sink)
+    try:
+        outer.assigned(frozenset({TopicPartition(RETRIEVALS.name, 0)}))
+        yield outer, sink, broker
+    finally:
+        outer.close()
+
+
+def test_a_question_published_twice_is_asked_once_of_the_model() -> None:
+    engine = MemoryEngine()
+    with whole(engine, MemoryAnswersReader) as (outer, sink, broker):
+        first = unit("why?")
+        second = again(first)
+
+        def tick() -> None:
+            outer.tick(NOW_US, 0)
+
+        for one in (first, second):
+            outer.offer(one, NOW_US)
+        sink.wait(lambda: len(sink.dones) == 1, tick)
+        output = sink.dones[0].outputs[0]
+        broker.append(output.topic, output.value, key=output.key, headers=output.headers)
+        sink.wait(lambda: len(sink.dones) == 2, tick)
+        made_first, given_again = sink.answers
+        assert (made_first.status, made_first.replayed, given_again.status, given_again.replayed) == (
+            "ok",
+            False,
+            "ok",
+            True,
+        )
+        assert made_first.answer == given_again.answer and made_first.generation_id == given_again.generation_id
+        assert len(engine.requests) == 1
+        assert sink.failure is None
+
+
+def test_answers_that_cannot_be_read_for_good_end_the_service() -> None:
+    class Wrong(MemoryAnswersReader):
+        def open(self) -> None:
+            raise ConfigError("2 partitions")
+
+    with whole(MemoryEngine(), Wrong) as (_, sink, _):
+        sink.wait(lambda: sink.failure is not None)
+        assert isinstance(sink.failure, ConfigError)
+
+
+def test_closing_takes_a_moment_only() -> None:
+    with whole(MemoryEngine(), MemoryAnswersReader) as (outer, _, _):
+        began_s = time.monotonic()
+        outer.close()
+        assert time.monotonic() - began_s < follower.CLOSE_TIMEOUT_S

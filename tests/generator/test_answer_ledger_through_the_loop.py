@@ -1,0 +1,273 @@
+"""The generator with its ledger behind the real loop, on a broker in memory: what a crash repeats, and what it does not."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bench.session import begin_at_end
+from carpool.clock import SystemClock
+from carpool.errors import RetryableError
+from carpool.kafka.delivery.at_least_once import AtLeastOnceDelivery
+from carpool.kafka.delivery.choose import make_consumer, make_delivery
+from carpool.kafka.delivery.delivery import Delivery, Wiring
+from carpool.kafka.delivery.exactly_once import ExactlyOnceDelivery
+from carpool.kafka.librdkafka import LibrdkafkaProducer
+from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.memory.broker import MemoryBroker
+from carpool.kafka.memory.consumer import MemoryConsumer
+from carpool.kafka.memory.producers import MemoryProducer, MemoryTransactionalProducer
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.stage import Output, Unit
+from carpool.telemetry.metrics import Metrics
+from generator.answer_ledger.librdkafka import KafkaAnswersReader
+from generator.answer_ledger.memory import MemoryAnswersReader
+from generator.answer_ledger.stage import LedgerStage
+from generator.llm.memory import MemoryEngine
+from generator.prompts import load_templates
+from generator.service import GeneratorStage
+from generator.settings import GeneratorSettings
+from schemas.answer import Answer
+from schemas.codec import decode
+from schemas.retrieval import Retrieval
+from schemas.topics import ANSWERS, PARTIAL_ANSWERS, RETRIEVALS
+from tests.generator.ledger import make_topics
+from tests.generator.stage import LLM, unit
+
+GROUP = "carpool-generator"
+
+
+class Service:
+    """One life of the generator."""
+
+    def __init__(self, broker: MemoryBroker, delivery: str) -> None:
+        self.engine = MemoryEngine()
+        settings, metrics, clock = GeneratorSettings(), Metrics(CollectorRegistry()), broker.clock
+        within = GeneratorStage(settings, LLM, load_templates(settings), self.engine, metrics, clock)
+        exactly_once = delivery == "exactly_once"
+
+        def make_delivery(wiring: Wiring) -> Delivery:
+            if exactly_once:
+                return ExactlyOnceDelivery(
+                    wiring,
+                    make_producer=lambda: MemoryTransactionalProducer(broker, f"{GROUP}-one"),
+                    make_hint_producer=lambda: MemoryProducer(broker),
+                    slot="one",
+                    commit_interval_ms=0,
+                )
+            return AtLeastOnceDelivery(
+                wiring,
+                make_producer=lambda: MemoryProducer(broker),
+                make_hint_producer=lambda: MemoryProducer(broker),
+                commit_interval_ms=0,
+            )
+
+        self.consumer = (
+            MemoryConsumer(broker, GROUP, own_slot="one", fence=lambda slot: None)
+            if exactly_once
+            else MemoryConsumer(broker, GROUP)
+        )
+        self.stage = LedgerStage(within, MemoryAnswersReader(broker), settings, metrics, clock)
+        self.loop = Loop[Retrieval](
+            name="generator",
+            group=GROUP,
+            intake=Intake(
+                topic=RETRIEVALS.name,
+                decode=lambda message: decode(Retrieval, message.value, message.headers),
+                bad_input="stop",
+            ),
+            stage=self.stage,
+            consumer=self.consumer,
+            make_delivery=make_delivery,
+            clock=clock,
+            metrics=metrics,
+        )
+        self.loop.start()
+
+    def turn(self, until: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 20
+        while not until():
+            assert time.monotonic() < deadline_s, "it did not come about"
+            self.loop.step()
+            assert self.loop.failure is None, self.loop.failure
+
+    def crash(self) -> None:
+        self.consumer.crash()
+        self.loop.delivery.close(until_us=0)
+        self.stage.close()
+
+
+@pytest.fixture(params=["at_least_once", "exactly_once"])
+def delivery(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def make_broker() -> MemoryBroker:
+    return MemoryBroker(SystemClock(), {RETRIEVALS.name: 2, ANSWERS.name: 2, PARTIAL_ANSWERS.name: 2})
+
+
+def publish(broker: MemoryBroker, *units: Unit[Retrieval]) -> None:
+    for one in units:
+        key = one.record.query.query_id.encode()
+        broker.append(RETRIEVALS.name, one.message.value, key=key, headers=one.message.headers)
+
+
+def answers(broker: MemoryBroker) -> list[Answer]:
+    return [decode(Answer, message.value, message.headers) for message in broker.records(ANSWERS.name)]
+
+
+def committed(broker: MemoryBroker) -> int:
+    return sum(position.offset or 0 for position in broker.committed(GROUP).values())
+
+
+def test_an_id_that_is_published_three_times_and_once_for_something_else_is_generated_once(delivery: str) -> None:
+    broker = make_broker()
+    publish(broker, *(unit("why?", query={"query_id": "q"}) for _ in range(3)), unit("who?", query={"query_id": "q"}))
+    publish(broker, unit("what?", query={"query_id": "other"}))
+    service = Service(broker, delivery)
+    service.turn(lambda: len(answers(broker)) == 5 and committed(broker) == 5)
+    service.crash()
+    found = answers(broker)
+    assert Counter((one.query_id, one.status, one.replayed) for one in found) == {
+        ("q", "ok", False): 1,
+        ("q", "ok", True): 2,
+        ("q", "failed", False): 1,
+        ("other", "ok", False): 1,
+    }
+    assert len({one.source for one in found}) == 5
+    assert len(service.engine.requests) == 2
+
+
+def test_an_answer_that_was_written_and_not_acknowledged_before_a_crash_is_not_made_again() -> None:
+    broker = make_broker()
+    publish(broker, unit("why?", query={"query_id": "q"}), unit("what?", query={"query_id": "other"}))
+    for _ in range(1_000):
+        broker.break_next("commit_offsets", RetryableError("the coordinator is away"))
+    first = Service(broker, "at_least_once")
+    first.turn(lambda: len(answers(broker)) == 2)
+    first.crash()
+    assert committed(broker) == 0
+
+    broker._faults.clear()
+    second = Service(broker, "at_least_once")
+    second.turn(lambda: committed(broker) == 2)
+    second.crash()
+    assert len(answers(broker)) == 2
+    assert second.engine.requests == []
+
+
+def test_a_new_life_gives_the_answer_of_an_earlier_one_again(delivery: str) -> None:
+    broker = make_broker()
+    publish(broker, unit("why?", query={"query_id": "q"}))
+    first = Service(broker, delivery)
+    first.turn(lambda: committed(broker) == 1)
+    first.crash()
+    again = unit("why?", query={"query_id": "q"})
+    publish(broker, again)
+    second = Service(broker, delivery)
+    second.turn(lambda: len(answers(broker)) == 2)
+    second.crash()
+    assert second.engine.requests == []
+    (given,) = [one for one in answers(broker) if one.replayed]
+    assert given.source == again.record.source
+
+
+def test_a_successor_makes_what_its_predecessor_did_not_and_nothing_twice(delivery: str) -> None:
+    broker = make_broker()
+    questions = [unit(f"why {n}?", query={"query_id": f"q-{n}"}) for n in range(8)]
+    publish(broker, *questions)
+    first = Service(broker, delivery)
+    first.turn(lambda: len(answers(broker)) >= 4)
+    first.crash()
+    left = 8 - len(answers(broker))
+    second = Service(broker, delivery)
+    second.turn(lambda: committed(broker) == 8)
+    second.crash()
+    assert Counter(one.source for one in answers(broker)) == {one.record.source: 1 for one in questions}
+    assert len(second.engine.requests) == left
+
+
+@pytest.mark.kafka
+def test_on_real_brokers_a_new_life_reads_what_an_earlier_one_committed(kafka_bootstrap: str) -> None:
+    name = uuid.uuid4().hex[:8]
+    settings = KafkaSettings(bootstrap=kafka_bootstrap, group_prefix=f"t-{name}", slot=name)
+    make_topics(settings)
+    log = KafkaAnswersReader(settings, SystemClock())
+    log.open()
+    for partition in range(settings.partitions):
+        log.begin(partition, time.time_ns() // 1_000_000)
+    found: list[Answer] = []
+
+    def read(count: int) -> bool:
+        for message in log.poll(0, 100):
+            answer = decode(Answer, message.value, message.headers)
+            if answer.query_id.startswith(name):
+                found.append(answer)
+        return len(found) >= count
+
+    def ask(*numbers: int) -> list[Unit[Retrieval]]:
+        questions = [unit(f"why {n}?", query={"query_id": f"{name}-{n}"}) for n in numbers]
+        producer = LibrdkafkaProducer(settings)
+        for one in questions:
+            key = one.record.query.query_id.encode()
+            value = one.message.value or b""
+            output = Output(topic=RETRIEVALS.name, key=key, value=value, headers=one.message.headers)
+            assert producer.produce(output, lambda error: None)
+        assert producer.close(20) == 0
+        return questions
+
+    begin_at_end(settings, settings.group_of("generator"), RETRIEVALS.name)  # other tests have written to this broker
+    first = RealService(settings)
+    asked = ask(*range(10))
+    first.turn(lambda: read(10))
+    first.end()
+    second = RealService(settings)
+    asked += ask(*range(5, 12))
+    second.turn(lambda: read(17))
+    second.end()
+    log.close()
+    assert Counter(one.source for one in found) == {one.record.source: 1 for one in asked}
+    assert Counter(one.replayed for one in found) == {False: 12, True: 5}
+    assert len(second.engine.requests) == 2
+
+
+class RealService:
+    """One life of the generator, committing in transactions on a real broker."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.engine = MemoryEngine()
+        own, metrics, clock = GeneratorSettings(), Metrics(CollectorRegistry()), SystemClock()
+        within = GeneratorStage(own, LLM, load_templates(own), self.engine, metrics, clock)
+        group = settings.group_of("generator")
+        self.loop = Loop[Retrieval](
+            name="generator",
+            group=group,
+            intake=Intake(
+                topic=RETRIEVALS.name,
+                decode=lambda message: decode(Retrieval, message.value, message.headers),
+                bad_input="stop",
+            ),
+            stage=LedgerStage(within, KafkaAnswersReader(settings, clock), own, metrics, clock),
+            consumer=make_consumer(settings, group, clock, "exactly_once"),
+            make_delivery=make_delivery(settings, group, "exactly_once"),
+            clock=clock,
+            metrics=metrics,
+        )
+        self.loop.start()
+
+    def turn(self, until: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 60
+        while not until():
+            assert time.monotonic() < deadline_s, "it did not come about"
+            self.loop.step()
+            assert self.loop.failure is None, self.loop.failure
+
+    def end(self) -> None:
+        self.loop.drain(self.loop.last_step_us + 10_000_000)
+        self.loop.close()

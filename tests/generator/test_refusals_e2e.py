@@ -1,0 +1,208 @@
+"""The generator as a process on real Kafka: stopped with requests in flight, and before an LLM server that refuses."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from bench.stack import Stack
+from carpool.kafka.admin import create_topics
+from carpool.kafka.settings import KafkaSettings
+from carpool.testing.llm_server import NO_FAULT, Fault, LlmServer
+from schemas.codec import encode
+from schemas.query import Query
+from schemas.record import ClusterId, Source
+from schemas.retrieval import Hit, Retrieval
+from schemas.topics import ANSWERS, QUERIES, RETRIEVALS
+from tests.brokers import short_lived_kafka
+from tests.e2e.support import Found, Publisher, quick_settings, read_all, read_to_end
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+
+IN_FLIGHT = 64
+QUERIES_COUNT = 200
+RATE_PER_S = 10
+DEADLINE_S = 4.0
+RECOVERY_S_MAX = 5.0
+
+_offsets = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with short_lived_kafka(tmp_path_factory.mktemp("refusals") / "kafka") as kafka:
+        yield kafka.bootstrap
+
+
+@pytest.fixture(autouse=True)
+def topics(broker: str) -> None:
+    create_topics(KafkaSettings(bootstrap=broker))
+
+
+def ask(publisher: Publisher, query_id: str, deadline_s: float | None = None) -> None:
+    """Publishes what a searcher would: the retrieval of a query, which is to be answered before `deadline_s` (epoch)."""
+    source = Source(topic=QUERIES.name, partition=0, offset=next(_offsets), timestamp_ms=int(time.time() * 1_000))
+    retrieval = Retrieval(
+        query=Query(query_id=query_id, text=f"What of {query_id}?"),
+        source=source,
+        deadline_us=None if deadline_s is None else int(deadline_s * 1_000_000),
+        revision=1,
+        is_final=True,
+        index_version="i",
+        embedding_model="m",
+        hits=(Hit(doc_id="d-1", score=0.9, cluster=ClusterId(1), title="A title", text="A passage."),),
+        skipped_clusters=(),
+    )
+    value, headers = encode(retrieval, event_id=query_id, source="test", time_us=0)
+    publisher.queue(RETRIEVALS.name, value, key=query_id, headers=headers)
+
+
+def generator(broker: str, llm: LlmServer, folder: Path, prefix: str, **settings: int) -> Stack:
+    """The generator alone; it reads all that was ever retrieved, so ids begin with `prefix`."""
+    environ = {f"CARPOOL_GENERATOR_{name.upper()}": str(value) for name, value in settings.items()}
+    return Stack(
+        bootstrap=broker,
+        index_dir=folder,
+        work_dir=folder,
+        services=("generator",),
+        settings=quick_settings(prefix) | environ | {"CARPOOL_LLM_MODEL": llm.model},
+        llm_url=llm.url,
+    )
+
+
+def wait_until(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.02)
+
+
+def answers_to(broker: str, prefix: str, count: int) -> list[Found]:
+    """The answers to the queries of `prefix`, once there are `count` of them, and what comes within another second."""
+
+    def ours(found: list[Found]) -> list[Found]:
+        return [each for each in found if (each.key or b"").startswith(prefix.encode())]
+
+    read_all(broker, ANSWERS.name, until=lambda found: len(ours(found)) >= count, timeout_s=90)
+    time.sleep(1)
+    return ours(read_to_end(broker, ANSWERS.name))
+
+
+def test_sigterm_with_64_requests_in_flight_generates_none_of_them_twice(broker: str, tmp_path: Path) -> None:
+    publisher = Publisher(broker)
+    ids = [f"term-{number}" for number in range(QUERIES_COUNT)]
+    with LlmServer(latency_ms=1_500) as llm:
+        stack = generator(broker, llm, tmp_path, "term", concurrency=IN_FLIGHT, intake_records_max=100)
+        with stack:
+            for query_id in ids:
+                ask(publisher, query_id)
+            publisher.flush()
+            wait_until("64 in flight", lambda: llm.requests.in_flight == IN_FLIGHT)
+            assert stack["generator"].stop() == 0
+            before = llm.requests.completed
+            assert IN_FLIGHT <= before < QUERIES_COUNT, (
+                "it ended in the middle of the work, and finished what was in hand"
+            )
+            stack["generator"].start()
+            answers = answers_to(broker, "term", QUERIES_COUNT)
+    assert Counter(each.body["query_id"] for each in answers) == Counter(ids)
+    assert set(llm.requests.started_by_prompt.values()) == {1}
+    assert len(llm.requests.started_by_prompt) == QUERIES_COUNT
+
+
+def test_sigkill_with_64_requests_in_flight_repeats_at_most_those_and_none_that_was_committed(
+    broker: str, tmp_path: Path
+) -> None:
+    publisher = Publisher(broker)
+    ids = [f"kill-{number}" for number in range(QUERIES_COUNT)]
+    with LlmServer(latency_ms=2_000) as llm:
+        stack = generator(broker, llm, tmp_path, "kill", concurrency=IN_FLIGHT, intake_records_max=100)
+        with stack:
+            for query_id in ids:
+                ask(publisher, query_id)
+            publisher.flush()
+            wait_until("the first are answered", lambda: llm.requests.completed >= IN_FLIGHT)
+            wait_until("64 in flight again", lambda: llm.requests.in_flight == IN_FLIGHT)
+            time.sleep(0.7)  # what was answered is committed; what was asked then is not answered yet
+            assert llm.requests.in_flight == IN_FLIGHT
+            stack["generator"].kill()
+            started = set(llm.requests.started_by_prompt)
+            committed = {each.body["query_id"] for each in read_to_end(broker, ANSWERS.name)} & set(ids)
+            assert committed
+            stack["generator"].start()
+            answers = answers_to(broker, "kill", QUERIES_COUNT)
+    assert Counter(each.body["query_id"] for each in answers) == Counter(ids)
+    repeated = {prompt for prompt, times in llm.requests.started_by_prompt.items() if times > 1}
+    assert max(llm.requests.started_by_prompt.values()) == 2
+    assert len(repeated) <= IN_FLIGHT
+    # Each that was asked before and has no answer had to be asked again, so any more would be one that was committed.
+    assert len(repeated) == len(started) - len(committed)
+
+
+OUTAGES = (
+    Fault(mode="429", retry_after_s=1.0),
+    Fault(mode="503"),
+    Fault(mode="hang"),
+    Fault(mode="reset"),
+    Fault(mode="garbage"),
+)
+
+
+@pytest.mark.parametrize("outage_s", [4.0, pytest.param(60.0, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+def test_an_llm_server_that_refuses_costs_deadlines_and_nothing_else(
+    broker: str, tmp_path: Path, outage_s: float
+) -> None:
+    publisher = Publisher(broker)
+    prefix = f"outage{outage_s:g}"
+    deadlines_s: dict[str, float] = {}
+
+    def load(seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            query_id = f"{prefix}-{len(deadlines_s)}"
+            deadlines_s[query_id] = time.time() + DEADLINE_S
+            ask(publisher, query_id, deadlines_s[query_id])
+            publisher.flush()
+            time.sleep(1 / RATE_PER_S)
+
+    spans = []
+    with LlmServer(latency_ms=50) as llm, generator(broker, llm, tmp_path, prefix) as stack:
+        pid = stack["generator"].pid
+        load(2.0)
+        for fault in OUTAGES:
+            llm.fault = fault
+            began_s = time.time()
+            load(outage_s)
+            llm.fault = NO_FAULT
+            spans.append((fault.mode, began_s, time.time()))
+            load(RECOVERY_S_MAX + 1.0)
+        answers = answers_to(broker, prefix, len(deadlines_s))
+        assert stack["generator"].is_running
+        assert stack["generator"].pid == pid
+
+    assert Counter(each.body["query_id"] for each in answers) == Counter(deadlines_s.keys()), "one terminal answer each"
+    answered_s = {each.body["query_id"]: written_s(each) for each in answers if each.body["status"] == "ok"}
+    late = {
+        query_id: at_s - deadlines_s[query_id] for query_id, at_s in answered_s.items() if at_s > deadlines_s[query_id]
+    }
+    assert not late
+    first_s = {
+        mode: min((at_s for at_s in answered_s.values() if at_s > ended_s), default=float("inf")) - ended_s
+        for mode, _, ended_s in spans
+    }
+    print("first answer after recovery, s:", {mode: round(seconds, 2) for mode, seconds in first_s.items()})
+    assert {mode: seconds for mode, seconds in first_s.items() if seconds > RECOVERY_S_MAX} == {}
+    during = [at_s for at_s in answered_s.values() for _, began_s, ended_s in spans if began_s + 0.5 < at_s < ended_s]
+    assert not during, "the server did refuse"
+    print("answers by status:", Counter(each.body["status"] for each in answers))
+
+
+def written_s(answer: Found) -> float:
+    """When the answer was made, epoch seconds."""
+    return datetime.fromisoformat(answer.text("ce_time") or "").timestamp()

@@ -1,0 +1,299 @@
+"""Brokers of every kind with topics of their own, and what the tests of the client seam do with them."""
+
+from __future__ import annotations
+
+import gc
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer
+from confluent_kafka import TopicPartition as RawPartition
+
+from carpool.clock import SystemClock
+from carpool.errors import CarpoolError, RetryableError
+from carpool.kafka.admin import create_topics
+from carpool.kafka.clients import ConsumerClient, Position, ProducerClient, TopicPartition, TransactionalProducerClient
+from carpool.kafka.librdkafka import (
+    LibrdkafkaConsumer,
+    LibrdkafkaProducer,
+    LibrdkafkaTransactionalProducer,
+    fence_slot,
+)
+from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer, MemoryTransactionalProducer
+from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.stage import Message, Output
+from carpool.kafka.takeover import transactional_id
+from carpool.testing.kafka import KafkaServer
+from schemas.topics import Topic
+
+PARTITIONS = 2
+WAIT_S = 20.0
+
+
+@dataclass
+class Listener:
+    """Notes what it is told."""
+
+    positions: dict[TopicPartition, Position] = field(default_factory=dict)
+    gone: set[TopicPartition] = field(default_factory=set)
+
+    def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
+        self.positions |= positions
+
+    def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
+        self.gone |= partitions
+
+
+class Broker(ABC):
+    """One kind of broker: topics and a consumer group of the test's own, and clients for them."""
+
+    kind: str
+
+    def __init__(self, name: str) -> None:
+        self.topic, self.results, self.drafts = name, f"{name}-results", f"{name}-drafts"
+        self.group = f"g-{name}"
+
+    def at(self, partition: int) -> TopicPartition:
+        return TopicPartition(self.topic, partition)
+
+    def record(self, text: str, partition: int | None = 0, topic: str = "") -> Output:
+        return Output(
+            topic=topic or self.topic,
+            key=b"k",
+            value=text.encode(),
+            headers=(("h", b"1"), ("null", None)),
+            partition=partition,
+        )
+
+    def result(self, text: str) -> Output:
+        return self.record(text, topic=self.results)
+
+    def write(self, *outputs: Output) -> list[CarpoolError | None]:
+        producer, reports = self.producer(), list[CarpoolError | None]()
+        for output in outputs:
+            assert producer.produce(output, reports.append)
+        assert producer.close(WAIT_S) == 0
+        return reports
+
+    @abstractmethod
+    def consumer(self, slot: str | None = None) -> ConsumerClient: ...
+
+    @abstractmethod
+    def producer(self) -> ProducerClient: ...
+
+    @abstractmethod
+    def transactional(self, slot: str) -> TransactionalProducerClient: ...
+
+    @abstractmethod
+    def seen(self, topic: str) -> list[str]:
+        """What a reader of committed records sees of a topic now."""
+
+    @abstractmethod
+    def written(self, topic: str) -> int:
+        """Entries in the log of a topic, seen or not."""
+
+    @abstractmethod
+    def committed(self) -> dict[TopicPartition, Position]:
+        """What the group committed, as far as it is settled."""
+
+    @contextmanager
+    @abstractmethod
+    def no_reply_to_commit(self) -> Iterator[None]:
+        """The reply to the next commit of a transaction comes too late."""
+
+
+class InMemory(Broker):
+    kind = "memory"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        topics = dict.fromkeys((self.topic, self.results, self.drafts), PARTITIONS)
+        self.broker = MemoryBroker(SystemClock(), topics)
+
+    def consumer(self, slot: str | None = None) -> MemoryConsumer:
+        if slot is None:
+            return MemoryConsumer(self.broker, self.group)
+        return MemoryConsumer(
+            self.broker, self.group, own_slot=slot, fence=lambda slot: self.transactional(slot).start()
+        )
+
+    def producer(self) -> MemoryProducer:
+        return MemoryProducer(self.broker)
+
+    def transactional(self, slot: str) -> MemoryTransactionalProducer:
+        return MemoryTransactionalProducer(self.broker, transactional_id(self.group, slot))
+
+    def seen(self, topic: str) -> list[str]:
+        return [(message.value or b"").decode() for message in self.broker.records(topic)]
+
+    def written(self, topic: str) -> int:
+        return sum(len(log) for at, log in self.broker.logs.items() if at.topic == topic)
+
+    def committed(self) -> dict[TopicPartition, Position]:
+        return self.broker.committed(self.group)
+
+    @contextmanager
+    def no_reply_to_commit(self) -> Iterator[None]:
+        self.broker.break_next("commit", RetryableError("no reply"), took_effect=True)
+        yield
+
+
+class Reached(Broker):
+    """A broker behind an address."""
+
+    def __init__(self, name: str, kind: str, settings: KafkaSettings, server: KafkaServer | None = None) -> None:
+        super().__init__(name)
+        self.kind, self.settings, self.server = kind, settings, server
+        topics = [
+            Topic(
+                name=topic, partition_by="query_id", retention_ms=10**9, max_message_bytes=1_048_576, purpose="a test"
+            )
+            for topic in (self.topic, self.results, self.drafts)
+        ]
+        assert len(create_topics(settings, topics)) == len(topics)
+
+    def consumer(self, slot: str | None = None) -> LibrdkafkaConsumer:
+        fence = partial(fence_slot, self.settings, self.group)
+        return LibrdkafkaConsumer(
+            self.settings, self.group, SystemClock(), own_slot=slot, fence=None if slot is None else fence
+        )
+
+    def producer(self) -> LibrdkafkaProducer:
+        return LibrdkafkaProducer(self.settings)
+
+    def transactional(self, slot: str) -> LibrdkafkaTransactionalProducer:
+        return LibrdkafkaTransactionalProducer(self.settings, transactional_id(self.group, slot))
+
+    def seen(self, topic: str) -> list[str]:
+        reader = self._reader()
+        places = [RawPartition(topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)]
+        reader.assign(places)
+        texts, ends = [], 0
+        while ends < len(places):
+            message = reader.poll(WAIT_S)
+            assert message is not None, "the end of the log is not reached"
+            if message.error() is None:
+                texts.append((message.value() or b"").decode())
+            ends += message.error() is not None
+        reader.close()
+        return texts
+
+    def written(self, topic: str) -> int:
+        reader = self._reader("read_uncommitted")
+        ends = [reader.get_watermark_offsets(RawPartition(topic, partition)) for partition in range(PARTITIONS)]
+        reader.close()
+        return sum(high for _, high in ends)
+
+    def committed(self) -> dict[TopicPartition, Position]:
+        reader = self._reader()
+        found = reader.committed(
+            [RawPartition(self.topic, partition) for partition in range(PARTITIONS)], timeout=WAIT_S
+        )
+        reader.close()
+        return {
+            TopicPartition(raw.topic, raw.partition): Position(raw.offset, raw.metadata or "")
+            for raw in found
+            if raw.offset >= 0
+        }
+
+    def _reader(self, isolation: str = "read_committed") -> Consumer:
+        return Consumer(
+            client_config(self.settings)
+            | {"group.id": self.group, "isolation.level": isolation, "enable.partition.eof": True}
+        )
+
+    @contextmanager
+    def no_reply_to_commit(self) -> Iterator[None]:
+        assert self.server is not None, "only our own broker can be held up"
+        self.server.pause()
+        try:
+            yield
+        finally:
+            self.server.resume()
+
+
+class Member:
+    """A consumer that has a slot, with the transactional producer of that slot, as a service has them."""
+
+    def __init__(self, broker: Broker, slot: str) -> None:
+        self.broker = broker
+        self.listener = Listener()
+        self.producer = broker.transactional(slot)
+        insist(self.producer.start)
+        self.consumer = broker.consumer(slot)
+        self.consumer.subscribe(broker.topic, self.listener)
+
+    def await_partitions(self, count: int = PARTITIONS) -> Member:
+        poll_until(self.consumer, lambda: len(self.listener.positions) == count)
+        return self
+
+    def open(self, texts: list[str], offsets: Mapping[TopicPartition, Position]) -> None:
+        """Opens a transaction with these results and offsets, and sees that the broker has both."""
+        before = self.broker.written(self.broker.results)
+        self.producer.begin()
+        for text in texts:
+            self.producer.produce(self.broker.result(text))
+        wait_until(lambda: self.broker.written(self.broker.results) >= before + len(texts))
+        membership = self.consumer.membership()
+        assert membership is not None
+        insist(lambda: self.producer.send_offsets(offsets, membership))
+
+    def transact(self, texts: list[str], offsets: Mapping[TopicPartition, Position]) -> None:
+        self.open(texts, offsets)
+        insist(self.producer.commit)
+
+    def kill(self) -> None:
+        """Ends as a killed process does: nothing is handed back, nothing is closed."""
+        if isinstance(self.consumer, MemoryConsumer):
+            self.consumer.crash()
+        del self.producer, self.consumer
+        gc.collect()  # the consumer's callbacks refer to it: until it is collected, its heartbeats go on
+
+    def close(self) -> None:
+        self.consumer.close()
+        self.producer.close()
+
+
+def wait_until(done: Callable[[], bool], seconds: float = WAIT_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.002)
+
+
+def insist(call: Callable[[], None]) -> None:
+    """Makes a call until it goes through, as the delivery does."""
+
+    def went_through() -> bool:
+        try:
+            call()
+        except RetryableError:
+            return False
+        return True
+
+    wait_until(went_through)
+
+
+def poll_until(consumer: ConsumerClient, done: Callable[[], bool], seconds: float = WAIT_S) -> list[Message]:
+    records, deadline = [], time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        message = consumer.poll(0.05)
+        if message is not None:
+            records.append(message)
+    assert done(), "it did not come about"
+    return records
+
+
+def read(consumer: ConsumerClient, count: int) -> list[Message]:
+    records: list[Message] = []
+    deadline = time.monotonic() + WAIT_S
+    while len(records) < count and time.monotonic() < deadline:
+        message = consumer.poll(0.05)
+        if message is not None:
+            records.append(message)
+    assert len(records) == count
+    return records

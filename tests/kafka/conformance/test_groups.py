@@ -1,0 +1,73 @@
+"""Members that come and go, by either protocol for consumer groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.kafka.clients import Position
+from tests.kafka.conformance.harness import PARTITIONS, Broker, Listener, poll_until, read
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_a_second_member_gets_its_share_and_gives_it_back(broker: Broker) -> None:
+    one, heard_one = broker.consumer(), Listener()
+    one.subscribe(broker.topic, heard_one)
+    poll_until(one, lambda: len(heard_one.positions) == PARTITIONS)
+    two, heard_two = broker.consumer(), Listener()
+    two.subscribe(broker.topic, heard_two)
+
+    def both() -> bool:
+        two.poll(0.01)
+        return len(heard_two.positions) == 1 and len(heard_one.gone) == 1
+
+    poll_until(one, both)
+    assert set(heard_two.positions) == heard_one.gone
+    heard_one.positions.clear()
+    two.close()
+    poll_until(one, lambda: set(heard_one.positions) == heard_one.gone)
+    one.close()
+
+
+def test_partitions_that_a_member_keeps_go_on_while_another_joins(group_broker: Broker) -> None:
+    broker = group_broker
+    one, heard_one = broker.consumer(), Listener()
+    one.subscribe(broker.topic, heard_one)
+    poll_until(one, lambda: len(heard_one.positions) == PARTITIONS)
+    two, heard_two = broker.consumer(), Listener()
+    two.subscribe(broker.topic, heard_two)
+
+    written = 0
+    records = []
+    while not heard_two.positions:
+        assert written < 2_000, "the second member gets no partition"
+        broker.write(broker.record(str(written), 0), broker.record(str(written), 1))
+        written += 1
+        two.poll(0.005)
+        records += [message for _ in range(4) if (message := one.poll(0.005)) is not None]
+    (kept,) = set(heard_one.positions) - heard_one.gone
+    while len([message for message in records if message.source.partition == kept.partition]) < written:
+        records += read(one, 1)
+    texts = [(message.value or b"").decode() for message in records if message.source.partition == kept.partition]
+    assert texts == [str(number) for number in range(written)], "none is missing, none comes twice"
+    one.close()
+    two.close()
+
+
+def test_a_member_has_a_membership_from_when_it_joined_until_it_left(group_broker: Broker) -> None:
+    consumer, listener = group_broker.consumer(), Listener()
+    assert consumer.membership() is None
+    consumer.subscribe(group_broker.topic, listener)
+    poll_until(consumer, lambda: len(listener.positions) == PARTITIONS)
+    assert consumer.membership() is not None
+    assert consumer.membership() == consumer.membership()
+    consumer.close()
+
+
+def test_positions_of_a_member_that_has_no_slot_are_not_claimed(group_broker: Broker) -> None:
+    consumer, listener = group_broker.consumer(), Listener()
+    consumer.subscribe(group_broker.topic, listener)
+    poll_until(consumer, lambda: len(listener.positions) == PARTITIONS)
+    assert set(listener.positions.values()) == {Position(None, "")}
+    assert group_broker.committed() == {}
+    consumer.close()

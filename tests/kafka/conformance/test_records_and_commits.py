@@ -1,0 +1,117 @@
+"""Records, positions and commits outside transactions, over every kind of broker."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from carpool.errors import CarpoolError, ConfigError
+from carpool.kafka.clients import Position
+from tests.kafka.conformance.harness import PARTITIONS, Broker, Listener, poll_until, read
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_records_arrive_in_order_with_key_headers_and_place(broker: Broker) -> None:
+    assert broker.write(broker.record("a"), broker.record("b"), broker.record("c", 1)) == [None, None, None]
+    consumer = broker.consumer()
+    consumer.subscribe(broker.topic, Listener())
+    records = read(consumer, 3)
+    first = [message for message in records if message.source.partition == 0]
+    assert [(message.value, message.source.offset) for message in first] == [(b"a", 0), (b"b", 1)]
+    assert (first[0].key, first[0].headers) == (b"k", (("h", b"1"), ("null", None)))
+    assert first[0].source.topic == broker.topic
+    assert first[0].source.timestamp_ms > 0
+    consumer.close()
+
+
+def test_a_member_learns_what_was_committed_and_goes_on_from_there(broker: Broker) -> None:
+    broker.write(*map(broker.record, "abc"))
+    consumer, listener = broker.consumer(), Listener()
+    consumer.subscribe(broker.topic, listener)
+    read(consumer, 3)
+    assert listener.positions == {broker.at(0): Position(None, ""), broker.at(1): Position(None, "")}
+    consumer.commit_now({broker.at(0): Position(1, "1;1+1")})
+    consumer.close()
+    assert listener.gone == set(listener.positions)
+
+    again, heard = broker.consumer(), Listener()
+    again.subscribe(broker.topic, heard)
+    assert [message.value for message in read(again, 2)] == [b"b", b"c"]
+    kept = "" if broker.kind == "embedded" else "1;1+1"  # the embedded broker does not keep commit metadata
+    assert heard.positions[broker.at(0)] == Position(1, kept)
+    again.close()
+
+
+def test_commits_asked_for_by_another_thread_are_served_while_the_member_polls(broker: Broker) -> None:
+    broker.write(*map(broker.record, "abc"))
+    consumer, listener = broker.consumer(), Listener()
+    consumer.subscribe(broker.topic, listener)
+    read(consumer, 3)
+    results: list[CarpoolError | None] = []
+    for offset in (1, 2, 3):
+        asking = threading.Thread(target=consumer.commit, args=({broker.at(0): Position(offset, "")}, results.append))
+        asking.start()
+        asking.join(5)
+        assert not asking.is_alive(), "asking does not wait for the poll"
+        poll_until(consumer, lambda count=offset: len(results) == count)  # type: ignore[misc]
+    assert results == [None, None, None]
+    consumer.close()
+
+    again, heard = broker.consumer(), Listener()
+    again.subscribe(broker.topic, heard)
+    poll_until(again, lambda: broker.at(0) in heard.positions)
+    assert heard.positions[broker.at(0)].offset == 3
+    again.close()
+
+
+def test_waiting_counts_from_the_position_and_is_zero_at_the_end(broker: Broker) -> None:
+    broker.write(*map(broker.record, "abc"))
+    consumer = broker.consumer()
+    consumer.subscribe(broker.topic, Listener())
+    read(consumer, 1)
+    assert sum(consumer.waiting().values()) == 2
+    read(consumer, 2)
+    poll_until(consumer, lambda: sum(consumer.waiting().values()) == 0)
+    consumer.close()
+
+
+def test_a_paused_member_keeps_its_partitions_and_gets_nothing(broker: Broker) -> None:
+    consumer, listener = broker.consumer(), Listener()
+    consumer.subscribe(broker.topic, listener)
+    poll_until(consumer, lambda: len(listener.positions) == PARTITIONS)
+    consumer.pause()
+    broker.write(broker.record("a"))
+    assert [consumer.poll(0.02) for _ in range(10)] == [None] * 10
+    consumer.resume()
+    assert read(consumer, 1)[0].value == b"a"
+    assert not listener.gone
+    consumer.close()
+
+
+def test_topics_are_read_beside_one_another_and_paused_one_by_one(broker: Broker) -> None:
+    broker.write(broker.record("later"), broker.record("now", topic=broker.drafts))
+    consumer, listener = broker.consumer(), Listener()
+    consumer.subscribe(broker.topic, listener, (broker.drafts,))
+    consumer.pause(frozenset({broker.topic}))
+    assert [message.value for message in read(consumer, 1)] == [b"now"]
+    assert [consumer.poll(0.02) for _ in range(10)] == [None] * 10
+    consumer.pause()
+    consumer.resume(frozenset({broker.drafts}))
+    broker.write(broker.record("now, too", topic=broker.drafts))
+    assert [message.value for message in read(consumer, 1)] == [b"now, too"]
+    consumer.resume()
+    assert [message.value for message in read(consumer, 1)] == [b"later"]
+    assert len(listener.positions) == 2 * PARTITIONS
+    consumer.close()
+
+
+def test_a_missing_topic_is_refused_at_subscription(broker: Broker) -> None:
+    if broker.kind == "embedded":
+        pytest.skip("the embedded broker makes a topic when it is looked up")
+    consumer = broker.consumer()
+    with pytest.raises(ConfigError, match="no-such-topic"):
+        consumer.subscribe("no-such-topic", Listener())
+    with pytest.raises(ConfigError, match="no-such-topic"):
+        consumer.subscribe(broker.topic, Listener(), ("no-such-topic",))

@@ -1,0 +1,141 @@
+"""Who a partition belonged to, who it belongs to, and what becomes of what the last owner began (ADR 0007)."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from carpool.errors import AbortedError, FencedError
+from carpool.kafka.clients import Position
+from tests.kafka.conformance.harness import PARTITIONS, Broker, Member, insist, poll_until
+
+pytestmark = pytest.mark.timeout(180)
+
+SESSION_S = 6.0
+"""The longest session time-out of the brokers here."""
+
+
+@pytest.fixture
+def broker(group_broker: Broker) -> Broker:
+    group_broker.write(*(group_broker.record("question", number % PARTITIONS) for number in range(10 * PARTITIONS)))
+    return group_broker
+
+
+def share(one: Member, two: Member) -> None:
+    """Polls two members until each has a partition."""
+
+    def shared() -> bool:
+        two.consumer.poll(0.01)
+        return len(two.listener.positions) == 1 and len(one.listener.gone) == 1
+
+    poll_until(one.consumer, shared)
+
+
+def test_a_new_owner_has_claimed_its_partitions_when_it_hears_of_them(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    claimed = {broker.at(partition): Position(0, "2;a;") for partition in range(PARTITIONS)}
+    assert member.listener.positions == claimed
+    assert broker.committed() == claimed
+    member.close()
+
+
+def test_parts_that_were_committed_above_the_offset_come_back_to_the_next_owner(broker: Broker) -> None:
+    one = Member(broker, "a").await_partitions()
+    one.transact(["a record's parts 0 and 2"], {broker.at(0): Position(4, "2;a;0:0.2,3+1")})
+    one.close()
+    two = Member(broker, "b").await_partitions()
+    assert two.listener.positions[broker.at(0)] == Position(4, "2;b;0:0.2,3+1")
+    assert broker.committed()[broker.at(0)] == Position(4, "2;b;0:0.2,3+1")
+    two.close()
+
+
+def test_a_handover_in_order_fences_nobody(broker: Broker) -> None:
+    one = Member(broker, "a").await_partitions()
+    one.transact(["one"], {broker.at(0): Position(1, "2;a;"), broker.at(1): Position(1, "2;a;")})
+    two = Member(broker, "b")
+    share(one, two)
+    (kept,) = set(one.listener.positions) - one.listener.gone
+    (came,) = two.listener.positions
+    one.transact(["two"], {kept: Position(2, "2;a;")})
+    two.transact(["three"], {came: Position(2, "2;b;")})
+    assert broker.seen(broker.results) == ["one", "two", "three"]
+    one.close()
+    two.close()
+
+
+def test_a_partition_whose_offsets_a_dead_members_transaction_holds_is_taken_over(broker: Broker) -> None:
+    one = Member(broker, "a").await_partitions()
+    one.transact(["one"], {broker.at(0): Position(1, "2;a;")})
+    one.open(["two"], {broker.at(0): Position(2, "2;a;")})
+    zombie = one.producer
+    killed_s = time.monotonic()
+    one.kill()
+    two = Member(broker, "b").await_partitions()
+    assert time.monotonic() - killed_s < SESSION_S + 4.0
+    assert two.listener.positions[broker.at(0)] == Position(1, "2;b;")
+    with pytest.raises(FencedError):
+        insist(zombie.commit)
+    two.transact(["two"], {broker.at(0): Position(2, "2;b;")})
+    assert broker.seen(broker.results) == ["one", "two"]
+    two.close()
+
+
+def test_a_member_that_comes_back_under_its_own_slot_goes_on_where_it_had_committed(broker: Broker) -> None:
+    one = Member(broker, "a").await_partitions()
+    one.transact(["one"], {broker.at(0): Position(1, "2;a;")})
+    one.open(["two"], {broker.at(0): Position(2, "2;a;")})
+    one.kill()
+    again = Member(broker, "a").await_partitions()
+    assert again.listener.positions[broker.at(0)] == Position(1, "2;a;")
+    again.transact(["two"], {broker.at(0): Position(2, "2;a;")})
+    assert broker.seen(broker.results) == ["one", "two"]
+    again.close()
+
+
+def test_brokers_take_offsets_of_a_partition_that_went_to_another_member(broker: Broker) -> None:
+    """So a member must itself forget a partition before it lets go of it: nobody else will stop its late completions."""
+    one = Member(broker, "a").await_partitions()
+    two = Member(broker, "b")
+    share(one, two)
+    (lost,) = one.listener.gone
+    one.transact(["late"], {lost: Position(5, "2;a;")})
+    assert broker.committed()[lost] == Position(5, "2;a;")
+    one.close()
+    two.close()
+
+
+def test_a_membership_from_before_a_rebalance_is_refused_and_the_next_is_good(broker: Broker) -> None:
+    one = Member(broker, "a").await_partitions()
+    before = one.consumer.membership()
+    assert before is not None
+    two = Member(broker, "b")
+    share(one, two)
+    (lost,) = one.listener.gone
+    one.producer.begin()
+    one.producer.produce(broker.result("late"))
+    with pytest.raises(AbortedError):
+        insist(lambda: one.producer.send_offsets({lost: Position(7, "2;a;")}, before))
+    insist(one.producer.abort)
+    (kept,) = set(one.listener.positions) - one.listener.gone
+    one.transact(["in time"], {kept: Position(7, "2;a;")})
+    assert broker.seen(broker.results) == ["in time"]
+    one.close()
+    two.close()
+
+
+def test_offsets_of_a_member_that_the_group_went_on_without_are_refused(broker: Broker) -> None:
+    one = Member(broker, "a").await_partitions()
+    membership = one.consumer.membership()
+    assert membership is not None
+    zombie = one.producer
+    one.kill()
+    two = Member(broker, "b").await_partitions()
+    zombie.begin()
+    zombie.produce(broker.result("late"))
+    with pytest.raises(AbortedError):
+        insist(lambda: zombie.send_offsets({broker.at(0): Position(7, "2;a;")}, membership))
+    insist(zombie.abort)
+    assert broker.seen(broker.results) == []
+    assert broker.committed()[broker.at(0)] == Position(0, "2;b;")
+    two.close()

@@ -1,0 +1,225 @@
+"""Transactions: what is seen when, what is refused, what a call that failed leaves behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.errors import AbortedError, DeploymentError, FencedError, RetryableError
+from carpool.kafka.clients import Position
+from carpool.kafka.settings import METADATA_BYTES_MAX
+from tests.kafka.conformance.harness import Broker, Member, insist, poll_until, wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def broker(transactional_broker: Broker) -> Broker:
+    return transactional_broker
+
+
+def test_records_and_offsets_of_a_transaction_show_together_when_it_commits(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    member.open(["one", "two"], {broker.at(0): Position(7, "2;a;1+2")})
+    assert broker.seen(broker.results) == []
+    insist(member.producer.commit)
+    assert broker.seen(broker.results) == ["one", "two"]
+    assert broker.committed()[broker.at(0)] == Position(7, "2;a;1+2")
+    member.close()
+
+
+def test_what_was_aborted_is_never_seen_and_the_same_work_commits_in_the_next_transaction(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    member.open(["one"], {broker.at(0): Position(7, "2;a;")})
+    insist(member.producer.abort)
+    assert broker.committed()[broker.at(0)] == Position(0, "2;a;"), "offsets go with the records"
+    member.transact(["one"], {broker.at(0): Position(7, "2;a;")})
+    assert broker.seen(broker.results) == ["one"]
+    assert broker.committed()[broker.at(0)] == Position(7, "2;a;")
+    member.close()
+
+
+def test_offsets_may_commit_without_records_and_an_empty_transaction_ends_too(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    member.transact([], {broker.at(1): Position(3, "2;a;")})
+    assert broker.committed()[broker.at(1)] == Position(3, "2;a;")
+    for end in (member.producer.commit, member.producer.abort):
+        member.producer.begin()
+        insist(end)
+    member.close()
+
+
+def test_a_draft_beside_an_open_transaction_is_seen_at_once_in_a_topic_of_its_own(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    member.open(["final"], {})
+    broker.write(broker.record("draft", topic=broker.drafts))
+    assert broker.seen(broker.drafts) == ["draft"]
+    assert broker.seen(broker.results) == []
+    insist(member.producer.commit)
+    member.close()
+
+
+def test_a_record_of_another_producer_behind_an_open_transaction_waits_for_its_end(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    member.open(["final"], {})
+    broker.write(broker.record("draft", topic=broker.results))
+    assert broker.seen(broker.results) == []
+    insist(member.producer.abort)
+    wait_until(lambda: broker.seen(broker.results) == ["draft"])
+    member.close()
+
+
+def test_a_consumer_reads_past_aborted_records_and_markers_to_the_end(broker: Broker) -> None:
+    member = Member(broker, "a")
+    for text, end in (("gone", member.producer.abort), ("kept", member.producer.commit)):
+        before = broker.written(broker.topic)
+        member.producer.begin()
+        member.producer.produce(broker.record(text))
+        wait_until(lambda before=before: broker.written(broker.topic) > before)  # type: ignore[misc]
+        insist(end)
+    records = poll_until(
+        member.consumer, lambda: bool(member.listener.positions) and not any(member.consumer.waiting().values())
+    )
+    while (message := member.consumer.poll(0.2)) is not None:
+        records.append(message)
+    assert [message.value for message in records] == [b"kept"]
+    assert broker.written(broker.topic) == 4, "two records, two markers"
+    member.close()
+
+
+def test_a_commit_whose_reply_is_lost_has_taken_effect_once_when_it_is_asked_again(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    member.open(["one"], {broker.at(0): Position(7, "2;a;")})
+    with broker.no_reply_to_commit(), pytest.raises(RetryableError):
+        member.producer.commit()
+    insist(member.producer.commit)
+    assert broker.seen(broker.results) == ["one"]
+    assert broker.committed()[broker.at(0)] == Position(7, "2;a;")
+    member.transact(["two"], {broker.at(0): Position(8, "2;a;")})
+    assert broker.seen(broker.results) == ["one", "two"]
+    member.close()
+
+
+def test_the_next_life_of_a_slot_ends_the_transaction_of_the_last_and_fences_it(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    member.open(["one"], {broker.at(0): Position(7, "2;a;")})
+    again = broker.transactional("a")
+    insist(again.start)
+    with pytest.raises(FencedError):
+        member.producer.commit()
+    assert broker.seen(broker.results) == []
+    assert broker.committed()[broker.at(0)] == Position(0, "2;a;")
+    again.begin()
+    again.produce(broker.result("two"))
+    insist(again.commit)
+    assert broker.seen(broker.results) == ["two"]
+    again.close()
+    member.close()
+
+
+def test_whatever_a_fenced_producer_tries_next_it_is_told_so(broker: Broker) -> None:
+    first = broker.transactional("a")
+    insist(first.start)
+    first.begin()
+    first.produce(broker.result("one"))
+    wait_until(lambda: broker.written(broker.results) > 0)
+    again = broker.transactional("a")
+    insist(again.start)
+
+    def go_on() -> None:
+        first.produce(broker.result("two"))
+        first.commit()
+
+    for call in (go_on, first.commit, first.abort, first.abort):
+        with pytest.raises(FencedError):
+            insist(call)
+    assert broker.seen(broker.results) == []
+    first.close()
+    again.close()
+
+
+def test_slots_do_not_fence_one_another(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    other = broker.transactional("b")
+    insist(other.start)
+    member.transact(["one"], {broker.at(0): Position(7, "2;a;")})
+    assert broker.seen(broker.results) == ["one"]
+    other.close()
+    member.close()
+
+
+def test_commit_metadata_may_have_4095_bytes_and_one_more_aborts(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    longest = "2;a;".ljust(METADATA_BYTES_MAX, "1")
+    member.transact(["one"], {broker.at(0): Position(1, longest)})
+    assert broker.committed()[broker.at(0)] == Position(1, longest)
+    with pytest.raises(AbortedError):
+        member.open(["two"], {broker.at(0): Position(2, longest + "1")})
+    insist(member.producer.abort)
+    assert broker.seen(broker.results) == ["one"]
+    member.transact(["three"], {broker.at(0): Position(3, "2;a;")})
+    assert broker.seen(broker.results) == ["one", "three"]
+    member.close()
+
+
+def test_a_record_that_its_topic_refuses_is_a_deployment_fault_and_none_of_the_rest_is_seen(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    member.producer.begin()
+    with pytest.raises(DeploymentError, match=broker.results):
+        member.producer.produce(broker.result("one"))
+        member.producer.produce(broker.record("two", partition=99, topic=broker.results))
+        insist(member.producer.commit)
+    insist(member.producer.abort)
+    member.transact(["three"], {})
+    assert broker.seen(broker.results) == ["three"]
+    member.close()
+
+
+def test_after_a_failed_call_only_an_abort_goes_through(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    with pytest.raises(AbortedError):
+        member.open(["one"], {broker.at(0): Position(1, "x" * (METADATA_BYTES_MAX + 1))})
+    with pytest.raises(AbortedError):
+        member.producer.produce(broker.result("two"))
+    with pytest.raises(AbortedError):
+        member.producer.commit()
+    insist(member.producer.abort)
+    assert broker.seen(broker.results) == []
+    member.close()
+
+
+def test_aborts_right_after_a_record_leave_the_producer_good_for_the_next_transaction(broker: Broker) -> None:
+    producer = broker.transactional("a")
+    insist(producer.start)
+    for text in map(str, range(10)):
+        producer.begin()
+        producer.produce(broker.result(f"gone {text}"))
+        insist(producer.abort)
+    producer.begin()
+    producer.produce(broker.result("kept"))
+    insist(producer.commit)
+    assert broker.seen(broker.results) == ["kept"]
+    producer.close()
+
+
+def test_offsets_of_a_member_that_has_left_are_refused_and_the_transaction_aborts(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    membership = member.consumer.membership()
+    assert membership is not None
+    member.consumer.close()
+    member.producer.begin()
+    member.producer.produce(broker.result("one"))
+    with pytest.raises(AbortedError):
+        insist(lambda: member.producer.send_offsets({broker.at(0): Position(7, "2;a;")}, membership))
+    insist(member.producer.abort)
+    assert broker.seen(broker.results) == []
+    assert broker.committed()[broker.at(0)] == Position(0, "2;a;")
+    member.producer.close()
+
+
+def test_a_plain_commit_that_came_after_the_offsets_of_a_transaction_stays(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    member.open([], {broker.at(0): Position(7, "2;a;")})
+    member.consumer.commit_now({broker.at(0): Position(9, "2;a;")})
+    insist(member.producer.commit)
+    assert broker.committed()[broker.at(0)] == Position(9, "2;a;")
+    member.close()

@@ -1,0 +1,283 @@
+"""Grouper, searcher and generator behind their real loops on one broker in memory, any of which can be killed at any step.
+
+The services are real, and so are their threads. The clock stands still but for what looks at it, and no LLM takes part: two
+runs of the same queries answer the same.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from carpool.clock import Clock
+from carpool.disk.settings import IndexSettings
+from carpool.embedding import EmbeddingSettings
+from carpool.errors import AbortedError
+from carpool.kafka.clients import Membership, Position
+from carpool.kafka.delivery.delivery import Wiring
+from carpool.kafka.delivery.exactly_once import ExactlyOnceDelivery
+from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer, MemoryTransactionalProducer
+from carpool.kafka.stage import Message, Stage, TopicPartition
+from carpool.telemetry.metrics import Metrics
+from carpool.testing.steps import CONSUMER, LEDGER, LISTENER, PRODUCER, SINK, STAGE, KilledError, Steps, watched
+from generator.answer_ledger.memory import MemoryAnswersReader
+from generator.answer_ledger.stage import LedgerStage
+from generator.service import build_stage as build_generator
+from generator.settings import GeneratorSettings, LlmSettings
+from grouper.service import build_stage as build_grouper
+from grouper.settings import GrouperSettings
+from schemas.codec import decode, decode_query
+from schemas.group import Group
+from schemas.query import Query
+from schemas.retrieval import Retrieval
+from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIEVALS
+from searcher.service import build_stage as build_searcher
+from searcher.settings import SearcherSettings
+from tests.e2e.support import MODEL
+
+PARTITIONS = 2
+PARTIALS = "rag.answers.partial.v1"
+GIVE_UP_S = 30.0
+Answered = tuple[str, str, tuple[str, ...]]
+"""(query id, status, ids of what was retrieved)."""
+
+
+def _query(message: Message) -> Query:
+    return decode_query(message.value, message.headers, message.source)
+
+
+@dataclass(frozen=True)
+class Service:
+    """What the loop of a service is made of."""
+
+    name: Any
+    intake: Intake[Any]
+    build: Callable[[Path, Metrics, Clock], Stage[Any]]
+
+
+SERVICES = {
+    service.name: service
+    for service in (
+        Service(
+            "grouper",
+            Intake(topic=QUERIES.name, decode=_query, bad_input="refuse"),
+            lambda index, metrics, clock: build_grouper(
+                GrouperSettings(), IndexSettings(dir=str(index)), EmbeddingSettings(model=MODEL), metrics, clock
+            ),
+        ),
+        Service(
+            "searcher",
+            Intake(
+                topic=GROUPS.name,
+                decode=lambda message: decode(Group, message.value, message.headers),
+                bad_input="stop",
+                parts=lambda group: len(group.queries),
+            ),
+            lambda index, metrics, clock: build_searcher(
+                SearcherSettings(), IndexSettings(dir=str(index)), metrics, clock
+            ),
+        ),
+        Service(
+            "generator",
+            Intake(
+                topic=RETRIEVALS.name,
+                decode=lambda message: decode(Retrieval, message.value, message.headers),
+                bad_input="stop",
+            ),
+            lambda index, metrics, clock: build_generator(
+                GeneratorSettings(), LlmSettings(engine="none"), metrics, clock
+            ),
+        ),
+    )
+}
+
+
+class SlowClock:
+    """A clock that goes on by a tenth of a millisecond whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self._us = 1_800_000_000_000_000
+
+    def now_us(self) -> int:
+        self._us += 100
+        return self._us
+
+
+class AbortedOnce:
+    """A Kafka producer whose transaction is aborted where a test says so, once."""
+
+    def __init__(self, producer: MemoryTransactionalProducer, aborts: list[str], service: str) -> None:
+        self._producer = producer
+        self._aborts = aborts
+        self._service = service
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, Position], membership: Membership) -> None:
+        if self._service in self._aborts:
+            self._aborts.remove(self._service)
+            raise AbortedError("the coordinator moved")
+        self._producer.send_offsets(offsets, membership)
+
+
+class Member:
+    """One life of one service."""
+
+    def __init__(self, pipeline: Pipeline, service: Service, steps: Steps, slot: str) -> None:
+        group = f"carpool-{service.name}"
+        broker, metrics = pipeline.broker, Metrics(CollectorRegistry())
+        self.steps = steps
+        self.slot = slot
+        self.service = service
+        self.consumer = MemoryConsumer(
+            broker,
+            group,
+            own_slot=slot,
+            fence=lambda dead: MemoryTransactionalProducer(broker, f"{group}-{dead}").start(),
+        )
+        self.stage = service.build(pipeline.index, metrics, pipeline.clock)
+        if service.name == "generator":
+            reader = MemoryAnswersReader(broker)
+            self.stage = LedgerStage(self.stage, reader, GeneratorSettings(), metrics, pipeline.clock)
+
+        def make_delivery(wiring: Wiring) -> ExactlyOnceDelivery:
+            def make_producer() -> Any:
+                producer = MemoryTransactionalProducer(broker, f"{group}-{slot}")
+                return watched(AbortedOnce(producer, pipeline.aborts, service.name), steps, "producer", PRODUCER)
+
+            return ExactlyOnceDelivery(
+                replace(wiring, ledger=watched(wiring.ledger, steps, "ledger", LEDGER)),
+                make_producer=make_producer,
+                make_hint_producer=lambda: MemoryProducer(broker),
+                slot=slot,
+                commit_interval_ms=0,
+            )
+
+        self.loop = Loop[Any](
+            name=service.name,
+            group=group,
+            intake=service.intake,
+            stage=watched(self.stage, steps, "stage", STAGE),
+            consumer=watched(self.consumer, steps, "consumer", CONSUMER),
+            make_delivery=make_delivery,
+            clock=pipeline.clock,
+            metrics=metrics,
+        )
+        self.loop.ledger = watched(self.loop.ledger, steps, "ledger", LEDGER)
+
+    def start(self) -> None:
+        """As `Loop.start`, with what calls the loop watched too."""
+        watched(self.stage, self.steps, "stage", STAGE).start(watched(self.loop, self.steps, "sink", SINK))
+        self.loop.delivery.start()
+        listener = watched(self.loop, self.steps, "loop", LISTENER)
+        watched(self.consumer, self.steps, "consumer", CONSUMER).subscribe(self.service.intake.topic, listener)
+
+    def stop(self) -> None:
+        """Drains and ends as a process does that was asked to."""
+        self.loop.drain(self.loop.last_step_us + 10**9)
+        self.loop.close()
+
+    def bury(self) -> None:
+        """What is left to do after a kill: the broker notices, threads end."""
+        self.steps.is_killed = True
+        self.consumer.crash()
+        self.stage.close()
+
+
+class Pipeline:
+    """The broker, a member of each service, and what a test does to them."""
+
+    def __init__(self, index: Path, steps: Mapping[str, Steps]) -> None:
+        """`steps`: of the first life of each service that is watched."""
+        self.index = index
+        self.clock = SlowClock()
+        topics = (QUERIES.name, QUERIES_DEAD.name, GROUPS.name, RETRIEVALS.name, ANSWERS.name, PARTIALS)
+        self.broker = MemoryBroker(self.clock, dict.fromkeys(topics, PARTITIONS))
+        self.aborts: list[str] = []
+        self.kills = 0
+        self.members = {name: self._life(name, steps.get(name, Steps())) for name in SERVICES}
+
+    def _life(self, name: str, steps: Steps, slot: str = "one") -> Member:
+        while True:
+            member = Member(self, SERVICES[name], steps, slot)
+            try:
+                member.start()
+            except KilledError:
+                self.kills += 1
+                member.bury()
+                steps = Steps()
+            else:
+                return member
+
+    def turn(self, until: Callable[[], bool]) -> None:
+        """Steps all services until a condition holds; who dies begins a new life at once."""
+        deadline_s = time.monotonic() + GIVE_UP_S
+        while not until():
+            assert time.monotonic() < deadline_s, f"not within {GIVE_UP_S} s: {self.answered()}"
+            for name, member in self.members.items():
+                self._step(name, member)
+            time.sleep(0.0002)
+
+    def _step(self, name: str, member: Member) -> None:
+        try:
+            if not member.steps.is_killed:
+                member.loop.step()
+        except KilledError:
+            assert member.steps.is_killed
+        if member.steps.is_killed:
+            self.kills += 1
+            member.bury()
+            self.members[name] = self._life(name, Steps())
+        assert member.loop.failure is None, member.loop.failure
+
+    def rebalance(self) -> None:
+        """Has a second member of each service take the first partition for a moment, and give it back."""
+        for name in SERVICES:
+            second = self._life(name, Steps(), slot="two")
+
+            def both(second: Member = second, name: str = name) -> None:
+                second.loop.step()
+                self._step(name, self.members[name])
+
+            self.broker.assign(f"carpool-{name}", {0: second.consumer, 1: self.members[name].consumer})
+            for _ in range(20):
+                both()
+            second.stop()
+            for _ in range(20):
+                self._step(name, self.members[name])
+
+    def stop(self) -> None:
+        """Stops all, one after the other; one that is killed meanwhile lives again, and is stopped too."""
+        for name in SERVICES:
+            while True:
+                member = self.members[name]
+                try:
+                    member.stop()
+                    break
+                except KilledError:
+                    self.kills += 1
+                    member.bury()
+                    self.members[name] = self._life(name, Steps())
+
+    def publish(self, *bodies: dict[str, object] | bytes) -> None:
+        """Publishes queries, spread over the partitions."""
+        for number, body in enumerate(bodies):
+            value = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.broker.append(QUERIES.name, value, partition=number % PARTITIONS)
+
+    def answered(self) -> Counter[Answered]:
+        """Returns what a reader of committed records finds in the answers."""
+        answers = [json.loads(message.value or b"") for message in self.broker.records(ANSWERS.name)]
+        return Counter(
+            (answer["query_id"], answer["status"], tuple(hit["id"] for hit in answer.get("retrieved") or ()))
+            for answer in answers
+        )

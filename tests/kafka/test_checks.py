@@ -1,0 +1,184 @@
+"""What the brokers say is judged before a service starts: what stops it, what is warned of, what it can promise."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from carpool.errors import ConfigError
+from carpool.kafka.admin import topic_config
+from carpool.kafka.checks import Abilities, BrokerFacts, Deployment, Standing, TopicFacts, Wish, judge
+from carpool.kafka.clients import TopicPartition
+from carpool.kafka.deployment import require_fit
+from carpool.kafka.settings import KafkaSettings
+from schemas.topics import ANSWERS, GROUPS, PARTIAL_ANSWERS, QUERIES, QUERIES_DEAD, TOPICS, Topic
+
+BROKER = {
+    "transaction.state.log.min.isr": "2",
+    "transaction.state.log.replication.factor": "3",
+    "offsets.topic.replication.factor": "3",
+    "group.coordinator.rebalance.protocols": "classic, consumer,streams",
+}
+SETTINGS = KafkaSettings()
+AT = TopicPartition(QUERIES.name, 0)
+
+
+def topic_facts(topic: Topic, partitions: int = 4, replicas: int = 3, **config: str) -> TopicFacts:
+    changes = {name.replace("_", "."): value for name, value in config.items()}
+    settings = topic_config(topic) | {"min.insync.replicas": "2", "retention.bytes": "-1"} | changes
+    return TopicFacts(partitions=1 if topic.partition_by == "lane" else partitions, replicas=replicas, config=settings)
+
+
+def facts(
+    *, without: Topic | None = None, standing: Standing | None = None, brokers: int = 3, broker: dict[str, str] = BROKER,
+    **changed: TopicFacts,
+) -> BrokerFacts:  # fmt: skip
+    """A deployment that fits, but for what is said. `changed`: topics by the name of their constant."""
+    found = {topic.name: topic_facts(topic) for topic in TOPICS if topic is not without}
+    found |= {globals()[name].name: value for name, value in changed.items()}
+    return BrokerFacts(
+        brokers=brokers, config=broker, topics=found, standings={} if standing is None else {AT: standing}
+    )
+
+
+def judged(found: BrokerFacts, wish: Wish = "auto", settings: KafkaSettings = SETTINGS) -> Deployment:
+    return judge(settings, wish, TOPICS, found)
+
+
+def problem(found: BrokerFacts, wish: Wish = "auto") -> str:
+    deployment = judged(found, wish)
+    (only,) = deployment.problems
+    with pytest.raises(ConfigError, match="would lose work"):
+        require_fit(deployment)
+    return only
+
+
+def warning(found: BrokerFacts) -> str:
+    deployment = judged(found)
+    require_fit(deployment)
+    (only,) = deployment.warnings
+    return only
+
+
+def test_a_deployment_that_fits_promises_exactly_once_and_says_nothing_else() -> None:
+    deployment = judged(facts())
+    assert (deployment.problems, deployment.warnings) == ((), ())
+    assert deployment.abilities == Abilities(transactions=True, consumer_protocol=True)
+    assert deployment.delivery == "exactly_once"
+    assert "nothing is repeated" in deployment.promise
+
+
+def test_a_broker_without_transactions_delivers_at_least_once_and_says_why() -> None:
+    deployment = judged(facts(broker={}))
+    assert deployment.abilities == Abilities(transactions=False, consumer_protocol=False)
+    assert deployment.delivery == "at_least_once"
+    assert "have no transactions" in deployment.promise
+    assert "no transactions" not in judged(facts(), "at_least_once").promise
+
+
+def test_exactly_once_is_refused_where_it_cannot_be_had() -> None:
+    assert "set kafka.delivery to auto" in problem(facts(broker={}), "exactly_once")
+
+
+@pytest.mark.parametrize("topic", [QUERIES, GROUPS, QUERIES_DEAD])
+def test_a_missing_topic_stops_the_service_with_how_to_make_it(topic: Topic) -> None:
+    assert problem(facts(without=topic)) == f"topic {topic.name} does not exist: run `carpool topics create`"
+
+
+def test_a_missing_best_effort_topic_is_only_warned_of() -> None:
+    assert PARTIAL_ANSWERS.name in warning(facts(without=PARTIAL_ANSWERS))
+
+
+def test_another_number_of_lanes_than_the_setting_says_stops_the_service() -> None:
+    lanes = msgspec.structs.replace(SETTINGS)
+    found = facts(GROUPS=TopicFacts(partitions=2, replicas=3, config=topic_config(GROUPS)))
+    assert any("has 2 partitions, and kafka.lanes is 1" in each for each in judged(found, settings=lanes).problems)
+
+
+def test_every_record_must_have_a_place_among_the_dead_letters() -> None:
+    few = facts(QUERIES_DEAD=topic_facts(QUERIES_DEAD, 3))
+    assert "rag.queries.v1.dlq has 3 partitions and its source 4" in problem(few)
+    assert not judged(facts(QUERIES_DEAD=topic_facts(QUERIES_DEAD, 5))).problems
+
+
+def test_answers_must_have_as_many_partitions_as_retrievals() -> None:
+    assert "has 4 partitions and rag.answers.v1 has 5" in judged(facts(ANSWERS=topic_facts(ANSWERS, 5))).problems[0]
+
+
+@pytest.mark.parametrize("name", ["QUERIES", "QUERIES_DEAD"])
+def test_a_topic_that_refuses_its_largest_records_stops_the_service(name: str) -> None:
+    found = facts(**{name: topic_facts(globals()[name], max_message_bytes="1000")})
+    assert "takes records of 1000 bytes" in problem(found)
+    assert "--add-config max.message.bytes=" in problem(found)
+
+
+def test_more_copies_in_sync_than_there_are_can_never_be_had() -> None:
+    assert "no record would ever be acknowledged" in problem(
+        facts(QUERIES=topic_facts(QUERIES, replicas=1, min_insync_replicas="2"))
+    )
+
+
+def test_one_copy_in_sync_is_warned_of_where_there_are_more() -> None:
+    assert "a broker that is lost" in warning(facts(QUERIES=topic_facts(QUERIES, min_insync_replicas="1")))
+
+
+def test_one_copy_is_warned_of_where_there_could_be_more() -> None:
+    found = facts(QUERIES=topic_facts(QUERIES, replicas=1, min_insync_replicas="1"))
+    assert "has one copy" in warning(found)
+    one = topic_facts(QUERIES, replicas=1, min_insync_replicas="1")
+    alone = facts(brokers=1, broker=BROKER | {"offsets.topic.replication.factor": "1"}, QUERIES=one)
+    assert not any("one copy" in each for each in judged(alone).warnings)
+
+
+def test_shorter_retention_and_retention_by_size_are_warned_of() -> None:
+    assert "keeps records for 1 h" in warning(facts(QUERIES=topic_facts(QUERIES, retention_ms="3600000")))
+    assert "by size" in warning(facts(QUERIES=topic_facts(QUERIES, retention_bytes="1000")))
+    assert judged(facts(QUERIES=topic_facts(QUERIES, retention_ms="-1"))).warnings == ()
+
+
+def test_settings_that_cannot_be_read_are_said_to_be_unchecked() -> None:
+    assert "cannot be read" in warning(facts(QUERIES=TopicFacts(partitions=4, replicas=3, config=None)))
+
+
+def test_too_few_brokers_for_their_own_logs_stop_what_needs_them() -> None:
+    one = {topic.name: topic_facts(topic, replicas=1, min_insync_replicas="1") for topic in TOPICS}
+    found = BrokerFacts(brokers=1, config=BROKER, topics=one)
+    assert [each.split(" (")[0] for each in judged(found).problems] == [
+        "the brokers want 3 copies of __consumer_offsets",
+        "the brokers want 3 copies of __transaction_state",
+    ]
+    assert len(judged(found, "at_least_once").problems) == 1
+    made = one | {name: topic_facts(QUERIES) for name in ("__consumer_offsets", "__transaction_state")}
+    assert judged(BrokerFacts(brokers=1, config=BROKER, topics=made)).problems == ()
+
+
+def test_a_log_that_begins_after_what_was_committed_stops_the_service() -> None:
+    found = facts(standing=Standing(committed=5, first=12, end=20, first_young=12))
+    assert "rag.queries.v1[0]: 7 records that were never processed are gone" in problem(found)
+    assert "--reset-offsets" in problem(found)
+
+
+def test_a_log_that_ends_before_what_was_committed_stops_the_service() -> None:
+    assert "the log ends at 3" in problem(facts(standing=Standing(committed=5, first=0, end=3, first_young=0)))
+
+
+@pytest.mark.parametrize(
+    "standing",
+    [
+        Standing(committed=12, first=12, end=20, first_young=12),
+        Standing(committed=20, first=20, end=20, first_young=20),
+        Standing(committed=-1, first=7, end=20, first_young=7),
+        Standing(committed=15, first=0, end=20, first_young=None),
+        Standing(committed=20, first=0, end=20, first_young=20),
+    ],
+)
+def test_a_group_that_keeps_up_is_fine(standing: Standing) -> None:
+    deployment = judged(facts(standing=standing))
+    assert (deployment.problems, deployment.warnings) == ((), ())
+
+
+def test_unread_records_that_are_half_as_old_as_the_topic_keeps_them_are_warned_of() -> None:
+    said = warning(facts(standing=Standing(committed=5, first=0, end=20, first_young=9)))
+    assert "the oldest of 15 unread records is older than 84 h, and the topic deletes after 168 h" in said
+    never = warning(facts(standing=Standing(committed=-1, first=2, end=20, first_young=9)))
+    assert "the oldest of 18 unread records" in never

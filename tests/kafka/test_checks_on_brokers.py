@@ -1,0 +1,85 @@
+"""The same checks asked of brokers: of the embedded one, which can do little, and of Apache Kafka."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import msgspec
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from carpool.errors import RetryableError
+from carpool.kafka.admin import create_topics
+from carpool.kafka.checks import Abilities
+from carpool.kafka.deployment import ask_brokers, check_deployment
+from carpool.kafka.embedded import free_port
+from carpool.kafka.settings import KafkaSettings
+from schemas.topics import QUERIES, TOPICS
+
+
+def test_topics_as_they_are_made_fit_on_every_broker(bootstrap: str) -> None:
+    settings = KafkaSettings(bootstrap=bootstrap)
+    create_topics(settings)
+    deployment = check_deployment(settings, "auto", TOPICS, group="carpool-checked", inputs=[QUERIES.name])
+    assert deployment.problems == ()
+
+
+def test_the_embedded_broker_has_no_transactions(embedded_bootstrap: str) -> None:
+    settings = KafkaSettings(bootstrap=embedded_bootstrap)
+    create_topics(settings)
+    deployment = check_deployment(settings, "auto", TOPICS, group="carpool-checked", inputs=[QUERIES.name])
+    assert deployment.abilities == Abilities(transactions=False, consumer_protocol=False)
+    assert deployment.delivery == "at_least_once"
+
+
+@pytest.mark.kafka
+def test_apache_kafka_has_transactions_and_shares_partitions_itself(kafka_bootstrap: str) -> None:
+    settings = KafkaSettings(bootstrap=kafka_bootstrap)
+    create_topics(settings)
+    deployment = check_deployment(settings, "auto", TOPICS, group="carpool-checked", inputs=[QUERIES.name])
+    assert deployment.abilities == Abilities(transactions=True, consumer_protocol=True)
+    assert deployment.delivery == "exactly_once"
+
+
+@pytest.mark.kafka
+def test_records_that_are_gone_before_they_were_read_are_found_at_the_start(kafka_bootstrap: str) -> None:
+    settings = KafkaSettings(bootstrap=kafka_bootstrap, partitions=1)
+    topic = msgspec.structs.replace(QUERIES, name=f"queries-{uuid.uuid4().hex[:8]}")
+    group = f"group-{uuid.uuid4().hex[:8]}"
+    create_topics(settings, (topic,))
+    producer = Producer({"bootstrap.servers": kafka_bootstrap})
+    long_ago_ms = int(time.time() * 1_000) - topic.retention_ms * 3 // 4
+    for number in range(10):
+        producer.produce(topic.name, str(number).encode(), partition=0, timestamp=long_ago_ms)
+    assert producer.flush(20) == 0
+
+    def commit(offset: int) -> None:
+        consumer = Consumer({"bootstrap.servers": kafka_bootstrap, "group.id": group})
+        consumer.commit(offsets=[TopicPartition(topic.name, 0, offset)], asynchronous=False)
+        consumer.close()
+
+    def standing() -> tuple[str, ...]:
+        deployment = check_deployment(settings, "auto", (topic,), group=group, inputs=[topic.name])
+        return deployment.problems + tuple(each for each in deployment.warnings if "unread" in each)
+
+    commit(4)
+    (old,) = standing()
+    assert "the oldest of 6 unread records is older than 84 h" in old
+    admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
+    (deleted,) = admin.delete_records([TopicPartition(topic.name, 0, 7)]).values()
+    deleted.result(20)
+    gone, _ = standing()
+    assert "3 records that were never processed are gone" in gone
+    commit(10)
+    assert standing() == ()
+    commit(11)
+    (beyond,) = standing()
+    assert "the log ends at 10" in beyond
+
+
+def test_with_no_broker_the_error_says_where_none_answers() -> None:
+    settings = KafkaSettings(bootstrap=f"127.0.0.1:{free_port()}", request_timeout_ms=1_000)
+    with pytest.raises(RetryableError, match="no broker answers at 127"):
+        ask_brokers(settings, TOPICS, group="g", inputs=frozenset())

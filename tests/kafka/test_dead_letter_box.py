@@ -1,0 +1,98 @@
+"""Letters at real brokers: a letter is replayed once, whoever is killed in the middle, and however many try."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carpool.clock import SystemClock
+from carpool.errors import CarpoolError, FencedError
+from carpool.kafka.admin import create_topics
+from carpool.kafka.dead_letters.box import BATCH_LETTERS_MAX, DeadLetterBox
+from carpool.kafka.dead_letters.letter import DeadLetter, Reason, make_letter
+from carpool.kafka.dead_letters.log_reader import LogReader
+from carpool.kafka.dead_letters.selection import Selection
+from carpool.kafka.librdkafka import LibrdkafkaProducer, LibrdkafkaTransactionalProducer
+from carpool.kafka.settings import KafkaSettings
+from schemas.record import Source
+from schemas.topics import QUERIES
+from tests.brokers import short_lived_kafka
+
+LETTERS = 1_200
+assert LETTERS > 2 * BATCH_LETTERS_MAX, "three transactions"
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[KafkaSettings]:
+    """A broker of the test's own with letters in it."""
+    with short_lived_kafka(tmp_path / "kafka") as server:
+        found = KafkaSettings(bootstrap=server.bootstrap, partitions=2, group_prefix="box")
+        create_topics(found)
+        producer, reports = LibrdkafkaProducer(found), list[object]()
+        reason = Reason(group="g", stage="grouper", attempts=1, class_name="RecordError.not_json", message="no")
+        for number in range(LETTERS):
+            source = Source(topic=QUERIES.name, partition=number % 2, offset=number)
+            letter = make_letter(
+                source=source, key=b"k", value=b"%d" % number, headers=(), reason=reason, connect_names=False
+            )
+            assert producer.produce(letter, reports.append)
+        assert producer.close(20) == 0
+        yield found
+
+
+def replayed(settings: KafkaSettings) -> Counter[int]:
+    return Counter(int(message.value or b"-1") for message in LogReader(settings, SystemClock()).read(QUERIES.name))
+
+
+def replay(settings: KafkaSettings, *, begun: threading.Event | None = None, die_after: int | None = None) -> None:
+    """Replays all that is not marked; dies in its `die_after`th transaction, after its records were produced."""
+    box = DeadLetterBox(settings, SystemClock())
+    producer = LibrdkafkaTransactionalProducer(settings, f"{settings.group_prefix}-dlq")
+    producer.start()
+    if begun is not None:
+        begun.set()
+    if die_after is not None:
+        commits, commit = iter(range(10**9)), producer.commit
+
+        def die() -> None:
+            if next(commits) == die_after:
+                raise KeyboardInterrupt
+            commit()
+
+        producer.commit = die  # type: ignore[method-assign]
+    letters: Iterator[DeadLetter] = box.selected(Selection(), box.marks())
+    box.mark(letters, "replayed", producer)
+    producer.close()
+
+
+def test_what_a_killed_replay_did_is_not_done_again_and_the_rest_is(settings: KafkaSettings) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        replay(settings, die_after=1)
+    replay(settings)
+    assert replayed(settings) == Counter(range(LETTERS))
+    replay(settings)
+    assert replayed(settings) == Counter(range(LETTERS))
+
+
+def test_two_replays_at_once_replay_no_letter_twice(settings: KafkaSettings) -> None:
+    begun, failures = threading.Event(), list[CarpoolError]()
+
+    def first() -> None:
+        try:
+            replay(settings, begun=begun)
+        except FencedError as error:
+            failures.append(error)
+
+    one = threading.Thread(target=first)
+    one.start()
+    assert begun.wait(60)
+    replay(settings)
+    one.join(60)
+    assert not one.is_alive()
+    assert replayed(settings) == Counter(range(LETTERS))

@@ -1,0 +1,253 @@
+"""Transactions that only commit what is finished: aborts, lost replies, fences, and what does not fit into a commit."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.errors import AbortedError, DeploymentError, FencedError, RetryableError
+from carpool.kafka.clients import Position
+from carpool.kafka.delivery.exactly_once import ExactlyOnceDelivery
+from carpool.kafka.loop import METADATA_STOP_BYTES, Loop
+from carpool.kafka.settings import METADATA_BYTES_MAX
+from carpool.kafka.stage import Done, TopicPartition
+from carpool.kafka.takeover import claims
+from schemas.query import Query
+from tests.kafka.support import GROUP, Bench, HandStage, result, turn
+
+
+class Exact(Bench):
+    """A bench whose loops deliver exactly once."""
+
+    delivery = "exactly_once"
+
+    def wait(self, loop: Loop[Query]) -> None:
+        """Lets pass what an abort, or work that does not fit, waits for."""
+        self.clock.sleep(1_000_000)
+        turn(loop)
+
+
+def test_what_an_aborted_transaction_held_is_sent_again_from_memory_and_seen_once() -> None:
+    bench, stage = Exact(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.publish("a", "b")
+    turn(loop)
+    bench.broker.break_next("send_offsets", AbortedError("the coordinator moved"))
+    stage.finish("a")
+    turn(loop)
+    assert (bench.results(), bench.committed()) == ([], (None, ""))
+    stage.finish("b")
+    bench.wait(loop)
+    assert (bench.results(), bench.committed()) == (["a/0", "b/0"], (2, ""))
+    assert len(stage.units) == 2, "nothing was offered to the stage again"
+
+
+def test_a_commit_whose_reply_is_lost_is_asked_for_again_and_takes_effect_once() -> None:
+    bench, stage = Exact(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.publish("a")
+    turn(loop)
+    bench.broker.break_next("commit", RetryableError("no reply"), took_effect=True)
+    stage.finish("a")
+    turn(loop)
+    assert (bench.results(), bench.committed()) == (["a/0"], (1, ""))
+    assert loop.ledger.in_flight == 0
+
+
+def test_work_of_a_partition_that_went_away_after_an_abort_is_dropped_and_what_shared_it_is_offered_again() -> None:
+    bench, stage = Exact(), HandStage()
+    loop, consumer = bench.loop(stage)
+    bench.publish("a", partition=0)
+    bench.publish("x", "y", partition=1)
+    turn(loop)
+    bench.broker.break_next("commit", AbortedError("the coordinator moved"))
+    units = [stage.unit(text) for text in ("a", "x")]
+    assert stage.sink is not None
+    stage.sink.done(Done(parts=tuple((unit.id, 0) for unit in units), outputs=(result("a+x"),)))
+    stage.finish("y")
+    turn(loop, 1)
+    bench.broker.break_next("commit", AbortedError("the coordinator moved again, amid the revocation"))
+    bench.broker.assign(GROUP, {1: consumer})
+    stage.units.clear()
+    bench.wait(loop)
+    bench.wait(loop)
+    assert bench.results() == ["y/0"]
+    assert bench.committed(1) == (0, "1;1+1")
+    assert [unit.record.text for unit in stage.units] == ["x"]
+
+
+def test_a_member_that_the_group_went_on_without_commits_nothing_and_learns_of_it_in_its_next_poll() -> None:
+    bench, stage, other = Exact(), HandStage(), HandStage()
+    loop, consumer = bench.loop(stage)
+    bench.publish("a")
+    turn(loop)
+    bench.broker.expel(GROUP, consumer)
+    successor, _ = bench.loop(other)
+    turn(successor)
+    stage.finish("a")
+    assert isinstance(loop.delivery, ExactlyOnceDelivery)
+    loop.delivery.step()
+    assert bench.results() == []
+    other.finish("a")
+    turn(successor)
+    bench.wait(loop)
+    assert bench.results() == ["a/0"]
+
+
+def test_a_member_whose_slot_another_has_taken_ends_and_says_so() -> None:
+    bench, stage = Exact(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.publish("a")
+    turn(loop)
+    bench.producer("member-1").start()
+    stage.finish("a")
+    turn(loop)
+    assert isinstance(loop.failure, FencedError)
+    assert bench.results() == []
+
+
+def test_a_hint_is_seen_beside_work_that_cannot_be_committed_yet() -> None:
+    bench, stage = Exact(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.publish("a")
+    turn(loop)
+    bench.broker.break_next("commit", AbortedError("the coordinator moved"))
+    stage.finish("a")
+    loop.hint(result("draft"))
+    turn(loop, 1)
+    assert bench.results() == ["draft"]
+
+
+def test_what_does_not_fit_into_a_commit_waits_for_the_slow_record_and_nothing_more_is_taken_in() -> None:
+    bench, stage = Exact(partitions=1), HandStage(credit=10_000)
+    loop, _ = bench.loop(stage)
+    texts = [f"q{number}" for number in range(3_000)]
+    bench.publish(*texts)
+    turn(loop)
+    for text in texts[1::2]:
+        stage.finish(text)
+    for _ in range(5):
+        bench.wait(loop)
+    held = loop.delivery.backlog
+    assert loop.delivery.is_full
+    assert 0 < held < 1_500
+    bench.publish("more")
+    bench.wait(loop)
+    assert all(unit.record.text != "more" for unit in stage.units)
+    stage.finish(*texts[0:2:2])
+    for text in texts[2::2]:
+        stage.finish(text)
+    for _ in range(5):
+        bench.wait(loop)
+    assert loop.delivery.backlog == 0
+    assert sorted(bench.results()) == sorted(f"{text}/0" for text in texts)
+    assert any(unit.record.text == "more" for unit in stage.units)
+
+
+def test_a_partition_whose_metadata_was_long_when_it_came_is_gone_on_with() -> None:
+    bench, stage = Exact(partitions=1), HandStage(credit=10_000)
+    loop, consumer = bench.loop(stage)
+    texts = [f"q{number}" for number in range(3_000)]
+    bench.publish(*texts)
+    turn(loop)
+    for text in texts[1::2]:
+        stage.finish(text)
+    for _ in range(5):
+        bench.wait(loop)
+    assert len(bench.committed()[1]) > METADATA_STOP_BYTES
+    consumer.crash()
+    heir = HandStage(credit=0)
+    again, _ = bench.loop(heir)
+    for _ in range(3):
+        bench.wait(again)
+    heir.credit_records = 10_000
+    for _ in range(3):
+        bench.wait(again)
+    assert heir.units[0].record.text == "q0", "the slow record is taken in, without which nothing moves"
+
+
+def test_a_name_that_does_not_fit_beside_what_is_committed_leaves_it_as_it_is() -> None:
+    at = TopicPartition("rag.queries.v1", 0)
+    long = Position(7, "1;" + "1+1," * ((METADATA_BYTES_MAX - 2) // 4))
+    assert claims({at: long}, "a-slot") == {at: long}
+    assert claims({at: Position(7, "2;old;1+1")}, "a-slot") == {at: Position(7, "2;a-slot;1+1")}
+
+
+def test_a_delivery_that_was_refused_for_good_keeps_still() -> None:
+    bench, stage = Exact(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.publish("a")
+    turn(loop)
+    bench.broker.break_next("commit", DeploymentError("too large"))
+    stage.finish("a")
+    turn(loop)
+    assert isinstance(loop.failure, DeploymentError)
+    bench.clock.sleep(1_000_000)
+    assert isinstance(loop.delivery, ExactlyOnceDelivery)
+    assert loop.delivery._wait_s() > 0
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 1 << 30), st.integers(1, 3), st.integers(1, 2))
+def test_any_order_of_completions_aborts_and_lives_is_seen_once_and_no_commit_says_too_much(
+    seed: int, parts: int, partitions: int
+) -> None:
+    rng = random.Random(seed)
+    bench = Exact(partitions=partitions)
+    stage = HandStage(credit=10_000)
+    loop, consumer = bench.loop(stage, parts=lambda _: parts)
+    texts = [f"q{number}" for number in range(30)]
+    for text in texts:
+        bench.publish(text, partition=rng.randrange(partitions))
+    owed = [(text, part) for text in texts for part in range(parts)]
+    rng.shuffle(owed)
+    turn(loop)
+    for text, part in owed:
+        if rng.random() < 0.02:
+            bench.broker.break_next(rng.choice(("send_offsets", "commit")), AbortedError("the coordinator moved"))
+        if rng.random() < 0.02:
+            consumer.crash()
+            stage = HandStage(credit=10_000)
+            loop, consumer = bench.loop(stage, parts=lambda _: parts)
+            bench.wait(loop)
+        _finish(stage, text, part)
+        if rng.random() < 0.3:
+            bench.wait(loop)
+    for _ in range(3):
+        bench.wait(loop)
+        for unit in list(stage.units):
+            for part in range(parts):
+                _finish(stage, unit.record.text or "", part)
+    for _ in range(3):
+        bench.wait(loop)
+    assert sorted(bench.results()) == sorted(f"{text}/{part}" for text, part in owed)
+    assert all(
+        len(position.metadata) <= METADATA_BYTES_MAX for commit in bench.broker.commits for position in commit.values()
+    )
+
+
+def _finish(stage: HandStage, text: str, part: int) -> None:
+    """Completes a part that this life still owes."""
+    unit = next((unit for unit in stage.units if unit.record.text == text), None)
+    if unit is not None and part not in unit.parts_done:
+        stage.finish(text, part=part)
+        stage.units[stage.units.index(unit)] = replace(unit, parts_done=unit.parts_done | {part})
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_revocation_commits_what_is_finished_unless_the_partition_is_lost(is_lost: bool) -> None:
+    bench, stage = Exact(), HandStage()
+    loop, consumer = bench.loop(stage)
+    bench.publish("a")
+    turn(loop)
+    stage.finish("a")
+    if is_lost:
+        bench.broker.expel(GROUP, consumer)
+    else:
+        bench.broker.assign(GROUP, {1: consumer})
+    consumer.poll(0)
+    assert bench.results() == ([] if is_lost else ["a/0"])

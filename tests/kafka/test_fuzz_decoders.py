@@ -1,0 +1,179 @@
+"""Whatever lies in a topic, its reader gets a record or a reason: 200,000 mutated records (a few thousand by default)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.kafka.dead_letters.letter import read_letter, replay_output
+from carpool.kafka.refusal import refusal_outputs
+from carpool.kafka.retry import RetryPolicy, attempt_of, begin_us_of, origin_of
+from carpool.kafka.sizes import record_bytes
+from carpool.kafka.stage import Message
+from cli.dlq.showing import letter_json, letter_text
+from schemas.answer import Answer, PartialAnswer
+from schemas.codec import decode, decode_query, encode
+from schemas.deadletter import DeadLetterMark
+from schemas.errors import REASONS, RecordError
+from schemas.group import Group
+from schemas.query import Query
+from schemas.record import Headers, Record, Source
+from schemas.retrieval import Retrieval
+from schemas.topics import ANSWERS, DEAD_LETTER_MARKS, GROUPS, PARTIAL_ANSWERS, QUERIES, QUERIES_DEAD, RETRIEVALS
+from tests.kafka.fuzzing import HEADER_NAMES, HEADER_VALUES, HERE, Mutator, Raw, real_records
+
+KINDS: dict[str, type[Record]] = {
+    GROUPS.name: Group,
+    RETRIEVALS.name: Retrieval,
+    ANSWERS.name: Answer,
+    PARTIAL_ANSWERS.name: PartialAnswer,
+    DEAD_LETTER_MARKS.name: DeadLetterMark,
+}
+REAL = real_records()
+LIMITS = {topic.name: topic.max_message_bytes for topic in (ANSWERS, QUERIES_DEAD)}
+NOW_US = 1_700_000_000_000_000
+
+
+def message_of(raw: Raw, topic: str = QUERIES.name) -> Message:
+    source = Source(topic=topic, partition=HERE.partition, offset=HERE.offset, timestamp_ms=HERE.timestamp_ms)
+    return Message(source=source, key=b"k", value=raw.value, headers=raw.headers, received_us=NOW_US)
+
+
+def check_query_record(raw: Raw) -> str:
+    """Decodes as the grouper does; what is refused has a letter with its bytes and a reason, and an answer where it has an id."""
+    message = message_of(raw)
+    assert attempt_of(message.headers) >= 1
+    assert origin_of(message).partition == HERE.partition
+    assert begin_us_of(message, RetryPolicy()) <= NOW_US + RetryPolicy().delay_us
+    try:
+        query = decode_query(raw.value, raw.headers, message.source)
+    except RecordError as error:
+        check_refusal(message, error)
+        return error.reason
+    assert 1 <= len(query.query_id) <= 256
+    value, headers = encode(query, event_id=query.query_id, source="s", time_us=NOW_US, passed_on=raw.headers)
+    assert decode(Query, value, headers) == query, "what was taken can travel on"
+    return "taken"
+
+
+def check_refusal(message: Message, error: RecordError) -> None:
+    assert error.reason in REASONS and str(error)
+    outputs = refusal_outputs(message, error, group="g", stage="grouper", now_us=NOW_US, connect_names=True)
+    letter = outputs[0]
+    assert letter.value == (message.value or b"")
+    assert letter.headers[: len(message.headers)] == message.headers
+    read = read_letter(message_of(Raw(letter.value, letter.headers), QUERIES_DEAD.name))
+    assert (read.reason, read.errors["offset"]) == (error.reason, str(HERE.offset))
+    assert [output.topic for output in outputs[1:]] == ([ANSWERS.name] if error.query_id is not None else [])
+    for output in outputs:
+        assert record_bytes(output.key, output.value, output.headers) <= LIMITS[output.topic]
+    if len(outputs) == 2:
+        answer = decode(Answer, outputs[1].value, outputs[1].headers)
+        assert (answer.query_id, answer.status) == (error.query_id, "failed")
+
+
+def check_internal_record(topic: str, raw: Raw) -> str:
+    try:
+        record = decode(KINDS[topic], raw.value, raw.headers)
+    except RecordError as error:
+        assert error.reason in REASONS and str(error)
+        return error.reason
+    encode(record, event_id="e", source="s", time_us=NOW_US)
+    return "taken"
+
+
+def check_letter(raw: Raw) -> str:
+    """Anything may lie in a dead-letter topic: it can be shown, and sent back."""
+    letter = read_letter(message_of(raw, QUERIES_DEAD.name))
+    assert letter_text(letter, as_hex=False).plain
+    letter_json(letter)
+    replayed = replay_output(letter, deadline_ms=5)
+    assert replayed.topic == QUERIES.name
+    assert not any(name.startswith("rag.errors.") for name, _ in replayed.headers)
+    return "taken"
+
+
+def check(topic: str, raw: Raw) -> str:
+    if topic == QUERIES.name:
+        return check_query_record(raw)
+    return check_letter(raw) if topic == QUERIES_DEAD.name else check_internal_record(topic, raw)
+
+
+def fuzz(count: int, seed: int) -> dict[str, Counter[str]]:
+    outcomes: dict[str, Counter[str]] = {topic: Counter() for topic in REAL}
+    mutator = Mutator(seed)
+    for number in range(count):
+        topic = list(REAL)[number % len(REAL)] if number % 2 else QUERIES.name
+        real = REAL[topic][number // 2 % len(REAL[topic])]
+        raw = mutator.mutated(real)
+        try:
+            outcomes[topic][check(topic, raw)] += 1
+        except Exception as error:
+            raise AssertionError(f"record {number} of seed {seed} on {topic}: {raw}") from error
+    return outcomes
+
+
+@pytest.mark.parametrize("topic", list(REAL))
+def test_the_records_that_are_mutated_are_good_ones(topic: str) -> None:
+    assert {check(topic, raw) for raw in REAL[topic]} == {"taken"}
+
+
+def test_a_mutated_record_is_taken_or_refused_with_a_reason() -> None:
+    outcomes = fuzz(6_000, seed=1)
+    for topic in (QUERIES.name, *KINDS):
+        assert len(outcomes[topic]) > 4, f"mutations of {topic} reach only {outcomes[topic]}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_hundred_thousand_mutated_records_are_taken_or_refused_with_a_reason() -> None:
+    outcomes = fuzz(200_000, seed=2)
+    assert sum(sum(of_topic.values()) for of_topic in outcomes.values()) == 200_000
+    print({topic: dict(of_topic.most_common()) for topic, of_topic in outcomes.items()})
+
+
+HEADERS = st.lists(
+    st.tuples(
+        st.sampled_from(HEADER_NAMES) | st.text(max_size=20),
+        st.none() | st.sampled_from(HEADER_VALUES) | st.binary(max_size=60),
+    ),
+    max_size=8,
+).map(tuple)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS = st.dictionaries(st.sampled_from(Query.__struct_fields__), JSON | st.just("AAAAAA=="), max_size=6)
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")), HEADERS)
+@settings(max_examples=300)
+def test_any_bytes_under_any_headers_are_taken_or_refused(value: bytes, headers: Headers) -> None:
+    for topic in REAL:
+        check(topic, Raw(value, headers))
+
+
+@given(FIELDS, HEADERS)
+@settings(max_examples=300)
+def test_any_json_in_the_fields_of_a_query_is_taken_or_refused(fields: dict[str, object], headers: Headers) -> None:
+    import json
+
+    check_query_record(Raw(json.dumps(fields).encode(), headers))
+
+
+@pytest.mark.parametrize("name", ["traceparent", "correlation_id", "x"])
+def test_headers_as_large_as_the_topic_takes_make_no_answer_that_its_topic_refuses(name: str) -> None:
+    for size in (16_000, 20_000, 900_000, QUERIES.max_message_bytes - 300):
+        check_query_record(Raw(b'{"query_id": "q", "text": "x"}', ((name, bytes(size)),)))
+        check_query_record(Raw(b'{"query_id": "q"}', ((name, bytes(size)),)))
+
+
+def test_a_deadline_beyond_all_years_is_refused_where_it_would_overflow_later() -> None:
+    for deadline in (10**15, 2**63, 2**64 - 1, 10**30):
+        assert check_query_record(Raw(b'{"query_id": "q", "text": "x", "deadline": %d}' % deadline)) != "taken"
+        headers: Headers = (("rag-deadline-ms", str(deadline).encode()),)
+        assert check_query_record(Raw(b'{"query_id": "q", "text": "x"}', headers)) != "taken"

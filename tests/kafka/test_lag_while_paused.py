@@ -1,0 +1,91 @@
+"""What waits in a partition whose intake is paused: nothing is fetched from it, so the brokers are asked."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+
+import pytest
+from confluent_kafka import Producer
+
+from carpool.clock import SystemClock
+from carpool.kafka.admin import create_topics
+from carpool.kafka.clients import Position
+from carpool.kafka.librdkafka import LibrdkafkaConsumer
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.stage import TopicPartition
+from schemas.topics import RETRIEVALS
+
+AT = TopicPartition(RETRIEVALS.name, 0)
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.positions: dict[TopicPartition, Position] = {}
+
+    def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
+        self.positions |= positions
+
+    def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
+        """Nothing."""
+
+
+def write(bootstrap: str, count: int) -> None:
+    """Writes in one transaction, as the services do: a marker comes after the records."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"test-{uuid.uuid4()}"})
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    for _ in range(count):
+        producer.produce(AT.topic, value=b"v", partition=AT.partition)
+    producer.commit_transaction(10)
+
+
+def polled(consumer: LibrdkafkaConsumer, until: Callable[[], bool], timeout_s: float = 20.0) -> int:
+    """Polls until `until`; returns the records that came."""
+    deadline, records = time.monotonic() + timeout_s, 0
+    while not until():
+        assert time.monotonic() < deadline, consumer.waiting()
+        records += consumer.poll(0.02) is not None
+    return records
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(90)
+def test_what_arrives_while_paused_is_counted_and_markers_already_passed_are_not(kafka_bootstrap: str) -> None:
+    settings = KafkaSettings(bootstrap=kafka_bootstrap)
+    create_topics(settings)
+    write(kafka_bootstrap, 3)
+    listener, group = Listener(), f"lag-{uuid.uuid4()}"
+    consumer = LibrdkafkaConsumer(settings, group, SystemClock())
+    consumer.subscribe(AT.topic, listener)
+    try:
+        polled(consumer, lambda: AT in listener.positions)
+        consumer.pause()
+        polled(consumer, lambda: consumer.waiting()[AT] >= 3)  # paused before anything was read, as while a model loads
+        consumer.resume()
+        assert polled(consumer, lambda: consumer.waiting()[AT] == 0 and AT in consumer._at_end) >= 3
+        consumer.pause()
+        until_s = time.monotonic() + 3  # the brokers are asked meanwhile
+        polled(consumer, lambda: time.monotonic() > until_s)
+        assert consumer.waiting()[AT] == 0
+        write(kafka_bootstrap, 5)
+        polled(
+            consumer, lambda: consumer.waiting()[AT] in (5, 6)
+        )  # or with the marker, which nothing tells from a record
+        consumer.resume()
+        assert polled(consumer, lambda: consumer.waiting()[AT] == 0 and AT in consumer._at_end) == 5
+        consumer.commit_now({AT: Position(consumer._passed[AT], "")})
+    finally:
+        consumer.close()
+    again = LibrdkafkaConsumer(settings, group, SystemClock())
+    listener.positions.clear()
+    again.subscribe(AT.topic, listener)
+    try:
+        polled(again, lambda: AT in listener.positions)
+        again.pause()
+        until_s = time.monotonic() + 3
+        polled(again, lambda: time.monotonic() > until_s)
+        assert again.waiting()[AT] == 0, "counted from what is committed, not from the beginning of the log"
+    finally:
+        again.close()

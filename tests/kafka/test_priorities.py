@@ -1,0 +1,125 @@
+"""Records of several priority classes: who goes first, who is paused, and that nobody starves."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.kafka.clients import TopicPartition
+from carpool.kafka.intake import QUANTUM_BYTES, RECORD_COST_BYTES, IntakeQueues, PriorityClass
+from carpool.kafka.stage import Message
+from schemas.record import Source
+
+URGENT, BATCH = "rag.queries.v1", "rag.queries.batch.v1"
+CLASSES = (PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, weight=1, held_max=50))
+
+
+def message(topic: str, offset: int, size_bytes: int = 0, partition: int = 0) -> Message:
+    source = Source(topic=topic, partition=partition, offset=offset, timestamp_ms=1)
+    return Message(source=source, key=None, value=b"x" * size_bytes, headers=(), received_us=1)
+
+
+def filled(urgent: int, batch: int, **bounds: int) -> IntakeQueues:
+    queues = IntakeQueues(CLASSES, **bounds)
+    for offset in range(batch):
+        queues.add(message(BATCH, offset))
+    for offset in range(urgent):
+        queues.add(message(URGENT, offset))
+    return queues
+
+
+def test_a_record_alone_goes_at_once_whatever_its_class() -> None:
+    taken = filled(0, 1).next({})
+    assert taken is not None and taken.source.topic == BATCH
+
+
+def test_behind_hundreds_of_a_lower_class_an_urgent_record_waits_for_one_turn_of_theirs() -> None:
+    queues = filled(urgent=1, batch=200)
+    held: Counter[str] = Counter()
+    order = []
+    while URGENT not in order:
+        taken = queues.next(held)
+        assert taken is not None
+        order.append(taken.source.topic)
+        held[taken.source.topic] += 1
+    assert len(order) - 1 <= QUANTUM_BYTES // RECORD_COST_BYTES
+
+
+def test_while_both_have_records_the_lower_class_gets_its_share_and_no_more() -> None:
+    queues = filled(urgent=200, batch=200)
+    taken = Counter(each.source.topic for each in (queues.next({}) for _ in range(170)) if each is not None)
+    assert 8 <= taken[BATCH] <= 16  # one in 17 is 10, and turns are of 8
+
+
+def test_of_a_class_that_is_held_to_its_bound_nothing_goes_and_others_do() -> None:
+    queues = filled(urgent=0, batch=100)
+    assert queues.next({BATCH: 50}) is None
+    assert queues.next({BATCH: 49, URGENT: 1_000}) is not None
+    queues.add(message(URGENT, 0))
+    taken = queues.next({BATCH: 50, URGENT: 1_000})
+    assert taken is not None and taken.source.topic == URGENT
+
+
+def test_a_full_queue_stops_its_topic_alone_until_it_is_half_empty() -> None:
+    queues = filled(urgent=1, batch=8, records_max=8)
+    assert queues.flowing == {URGENT}
+    held = {URGENT: 0, BATCH: 0}
+    while queues.records_of(BATCH) > 5:
+        queues.next(held)
+    assert queues.flowing == {URGENT}
+    queues.next(held)
+    assert queues.flowing == {URGENT, BATCH}
+
+
+def test_bytes_fill_a_queue_too() -> None:
+    queues = IntakeQueues(CLASSES, bytes_max=1_000)
+    queues.add(message(BATCH, 0, size_bytes=1_200))
+    assert queues.flowing == {URGENT}
+    assert queues.next({}) is not None
+    assert queues.flowing == {URGENT, BATCH}
+
+
+def test_records_of_a_partition_that_is_lost_are_gone() -> None:
+    queues = IntakeQueues(CLASSES)
+    for partition in (0, 1):
+        queues.add(message(URGENT, 0, 10, partition=partition))
+    queues.forget(frozenset({TopicPartition(URGENT, 0), TopicPartition(BATCH, 1)}))
+    queues.check_integrity()
+    taken = queues.next({})
+    assert taken is not None and taken.source.partition == 1
+    assert queues.next({}) is None
+    assert queues.records == 0
+
+
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from([URGENT, BATCH]), st.integers(0, 3_000)),
+        st.tuples(st.just("next"), st.just(""), st.just(0)),
+        st.tuples(st.just("end"), st.sampled_from([URGENT, BATCH]), st.just(0)),
+    ),
+    max_size=150,
+)
+
+
+@given(moves)
+def test_every_record_goes_once_in_order_and_nothing_waits_that_may_go(script: list[tuple[str, str, int]]) -> None:
+    classes = (CLASSES[0], PriorityClass(topic=BATCH, held_max=3))
+    queues = IntakeQueues(classes, records_max=8, bytes_max=10_000)
+    waiting: dict[str, list[int]] = {URGENT: [], BATCH: []}
+    held = Counter({URGENT: 0, BATCH: 0})
+    for number, (move, topic, size) in enumerate(script):
+        if move == "add":
+            queues.add(message(topic, number, size))
+            waiting[topic].append(number)
+        elif move == "end":
+            held[topic] = max(0, held[topic] - 1)
+        else:
+            taken = queues.next(held)
+            assert (taken is not None) == (bool(waiting[URGENT]) or (bool(waiting[BATCH]) and held[BATCH] < 3))
+            if taken is not None:
+                assert taken.source.offset == waiting[taken.source.topic].pop(0)
+                held[taken.source.topic] += 1
+        queues.check_integrity()
+        assert queues.records == len(waiting[URGENT]) + len(waiting[BATCH])

@@ -1,0 +1,123 @@
+"""The loop over two priority classes: one consumer, turns, bounds, and nothing lost where partitions move."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from prometheus_client import CollectorRegistry
+
+from carpool.kafka.intake import PriorityClass
+from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.memory import MemoryBroker, MemoryConsumer
+from carpool.telemetry.metrics import Metrics
+from schemas.query import Query
+from schemas.topics import QUERIES, QUERIES_BATCH, RETRIEVALS
+from tests.kafka.support import GROUP, Bench, HandStage, query_of, turn
+
+HELD_MAX = 20
+
+
+class TwoClasses(Bench):
+    """A bench with a topic for each class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        topics = {QUERIES.name: 2, QUERIES_BATCH.name: 2, RETRIEVALS.name: 1, "rag.answers.v1": 1}
+        self.broker = MemoryBroker(self.clock, topics)
+
+    def both(self, stage: HandStage) -> tuple[Loop[Query], MemoryConsumer]:
+        consumer = MemoryConsumer(self.broker, GROUP)
+        loop = Loop[Query](
+            name="grouper",
+            group=GROUP,
+            intake=Intake(
+                topic=QUERIES.name,
+                decode=query_of,
+                bad_input="refuse",
+                weight=16,
+                beside=(PriorityClass(topic=QUERIES_BATCH.name, held_max=HELD_MAX),),
+            ),
+            stage=stage,
+            consumer=consumer,
+            make_delivery=self._at_least_once,
+            clock=self.clock,
+            metrics=Metrics(CollectorRegistry()),
+        )
+        stage.start(loop)
+        loop._consumer.subscribe(QUERIES.name, loop, (QUERIES_BATCH.name,))
+        return loop, consumer
+
+    def publish_batch(self, count: int) -> None:
+        for number in range(count):
+            self.broker.append(QUERIES_BATCH.name, f"batch {number}".encode(), partition=number % 2)
+
+
+def held(stage: HandStage) -> Counter[str]:
+    return Counter(unit.source.topic for unit in stage.units)
+
+
+def end(stage: HandStage, count: int) -> None:
+    """Completes the oldest units."""
+    stage.finish(*(unit.record.text or "" for unit in stage.units[:count]))
+    stage.units = stage.units[count:]
+
+
+def test_an_urgent_query_is_taken_in_although_hundreds_of_a_lower_class_came_before() -> None:
+    bench, stage = TwoClasses(), HandStage(credit=30)
+    loop, _ = bench.both(stage)
+    bench.publish_batch(300)
+    turn(loop)
+    assert held(stage) == {QUERIES_BATCH.name: HELD_MAX}, "and no more, though there is room"
+    bench.publish("urgent")
+    turn(loop)
+    assert held(stage)[QUERIES.name] == 1
+
+
+def test_while_there_is_no_credit_urgent_queries_are_found_and_go_first_when_there_is() -> None:
+    bench, stage = TwoClasses(), HandStage(credit=HELD_MAX)
+    loop, _ = bench.both(stage)
+    bench.publish_batch(300)
+    turn(loop)
+    bench.publish(*(f"urgent {number}" for number in range(9)))
+    turn(loop, times=9)
+    end(stage, 12)
+    turn(loop)
+    assert held(stage)[QUERIES.name] == 9, "twelve places, of which the others have less than a turn"
+
+
+def test_all_of_both_classes_is_answered_once_also_where_a_member_dies() -> None:
+    bench, stage = TwoClasses(), HandStage(credit=30)
+    loop, consumer = bench.both(stage)
+    bench.publish_batch(60)
+    bench.publish(*(f"urgent {number}" for number in range(30)))
+    turn(loop)
+    end(stage, 10)
+    turn(loop)
+    consumer.crash()
+    stage = HandStage(credit=30)
+    loop, _ = bench.both(stage)
+    for _ in range(20):
+        turn(loop)
+        end(stage, 30)
+    turn(loop)
+    expected = {f"batch {number}/0" for number in range(60)} | {f"urgent {number}/0" for number in range(30)}
+    assert set(bench.results()) == expected
+    assert max(Counter(bench.results()).values()) == 1
+    assert loop.ledger.held == {QUERIES.name: 0, QUERIES_BATCH.name: 0}
+
+
+def test_while_finished_work_waits_for_its_commit_nothing_more_is_taken_in() -> None:
+    bench, stage = TwoClasses(), HandStage(credit=30)
+    loop, _ = bench.both(stage)
+    loop._finished_bytes_max = 10
+    bench.publish("one", "two")
+    loop.step()
+    end(stage, 2)
+    assert loop.ledger.finished_bytes >= 10, "not committed: delivery has not had its turn"
+    assert loop.ledger.held[QUERIES.name] == 0, "the stage holds nothing"
+    bench.publish("three")
+    loop.step()
+    assert stage.units == []
+    turn(loop)
+    assert loop.ledger.finished_bytes == 0
+    assert [unit.record.text for unit in stage.units] == ["three"]

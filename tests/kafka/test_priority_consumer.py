@@ -1,0 +1,153 @@
+"""A consumer of two topics hands records out in fair turns, whatever was fetched first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from carpool.kafka.clients import CommitResult, Membership, Position, RebalanceListener, TopicPartition
+from carpool.kafka.intake import QUANTUM_BYTES, RECORD_COST_BYTES, RECORDS_MAX, PriorityClass
+from carpool.kafka.priority_consumer import SIFT_MAX, PriorityConsumer
+from carpool.kafka.stage import Message
+from schemas.record import Source
+
+URGENT, BATCH = "rag.queries.v1", "rag.queries.batch.v1"
+CLASSES = (PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, held_max=9_000))
+
+
+class FetchedConsumer:
+    """A client whose records lie in one queue in the order in which they were fetched; those of paused topics are passed over."""
+
+    def __init__(self) -> None:
+        self.fetched: list[Message] = []
+        self.paused: set[str] = set()
+        self.topics: tuple[str, ...] = ()
+        self.listener: RebalanceListener | None = None
+        self.waits: list[float] = []
+
+    def subscribe(self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()) -> None:
+        self.topics, self.listener = (topic, *beside), listener
+
+    def poll(self, timeout_s: float) -> Message | None:
+        self.waits.append(timeout_s)
+        found = next((each for each in self.fetched if each.source.topic not in self.paused), None)
+        if found is not None:
+            self.fetched.remove(found)
+        return found
+
+    def pause(self, topics: frozenset[str] | None = None) -> None:
+        self.paused |= topics or set()
+
+    def resume(self, topics: frozenset[str] | None = None) -> None:
+        self.paused -= topics or set()
+
+    def waiting(self) -> dict[TopicPartition, int]:
+        counts = Counter(TopicPartition(each.source.topic, each.source.partition) for each in self.fetched)
+        return {at: counts[at] for at in (TopicPartition(URGENT, 0), TopicPartition(BATCH, 0))}
+
+    def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
+        on_result(None)
+
+    def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
+        raise AssertionError("nothing is committed here")
+
+    def membership(self) -> Membership | None:
+        return self
+
+    def close(self) -> None:
+        self.topics = ()
+
+    def fetch(self, topic: str, count: int, partition: int = 0) -> None:
+        begin = sum(each.source.topic == topic for each in self.fetched)
+        for offset in range(begin, begin + count):
+            source = Source(topic=topic, partition=partition, offset=offset, timestamp_ms=1)
+            self.fetched.append(Message(source=source, key=None, value=b"", headers=(), received_us=1))
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.inner = FetchedConsumer()
+        self.held: Counter[str] = Counter()
+        self.consumer = PriorityConsumer(self.inner, CLASSES, held=lambda: self.held)
+        self.lost: list[frozenset[TopicPartition]] = []
+        self.consumer.subscribe(URGENT, self, (BATCH,))
+
+    def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
+        raise AssertionError("nothing is assigned here")
+
+    def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
+        self.lost.append(partitions)
+
+    def take(self, timeout_s: float = 0.0) -> str | None:
+        message = self.consumer.poll(timeout_s)
+        if message is None:
+            return None
+        self.held[message.source.topic] += 1
+        return message.source.topic
+
+
+def test_an_urgent_record_fetched_behind_thousands_is_handed_out_within_a_turn() -> None:
+    rig = Rig()
+    rig.inner.fetch(BATCH, 6_000)
+    rig.inner.fetch(URGENT, 1)
+    handed = [rig.take() for _ in range(20)]
+    sortings = RECORDS_MAX // SIFT_MAX + 1
+    assert handed.index(URGENT) <= sortings + QUANTUM_BYTES // RECORD_COST_BYTES
+
+
+def test_a_topic_whose_queue_is_full_is_paused_and_the_other_flows_on() -> None:
+    rig = Rig()
+    rig.inner.fetch(BATCH, RECORDS_MAX + 500)
+    for _ in range(8):
+        rig.take()
+    assert rig.inner.paused == {BATCH}
+    rig.inner.fetch(URGENT, 1)
+    assert URGENT in {rig.take() for _ in range(9)}
+    while len(rig.inner.paused) and rig.held[BATCH] < RECORDS_MAX:
+        assert rig.take() == BATCH
+    assert not rig.inner.paused
+
+
+def test_paused_altogether_nothing_is_handed_out_and_nothing_is_lost() -> None:
+    rig = Rig()
+    rig.inner.fetch(BATCH, 3)
+    assert rig.take() == BATCH
+    rig.consumer.pause()
+    assert rig.inner.paused == {URGENT, BATCH}
+    assert rig.take() is None
+    rig.consumer.resume()
+    assert [rig.take(), rig.take(), rig.take()] == [BATCH, BATCH, None]
+
+
+def test_what_may_not_be_taken_in_is_waited_beside_and_not_spun_upon() -> None:
+    rig = Rig()
+    rig.held[BATCH] = 8_999
+    rig.inner.fetch(BATCH, 3)
+    assert rig.take() == BATCH
+    rig.inner.waits.clear()
+    assert rig.take(0.05) is None
+    assert rig.inner.waits[-1] == 0.05
+    rig.inner.fetch(URGENT, 1)
+    assert rig.take(0.05) == URGENT
+
+
+def test_while_nothing_can_be_taken_in_what_comes_is_sorted_and_the_urgent_goes_first_after() -> None:
+    rig = Rig()
+    rig.inner.fetch(BATCH, 100)
+    rig.inner.fetch(URGENT, 1)
+    rig.consumer.sort(0.05)
+    assert rig.inner.fetched == []
+    assert rig.held.total() == 0
+    assert URGENT in [rig.take() for _ in range(QUANTUM_BYTES // RECORD_COST_BYTES + 1)]
+
+
+def test_records_of_a_lost_partition_are_forgotten_before_the_service_hears_of_it() -> None:
+    rig = Rig()
+    rig.inner.fetch(URGENT, 2)
+    rig.inner.fetch(BATCH, 2)
+    assert rig.take() == URGENT
+    assert rig.consumer.waiting()[TopicPartition(BATCH, 0)] == 2, "sorted here, and still waiting"
+    assert rig.inner.listener is not None
+    rig.inner.listener.revoked(frozenset({TopicPartition(BATCH, 0)}), lost=False)
+    assert rig.lost == [{TopicPartition(BATCH, 0)}]
+    assert [rig.take(), rig.take()] == [URGENT, None]

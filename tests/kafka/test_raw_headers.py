@@ -1,0 +1,58 @@
+"""Header names are bytes to Kafka: one that is no text is refused with its reason, and does not end its reader."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from carpool.clock import SystemClock
+from carpool.kafka.admin import create_topics
+from carpool.kafka.dead_letters.log_reader import LogReader
+from carpool.kafka.raw_headers import headers_of
+from carpool.kafka.settings import KafkaSettings
+from schemas.codec import UNREADABLE_HEADERS, decode, decode_query
+from schemas.errors import RecordError
+from schemas.group import Group
+from schemas.record import Source
+from schemas.topics import Topic
+from tests.kafka.raw_producer import write_with_header_name
+
+
+class Raw:
+    """What confluent-kafka makes of a record with such a name."""
+
+    def headers(self) -> None:
+        raise SystemError("<method 'headers'> returned a result with an exception set")
+
+
+def test_headers_that_the_client_cannot_give_are_named_as_such() -> None:
+    assert headers_of(Raw()) == ((UNREADABLE_HEADERS, None),)  # type: ignore[arg-type]
+
+
+def test_a_record_whose_headers_cannot_be_read_is_refused() -> None:
+    unreadable = ((UNREADABLE_HEADERS, None),)
+    with pytest.raises(RecordError, match="not UTF-8") as caught:
+        decode_query(b'{"query_id": "q", "text": "x"}', unreadable, Source(topic="t", partition=0, offset=0))
+    assert (caught.value.reason, caught.value.query_id) == ("bad_envelope", "q")
+    with pytest.raises(RecordError, match="not UTF-8"):
+        decode(Group, b"{}", unreadable)
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(180)
+def test_a_reader_goes_on_behind_a_name_of_any_bytes(kafka_bootstrap: str) -> None:
+    settings = KafkaSettings(bootstrap=kafka_bootstrap, partitions=1)
+    topic = Topic(
+        name=f"t-{uuid.uuid4().hex[:8]}",
+        partition_by="query_id",
+        retention_ms=10**9,
+        max_message_bytes=10**6,
+        purpose="a test",
+    )
+    create_topics(settings, (topic,))
+    names = (b"\xff\xfe", b"", b"a\x00b", "é".encode())
+    for name in names * 15:  # Python specialises what runs often
+        write_with_header_name(kafka_bootstrap, topic.name, b"x", name)
+    found = [message.headers for message in LogReader(settings, SystemClock()).read(topic.name)]
+    assert found == [((UNREADABLE_HEADERS, None),), (("", b"v"),), (("a", b"v"),), (("é", b"v"),)] * 15

@@ -1,0 +1,197 @@
+"""Queries that fail, through the loop: they come round again after a delay, and a burst of failures stops it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from carpool.clock import SystemClock
+from carpool.errors import DeploymentError
+from carpool.kafka.admin import create_topics
+from carpool.kafka.checks import DeliveryName
+from carpool.kafka.dead_letters.log_reader import LogReader
+from carpool.kafka.delivery.choose import make_consumer, make_delivery
+from carpool.kafka.failures import FailureLimits
+from carpool.kafka.librdkafka import LibrdkafkaProducer
+from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.retry import RetryPolicy, attempt_of, origin_of
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.stage import Done, Output, QueryFailure, Unit
+from carpool.telemetry.metrics import Metrics
+from schemas.query import Query
+from schemas.record import header
+from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIEVALS
+from tests.brokers import short_lived_kafka
+from tests.kafka.support import Bench, HandStage, query_of, result, turn
+
+
+def failure_of(unit: Unit[Any], *, is_transient: bool) -> QueryFailure:
+    return QueryFailure(
+        query=unit.record,
+        source=origin_of(unit.message),
+        headers=unit.message.headers,
+        deadline_us=None,
+        error_type="index_damaged",
+        message="the disk is away",
+        is_transient=is_transient,
+    )
+
+
+class FailingStage(HandStage):
+    """Fails the units that a test names, as the stages do: with a `failed` answer and with why."""
+
+    def fail_units(self, *texts: str, is_transient: bool = True) -> None:
+        assert self.sink is not None
+        for text in texts:
+            unit = self.unit(text)
+            self.units.remove(unit)
+            answer = Output(topic=ANSWERS.name, key=b"k", value=json.dumps({"failed": text}).encode())
+            failure = failure_of(unit, is_transient=is_transient)
+            self.sink.done(Done(parts=((unit.id, 0),), outputs=(answer,), failure=failure))
+
+
+def started(partitions: int = 1) -> tuple[Bench, FailingStage, Loop[Query]]:
+    bench, stage = Bench(partitions), FailingStage()
+    loop, _ = bench.loop(stage)
+    return bench, stage, loop
+
+
+def test_a_failed_query_comes_round_after_its_delay_while_others_go_on() -> None:
+    bench, stage, loop = started()
+    bench.publish("a")
+    turn(loop)
+    stage.fail_units("a")
+    turn(loop)
+    assert bench.committed()[0] == 1, "its first record is done with"
+    assert bench.results(ANSWERS.name) == []
+    bench.publish("b")
+    turn(loop)
+    assert [unit.record.text for unit in stage.units] == ["b"], "it waits, and nobody waits for it"
+    bench.clock.sleep(1_000_000)
+    turn(loop)
+    again = stage.unit("a")
+    assert (header(again.message.headers, "rag-attempt"), again.source.offset) == (b"2", 1)
+    assert origin_of(again.message).offset == 0
+    stage.finish("a", "b")
+    turn(loop)
+    assert bench.results() == ["a/0", "b/0"]
+    assert bench.committed() == (3, "")
+
+
+def test_a_query_fails_for_good_after_its_last_attempt_with_one_answer_and_one_letter() -> None:
+    bench, stage, loop = started()
+    bench.publish("a")
+    for _ in range(3):
+        turn(loop)
+        stage.fail_units("a")
+        turn(loop)
+        bench.clock.sleep(1_000_000)
+    turn(loop)
+    assert stage.units == []
+    assert bench.results(ANSWERS.name) == ['{"failed": "a"}']
+    (letter,) = bench.broker.records(QUERIES_DEAD.name)
+    assert header(letter.headers, "rag.errors.attempts") == b"3"
+    assert header(letter.headers, "rag.errors.offset") == b"0", "the record that its asker published"
+    assert len(bench.broker.records(QUERIES.name)) == 3
+
+
+def test_a_burst_of_failures_stops_the_intake_and_leaves_the_topic_as_it_is() -> None:
+    bench, stage, loop = started()
+    texts = [f"q{number}" for number in range(30)]
+    bench.publish(*texts)
+    turn(loop)
+    stage.fail_units(*texts, is_transient=False)
+    turn(loop)
+    assert isinstance(loop.failure, DeploymentError)
+    assert "20 queries failed in a row" in str(loop.failure)
+    assert len(bench.broker.records(QUERIES_DEAD.name)) == 19
+    assert bench.committed()[0] == 19, "those after it are begun again when the cause is mended"
+    loop._next_review_us = 0
+    turn(loop)
+    assert "20 queries failed" in loop.not_ready()[0]
+
+
+def test_refused_input_is_no_burst_however_much_of_it_there_is() -> None:
+    bench, _, loop = started()
+    for _ in range(200):
+        bench.broker.append(QUERIES.name, b"{", partition=0)
+    turn(loop)
+    assert loop.failure is None
+    assert len(bench.broker.records(QUERIES_DEAD.name)) == 200
+    assert bench.committed()[0] == 200
+
+
+def test_what_waits_for_its_time_is_forgotten_when_its_partition_goes() -> None:
+    bench, stage, loop = started(partitions=2)
+    bench.publish("a")
+    turn(loop)
+    stage.fail_units("a")
+    turn(loop)
+    other = HandStage()
+    second, consumer = bench.loop(other)
+    bench.broker.assign("carpool-test", {0: consumer, 1: consumer})
+    turn(loop, 2)
+    turn(second, 2)
+    bench.clock.sleep(2_000_000)
+    turn(loop)
+    turn(second)
+    assert stage.units == []
+    assert [unit.record.text for unit in other.units] == ["a"]
+
+
+class TwiceFailing(HandStage):
+    """Fails each query twice, then finishes it."""
+
+    def offer(self, unit: Unit[Query], now_us: int) -> None:
+        assert self.sink is not None
+        text = unit.record.text or ""
+        if attempt_of(unit.message.headers) > 2:
+            self.sink.done(Done(parts=((unit.id, 0),), outputs=(result(text),)))
+            return
+        answer = Output(topic=ANSWERS.name, key=b"k", value=b"{}")
+        self.sink.done(Done(parts=((unit.id, 0),), outputs=(answer,), failure=failure_of(unit, is_transient=True)))
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_queries_go_round_through_a_real_broker_and_come_out_once(tmp_path: Path, delivery: DeliveryName) -> None:
+    texts = [f"q{number}" for number in range(300)]
+    with short_lived_kafka(tmp_path / "kafka") as server:
+        settings = KafkaSettings(bootstrap=server.bootstrap, partitions=2, slot="a")
+        create_topics(settings)
+        producer, reports = LibrdkafkaProducer(settings), list[object]()
+        for text in texts:
+            producer.produce(Output(topic=QUERIES.name, key=None, value=text.encode()), reports.append)
+        assert producer.close(20) == 0
+        clock, group = SystemClock(), f"round-{delivery}"
+        loop = Loop[Query](
+            name="grouper",
+            group=group,
+            intake=Intake(topic=QUERIES.name, decode=query_of, bad_input="refuse"),
+            stage=TwiceFailing(),
+            consumer=make_consumer(settings, group, clock, delivery),
+            make_delivery=make_delivery(settings, group, delivery),
+            clock=clock,
+            metrics=Metrics(CollectorRegistry()),
+            limits=FailureLimits(retry=RetryPolicy(delay_us=300_000), in_a_row_max=10_000),
+        )
+        running = threading.Thread(target=lambda: loop.run(drain_us=10_000_000))
+        running.start()
+        reader, deadline = LogReader(settings, clock), time.monotonic() + 60
+        while time.monotonic() < deadline and len(list(reader.read(RETRIEVALS.name))) < len(texts):
+            time.sleep(0.5)
+        loop.stop()
+        running.join(30)
+        assert not running.is_alive() and loop.failure is None
+        assert Counter((message.value or b"").decode() for message in reader.read(RETRIEVALS.name)) == Counter(texts)
+        attempts = Counter(attempt_of(message.headers) for message in reader.read(QUERIES.name))
+        assert attempts == {1: len(texts), 2: len(texts), 3: len(texts)}
+        assert list(reader.read(ANSWERS.name)) == list(reader.read(QUERIES_DEAD.name)) == []

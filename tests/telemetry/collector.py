@@ -1,0 +1,129 @@
+"""A collector of traces for tests: takes OTLP over HTTP (protobuf), as the real ones do, and keeps every span."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A span as it arrived. Ids are hexadecimal, times epoch nanoseconds; `links` are (trace id, span id)."""
+
+    service: str
+    scope: str
+    schema_url: str
+    name: str
+    kind: int
+    trace_id: str
+    span_id: str
+    parent_id: str
+    started_ns: int
+    ended_ns: int
+    attributes: dict[str, Any]
+    links: tuple[tuple[str, str], ...]
+
+
+class Collector:
+    """A context manager. `status` is what it answers with; `delay_s` how long it takes to."""
+
+    def __init__(self) -> None:
+        self.spans: list[Seen] = []
+        self.status = 200
+        self.delay_s = 0.0
+        self.requests = 0
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                collector.requests += 1
+                time.sleep(collector.delay_s)
+                if collector.status == 200:
+                    assert self.path == "/v1/traces", self.path
+                    assert self.headers["Content-Type"] == "application/x-protobuf"
+                    is_zipped = self.headers.get("Content-Encoding") == "gzip"
+                    collector.spans += _spans(gzip.decompress(body) if is_zipped else body)
+                reply = ExportTraceServiceResponse().SerializeToString()
+                self.send_response(collector.status)
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", str(len(reply)))
+                self.end_headers()
+                self.wfile.write(reply)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Keeps quiet."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    @property
+    def url(self) -> str:
+        """What OTEL_EXPORTER_OTLP_ENDPOINT is set to."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def wait_for(self, is_there: Callable[[list[Seen]], bool], timeout_s: float = 15.0) -> list[Seen]:
+        """Returns all spans once `is_there`; fails when that takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not is_there(list(self.spans)):
+            assert time.monotonic() < deadline, [(span.service, span.name) for span in self.spans]
+            time.sleep(0.02)
+        return list(self.spans)
+
+    def __enter__(self) -> Collector:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+
+def _spans(body: bytes) -> list[Seen]:
+    request = ExportTraceServiceRequest.FromString(body)
+    return [
+        Seen(
+            service=_attributes(of_resource.resource.attributes).get("service.name", ""),
+            scope=of_scope.scope.name,
+            schema_url=of_scope.schema_url,
+            name=span.name,
+            kind=span.kind,
+            trace_id=span.trace_id.hex(),
+            span_id=span.span_id.hex(),
+            parent_id=span.parent_span_id.hex(),
+            started_ns=span.start_time_unix_nano,
+            ended_ns=span.end_time_unix_nano,
+            attributes=_attributes(span.attributes),
+            links=tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links),
+        )
+        for of_resource in request.resource_spans
+        for of_scope in of_resource.scope_spans
+        for span in of_scope.spans
+    ]
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return tuple(_value(each) for each in value.array_value.values)
+    return getattr(value, kind) if kind else None

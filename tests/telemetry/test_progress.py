@@ -1,0 +1,104 @@
+"""Does a service move? Lag in seconds, and what is said of one that stands still."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.kafka.stage import TopicPartition
+from carpool.telemetry.progress import Progress
+
+S = 1_000_000
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def progress(now_us: int = 0) -> Progress:
+    machine = Progress(stalled_after_us=30 * S, now_us=now_us)
+    machine.assigned([A, B], now_us)
+    return machine
+
+
+def test_an_idle_service_has_no_lag_and_does_not_stand_still() -> None:
+    machine = progress()
+    for second in range(0, 1_000, 10):
+        machine.waits({A: 0, B: 0}, second * S)
+        assert machine.lag_us(second * S) == 0
+        assert machine.stalled(second * S) is None
+    assert machine.last_us == 990 * S
+
+
+def test_lag_is_the_age_of_the_oldest_waiting_record_which_is_younger_than_the_last_one_taken() -> None:
+    machine = progress(1_000 * S)
+    machine.took(A, 990_000, 1_001 * S)
+    machine.took(B, 998_000, 1_001 * S)
+    machine.waits({A: 5, B: 5}, 1_002 * S)
+    assert machine.lag_us(1_002 * S) == 12 * S
+    machine.waits({A: 0, B: 5}, 1_003 * S)
+    assert machine.lag_us(1_003 * S) == 5 * S
+
+
+def test_what_arrives_after_a_partition_was_empty_is_not_older_than_that() -> None:
+    machine = progress()
+    machine.took(A, 1, 10 * S)
+    machine.waits({A: 0}, 100 * S)
+    machine.waits({A: 3}, 104 * S)
+    assert machine.lag_us(104 * S) == 4 * S, "not 103: the record taken long ago says nothing of these"
+
+
+def test_records_that_wait_while_nothing_moves_are_named() -> None:
+    machine = progress()
+    machine.waits({A: 10, B: 130}, 29 * S)
+    assert machine.stalled(29 * S) is None
+    assert machine.stalled(42 * S) == (
+        "t[1] has 130 records waiting (10 more in other partitions), and nothing was taken in or finished for 42 s"
+    )
+
+
+def test_taking_in_or_finishing_anything_is_progress() -> None:
+    machine = progress()
+    machine.waits({A: 10, B: 130}, 25 * S)
+    machine.took(A, 0, 25 * S)
+    assert machine.stalled(50 * S) is None
+    machine.finished(54 * S)
+    assert machine.stalled(80 * S) is None
+    assert machine.stalled(84 * S) is not None
+    assert machine.moved_us() == {A: 25 * S, B: 0}
+
+
+def test_a_partition_that_is_gone_neither_waits_nor_stands_still() -> None:
+    machine = progress()
+    machine.waits({A: 10, B: 0}, 1 * S)
+    machine.revoked([A])
+    machine.waits({A: 10}, 2 * S)
+    assert machine.lag_us(100 * S) == 0
+    assert machine.stalled(100 * S) is None
+    machine.assigned([A], 200 * S)
+    machine.waits({A: 10}, 229 * S)
+    assert machine.stalled(229 * S) is None, "the wait begins with the assignment"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["took", "waits", "finished", "empty"]), st.integers(0, 1), st.integers(0, 40)),
+        max_size=40,
+    )
+)
+def test_it_never_stands_still_within_the_bound_and_lag_is_never_negative(steps: list[tuple[str, int, int]]) -> None:
+    machine, now_us, moved_us = progress(), 0, 0
+    waiting = {A: 0, B: 0}
+    for what, number, seconds in steps:
+        now_us += seconds * S
+        at = (A, B)[number]
+        if what == "took":
+            machine.took(at, now_us // 1_000 + 5_000, now_us)  # a clock that is ahead
+            moved_us = now_us
+        elif what == "finished":
+            machine.finished(now_us)
+            moved_us = now_us
+        else:
+            waiting[at] = 7 if what == "waits" else 0
+        machine.waits(waiting, now_us)
+        if not any(waiting.values()):
+            moved_us = now_us
+        assert machine.lag_us(now_us) >= 0
+        assert (machine.stalled(now_us) is not None) == (any(waiting.values()) and now_us - moved_us >= 30 * S)

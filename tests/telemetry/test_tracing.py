@@ -1,0 +1,452 @@
+"""Spans of one query across services: whose child is whose, what travels, what is linked; and that nothing waits for export."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
+from prometheus_client import CollectorRegistry
+
+from carpool.kafka.stage import Done, Message, Output, Unit
+from carpool.telemetry.metrics import Metrics
+from carpool.telemetry.tracing.export import Exporting
+from carpool.telemetry.tracing.operation import Operation
+from carpool.telemetry.tracing.otel import OtelTracer
+from carpool.telemetry.tracing.queries import trace_id_of, with_traceparent
+from carpool.telemetry.tracing.setup import is_traced, make_tracer
+from schemas.group import Group, GroupedQuery
+from schemas.query import Query
+from schemas.record import ClusterId, Headers, Record, Source, header
+from tests.telemetry.collector import Collector
+
+ASKED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+ASKED_HEADERS: Headers = (("traceparent", ASKED.encode()), ("tracestate", b"vendor=1"), ("x-app", b"y"))
+
+
+class Traced:
+    """A tracer whose spans a test can look at once they have ended."""
+
+    def __init__(self, group: str = "carpool-grouper") -> None:
+        self._exporter = InMemorySpanExporter()
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = OtelTracer(provider.get_tracer("test"), _closed_exporting(), group=group)
+
+    def open(
+        self, unit_id: int, record: Record | None, headers: Headers = (), *, topic: str = "t", parts: int = 1
+    ) -> Unit:  # type: ignore[type-arg]
+        source = Source(topic=topic, partition=2, offset=unit_id, timestamp_ms=1)
+        message = Message(source=source, key=b"k", value=b"v", headers=headers, received_us=1_000_000)
+        unit = Unit(id=unit_id, record=record, message=message, parts=parts)  # type: ignore[type-var]
+        return Unit(
+            id=unit_id,
+            record=record,
+            message=message,
+            parts=parts,
+            traceparents=self.tracer.opened(unit),  # type: ignore[type-var]
+        )
+
+    def spans(self) -> dict[str, ReadableSpan]:
+        """By name; fails when two have the same."""
+        found = self._exporter.get_finished_spans()
+        assert len({span.name for span in found}) == len(found), [span.name for span in found]
+        return {span.name: span for span in found}
+
+    def all_spans(self) -> Sequence[ReadableSpan]:
+        return self._exporter.get_finished_spans()
+
+
+def _closed_exporting() -> Exporting:
+    exporting = Exporting(InMemorySpanExporter(), Metrics(CollectorRegistry()))
+    exporting.close()
+    return exporting
+
+
+def query(number: int) -> Query:
+    return Query(query_id=f"q-{number}", text="?")
+
+
+def output(topic: str, headers: Headers = ()) -> Output:
+    return Output(topic=topic, key=b"k", value=b"v", headers=headers)
+
+
+def ids(span: ReadableSpan) -> tuple[str, str]:
+    context = span.get_span_context()
+    assert context is not None
+    return f"{context.trace_id:032x}", f"{context.span_id:016x}"
+
+
+def parent_of(span: ReadableSpan) -> str | None:
+    return None if span.parent is None else f"{span.parent.span_id:016x}"
+
+
+def linked(span: ReadableSpan) -> set[tuple[str, str]]:
+    return {(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") for link in span.links}
+
+
+def traceparent_of(output: Output) -> tuple[str, str]:
+    _, trace_id, span_id, _ = (header(output.headers, "traceparent") or b"").decode().split("-")
+    return trace_id, span_id
+
+
+def test_a_query_has_one_span_here_under_the_one_that_sent_it_and_its_output_carries_that_of_its_sending() -> None:
+    traced = Traced()
+    unit = traced.open(7, query(7), ASKED_HEADERS, topic="rag.queries.v1")
+    work = Done(parts=((7, 0),), outputs=(output("rag.answers.v1", ASKED_HEADERS),))
+    done = traced.tracer.finished(work, 3_000_000)
+    assert traced.all_spans() == (), "they end with the commit"
+    traced.tracer.completed(done, 4_000_000)
+    spans = traced.spans()
+    process, send = spans["process rag.queries.v1"], spans["send rag.answers.v1"]
+    assert (ids(process)[0], parent_of(process)) == (TRACE_ID, "b7ad6b7169203331")
+    assert parent_of(send) == ids(process)[1]
+    assert unit.traceparents == ("00-{}-{}-01".format(*ids(process)),)
+    assert traceparent_of(done.outputs[0]) == ids(send)
+    assert header(done.outputs[0].headers, "tracestate") == b"vendor=1"
+    assert header(done.outputs[0].headers, "x-app") == b"y"
+    assert (process.kind, send.kind) == (SpanKind.CONSUMER, SpanKind.PRODUCER)
+    assert (process.start_time, process.end_time) == (1_000_000_000, 4_000_000_000)
+    assert (send.start_time, send.end_time) == (3_000_000_000, 4_000_000_000)
+    assert dict(process.attributes or {}) == {
+        "messaging.system": "kafka",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "rag.queries.v1",
+        "messaging.consumer.group.name": "carpool-grouper",
+        "messaging.destination.partition.id": "2",
+        "messaging.kafka.offset": 7,
+        "carpool.query.id": "q-7",
+    }
+
+
+def test_a_query_that_comes_untraced_begins_a_trace() -> None:
+    traced = Traced()
+    unit = traced.open(1, query(1))
+    done = traced.tracer.finished(Done(parts=((1, 0),), outputs=(output("o"),)), 2_000_000)
+    traced.tracer.completed(done, 3_000_000)
+    process = traced.spans()["process t"]
+    assert process.parent is None
+    assert unit.traceparents[0].split("-")[1] == traceparent_of(done.outputs[0])[0] == ids(process)[0]
+
+
+@pytest.mark.parametrize(
+    "bad", [b"", b"\xff\xfe", b"00-xyz-1-01", b"00-" + b"0" * 32 + b"-" + b"0" * 16 + b"-01", b"1" * 4_000]
+)
+def test_a_broken_traceparent_begins_a_trace_too(bad: bytes) -> None:
+    traced = Traced()
+    unit = traced.open(1, query(1), (("traceparent", bad),))
+    traced.tracer.completed(Done(parts=((1, 0),), outputs=()), 3_000_000)
+    assert traced.spans()["process t"].parent is None
+    assert len(unit.traceparents[0]) == len(ASKED)
+    assert trace_id_of((("traceparent", bad),)) is None
+
+
+def test_a_query_that_its_sender_does_not_sample_is_not_recorded_and_stays_so() -> None:
+    traced = Traced()
+    unsampled = with_traceparent((), ASKED[:-2] + "00")
+    traced.open(1, query(1), unsampled)
+    traced.tracer.polled(0, 1)
+    done = traced.tracer.finished(Done(parts=((1, 0),), outputs=(output("o"),)), 2_000_000)
+    traced.tracer.completed(done, 3_000_000)
+    traced.tracer.committed(0, 1)
+    assert traced.all_spans() == ()
+    value = header(done.outputs[0].headers, "traceparent") or b""
+    assert value.startswith(f"00-{TRACE_ID}-".encode())
+    assert value.endswith(b"-00")
+
+
+def test_what_is_sent_for_several_queries_is_linked_to_each_and_so_is_what_was_done_for_them() -> None:
+    traced = Traced()
+    units = [traced.open(number, query(number), topic="rag.queries.v1") for number in range(3)]
+    window = Operation(
+        name="plan window",
+        started_us=1,
+        ended_us=2,
+        attributes={"carpool.window.id": 4},
+        shared_by=((0, 0), (1, 0), (2, 0)),
+    )
+    first = Done(parts=((0, 0), (2, 0)), outputs=(output("rag.groups.v1"),), operations=(window,))
+    second = Done(parts=((1, 0),), outputs=(output("rag.answers.v1"),))
+    dones = [traced.tracer.finished(done, 5_000_000) for done in (first, second)]
+    for done in dones:
+        traced.tracer.completed(done, 6_000_000)
+    queries = {
+        span.attributes["carpool.query.id"]: ids(span) for span in traced.all_spans() if span.name.startswith("process")
+    }  # type: ignore[index]
+    others = {span.name: span for span in traced.all_spans() if not span.name.startswith("process")}
+    assert linked(others["plan window"]) == set(queries.values())
+    group = others["send rag.groups.v1"]
+    assert linked(group) == {queries["q-0"], queries["q-2"]}
+    assert group.parent is None
+    assert traceparent_of(dones[0].outputs[0]) == ids(group)
+    assert (group.attributes or {})["messaging.batch.message_count"] == 2
+    assert others["send rag.answers.v1"].parent is not None
+    assert len({unit.traceparents[0] for unit in units}) == 3
+
+
+def test_what_was_done_for_a_query_alone_is_under_its_span_with_its_attributes() -> None:
+    traced = Traced()
+    traced.open(1, query(1))
+    chat = Operation(
+        name="chat m",
+        kind="client",
+        started_us=1_500_000,
+        ended_us=1_900_000,
+        attributes={"gen_ai.operation.name": "chat", "gen_ai.response.finish_reasons": ("stop",)},
+    )
+    traced.tracer.finished(Done(parts=((1, 0),), outputs=(output("o"),), operations=(chat,)), 2_000_000)
+    traced.tracer.completed(Done(parts=((1, 0),), outputs=()), 3_000_000)
+    spans = traced.spans()
+    assert parent_of(spans["chat m"]) == ids(spans["process t"])[1]
+    assert (spans["chat m"].start_time, spans["chat m"].end_time) == (1_500_000_000, 1_900_000_000)
+    assert spans["chat m"].kind is SpanKind.CLIENT
+    assert (spans["chat m"].attributes or {})["gen_ai.response.finish_reasons"] == ("stop",)
+
+
+def grouped(number: int, traceparent: str) -> GroupedQuery:
+    return GroupedQuery(
+        query=query(number),
+        source=Source(topic="rag.queries.v1", partition=0, offset=number),
+        headers=(("traceparent", traceparent.encode()),),
+        arrival_us=1,
+        vector=b"\0\0\0\0",
+        clusters=(ClusterId(1),),
+    )
+
+
+def group_of(*queries: GroupedQuery) -> Group:
+    return Group(
+        index_version="i", centroids_fingerprint="c", embedding_model="m", grouper="g", window_id=4, lane=0, lane_count=1,
+        sequence=0, groups_in_window_for_lane=1, queries=queries, clusters=(ClusterId(1),),
+    )  # fmt: skip
+
+
+def test_each_query_of_a_group_goes_on_its_own_trace_and_the_group_is_linked_to_them() -> None:
+    traced = Traced("carpool-searcher")
+    other = ASKED.replace(TRACE_ID, "1" * 32)
+    sent = with_traceparent((), "00-" + "2" * 32 + "-" + "3" * 16 + "-01")
+    unit = traced.open(9, group_of(grouped(0, ASKED), grouped(1, other)), sent, topic="rag.groups.v1", parts=2)
+    first, second = (
+        traced.tracer.finished(Done(parts=((9, part),), outputs=(output("rag.retrievals.v1"),)), 2_000_000)
+        for part in (0, 1)
+    )
+    traced.tracer.completed(first, 3_000_000)
+    assert "process group" not in {span.name for span in traced.all_spans()}, "a query is still owed"
+    traced.tracer.completed(second, 4_000_000)
+    processes = [span for span in traced.all_spans() if span.name == "process rag.groups.v1"]
+    assert [ids(span)[0] for span in processes] == [TRACE_ID, "1" * 32]
+    assert [traceparent_of(done.outputs[0])[0] for done in (first, second)] == [TRACE_ID, "1" * 32]
+    assert [text.split("-")[1] for text in unit.traceparents] == [TRACE_ID, "1" * 32]
+    group = next(span for span in traced.all_spans() if span.name == "process group")
+    assert (ids(group)[0], parent_of(group)) == ("2" * 32, "3" * 16)
+    assert linked(group) == {ids(span) for span in processes}
+    assert group.end_time == 4_000_000_000
+
+
+def test_only_what_a_group_still_owes_is_traced() -> None:
+    traced = Traced()
+    record = group_of(grouped(0, ASKED), grouped(1, ASKED))
+    source = Source(topic="rag.groups.v1", partition=0, offset=1)
+    message = Message(source=source, key=None, value=b"", headers=(), received_us=1)
+    unit = Unit(id=1, record=record, message=message, parts=2, parts_done=frozenset({0}))
+    traceparents = traced.tracer.opened(unit)
+    assert traceparents[0] == ASKED, "what is done goes on as it came"
+    traced.tracer.completed(Done(parts=((1, 1),), outputs=()), 2)
+    assert sorted(span.name for span in traced.all_spans()) == ["process group", "process rag.groups.v1"]
+
+
+def test_polls_and_commits_are_spans_of_their_own_linked_to_what_they_were_for() -> None:
+    traced = Traced()
+    for number in range(2):
+        traced.open(number, query(number))
+    traced.tracer.polled(900_000, 1_100_000)
+    traced.tracer.polled(1_100_000, 1_200_000)
+    for number in range(2):
+        traced.tracer.completed(Done(parts=((number, 0),), outputs=()), 2_000_000)
+    traced.tracer.committed(1_900_000, 2_100_000)
+    traced.tracer.committed(2_100_000, 2_200_000)
+    poll, *again = [span for span in traced.all_spans() if span.name == "poll t"]
+    commit, *once_more = [span for span in traced.all_spans() if span.name == "commit t"]
+    assert again == once_more == [], "a round that took nothing in, or completed nothing, is no span"
+    processes = {ids(span) for span in traced.all_spans() if span.name == "process t"}
+    assert linked(poll) == linked(commit) == processes
+    assert (poll.kind, commit.kind) == (SpanKind.CLIENT, SpanKind.CLIENT)
+    assert (poll.attributes or {})["messaging.operation.type"] == "receive"
+    assert (commit.attributes or {})["messaging.operation.type"] == "settle"
+    assert (commit.start_time, commit.end_time) == (1_900_000_000, 2_100_000_000)
+
+
+def test_revoked_work_ends_its_spans_and_what_comes_late_makes_none() -> None:
+    traced = Traced()
+    traced.open(1, query(1))
+    work = Done(parts=((1, 0),), outputs=(output("o", ASKED_HEADERS),))
+    traced.tracer.finished(work, 2_000_000)
+    traced.tracer.revoked([1, 2], 3_000_000)
+    assert {(span.name, (span.attributes or {}).get("carpool.revoked")) for span in traced.all_spans()} == {
+        ("process t", True),
+        ("send o", True),
+    }
+    assert traced.tracer.finished(work, 4_000_000) is work
+    traced.tracer.completed(work, 5_000_000)
+    assert len(traced.all_spans()) == 2
+    assert not traced.tracer._parts
+
+
+def test_work_that_is_done_again_ends_what_was_sent_in_vain() -> None:
+    traced = Traced()
+    traced.open(1, query(1))
+    for now_us in (2_000_000, 3_000_000):
+        done = traced.tracer.finished(Done(parts=((1, 0),), outputs=(output("o"),)), now_us)
+    traced.tracer.completed(done, 4_000_000)
+    sends = [span for span in traced.all_spans() if span.name == "send o"]
+    assert [(span.attributes or {}).get("carpool.discarded") for span in sends] == [True, None]
+    assert traceparent_of(done.outputs[0]) == ids(sends[1])
+
+
+def test_a_dead_letter_keeps_every_header_that_it_came_with() -> None:
+    traced = Traced()
+    traced.open(1, None, ASKED_HEADERS)
+    done = Done(parts=((1, 0),), outputs=(output("rag.queries.v1.dlq", ASKED_HEADERS), output("rag.answers.v1")))
+    dead, answer = traced.tracer.finished(done, 2_000_000).outputs
+    assert dead.headers == ASKED_HEADERS
+    assert traceparent_of(answer)[0] == TRACE_ID
+
+
+class SlowExporter(SpanExporter):
+    """Takes spans only when the test lets it."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        self.result = SpanExportResult.SUCCESS
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.may_go_on.wait(10)
+        return self.result
+
+    def shutdown(self) -> None:
+        self.may_go_on.set()
+
+
+@pytest.fixture
+def slow() -> Iterator[tuple[SlowExporter, Exporting, Metrics]]:
+    exporter, metrics = SlowExporter(), Metrics(CollectorRegistry())
+    exporting = Exporting(exporter, metrics, queue_max=10, send_after_s=0.01)
+    yield exporter, exporting, metrics
+    exporter.may_go_on.set()
+    exporting.close()
+
+
+def outcomes(metrics: Metrics) -> dict[str, float]:
+    names = ("exported", "failed", "dropped")
+    found = {name: metrics.registry.get_sample_value("carpool_spans_total", {"outcome": name}) for name in names}
+    return {name: count for name, count in found.items() if count is not None}
+
+
+def spans_of(count: int) -> list[ReadableSpan]:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    for _ in range(count):
+        provider.get_tracer("t").start_span("s").end()
+    return list(exporter.get_finished_spans())
+
+
+def test_a_slow_collector_holds_nobody_up_and_what_does_not_fit_is_counted(
+    slow: tuple[SlowExporter, Exporting, Metrics],
+) -> None:
+    exporter, exporting, metrics = slow
+    spans = spans_of(200)
+    exporting.on_end(spans[0])
+    time.sleep(0.1)  # the first is being exported now, and does not come back
+    started_s = time.monotonic()
+    for span in spans[1:]:
+        exporting.on_end(span)
+    assert time.monotonic() - started_s < 0.5
+    assert outcomes(metrics) == {"dropped": 189}
+    exporter.may_go_on.set()
+    exporting.close()
+    assert outcomes(metrics) == {"dropped": 189, "exported": 11}
+
+
+def test_what_a_collector_refuses_is_counted_and_an_exporter_that_raises_ends_nothing(
+    slow: tuple[SlowExporter, Exporting, Metrics], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter, exporting, metrics = slow
+    exporter.may_go_on.set()
+    exporter.result = SpanExportResult.FAILURE
+    first, second, third = spans_of(3)
+    exporting.on_end(first)
+    _wait_for(metrics, {"failed": 1})
+
+    def broken(spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exporter, "export", broken)
+        exporting.on_end(second)
+        _wait_for(metrics, {"failed": 2})
+    exporter.result = SpanExportResult.SUCCESS
+    exporting.on_end(third)
+    _wait_for(metrics, {"failed": 2, "exported": 1})
+
+
+def _wait_for(metrics: Metrics, wanted: dict[str, float]) -> None:
+    deadline = time.monotonic() + 5
+    while outcomes(metrics) != wanted:
+        assert time.monotonic() < deadline, outcomes(metrics)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("environ", "traced"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": " "}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "True"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, False),
+    ],
+)
+def test_tracing_is_on_where_the_environment_names_a_collector(environ: dict[str, str], traced: bool) -> None:
+    assert is_traced(environ) is traced
+
+
+def test_spans_arrive_at_a_collector_under_the_name_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
+    with Collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        metrics = Metrics(CollectorRegistry())
+        tracer = make_tracer(service="grouper", group="carpool-grouper", metrics=metrics)
+        source = Source(topic="t", partition=0, offset=0)
+        message = Message(source=source, key=None, value=b"", headers=ASKED_HEADERS, received_us=1_000_000)
+        tracer.opened(Unit(id=1, record=query(1), message=message))
+        tracer.completed(Done(parts=((1, 0),), outputs=()), 2_000_000)
+        tracer.close()
+        (span,) = collector.spans
+    assert (span.service, span.name, span.trace_id) == ("carpool-grouper", "process t", TRACE_ID)
+    assert span.schema_url.startswith("https://opentelemetry.io/schemas/")
+    assert outcomes(metrics) == {"exported": 1}
+
+
+def test_without_a_collector_nothing_is_traced_and_no_library_is_loaded() -> None:
+    program = (
+        "import sys, carpool.chassis\n"
+        "from carpool.telemetry.metrics import Metrics\n"
+        "from carpool.telemetry.tracing.setup import make_tracer\n"
+        "print(type(make_tracer(service='grouper', group='g', metrics=Metrics())).__name__)\n"
+        "print(any(name.startswith('opentelemetry') for name in sys.modules))\n"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["NoTracer", "False"]

@@ -1,0 +1,131 @@
+"""The loop's eyes: what they count of a record, from its arrival to the commit that ends it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from carpool.kafka.stage import Done, Message, TopicPartition, Unit
+from carpool.telemetry.metrics import Metrics
+from carpool.telemetry.tracing.tracer import NoTracer
+from carpool.telemetry.work import WorkObserver
+from schemas.query import Query
+from schemas.record import Source
+from tests.kafka.support import HandClock
+
+S = 1_000_000
+AT = TopicPartition("rag.queries.v1", 0)
+
+
+class Watched:
+    """An observer with a clock that a test moves by hand, and its metrics to look at."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.clock.time_us = 1_000 * S
+        self.metrics = Metrics(CollectorRegistry())
+        self.observer = WorkObserver(metrics=self.metrics, clock=self.clock, tracer=NoTracer(), stalled_after_us=30 * S)
+        self.observer.assigned([AT])
+
+    def take(self, offset: int, *, waited_s: int = 0, parts: int = 1) -> Unit[Query]:
+        now_us = self.clock.now_us()
+        source = Source(topic=AT.topic, partition=0, offset=offset, timestamp_ms=(now_us - waited_s * S) // 1_000)
+        message = Message(source=source, key=None, value=b"q", headers=(), received_us=now_us)
+        self.observer.taken(message)
+        record = Query(query_id=f"q-{offset}", text="?")
+        return self.observer.accepted(Unit(id=offset, record=record, message=message, parts=parts))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"carpool_{name}", labels)
+
+    def seconds(self, step: str) -> tuple[float | None, float | None]:
+        labels = {"topic": AT.topic, "step": step}
+        total = self.value("record_seconds_sum", **labels)
+        return self.value("record_seconds_count", **labels), None if total is None else round(total, 3)
+
+
+def test_each_step_of_a_record_is_timed_and_untraced_work_is_handed_on_as_it_is() -> None:
+    watched = Watched()
+    unit = watched.take(0, waited_s=4)
+    assert unit.traceparents == ()
+    watched.clock.sleep(3 * S)
+    done = Done(parts=((unit.id, 0),), outputs=())
+    assert watched.observer.finished(done) is done
+    watched.clock.sleep(2 * S)
+    watched.observer.completed(done)
+    assert watched.seconds("kafka_wait") == (1, 4.0)
+    assert watched.seconds("process") == (1, 3.0)
+    assert watched.seconds("commit") == (1, 2.0)
+    assert not watched.observer._watched, "what is committed is forgotten"
+
+
+def test_a_record_of_several_parts_is_watched_until_the_last_of_them() -> None:
+    watched = Watched()
+    unit = watched.take(0, parts=2)
+    for part in range(2):
+        done = Done(parts=((unit.id, part),), outputs=())
+        watched.observer.finished(done)
+        assert watched.observer._watched
+        watched.observer.completed(done)
+    assert not watched.observer._watched
+    assert watched.seconds("process")[0] == watched.seconds("commit")[0] == 2
+
+
+def test_revoked_work_and_partitions_are_forgotten_their_gauges_too() -> None:
+    watched = Watched()
+    unit = watched.take(0)
+    watched.observer.review({AT: 3})
+    assert watched.value("lag_records", topic=AT.topic, partition="0") == 3
+    watched.observer.revoked(frozenset({AT}), frozenset({unit.id}), lost=True)
+    assert not watched.observer._watched
+    assert watched.value("lag_records", topic=AT.topic, partition="0") is None
+    assert watched.value("partition_moved_timestamp_seconds", topic=AT.topic, partition="0") is None
+    assert watched.value("rebalances_total", event="lost") == 1
+    late = Done(parts=((unit.id, 0),), outputs=())
+    watched.observer.finished(late)
+    watched.observer.completed(late)
+    assert watched.seconds("process") == watched.seconds("commit") == (None, None)
+
+
+def test_a_revocation_before_the_first_review_is_no_error() -> None:
+    watched = Watched()
+    watched.observer.revoked(frozenset({AT}), (), lost=False)
+    assert watched.value("rebalances_total", event="revoked") == 1
+
+
+def test_the_review_says_what_stands_still_and_sets_the_gauges() -> None:
+    watched = Watched()
+    unit = watched.take(0, waited_s=5)
+    assert watched.observer.review({AT: 130}) is None
+    assert watched.value("lag_seconds") is not None
+    watched.clock.sleep(42 * S)
+    stands_still = watched.observer.review({AT: 130})
+    assert stands_still is not None
+    assert "rag.queries.v1[0] has 130 records waiting" in stands_still
+    assert round(watched.value("lag_seconds") or 0) == 47
+    watched.observer.completed(Done(parts=((unit.id, 0),), outputs=()))
+    assert watched.observer.review({AT: 130}) is None
+    assert round(watched.value("last_progress_timestamp_seconds") or 0) == 1_042
+    assert round(watched.value("partition_moved_timestamp_seconds", topic=AT.topic, partition="0") or 0) == 1_000
+
+
+class NumberedTracer(NoTracer):
+    """Gives each unit a trace of its own."""
+
+    def __init__(self) -> None:
+        self.opened_units = 0
+
+    def opened(self, unit: Unit[Any]) -> tuple[str, ...]:
+        self.opened_units += 1
+        return (f"trace-{self.opened_units}",)
+
+
+def test_a_unit_that_is_offered_again_goes_on_its_first_trace() -> None:
+    watched, tracer = Watched(), NumberedTracer()
+    watched.observer._tracer = tracer
+    unit = watched.take(0)
+    assert unit.traceparents == ("trace-1",)
+    assert watched.observer.accepted(dataclasses.replace(unit, traceparents=())) == unit
+    assert tracer.opened_units == 1
