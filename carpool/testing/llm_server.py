@@ -6,7 +6,8 @@ writes is made from the prompt alone: the same prompt gets the same text, which 
     python -m carpool.testing.llm_server --port 8000 --latency-ms 100 --tokens-per-second 50
 
 It answers GET /health, GET /v1/models and POST /v1/chat/completions (streamed or whole). POST /_faults switches a `Fault`
-on or off while it runs; GET /_requests counts what was asked, so that a test can tell how often a prompt was generated.
+on or off while it runs, from Python `refusing` does; GET /_requests counts what was asked, so that a test can tell how often
+a prompt was generated.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import argparse
 import asyncio
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -43,6 +45,14 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 NO_FAULT = Fault(mode="none")
+REFUSALS = (
+    Fault(mode="429", retry_after_s=1.0),
+    Fault(mode="503"),
+    Fault(mode="hang"),
+    Fault(mode="reset"),
+    Fault(mode="garbage"),
+)
+"""The ways in which a server does not do its work: busy, away, silent, gone in the middle, talking nonsense."""
 
 
 class Requests(msgspec.Struct, kw_only=True):
@@ -112,6 +122,15 @@ class LlmServer:
         if self._error is not None:
             raise self._error
         return self
+
+    @contextmanager
+    def refusing(self, fault: Fault) -> Iterator[None]:
+        """Meets requests that come meanwhile with `fault`; afterwards as before. What hangs then is never answered."""
+        before, self.fault = self.fault, fault
+        try:
+            yield
+        finally:
+            self.fault = before
 
     def __exit__(self, *_: object) -> None:
         """Stops, and breaks off what is being written."""

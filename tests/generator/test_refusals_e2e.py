@@ -14,7 +14,7 @@ import pytest
 from bench.stack import Stack
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
-from carpool.testing.llm_server import NO_FAULT, Fault, LlmServer
+from carpool.testing.llm_server import REFUSALS, LlmServer
 from schemas.codec import encode
 from schemas.query import Query
 from schemas.record import ClusterId, Source
@@ -145,15 +145,6 @@ def test_sigkill_with_64_requests_in_flight_repeats_at_most_those_and_none_that_
     assert len(repeated) == len(started) - len(committed)
 
 
-OUTAGES = (
-    Fault(mode="429", retry_after_s=1.0),
-    Fault(mode="503"),
-    Fault(mode="hang"),
-    Fault(mode="reset"),
-    Fault(mode="garbage"),
-)
-
-
 @pytest.mark.parametrize("outage_s", [4.0, pytest.param(60.0, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_an_llm_server_that_refuses_costs_deadlines_and_nothing_else(
     broker: str, tmp_path: Path, outage_s: float
@@ -175,11 +166,10 @@ def test_an_llm_server_that_refuses_costs_deadlines_and_nothing_else(
     with LlmServer(latency_ms=50) as llm, generator(broker, llm, tmp_path, prefix) as stack:
         pid = stack["generator"].pid
         load(2.0)
-        for fault in OUTAGES:
-            llm.fault = fault
+        for fault in REFUSALS:
             began_s = time.time()
-            load(outage_s)
-            llm.fault = NO_FAULT
+            with llm.refusing(fault):
+                load(outage_s)
             spans.append((fault.mode, began_s, time.time()))
             load(RECOVERY_S_MAX + 1.0)
         answers = answers_to(broker, prefix, len(deadlines_s))

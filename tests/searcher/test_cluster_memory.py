@@ -21,6 +21,7 @@ from carpool.disk.pages import PageLayout, choose_layout, dense
 from carpool.disk.segments import ClusterExtent, SegmentWriter, plan_extents, segment_name
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
+from carpool.testing.disk import Fault, FaultyDisk
 from schemas.record import ClusterId
 from searcher.cache.arena import Arena
 from searcher.cache.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone, ReadRules, SpaceFreed
@@ -32,7 +33,6 @@ from searcher.store.none import NoEngine
 from searcher.store.opening import EngineName, open_engine
 from searcher.store.threads import ThreadEngine
 from tests.searcher.engines import HAS_IO_URING, kernel_read_bytes
-from tests.searcher.faulty import Fault, FaultyEngine
 
 GENERATION = 0xC0FFEE
 DIMENSION = 24
@@ -103,7 +103,7 @@ class Heard:
 @dataclass(frozen=True, kw_only=True)
 class Running:
     memory: ClusterMemory
-    engine: FaultyEngine
+    engine: FaultyDisk[BlockRead]
     heard: Heard
     metrics: Metrics
     arena: Arena
@@ -132,7 +132,7 @@ def running(
     """Small blocks and reads, so that clusters come in many pieces."""
     arena = Arena(arena_bytes, block_pages * stored.layout.page_bytes)
     metrics, heard = Metrics(), Heard()
-    engine = FaultyEngine(inner, fault)
+    engine = FaultyDisk(inner, fault)
     memory = ClusterMemory(
         layout=stored.layout,
         extents=stored.extents,
@@ -466,8 +466,7 @@ def test_clusters_that_hang_do_not_hold_up_the_others(stored: Stored) -> None:
 def test_after_closing_nothing_is_told_and_a_read_that_hangs_is_waited_for(stored: Stored) -> None:
     with running(stored, in_memory(stored), fault=lambda _: "hang") as it:
         it.memory.begin_read(A, is_prefetch=False)
-        with it.engine.changed:
-            assert it.engine.changed.wait_for(lambda: it.engine.hanging, timeout=30)
+        it.engine.wait_until_hanging()
         assert not it.memory.close(0.0)
         it.memory.begin_read(B, is_prefetch=False)
         it.engine.release()

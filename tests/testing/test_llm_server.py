@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from carpool.testing.llm_server import Fault, LlmServer
+from carpool.testing.llm_server import NO_FAULT, REFUSALS, Fault, LlmServer
 from carpool.testing.llm_text import NAME, cited_number, prompt_hash, words, write
 
 MESSAGES = [
@@ -138,6 +138,23 @@ def test_a_fault_without_count_lasts_until_it_is_switched_off(server: LlmServer)
     ask(server, "POST", "/_faults", {"mode": "none"})
     assert ask(server, "POST", "/v1/chat/completions", chat())[0] == 200
     assert ask(server, "POST", "/_faults", {"mode": "nonsense"})[0] == 400
+
+
+def test_it_refuses_as_long_as_a_block_lasts_and_answers_before_and_after(server: LlmServer) -> None:
+    statuses = [ask(server, "POST", "/v1/chat/completions", chat())[0]]
+    with server.refusing(Fault(mode="503")):
+        statuses.append(ask(server, "POST", "/v1/chat/completions", chat())[0])
+        with pytest.raises(ZeroDivisionError), server.refusing(Fault(mode="429")):
+            statuses.append(ask(server, "POST", "/v1/chat/completions", chat())[0])
+            raise ZeroDivisionError
+        statuses.append(ask(server, "POST", "/v1/chat/completions", chat())[0])
+    statuses.append(ask(server, "POST", "/v1/chat/completions", chat())[0])
+    assert statuses == [200, 503, 429, 503, 200]
+    assert server.fault == NO_FAULT
+
+
+def test_the_refusals_are_all_the_ways_in_which_a_server_does_not_do_its_work() -> None:
+    assert [fault.mode for fault in REFUSALS] == ["429", "503", "hang", "reset", "garbage"]
 
 
 def test_a_reset_breaks_off_in_the_middle(server: LlmServer) -> None:
