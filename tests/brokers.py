@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import EmbeddedBroker, find_broker_binary
 from carpool.testing.kafka import KafkaServer
-
-
-@contextmanager
-def short_lived_kafka(folder: Path) -> Iterator[KafkaServer]:
-    """A real broker for a test: its Java does not optimise, which takes more CPU than seconds of use win back."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
-        with KafkaServer(folder) as server:
-            yield server
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +25,7 @@ def embedded_bootstrap() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     """A real Kafka broker; tests that use it are marked `kafka`."""
-    with short_lived_kafka(tmp_path_factory.mktemp("kafka")) as server:
+    with KafkaServer(tmp_path_factory.mktemp("kafka")) as server:
         yield server
 
 

@@ -52,9 +52,6 @@ COUNTERS = {
 }
 """Metrics that are added up over all lives, and the label that they are told apart by."""
 
-QUICK_JAVA = ("-XX:TieredStopAtLevel=1",)
-"""Brokers that are started again and again: compiling well takes more CPU than their short lives win back."""
-
 
 class ChaosRun(msgspec.Struct, frozen=True, kw_only=True):
     """What happened. Times are seconds of the run. `counters`: what all lives counted as last seen, by metric and label."""
@@ -233,7 +230,7 @@ def run_chaos(
     """Runs it. Blocks for as long as the load and its drain take. Raises `CarpoolError` when the run itself broke."""
     with ExitStack() as exits:
         data = exits.enter_context(fresh_folder(folder / "kafka"))
-        cluster = exits.enter_context(KafkaCluster(data, java_options=QUICK_JAVA))
+        cluster = exits.enter_context(KafkaCluster(data))
         kafka = KafkaSettings(bootstrap=cluster.bootstrap, group_prefix="chaos")
         create_topics(kafka)
         stack = exits.enter_context(

@@ -6,10 +6,12 @@ Good for `carpool up`, demos and tests. What it cannot keep, its user is told at
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +21,8 @@ LIMITS = (
     "the embedded broker keeps records in memory only: they are gone when it stops; it has no transactions, so delivery "
     "is at least once; use Apache Kafka (--bootstrap) for anything that must last"
 )
+_PORTS = range(20_000, 32_768)
+"""Below those that Linux gives to outgoing connections (from 32768 on): one of these could take a free port before its server."""
 
 
 def find_broker_binary() -> Path:
@@ -112,11 +116,12 @@ class EmbeddedBroker:
 
 
 def free_port() -> int:
-    """Returns a port on loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Returns a port on loopback that was free a moment ago, and that Linux gives to no outgoing connection."""
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ConfigError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free on 127.0.0.1; end what listens there")
 
 
 def _answers(port: int) -> bool:

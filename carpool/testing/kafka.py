@@ -23,7 +23,9 @@ from carpool.errors import ConfigError
 from carpool.kafka.embedded import free_port
 
 CLUSTER_ID = "Y2FycG9vbC1waXRlc3Qtaw"
-HEAP = "320m"
+JAVA_OPTIONS = ("-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""The quick compiler alone: the thorough one takes a core for the first minutes of a broker that lives for minutes."""
+
 HOST = "127.0.0.1"
 SESSION_TIMEOUT_MS = 6_000
 """Silence after which a group member (of the protocol KIP-848) or a broker is taken for dead."""
@@ -58,7 +60,6 @@ class KafkaServer:
         home: Path | None = None,
         node: int = 1,
         ports: Sequence[tuple[int, int]] = (),
-        java_options: Sequence[str] = (),
     ) -> None:
         """Writes the configuration and formats the data's folder. Raises `ConfigError` without a distribution or Java.
 
@@ -72,7 +73,6 @@ class KafkaServer:
             )
         ports = ports or [(free_port(), free_port())]
         self._classpath = str(found.resolve() / "libs" / "*")
-        self._java_options = tuple(java_options)
         self._folder = folder
         self.port = ports[node - 1][0]
         self._process: subprocess.Popen[bytes] | None = None
@@ -102,7 +102,7 @@ class KafkaServer:
         return self._process.pid
 
     def _java(self, *arguments: str) -> list[str]:
-        return ["java", f"-Xmx{HEAP}", "-XX:+UseSerialGC", *self._java_options, "-cp", self._classpath, *arguments]
+        return ["java", *JAVA_OPTIONS, "-cp", self._classpath, *arguments]
 
     def _run(self, *arguments: str) -> None:
         done = subprocess.run(self._java(*arguments), capture_output=True, text=True, check=False)
@@ -179,14 +179,11 @@ class KafkaServer:
 class KafkaCluster:
     """Several brokers, each a controller too; topics have three copies and take writes with two. A context manager."""
 
-    def __init__(
-        self, folder: Path, *, brokers: int = 3, home: Path | None = None, java_options: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, folder: Path, *, brokers: int = 3, home: Path | None = None) -> None:
         """Raises as `KafkaServer` does."""
         ports = [(free_port(), free_port()) for _ in range(brokers)]
         self.servers = tuple(
-            KafkaServer(folder / f"broker-{node}", home=home, node=node, ports=ports, java_options=java_options)
-            for node in range(1, brokers + 1)
+            KafkaServer(folder / f"broker-{node}", home=home, node=node, ports=ports) for node in range(1, brokers + 1)
         )
 
     @property

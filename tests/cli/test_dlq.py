@@ -22,12 +22,12 @@ from carpool.kafka.embedded import EmbeddedBroker
 from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.stage import Message, Output
+from carpool.testing.kafka import KafkaServer
 from cli.dlq.selecting import parse_place, parse_time_ms
 from cli.dlq.showing import age, hex_dump, letter_json, letter_text, value_text
 from cli.main import app
 from schemas.record import Headers, Source, header
 from schemas.topics import DEAD_LETTER_MARKS, QUERIES, QUERIES_DEAD
-from tests.brokers import short_lived_kafka
 from tests.e2e.support import Found, read_to_end
 
 PARTITIONS = 2
@@ -140,7 +140,7 @@ def test_a_long_value_is_cut_and_says_so() -> None:
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with short_lived_kafka(tmp_path_factory.mktemp("kafka-dlq")) as server:
+    with KafkaServer(tmp_path_factory.mktemp("kafka-dlq")) as server:
         yield server.bootstrap
 
 
@@ -174,7 +174,9 @@ class Cluster:
         return read_to_end(self.bootstrap, topic)
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.timeout(240)])])
+@pytest.fixture(
+    params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)])]
+)
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster with three letters in partition 0 and one in partition 1, on a broker without anything else."""
     letters = (
@@ -191,7 +193,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
             found.write(*letters)
             yield found
         return
-    with short_lived_kafka(request.getfixturevalue("tmp_path") / "kafka") as server:
+    with KafkaServer(request.getfixturevalue("tmp_path") / "kafka") as server:
         found = Cluster("kafka", server.bootstrap)
         found.write(*letters)
         yield found

@@ -25,7 +25,7 @@ SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_tex
 READY_WITHIN_S = 90
 PASSAGES = "40"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 class ModelList(BaseHTTPRequestHandler):

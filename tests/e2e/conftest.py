@@ -10,7 +10,7 @@ import pytest
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import EmbeddedBroker
 from carpool.kafka.settings import KafkaSettings
-from tests.brokers import short_lived_kafka
+from carpool.testing.kafka import KafkaServer
 from tests.e2e.support import build_index
 
 
@@ -23,6 +23,6 @@ def small_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
 def fresh_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The address of a broker of the test's own, with all topics."""
-    with EmbeddedBroker() if request.param == "embedded" else short_lived_kafka(tmp_path / "kafka") as broker:
+    with EmbeddedBroker() if request.param == "embedded" else KafkaServer(tmp_path / "kafka") as broker:
         create_topics(KafkaSettings(bootstrap=broker.bootstrap))
         yield broker.bootstrap

@@ -107,6 +107,7 @@ class Crashes:
                 return [query_id for record in found for query_id in query_ids(topic, record)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_kills_lose_nothing_and_repeat_no_more_than_was_in_flight(
     fresh_broker: str, small_index: Path, tmp_path: Path

@@ -14,16 +14,16 @@ import pytest
 from bench.stack import Stack
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
+from carpool.testing.kafka import KafkaServer
 from carpool.testing.llm_server import REFUSALS, LlmServer
 from schemas.codec import encode
 from schemas.query import Query
 from schemas.record import ClusterId, Source
 from schemas.retrieval import Hit, Retrieval
 from schemas.topics import ANSWERS, QUERIES, RETRIEVALS
-from tests.brokers import short_lived_kafka
 from tests.e2e.support import Found, Publisher, quick_settings, read_all, read_to_end
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
 
 IN_FLIGHT = 64
 QUERIES_COUNT = 200
@@ -36,7 +36,7 @@ _offsets = itertools.count()
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with short_lived_kafka(tmp_path_factory.mktemp("refusals") / "kafka") as kafka:
+    with KafkaServer(tmp_path_factory.mktemp("refusals") / "kafka") as kafka:
         yield kafka.bootstrap
 
 

@@ -52,6 +52,7 @@ def evidence() -> Evidence:
 
 
 @pytest.mark.data
+@pytest.mark.slow
 @pytest.mark.parametrize("nlist", [100, 400])
 def test_evidence_among_the_first_five_is_within_a_point_of_exact_search(
     evidence: Evidence, tmp_path: Path, nlist: int

@@ -46,6 +46,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_build_killed_at_any_step_ends_in_the_bytes_of_one_that_was_not(folder: Path) -> None:
     program = Path(__file__).with_name("killed_builds.py")

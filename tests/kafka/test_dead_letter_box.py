@@ -18,9 +18,9 @@ from carpool.kafka.dead_letters.log_reader import LogReader
 from carpool.kafka.dead_letters.selection import Selection
 from carpool.kafka.librdkafka import LibrdkafkaProducer, LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
+from carpool.testing.kafka import KafkaServer
 from schemas.record import Source
 from schemas.topics import QUERIES
-from tests.brokers import short_lived_kafka
 
 LETTERS = 1_200
 assert LETTERS > 2 * BATCH_LETTERS_MAX, "three transactions"
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 @pytest.fixture
 def settings(tmp_path: Path) -> Iterator[KafkaSettings]:
     """A broker of the test's own with letters in it."""
-    with short_lived_kafka(tmp_path / "kafka") as server:
+    with KafkaServer(tmp_path / "kafka") as server:
         found = KafkaSettings(bootstrap=server.bootstrap, partitions=2, group_prefix="box")
         create_topics(found)
         producer, reports = LibrdkafkaProducer(found), list[object]()

@@ -41,7 +41,7 @@ def test_a_broker_that_coordinates_it_not_says_nothing() -> None:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     folder: Path = tmp_path_factory.mktemp("cluster")
-    with KafkaCluster(folder, java_options=("-XX:TieredStopAtLevel=1",)) as found:
+    with KafkaCluster(folder) as found:
         create_topics(KafkaSettings(bootstrap=found.bootstrap))
         yield found
 

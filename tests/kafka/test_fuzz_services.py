@@ -11,11 +11,11 @@ import pytest
 from bench.stack import Stack
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
+from carpool.testing.kafka import KafkaServer
 from schemas.codec import decode_query
 from schemas.errors import REASONS, RecordError
 from schemas.record import Source, header
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD
-from tests.brokers import short_lived_kafka
 from tests.e2e.support import (
     Found,
     Publisher,
@@ -32,7 +32,7 @@ RECORDS = 2_000
 EVERY = 20
 """One good query for so many mutated ones, in every partition."""
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def fuzzed(count: int) -> list[Raw]:
@@ -56,7 +56,7 @@ def place(record: Found) -> tuple[int, int]:
 
 def test_every_mutated_query_ends_and_the_good_ones_between_them_are_answered(tmp_path: Path) -> None:
     index = build_index(tmp_path)
-    with short_lived_kafka(tmp_path / "kafka") as broker:
+    with KafkaServer(tmp_path / "kafka") as broker:
         create_topics(KafkaSettings(bootstrap=broker.bootstrap))
         publisher, good = Publisher(broker.bootstrap), []
         for number, raw in enumerate(fuzzed(RECORDS)):

@@ -25,10 +25,10 @@ from carpool.kafka.retry import RetryPolicy, attempt_of, origin_of
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.stage import Done, Output, QueryFailure, Unit
 from carpool.telemetry.metrics import Metrics
+from carpool.testing.kafka import KafkaServer
 from schemas.query import Query
 from schemas.record import header
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIEVALS
-from tests.brokers import short_lived_kafka
 from tests.kafka.support import Bench, HandStage, query_of, result, turn
 
 
@@ -160,11 +160,12 @@ class TwiceFailing(HandStage):
 
 
 @pytest.mark.kafka
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_queries_go_round_through_a_real_broker_and_come_out_once(tmp_path: Path, delivery: DeliveryName) -> None:
     texts = [f"q{number}" for number in range(300)]
-    with short_lived_kafka(tmp_path / "kafka") as server:
+    with KafkaServer(tmp_path / "kafka") as server:
         settings = KafkaSettings(bootstrap=server.bootstrap, partitions=2, slot="a")
         create_topics(settings)
         producer, reports = LibrdkafkaProducer(settings), list[object]()
