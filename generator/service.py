@@ -1,16 +1,14 @@
 """The generator as a stage: takes retrievals, asks the model for up to `concurrency` of them at once, hands over answers.
 
-The polling thread and an event loop in a thread of its own share the dispatcher under one lock. Its actions are carried
-out by the event loop, in the order in which they were decided.
+The polling thread and the event loop (`generator.requests`) share the dispatcher under one lock. Its actions are carried out by
+the event loop, in the order in which they were decided.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import structlog
 
@@ -20,20 +18,16 @@ from carpool.kafka.stage import Credit, Done, Late, Output, QueryFailure, Sink, 
 from carpool.telemetry.metrics import Metrics
 from carpool.telemetry.tracing.operation import Operation
 from generator.answers import Generated, Timings, answer_output, answered, not_answered, partial_output
-from generator.asking import generate
 from generator.llm.none import NoneEngine
 from generator.llm.openai_api import OpenAiEngine
-from generator.llm.protocol import LlmEngine, LlmRefusal, PromptRefused
+from generator.llm.protocol import LlmEngine, LlmRefusal
 from generator.plan.dispatch import (
-    Accepted,
     Action,
     Arrived,
     Cancel,
     Check,
-    CheckPassed,
     Deliver,
     Dispatcher,
-    Ended,
     Event,
     Expire,
     GiveUp,
@@ -44,6 +38,7 @@ from generator.plan.dispatch import (
 )
 from generator.plan.prompt import Template
 from generator.prompts import load_templates, prepare
+from generator.requests import Requests
 from generator.settings import GeneratorSettings, LlmSettings
 from generator.tracing import inference
 from generator.work import Work, deadline_us_of, limits_of, prompt_of
@@ -53,10 +48,8 @@ from schemas.retrieval import Retrieval
 
 log = structlog.get_logger()
 
-CHECK_ID = -1
 WAKE_US = 50_000
 """Longest wait between two ticks while there is work: pauses begin between ticks, where the polling thread sees none."""
-CLOSE_TIMEOUT_S = 5.0
 TOO_LATE = "the deadline passed before an answer was written; ask again with a later one"
 
 
@@ -97,9 +90,7 @@ class GeneratorStage:
         self._trouble = "has not answered yet"
         self._is_draining = False
         self._is_closed = False
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # of the event loop only
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run_loop, name="generator", daemon=True)
+        self._requests = Requests(engine, self, metrics, clock)
         self._sink: Sink | None = None
 
     # ---- the polling thread
@@ -107,8 +98,8 @@ class GeneratorStage:
     def start(self, sink: Sink) -> None:
         """Starts the event loop, which asks the server whether it has the model."""
         self._sink = sink
-        self._thread.start()
-        self._step(Ticked())
+        self._requests.start()
+        self.happened(Ticked())
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Nothing: what is known of partitions lies with their units."""
@@ -138,11 +129,11 @@ class GeneratorStage:
         with self._lock:
             self._work[unit.id] = Work(unit=unit, prepared=prepared, arrived_us=now_us)
             self._in_hand_bytes += unit.message.size_bytes
-        self._step(Arrived(prompt=prompt_of(unit, now_us)))
+        self.happened(Arrived(prompt=prompt_of(unit, now_us)))
 
     def tick(self, now_us: int, waiting: int) -> int | None:
         """Expires what is late, and ends pauses."""
-        self._step(Ticked())
+        self.happened(Ticked())
         with self._lock:
             wake_us = self._planner.wake_us()
             is_idle = self._planner.server == "open" and not self._planner.in_hand
@@ -154,7 +145,7 @@ class GeneratorStage:
         with self._lock:
             for unit_id in unit_ids:
                 self._forget(unit_id)
-        self._step(Revoked(ids=unit_ids))
+        self.happened(Revoked(ids=unit_ids))
 
     def drain(self, until_us: int) -> None:
         """Takes nothing more; what is in hand goes on."""
@@ -174,22 +165,18 @@ class GeneratorStage:
             if self._is_closed:
                 return
             self._is_closed = True
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(CLOSE_TIMEOUT_S)
-        elif not self._loop.is_closed():
-            self._loop.close()
+        self._requests.close()
 
     # ---- both threads
 
-    def _step(self, event: Event) -> None:
+    def happened(self, event: Event) -> None:
         """Has the planner decide, and the event loop do, in the same order."""
         with self._lock:
             if self._is_closed:
                 return
             actions = self._planner.step(event, self._clock.now_us())
             if actions:
-                self._loop.call_soon_threadsafe(self._act, actions)
+                self._requests.soon(partial(self._act, actions))
 
     def _forget(self, unit_id: int) -> Work | None:
         """Lets go of a query. The lock is held."""
@@ -220,38 +207,21 @@ class GeneratorStage:
 
     # ---- the event loop
 
-    def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-            self._loop.run_until_complete(self._wind_up())
-        finally:
-            self._loop.close()
-
-    async def _wind_up(self) -> None:
-        tasks = tuple(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._engine.close()
-
     def _act(self, actions: tuple[Action, ...]) -> None:
         try:
             for action in actions:
                 self._do(action)
         except Exception as error:  # the event loop would log it, and go on without the query
-            self._fail(error)
+            self.broke(error)
 
     def _do(self, action: Action) -> None:
         match action:
             case Send(id=id):
                 self._send(id)
             case Check():
-                self._start(CHECK_ID, self._check())
+                self._requests.check()
             case Cancel(id=id):
-                if (task := self._tasks.pop(id, None)) is not None:
-                    task.cancel()
-                    self._metrics.llm_requests.labels(outcome="cancelled").inc()
+                self._requests.cancel(id)
             case Expire(id=id, attempts=attempts):
                 self._end(id, "expired", "expired", TOO_LATE, attempts)
             case GiveUp(id=id, attempts=attempts):
@@ -264,22 +234,9 @@ class GeneratorStage:
         with self._lock:
             work = self._work.get(id)
         if work is not None:  # else it was revoked meanwhile, and a Cancel follows
-            self._start(id, self._ask(id, work))
+            self._requests.send(id, work)
 
-    def _start(self, id: int, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(coroutine)
-        self._tasks[id] = task
-        task.add_done_callback(lambda task: self._ended(id, task))
-
-    def _ended(self, id: int, task: asyncio.Task[None]) -> None:
-        """Forgets a task."""
-        if self._tasks.get(id) is task:
-            del self._tasks[id]
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception):
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
+    def broke(self, error: Exception) -> None:
         """Ends the service over an error that nobody foresaw: going on would lose a query silently."""
         log.error("a request failed in a way that was not foreseen", exc_info=error)
         assert self._sink is not None
@@ -288,59 +245,22 @@ class GeneratorStage:
             CarpoolError(f"the generator failed over a query ({what}); the log says where. Nothing is lost.")
         )
 
-    async def _check(self) -> None:
-        try:
-            await self._engine.check()
-        except LlmRefusal as refusal:
-            self._refused(None, refusal)
-        else:
-            self._step(CheckPassed())
-
-    async def _ask(self, id: int, work: Work) -> None:
-        """Sends one request, and tells the planner what becomes of it."""
-        work.sent_us, work.first_token_us = self._clock.now_us(), None
-        self._metrics.llm_in_flight.inc()
-        try:
-            work.outcome = await generate(
-                self._engine,
-                work.prepared.request,
-                on_first_token=partial(self._first_token, id, work),
-                on_text=partial(self._hint, work),
-            )
-        except PromptRefused as refused:
-            work.outcome = refused
-            self._metrics.llm_requests.labels(outcome="prompt_refused").inc()
-        except LlmRefusal as refusal:
-            work.trouble = str(refusal)
-            self._refused(id, refusal)
-            return
-        else:
-            self._metrics.llm_requests.labels(outcome="answered").inc()
-        finally:
-            self._metrics.llm_in_flight.dec()
-        self._step(Ended(id=id))
-
-    def _first_token(self, id: int, work: Work) -> None:
-        work.first_token_us = self._clock.now_us()
-        assert work.sent_us is not None
-        self._metrics.time_to_first_token_seconds.observe((work.first_token_us - work.sent_us) / 1_000_000)
-        self._step(Accepted(id=id))
-
-    def _hint(self, work: Work, generation_id: str, seq: int, text: str) -> None:
+    def written(self, work: Work, generation_id: str, seq: int, text: str) -> None:
+        """See `generator.requests.Heard`."""
         if not self._settings.partials:
             return
         assert self._sink is not None
         self._sink.hint(partial_output(work.unit.record, generation_id, seq, text, self._clock.now_us()))
 
-    def _refused(self, id: int | None, refusal: LlmRefusal) -> None:
-        self._metrics.llm_requests.labels(outcome=refusal.kind).inc()
+    def refused(self, id: int | None, refusal: LlmRefusal) -> None:
+        """See `generator.requests.Heard`."""
         trouble = f"refuses: {refusal}"
         with self._lock:
             is_news, self._trouble = trouble != self._trouble, trouble
         if is_news:
             log.warning("the LLM server refuses", address=self._engine.address, kind=refusal.kind, refusal=str(refusal))
         asked_us = None if refusal.retry_after_s is None else int(refusal.retry_after_s * 1_000_000)
-        self._step(Refused(id=id, retry_after_us=asked_us, suspect=refusal.is_suspect))
+        self.happened(Refused(id=id, retry_after_us=asked_us, suspect=refusal.is_suspect))
 
     def _deliver(self, id: int, attempts: int) -> None:
         with self._lock:
