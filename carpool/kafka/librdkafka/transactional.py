@@ -24,11 +24,27 @@ TRANSACTION_TIMEOUT_MS = 60_000
 fences its member. A dead member's does not wait for it: whoever takes over fences it."""
 
 FULL_QUEUE_POLL_S = 0.01
+TIMEOUTS = frozenset({KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError.REQUEST_TIMED_OUT})
+"""The same call is made again, as after what librdkafka itself calls retriable."""
+WRONG = frozenset(
+    {
+        KafkaError._INVALID_ARG,
+        KafkaError._NOT_CONFIGURED,
+        KafkaError._NOT_IMPLEMENTED,
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+    }
+)
+"""Errors of a call that no abort mends either."""
 REPORT_WAIT_S = 0.1
 """How long the report of a delivery that failed is waited for once its transaction has failed for it: it may come later."""
 ABORT_FLUSH_S = 1.0
 """How long an abort waits for what was produced. librdkafka ends a transaction once it has *asked* a coordinator to begin it; one
 that does not know of it yet answers with an error that is fatal (librdkafka issue 4849)."""
+
+
+class _UnforeseenError(AbortedError):
+    """An error that librdkafka calls neither retriable nor fatal, and that it does not want an abort for."""
 
 
 class LibrdkafkaTransactionalProducer:
@@ -87,11 +103,11 @@ class LibrdkafkaTransactionalProducer:
         self._call(lambda: self._producer.send_offsets_to_transaction(raw, membership, self._timeout_s))
 
     def commit(self) -> None:
-        """Waits until all records are written, then ends the transaction."""
+        """Waits until all records are written, then ends the transaction. After an error that says neither, restart and see."""
         try:
             self._call(lambda: self._producer.commit_transaction(self._timeout_s))
         except AbortedError as error:
-            if self._is_spent:
+            if self._is_spent or isinstance(error, _UnforeseenError):
                 raise FencedError(
                     f"whether a transaction is committed cannot be told ({error}): restart the service"
                 ) from error
@@ -146,8 +162,21 @@ class LibrdkafkaTransactionalProducer:
         elif error.txn_requires_abort() or code == KafkaError._STATE:
             self._note(lambda: self._producer.poll(REPORT_WAIT_S))
         elif not is_fatal:
-            return RetryableError(f"the broker did not answer in time: {error.str()}")
+            return self._passing_or_unforeseen(error)
         return self._refused or AbortedError(f"the transaction must be aborted: {error.str()}")
+
+    def _passing_or_unforeseen(self, error: KafkaError) -> CarpoolError:
+        """Sorts what neither ends the producer nor its transaction: only what may pass is to be tried again."""
+        code = error.code()
+        if error.retriable() or code in TIMEOUTS:
+            return RetryableError(f"the broker did not answer in time: {error.str()}")
+        if code in WRONG:
+            return DeploymentError(
+                f"a transaction cannot be made like this: {error.str()}; check the settings of [kafka]"
+            )
+        return self._refused or _UnforeseenError(
+            f"a call of a transaction failed and may not be made again: {error.str()}"
+        )
 
 
 def fence_slot(settings: KafkaSettings, group: str, slot: str) -> None:

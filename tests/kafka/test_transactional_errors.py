@@ -1,0 +1,100 @@
+"""Which error of librdkafka's means what to whoever commits: only what may pass is tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedError, RetryableError
+from carpool.kafka.librdkafka import LibrdkafkaTransactionalProducer
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.stage import Output
+
+Call = Callable[[LibrdkafkaTransactionalProducer], None]
+
+CALLS: dict[str, Call] = {
+    "start": lambda producer: producer.start(),
+    "begin": lambda producer: producer.begin(),
+    "produce": lambda producer: producer.produce(Output(topic="t", key=None, value=b"v")),
+    "send_offsets": lambda producer: producer.send_offsets({}, object()),
+    "commit": lambda producer: producer.commit(),
+}
+
+
+class Failing:
+    """A producer of confluent-kafka's whose every call fails, but those that only serve."""
+
+    def __init__(self, error: KafkaError) -> None:
+        self.error = error
+        self.aborts = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*_: object, **__: object) -> None:
+            raise KafkaException(self.error)
+
+        return fail
+
+    def poll(self, timeout_s: float) -> int:
+        return 0
+
+    def flush(self, timeout_s: float) -> int:
+        return 0
+
+    def purge(self, **_: object) -> None:
+        return
+
+
+def failing(error: KafkaError) -> LibrdkafkaTransactionalProducer:
+    producer = LibrdkafkaTransactionalProducer(KafkaSettings(bootstrap="127.0.0.1:1"), "slot")
+    producer._producer = Failing(error)  # type: ignore[assignment]
+    return producer
+
+
+def kind(call: str, error: KafkaError) -> type[CarpoolError]:
+    with pytest.raises(CarpoolError) as raised:
+        CALLS[call](failing(error))
+    return next(each for each in (AbortedError, *type(raised.value).__mro__) if isinstance(raised.value, each))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_librdkafka_calls_retriable_and_every_time_out_is_tried_again(call: str) -> None:
+    assert kind(call, KafkaError(KafkaError._PREV_IN_PROGRESS, "still at it", retriable=True)) is RetryableError
+    assert kind(call, KafkaError(KafkaError._TIMED_OUT, "no reply")) is RetryableError
+    assert kind(call, KafkaError(KafkaError.REQUEST_TIMED_OUT, "no reply")) is RetryableError
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if call != "commit"])
+@pytest.mark.parametrize("code", [KafkaError._CONFLICT, KafkaError._FAIL, KafkaError.UNKNOWN])
+def test_an_error_that_nobody_foresaw_aborts_and_is_not_tried_for_ever(call: str, code: int) -> None:
+    assert kind(call, KafkaError(code, "something else")) is AbortedError
+
+
+def test_after_such_an_error_of_a_commit_nobody_knows_whether_it_took_effect_so_the_service_restarts() -> None:
+    assert kind("commit", KafkaError(KafkaError._CONFLICT, "something else")) is FencedError
+
+
+def test_an_abort_that_is_refused_replaces_the_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Works(Failing):
+        def init_transactions(self, timeout_s: float) -> None:
+            started.append(timeout_s)
+
+    started: list[float] = []
+    producer = failing(KafkaError(KafkaError._CONFLICT, "another call is in progress"))
+    monkeypatch.setattr(producer, "_make", lambda: Works(KafkaError(KafkaError._FAIL, "not asked")))
+    producer.abort()
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_the_settings_are_to_blame_for_is_a_deployment_fault(call: str) -> None:
+    assert kind(call, KafkaError(KafkaError._INVALID_ARG, "a bad value")) is DeploymentError
+    assert kind(call, KafkaError(KafkaError._AUTHENTICATION, "wrong password")) is DeploymentError
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_error_that_wants_an_abort_gets_one_whatever_else_it_is(call: str) -> None:
+    too_long = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE, "4,096 bytes", txn_requires_abort=True)
+    assert kind(call, too_long) is AbortedError
