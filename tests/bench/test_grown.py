@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import shutil
 from pathlib import Path
@@ -27,6 +26,7 @@ from indexer.build import BuildRequest, build_index
 from indexer.corpus import file_sha256
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig
+from tests.bench.helpers import write_embedded
 
 DIMENSION = 48
 HASHING = EmbeddingSettings(model=f"hashing:{DIMENSION}")
@@ -52,7 +52,6 @@ def _sentence(random: np.random.Generator, subject: int) -> str:
 def data(tmp_path_factory: pytest.TempPathFactory) -> EvaluationData:
     """A small folder of evaluation data: texts of 60 subjects, embedded by hashing their words."""
     folder = tmp_path_factory.mktemp("data")
-    (folder / "embeddings").mkdir()
     random, embedder = np.random.default_rng(7), HashingEmbedder(DIMENSION)
     passages = []
     for number in range(PASSAGES):
@@ -60,19 +59,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> EvaluationData:
         text = " ".join(_sentence(random, subject) for _ in range(random.integers(1, 5)))
         passages.append({"id": f"p{number}", "title": f"Subject {subject}, {number}", "text": text})
     texts = [f"{passage['title']}. {passage['text']}" for passage in passages]
-    _write(folder, "wikipedia-16k", passages, embedder.encode(texts))
+    write_embedded(folder, "wikipedia-16k", passages, embedder.encode(texts))
     for name in ("queries-nq", "queries-hotpotqa"):
         questions = [
             {"id": f"{number}", "text": _sentence(random, int(random.integers(60)))} for number in range(QUESTIONS // 2)
         ]
-        _write(folder, name, questions, embedder.encode([question["text"] for question in questions]))
+        write_embedded(folder, name, questions, embedder.encode([question["text"] for question in questions]))
     return EvaluationData(folder=folder)
-
-
-def _write(folder: Path, name: str, rows: list[dict[str, str]], vectors: np.ndarray) -> None:
-    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
-    (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines))
-    np.save(folder / "embeddings" / f"{name}.npy", vectors.astype(np.float16))
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,12 @@ from bench.listening import Arrived
 from bench.overhead.outcome import CONTESTANTS, Contestant, Journey, Round, answer_books, cost, journeys, promises
 from producers.load import LoadSummary, Sent
 from schemas.answer import Answer
-from schemas.codec import encode
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
-from schemas.record import ClusterId, Record, Source
+from schemas.record import ClusterId, Source
+from tests.bench.helpers import arrived
 
 ONE = Contestant(name="one", delivery="exactly_once", brokers=1, p50_ms_max=60, p99_ms_max=150)
-
-
-def arrived(key: str, record: Record, at_us: int) -> Arrived:
-    value, headers = encode(record, event_id="e", source="t", time_us=0)
-    return Arrived(key=key, value=value, headers=headers, arrived_us=at_us)
 
 
 def answer(query_id: str, at_us: int, status: str = "ok") -> Arrived:

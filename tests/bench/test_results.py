@@ -7,22 +7,15 @@ import pytest
 
 from bench.accounting import close_books
 from bench.figures import CacheUse, Spread, Trip
-from bench.listening import Arrived
 from bench.memory import MemoryPeaks, MemoryUse
 from bench.results import final_retrievals, generated, has_valid_citations, retrieval_books
 from bench.traffic import Counters, Footprint, TrafficResult, agrees, retrieved_per_s, traffic_promises
 from producers.load import LoadSummary
 from schemas.answer import Answer, Citation, Retrieved, Status, unanswered
-from schemas.codec import encode
-from schemas.record import Record
+from tests.bench.helpers import arrived
 from tests.bench.test_figures import retrieval
 
 MIB = 1024 * 1024
-
-
-def arrived(key: str, record: Record, arrived_us: int = 0) -> Arrived:
-    value, headers = encode(record, event_id="e", source="test", time_us=0)
-    return Arrived(key=key, value=value, headers=headers, arrived_us=arrived_us)
 
 
 def answer(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from bench.data import CLAIMS, CORPUS, EVIDENCE, TRAFFIC
 from carpool.embedding import HashingEmbedder
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import find_broker_binary
+from tests.bench.helpers import write_embedded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -47,23 +46,16 @@ def _broker_is_here() -> None:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Passages of three words each, claims that repeat one, and questions of two words."""
     folder = tmp_path_factory.mktemp("data")
-    (folder / "embeddings").mkdir()
     generator = np.random.default_rng(3)
     passages = [" ".join(generator.choice(WORDS, 3, replace=False)) + f" number{row}" for row in range(240)]
     claims = passages[::20]
     questions = [" ".join(generator.choice(WORDS, 2, replace=False)) for _ in range(60)]
-    write(
-        folder, CORPUS, [{"id": f"p-{row}", "title": "", "text": text} for row, text in enumerate(passages)], passages
-    )
-    write(folder, CLAIMS, [{"id": f"c-{row}", "text": text} for row, text in enumerate(claims)], claims)
-    write(folder, TRAFFIC, [{"id": f"q-{row}", "text": text} for row, text in enumerate(questions)], questions)
+    for name, prefix, texts in ((CORPUS, "p", passages), (CLAIMS, "c", claims), (TRAFFIC, "q", questions)):
+        title = {"title": ""} if name == CORPUS else {}
+        rows = [{"id": f"{prefix}-{row}", "text": text} | title for row, text in enumerate(texts)]
+        write_embedded(folder, name, rows, HashingEmbedder(DIMENSION).encode(texts))
     (folder / EVIDENCE).write_text("".join(f"c-{row}\tp-{row * 20}\n" for row in range(len(claims))))
     return folder
-
-
-def write(folder: Path, name: str, rows: list[dict[str, str]], texts: list[str]) -> None:
-    (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(b"".join(msgspec.json.encode(row) + b"\n" for row in rows)))
-    np.save(folder / "embeddings" / f"{name}.npy", HashingEmbedder(DIMENSION).encode(texts).astype(np.float16))
 
 
 @pytest.fixture
