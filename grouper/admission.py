@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,16 +79,16 @@ def _vector(query: Query, content: bytes, facts: IndexFacts) -> NDArray[np.float
             f"is {query.embedding_model!r}; scores against an index of another model mean nothing. "
             f"Embed with {facts.embedding_model_name} and say {facts.embedding_model!r}, or send text",
         )
+    # In float64 no sum of squares of float32 values overflows, and none of a non-zero vector vanishes.
     vector = np.frombuffer(content, dtype="<f4").astype(np.float64)
-    if not np.isfinite(vector).all():
+    square = float(vector @ vector)
+    if not math.isfinite(square):
         raise _refusal(
             query, "invalid_value", "vector", "holds values that are not finite; its direction is not defined"
         )
-    # In float64 no sum of squares of float32 values overflows, and none of a non-zero vector vanishes.
-    norm = float(np.linalg.norm(vector))
-    if norm == 0.0:
+    if square == 0.0:
         raise _refusal(query, "invalid_value", "vector", "is all zeros: it has no direction to search in")
-    return (vector / norm).astype(np.float32)
+    return (vector / math.sqrt(square)).astype(np.float32)
 
 
 def _refusal(query: Query, reason: Reason, field: str, message: str) -> RecordError:

@@ -155,8 +155,10 @@ def _decode_query(
             raise RecordError(
                 "bad_envelope", f"content-type {content_type!r} is not known; use {JSON_TYPE} or {TEXT_TYPE}"
             )
-    fallback = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kafka:{source.topic}/{source.partition}/{source.offset}"))
-    named = next((name for name in (header_id, event_id, body.get("query_id")) if name is not None), fallback)
+    named = next((name for name in (header_id, event_id, body.get("query_id")) if name is not None), None)
+    if named is None:
+        place = f"kafka:{source.topic}/{source.partition}/{source.offset}"
+        named = str(uuid.uuid5(uuid.NAMESPACE_URL, place))
     # Decoded from bytes, not converted: base64 of vectors and raw JSON of filters are the decoder's business.
     return _decode_json(Query, _encoder.encode({**body, **_header_wishes(headers), "query_id": named}))
 
