@@ -63,6 +63,10 @@ class ConsumerClient(Protocol):
         """Lets records of these topics flow again, or of all."""
         ...
 
+    def hold(self, partitions: frozenset[TopicPartition]) -> None:
+        """Stops the flow of records of just these partitions, whatever was held before; others are as `pause` has them."""
+        ...
+
     def waiting(self) -> dict[TopicPartition, int]:
         """Returns the records known to wait in each assigned partition, counted from the position, not from commits."""
         ...

@@ -24,7 +24,7 @@ from carpool.kafka.ledger import WorkLedger
 from carpool.kafka.priority_consumer import PriorityConsumer
 from carpool.kafka.refusal import refusal_outputs
 from carpool.kafka.retry import HeldBack, begin_us_of
-from carpool.kafka.stage import Done, Message, Output, R, Stage, TopicPartition, Unit
+from carpool.kafka.stage import Credit, Done, Message, Output, R, Stage, TopicPartition, Unit
 from carpool.telemetry.logs import about
 from carpool.telemetry.metrics import Metrics
 from carpool.telemetry.tracing.tracer import NoTracer, Tracer
@@ -134,6 +134,7 @@ class Loop(Generic[R]):
         self._stopping = threading.Event()
         self.failure: CarpoolError | None = None
         self._assigned: set[TopicPartition] = set()
+        self._held_partitions: frozenset[TopicPartition] = frozenset()
         self._ever_assigned = False
         self._held_back_since_us: int | None = None
         self._paused_since_us: int | None = None
@@ -187,6 +188,7 @@ class Loop(Generic[R]):
         """Begins with these partitions."""
         self.ledger.assign(positions)
         self._stage.assigned(frozenset(positions))
+        self._hold(self._stage.credit())  # before the first record comes
         self._assigned |= set(positions)
         self._ever_assigned = True
         self._observer.assigned(positions)
@@ -254,8 +256,14 @@ class Loop(Generic[R]):
             self._review(now_us)
         self._wake_us = self._stage.tick(now_us, self._waiting)
 
+    def _hold(self, credit: Credit) -> None:
+        if credit.held != self._held_partitions:
+            self._consumer.hold(credit.held)
+            self._held_partitions = credit.held
+
     def _take(self) -> None:
         credit = self._stage.credit()
+        self._hold(credit)
         records, size_bytes = min(credit.records, BURST_MAX), credit.size_bytes
         is_behind = self.ledger.finished_bytes >= self._finished_bytes_max
         is_full = self._metadata_full or self.delivery.is_full or is_behind

@@ -83,6 +83,10 @@ class PriorityConsumer:
         self._is_paused = False
         self._let_flow()
 
+    def hold(self, partitions: frozenset[TopicPartition]) -> None:
+        """See `ConsumerClient.hold`. What is in the queues already is handed out."""
+        self._consumer.hold(partitions)
+
     def waiting(self) -> dict[TopicPartition, int]:
         """Returns the records that wait in each assigned partition, here or at the brokers."""
         queued = self._queues.by_partition()

@@ -119,10 +119,14 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credit:
-    """What a stage will take now, in records and bytes; none of either pauses its topic partitions."""
+    """What a stage will take now, in records and bytes; none of either pauses its topic partitions.
+
+    `held`: partitions of which nothing is to come at the moment: what is taken in of them could only wait, in the way of others.
+    """
 
     records: int
     size_bytes: int
+    held: frozenset[TopicPartition] = frozenset()
 
 
 class Sink(Protocol):

@@ -42,8 +42,9 @@ HELD_WAKE_US = 10_000
 class LedgerStage:
     """Implements `Stage[Retrieval]` around another one; see `carpool.kafka.stage` for what each method promises.
 
-    It holds, within the credit of the stage within: units whose partition's answers are not read yet, units whose id is at
-    work already, and units whose stored answer is being fetched.
+    It holds, within the credit of the stage within: units whose id is at work already, units whose stored answer is being
+    fetched, and units whose partition's answers are not read yet. Of such a partition no more come, or they would leave no
+    room for those of partitions that are ready.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LedgerStage:
         self._clock = clock
         self._lock = threading.Lock()
         self._ledger = AnswerLedger(ids_max=settings.ledger_ids_max)
+        self._assigned: set[TopicPartition] = set()  # at any time: what was revoked since does no harm
         self._held: dict[int, tuple[Unit[Retrieval], int]] = {}  # with when it arrived
         self._held_bytes = 0
         self._decided: deque[Action] = deque()
@@ -77,6 +79,7 @@ class LedgerStage:
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Begins to read the answers of these partitions; their units are held until that is done."""
         numbers = sorted(at.partition for at in partitions)
+        self._assigned |= partitions
         with self._lock:
             self._ledger.assigned(numbers)
         self.follower.read(numbers)
@@ -86,11 +89,12 @@ class LedgerStage:
         """Returns what the stage within takes, less what is held; none while too many answers are not in the log yet."""
         credit = self._within.credit()
         with self._lock:
-            if self._ledger.handed_over >= UNSEEN_MAX:
-                return Credit(records=0, size_bytes=0)
+            unread = self._ledger.unread
+            is_behind = self._ledger.handed_over >= UNSEEN_MAX
             return Credit(
-                records=max(0, credit.records - len(self._held)),
-                size_bytes=max(0, credit.size_bytes - self._held_bytes),
+                records=0 if is_behind else max(0, credit.records - len(self._held)),
+                size_bytes=0 if is_behind else max(0, credit.size_bytes - self._held_bytes),
+                held=frozenset(at for at in self._assigned if at.partition in unread) if unread else frozenset(),
             )
 
     def offer(self, unit: Unit[Retrieval], now_us: int) -> None:

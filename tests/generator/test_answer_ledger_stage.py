@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.record import header
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, QUERIES, RETRIEVALS
+from schemas.topics import ANSWERS, QUERIES, QUERIES_BATCH, RETRIEVALS, RETRIEVALS_BATCH
 from tests.generator.ledger import Within, made
 from tests.generator.stage import LLM, NOW_US, HandClock, StepClock, WaitableSink, unit
 
@@ -181,6 +182,15 @@ def test_what_is_held_is_part_of_the_credit() -> None:
     assert bench.stage.credit().records == before.records - 2, "the stage within has them now"
 
 
+def test_nothing_more_comes_of_partitions_whose_answers_are_not_read_yet() -> None:
+    bench = Bench()
+    assert bench.stage.credit().held == frozenset()
+    bench.assign()
+    assert bench.stage.credit().held == {TopicPartition(RETRIEVALS.name, 0)}
+    bench.follow()
+    assert bench.stage.credit().held == frozenset()
+
+
 def test_nothing_is_taken_in_while_the_log_shows_too_few_of_the_answers(monkeypatch: Any) -> None:
     monkeypatch.setattr(stage, "UNSEEN_MAX", 2)
     bench = assigned()
@@ -203,6 +213,25 @@ def test_the_second_of_two_records_with_one_id_gets_the_answer_to_the_first() ->
     bench.within.finish(first.id, made(first.record, text="Because."))
     bench.follow()
     assert len(bench.sink.dones) == 1, "what is not in the log may still be discarded"
+    bench.commit()
+    bench.follow()
+    bench.follow()
+    assert [(answer.replayed, answer.answer) for answer in bench.sink.answers] == [(True, "Because.")]
+
+
+def test_an_id_in_both_priority_classes_is_generated_once_by_who_owns_the_partition_in_both() -> None:
+    bench, first = assigned(), unit("why?")
+    bench.stage.assigned(frozenset({TopicPartition(RETRIEVALS_BATCH.name, 0)}))
+    bench.follow()
+    second = again(first)
+    record = msgspec.structs.replace(
+        second.record, source=msgspec.structs.replace(second.record.source, topic=QUERIES_BATCH.name)
+    )
+    place = msgspec.structs.replace(second.message.source, topic=RETRIEVALS_BATCH.name)
+    batch = Unit(id=second.id, record=record, message=dataclasses.replace(second.message, source=place))
+    bench.offer(first, batch)
+    assert list(bench.within.units) == [first.id]
+    bench.within.finish(first.id, made(first.record, text="Because."))
     bench.commit()
     bench.follow()
     bench.follow()

@@ -27,6 +27,7 @@ from carpool.kafka.stage import Output, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.answer_ledger.librdkafka import KafkaAnswersReader
 from generator.answer_ledger.memory import MemoryAnswersReader
+from generator.answer_ledger.reader import AnswersReader
 from generator.answer_ledger.stage import LedgerStage
 from generator.llm.memory import MemoryEngine
 from generator.prompts import load_templates
@@ -45,9 +46,15 @@ GROUP = "carpool-generator"
 class Service:
     """One life of the generator."""
 
-    def __init__(self, broker: MemoryBroker, delivery: str) -> None:
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        delivery: str,
+        reader: AnswersReader | None = None,
+        settings: GeneratorSettings | None = None,
+    ) -> None:
         self.engine = MemoryEngine()
-        settings, metrics, clock = GeneratorSettings(), Metrics(CollectorRegistry()), broker.clock
+        settings, metrics, clock = settings or GeneratorSettings(), Metrics(CollectorRegistry()), broker.clock
         within = GeneratorStage(settings, LLM, load_templates(settings), self.engine, metrics, clock)
         exactly_once = delivery == "exactly_once"
 
@@ -72,7 +79,7 @@ class Service:
             if exactly_once
             else MemoryConsumer(broker, GROUP)
         )
-        self.stage = LedgerStage(within, MemoryAnswersReader(broker), settings, metrics, clock)
+        self.stage = LedgerStage(within, reader or MemoryAnswersReader(broker), settings, metrics, clock)
         self.loop = Loop[Retrieval](
             name="generator",
             group=GROUP,
@@ -191,6 +198,38 @@ def test_a_successor_makes_what_its_predecessor_did_not_and_nothing_twice(delive
     second.crash()
     assert Counter(one.source for one in answers(broker)) == {one.record.source: 1 for one in questions}
     assert len(second.engine.requests) == left
+
+
+FAR = 1_000_000
+
+
+class LongReader(MemoryAnswersReader):
+    """The answers of partition 0 are many: they are not read to their end before it is let."""
+
+    is_let = False
+
+    def end(self, partition: int) -> int:
+        return super().end(partition) + FAR * (partition == 0)
+
+    def position(self, partition: int) -> int:
+        return super().position(partition) + FAR * (partition == 0 and self.is_let)
+
+
+def test_partitions_that_are_ready_go_on_while_the_answers_of_another_are_read(delivery: str) -> None:
+    broker, few, many = make_broker(), 5, 60
+    questions = [unit(f"why {n}?", query={"query_id": f"q-{n}"}) for n in range(2 * many)]
+    for number, one in enumerate(questions):
+        headers = one.message.headers
+        broker.append(RETRIEVALS.name, one.message.value, key=b"k", headers=headers, partition=number % 2)
+    reader = LongReader(broker)
+    service = Service(broker, delivery, reader, GeneratorSettings(concurrency=few, intake_records_max=few))
+    service.turn(lambda: len(answers(broker)) == many)
+    assert {one.query_id for one in answers(broker)} == {f"q-{n}" for n in range(1, 2 * many, 2)}
+    assert service.loop.ledger.in_flight == 0, "nothing of the other was taken in"
+    reader.is_let = True
+    service.turn(lambda: committed(broker) == 2 * many)
+    service.crash()
+    assert Counter(one.source for one in answers(broker)) == {one.record.source: 1 for one in questions}
 
 
 @pytest.mark.kafka

@@ -69,6 +69,7 @@ class LibrdkafkaConsumer:
             lambda: AdminClient(client_config(settings), logger=StructlogBridge()), request_timeout_s=self._timeout_s
         )
         self._paused: frozenset[str] = frozenset()
+        self._held: frozenset[TopicPartition] = frozenset()
         self._listener: RebalanceListener | None = None
 
     def subscribe(self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()) -> None:
@@ -125,7 +126,7 @@ class LibrdkafkaConsumer:
         self._assigned |= set(positions)
         self._was_assigned = True
         self._passed |= {at: now.offset for at, now in positions.items() if now.offset is not None}
-        if stopped := [RawPartition(at.topic, at.partition) for at in positions if at.topic in self._paused]:
+        if stopped := [RawPartition(at.topic, at.partition) for at in positions if self._is_stopped(at)]:
             consumer.pause(stopped)
         log.info("partitions assigned", partitions=partitions_text(positions))
         if self._listener is not None:
@@ -219,7 +220,21 @@ class LibrdkafkaConsumer:
         """Lets records flow again."""
         if flowing := self._paused & (self._topics if topics is None else topics):
             self._paused -= flowing
-            self._consumer.resume(self._raw_assigned(flowing))
+            self._consumer.resume(
+                [RawPartition(*at) for at in sorted(self._assigned - self._held) if at.topic in flowing]
+            )
+
+    def hold(self, partitions: frozenset[TopicPartition]) -> None:
+        """Stops the flow of records of these partitions, also where they are assigned later."""
+        came, gone = partitions - self._held, self._held - partitions
+        self._held = partitions
+        if stopped := sorted(came & self._assigned):
+            self._consumer.pause([RawPartition(*at) for at in stopped])
+        if flowing := sorted(at for at in gone & self._assigned if not self._is_stopped(at)):
+            self._consumer.resume([RawPartition(*at) for at in flowing])
+
+    def _is_stopped(self, at: TopicPartition) -> bool:
+        return at.topic in self._paused or at in self._held
 
     def _raw_assigned(self, topics: frozenset[str]) -> list[RawPartition]:
         return [RawPartition(at.topic, at.partition) for at in sorted(self._assigned) if at.topic in topics]
@@ -230,7 +245,7 @@ class LibrdkafkaConsumer:
         What is paused is not fetched: its end is asked for, now and then.
         """
         waiting = {}
-        ends = self._ends.known(self._assigned, ask=bool(self._paused))
+        ends = self._ends.known(self._assigned, ask=bool(self._paused or self._held))
         for raw in self._consumer.position(self._raw_assigned(self._topics)):
             at = TopicPartition(raw.topic, raw.partition)
             passed, end = max(raw.offset, self._passed.get(at, 0)), ends.get(at, 0)

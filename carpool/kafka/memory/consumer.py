@@ -42,6 +42,7 @@ class MemoryConsumer:
         self._next: dict[TopicPartition, int] = {}
         self._waiting_since_us: int | None = None
         self._paused: frozenset[str] = frozenset()
+        self._held: frozenset[TopicPartition] = frozenset()
         self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
         self.target: frozenset[TopicPartition] = frozenset()
 
@@ -61,7 +62,7 @@ class MemoryConsumer:
         self._rebalance()
         with self._broker.lock:
             self._broker.transactions.expire()
-            for at in sorted(at for at in self._next if at.topic not in self._paused):
+            for at in sorted(at for at in self._next.keys() - self._held if at.topic not in self._paused):
                 log = self._broker.logs[at]
                 if self._next[at] > len(log):
                     raise DeploymentError(
@@ -156,6 +157,10 @@ class MemoryConsumer:
     def resume(self, topics: frozenset[str] | None = None) -> None:
         """Lets records flow again."""
         self._paused -= frozenset(self._topics) if topics is None else topics
+
+    def hold(self, partitions: frozenset[TopicPartition]) -> None:
+        """Stops the flow of records of these partitions."""
+        self._held = partitions
 
     def waiting(self) -> dict[TopicPartition, int]:
         """Returns high watermark less position; 0 where no record is left to be seen (markers are no records)."""

@@ -115,3 +115,23 @@ def test_a_missing_topic_is_refused_at_subscription(broker: Broker) -> None:
         consumer.subscribe("no-such-topic", Listener())
     with pytest.raises(ConfigError, match="no-such-topic"):
         consumer.subscribe(broker.topic, Listener(), ("no-such-topic",))
+
+
+def test_partitions_that_are_held_give_no_records_until_they_are_let_go_and_others_flow_on(broker: Broker) -> None:
+    consumer, listener = broker.consumer(), Listener()
+    consumer.hold(frozenset({broker.at(1)}))  # before it is assigned
+    consumer.subscribe(broker.topic, listener)
+    poll_until(consumer, lambda: len(listener.positions) == PARTITIONS)
+    broker.write(*map(broker.record, "ab"), broker.record("held", 1))
+    assert [message.value for message in read(consumer, 2)] == [b"a", b"b"]
+    assert consumer.poll(0.5) is None
+    consumer.pause()
+    consumer.hold(frozenset({broker.at(0)}))
+    assert consumer.poll(0.5) is None, "what is paused is so whether or not it is held"
+    broker.write(broker.record("c"))
+    consumer.resume()
+    assert [message.value for message in read(consumer, 1)] == [b"held"]
+    assert consumer.poll(0.5) is None, "a resumption lets nothing go that is held"
+    consumer.hold(frozenset())
+    assert [message.value for message in read(consumer, 1)] == [b"c"]
+    consumer.close()
