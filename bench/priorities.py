@@ -33,6 +33,8 @@ NLIST = 64
 WORDS = 2_000
 STALLED_S = 60.0
 BATCH_RATE_PER_S = 4_000.0
+WARM_UP_SHARE = 5
+"""One batch question is asked in the warm-up for so many that are measured."""
 BATCH_SLOWDOWN_MAX = 2.0
 TENANT_SLOWDOWN_MAX = 1.5
 
@@ -41,13 +43,14 @@ Tell = Callable[[str, int, int], None]
 
 class PrioritiesOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked. `rate_per_s`: of interactive questions; `tenant_rate_per_s`: of all tenants, the loud one's share of it
-    is `loud_share`."""
+    is `loud_share`; `warm_up_s`: how long both classes are asked before anything is measured."""
 
     batch: int
     rate_per_s: float
     tenant_rate_per_s: float
     loud_share: float
     duration_s: float
+    warm_up_s: float
     seed: int
 
 
@@ -179,7 +182,7 @@ class _Run:
 
     def all(self) -> PrioritiesResult:
         options = self._options
-        self._ask("warm-up", LoadPlan(), options.rate_per_s, options.duration_s / 3)
+        self._warm_up()
         alone = self._ask("alone", LoadPlan(), options.rate_per_s, options.duration_s)
         batch = self._send(LoadPlan(priority="batch"), BATCH_RATE_PER_S, options.batch)
         batch_ids = batch.keys()
@@ -202,6 +205,13 @@ class _Run:
             quiet_tenants_beside_loud=self._back("other tenants beside a loud one", quiet),
             loud_tenant=self._back("loud tenant", loud),
         )
+
+    def _warm_up(self) -> None:
+        """Asks of both classes, so that nothing is measured on a broker that compiles itself, and waits for all answers."""
+        options = self._options
+        batch = self._send(LoadPlan(priority="batch"), BATCH_RATE_PER_S, max(1, options.batch // WARM_UP_SHARE))
+        self._ask("warm-up", LoadPlan(), options.rate_per_s, options.warm_up_s)
+        self._back("warm-up, batch", batch)
 
     def _both(self, loud_rate: float, quiet_rate: float) -> tuple[dict[str, Sent], dict[str, Sent]]:
         """Sends of both tenants at once; returns what each sent."""

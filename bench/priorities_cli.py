@@ -33,6 +33,14 @@ def priorities(
         float, typer.Option("--loud-share", min=0.01, max=0.99, help="What of them one tenant asks.")
     ] = 0.9,
     seconds: Annotated[float, typer.Option("--seconds", min=1, help="How long each condition is measured.")] = 20.0,
+    warm_up: Annotated[
+        float,
+        typer.Option(
+            "--warm-up",
+            min=1,
+            help="Seconds for which both classes are asked first: a JVM compiles for its first minute.",
+        ),
+    ] = 60.0,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,6 +76,7 @@ def priorities(
         tenant_rate_per_s=tenant_rate,
         loud_share=loud_share,
         duration_s=seconds,
+        warm_up_s=warm_up,
         seed=seed,
     )
 

@@ -81,7 +81,8 @@ def generator(
 
 def batch_class(topic: str, kafka: KafkaSettings, queries_max: int) -> tuple[PriorityClass, ...]:
     """Returns the class `batch` beside a topic, as it is read by a service that holds `queries_max` queries."""
-    return (PriorityClass(topic=BATCH[topic].name, held_max=max(1, int(kafka.batch_held_share * queries_max))),)
+    held_max = max(1, int(kafka.batch_held_share * queries_max))
+    return (PriorityClass(topic=BATCH[topic].name, held_max=held_max, cpu_wait_us_max=kafka.batch_cpu_wait_us_max),)
 
 
 def run_grouper(chosen: Given) -> None:

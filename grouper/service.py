@@ -33,6 +33,7 @@ log = structlog.get_logger()
 CLOSE_S = 1.0
 INTERACTIVE, BATCH = "interactive", "batch"
 RANKS = {INTERACTIVE: 0, BATCH: 1}
+OTHERS_LATELY_US = 1_000_000
 
 
 class GrouperStage:
@@ -82,6 +83,7 @@ class GrouperStage:
         self._held = HeldWindows(overtaken_max=settings.interactive_weight)
         self._expires_us: int | None = None  # no deadline of what is in hand is before
         self._waiting = 0
+        self._offered_us = dict.fromkeys(RANKS, -OTHERS_LATELY_US)
         self._is_tick_due = False
         self._is_draining = False
         self._is_closed = False
@@ -114,6 +116,7 @@ class GrouperStage:
             planner = self._planners[class_of(admitted)]
             planner.add(unit.id, unit.message.size_bytes, now_us, tenant_of(unit.message.headers))
             self._gathered[unit.id] = admitted
+            self._offered_us[class_of(admitted)] = now_us
             self._expires_us = _earliest(self._expires_us, admitted.deadline_us)
             self._is_tick_due = True
 
@@ -202,9 +205,9 @@ class GrouperStage:
     def _wait(self, name: str, now_us: int) -> Wait | None:
         """How long to wait for the next window of a class; None: it is due."""
         ahead = self._held.count(RANKS[name])
-        # While others are in hand, what waits is not known to be of this class.
+        # While others are in hand or came lately, what waits is not known to be of this class.
         has_others = self._held.count(max(RANKS.values())) > ahead or any(
-            planner.queries for other, planner in self._planners.items() if RANKS[other] > RANKS[name]
+            now_us < self._offered_us[other] + OTHERS_LATELY_US for other in RANKS if RANKS[other] > RANKS[name]
         )
         return self._planners[name].wait(
             now_us,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from carpool.kafka.clients import TopicPartition
@@ -30,11 +30,18 @@ class PriorityClass:
 
     `held_max`: the parts (queries) that the service holds of it, beyond which no more records are taken in; None: as many as
     there is room for. A bound leaves room for records of other topics, which then need not wait until some of this are done.
+    `cpu_wait_us_max`: see `carpool.kafka.pace.Pace`; 0: records are taken in at any rate.
     """
 
     topic: str
     weight: int = 1
     held_max: int | None = None
+    cpu_wait_us_max: int = 0
+
+
+def cost_bytes(message: Message) -> int:
+    """Returns what taking in a record costs, as turns and paces count it."""
+    return RECORD_COST_BYTES + message.size_bytes
 
 
 class IntakeQueues:
@@ -84,14 +91,16 @@ class IntakeQueues:
         self._turns.join(topic)
         self._measure(topic)
 
-    def next(self, held: Mapping[str, int]) -> Message | None:
-        """Returns the record to take in now, None where there is none that may be. `held`: parts in hand, by topic."""
+    def next(self, held: Mapping[str, int], may_take: Callable[[str], bool] = lambda _: True) -> Message | None:
+        """Returns the record to take in now, None where there is none that may be. `held`: parts in hand, by topic;
+        `may_take`: whether a topic's records may be taken in at this moment.
+        """
 
         def cost(topic: str) -> int | None:
             held_max = self._classes[topic].held_max
-            if held_max is not None and held.get(topic, 0) >= held_max:
+            if (held_max is not None and held.get(topic, 0) >= held_max) or not may_take(topic):
                 return None
-            return RECORD_COST_BYTES + self._queues[topic][0].size_bytes
+            return cost_bytes(self._queues[topic][0])
 
         topic = self._turns.next(cost)
         if topic is None:

@@ -10,6 +10,7 @@ from typing import Any
 from carpool.kafka.clients import Position
 from carpool.kafka.progress import PartitionProgress
 from carpool.kafka.stage import Done, Message, R, TopicPartition, Unit
+from schemas.topics import is_batch
 
 
 class WorkLedger:
@@ -105,6 +106,12 @@ class WorkLedger:
                 self._take_back(id_, part)
             live = {id_: self._units[id_] for id_, part in done.parts if part in self._owed.get(id_, ())}
             return list(live.values())
+
+    def is_batch(self, done: Done) -> bool:
+        """Returns whether what `done` acknowledges was read from topics of the class `batch`; True for what is no longer ours."""
+        with self._lock:
+            units = (self._units.get(id_) for id_, _ in done.parts)
+            return all(unit is None or is_batch(unit.source.topic) for unit in units)
 
     def complete(self, done: Done) -> None:
         """Notes parts whose outputs are written; those of units that are no longer ours are passed over."""

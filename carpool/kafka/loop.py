@@ -109,7 +109,7 @@ class Loop(Generic[R]):
         self._sort: Callable[[float], None] | None = None
         if intake.beside:
             classes = (PriorityClass(topic=intake.topic, weight=intake.weight), *intake.beside)
-            priorities = PriorityConsumer(consumer, classes, held=lambda: self.ledger.held)
+            priorities = PriorityConsumer(consumer, classes, held=lambda: self.ledger.held, clock=clock)
             consumer = self._consumer = priorities
             self._sort = priorities.sort
         self._reoffers: deque[Unit[Any]] = deque()

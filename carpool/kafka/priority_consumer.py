@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from carpool.clock import Clock
+from carpool.cpu_wait import CpuWait
 from carpool.kafka.clients import CommitResult, ConsumerClient, Membership, Position, RebalanceListener, TopicPartition
-from carpool.kafka.intake import IntakeQueues, PriorityClass
+from carpool.kafka.intake import IntakeQueues, PriorityClass, cost_bytes
+from carpool.kafka.pace import Pace
 from carpool.kafka.stage import Message
 
 SIFT_MAX = 250
@@ -26,8 +29,14 @@ class PriorityConsumer:
         classes: tuple[PriorityClass, ...],
         *,
         held: Callable[[], Mapping[str, int]],
+        clock: Clock,
+        cpu_wait_us: Callable[[], float | None] | None = None,
     ) -> None:
-        """`held` gives the parts that the service holds, by topic."""
+        """`held` gives the parts that the service holds, by topic; `cpu_wait_us` how long the polling thread waited for a CPU,
+        on average since the last call."""
+        self._clock = clock
+        self._cpu_wait_us = cpu_wait_us or CpuWait().mean_us
+        self._paces = {each.topic: Pace(each.cpu_wait_us_max) for each in classes if each.cpu_wait_us_max}
         self._consumer = consumer
         self._queues = IntakeQueues(classes)
         self._held = held
@@ -52,7 +61,26 @@ class PriorityConsumer:
         self._sift(timeout_s)
 
     def _next(self) -> Message | None:
-        return None if self._is_paused else self._queues.next(self._held())
+        if self._is_paused:
+            return None
+        now_us = self._clock.now_us()
+        self._review(now_us)
+        message = self._queues.next(
+            self._held(), lambda topic: topic not in self._paces or self._paces[topic].may_take(now_us)
+        )
+        if message is not None and message.source.topic in self._paces:
+            self._paces[message.source.topic].took(cost_bytes(message))
+        elif message is not None:
+            for pace in self._paces.values():
+                pace.urgent(now_us)
+        return message
+
+    def _review(self, now_us: int) -> None:
+        due = [pace for pace in self._paces.values() if pace.is_review_due(now_us)]
+        if due:
+            cpu_wait_us = self._cpu_wait_us()
+            for pace in due:
+                pace.review(now_us, cpu_wait_us)
 
     def _sift(self, timeout_s: float) -> None:
         for _ in range(SIFT_MAX):

@@ -18,6 +18,13 @@ METADATA_BYTES_MAX = 4_095
 UNNAMED_BYTES_MAX = METADATA_BYTES_MAX - 65
 """Of that, what is committed without a slot: any later owner's name, of up to 64 bytes, fits beside it."""
 
+FETCH_PARTITION_BYTES = 256 * 1024
+"""What a broker hands out of a partition at once; a larger record comes alone. Whoever is paused fetches it again."""
+FETCHED_AHEAD_RECORDS = 250
+FETCH_BACKOFF_MS = 5
+"""librdkafka counts the records of all partitions together: where those of one class fill its queue, it asks for none of the
+other for this long, by default for a second."""
+
 
 class KafkaSettings(Settings, frozen=True, kw_only=True):
     """How to reach the brokers and how to behave towards them."""
@@ -83,7 +90,16 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
             description="What the class batch may be of all that a service holds. Low: batch work alone leaves a service partly "
             "idle; high: others wait for room.",
         ),
-    ] = 0.5
+    ] = 0.25
+    batch_cpu_wait_us_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Mean wait for a CPU above which batch work is taken in more slowly while interactive questions come, in "
+            "microseconds; 0: never slowed. Low: batch work takes longer; high: interactive questions wait for CPUs.",
+        ),
+    ] = 300
     finished_bytes_max: Annotated[
         int,
         Meta(
@@ -231,8 +247,9 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
         "session.timeout.ms": settings.session_timeout_ms,
         "heartbeat.interval.ms": max(300, settings.session_timeout_ms // 6),
         "fetch.wait.max.ms": settings.fetch_wait_ms,
-        "fetch.message.max.bytes": MESSAGE_BYTES_MAX + PROTOCOL_OVERHEAD_BYTES,
-        "queued.min.messages": 1_000,
+        "fetch.message.max.bytes": FETCH_PARTITION_BYTES,
+        "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
+        "queued.min.messages": FETCHED_AHEAD_RECORDS,
         "queued.max.messages.kbytes": settings.prefetch_kib,
         "enable.partition.eof": True,
     }

@@ -61,6 +61,17 @@ def test_an_urgent_query_leaves_before_windows_that_are_closed_already_and_waits
         assert [ids for _, ids in left(rig)] == [batch[:4], urgent, batch[4:8], batch[8:12], batch[12:]]
 
 
+def test_an_urgent_query_waits_for_no_records_that_may_be_batch_while_those_came_lately(tmp_path: Path) -> None:
+    with running(tmp_path) as rig:
+        offer(rig, QUERIES_BATCH.name, "ada")
+        rig.tick()
+        rig.settled(1)
+        urgent = offer(rig, QUERIES.name, "bell")
+        rig.tick(waiting=1_000)
+        rig.settled(2)
+        assert left(rig)[-1] == (GROUPS.name, urgent)
+
+
 def test_under_a_lasting_load_of_urgent_ones_the_others_get_their_turn(tmp_path: Path) -> None:
     settings = msgspec.structs.replace(AHEAD, interactive_weight=2, horizon_windows=0, intake_queries_max=100)
     gate = Gate()

@@ -11,6 +11,7 @@ from carpool.kafka.checks import DeliveryName
 from carpool.kafka.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.kafka.delivery.delivery import Wiring
 from carpool.kafka.delivery.exactly_once import ExactlyOnceDelivery
+from carpool.kafka.intake import PriorityClass
 from carpool.kafka.loop import Intake, Loop
 from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer, MemoryTransactionalProducer
 from carpool.kafka.progress import METADATA_VERSION, WITH_SLOT, slot_of
@@ -115,7 +116,11 @@ class Bench:
         )
 
     def loop(
-        self, stage: HandStage, *, parts: Callable[[Query], int] = lambda _: 1
+        self,
+        stage: HandStage,
+        *,
+        parts: Callable[[Query], int] = lambda _: 1,
+        beside: tuple[PriorityClass, ...] = (),
     ) -> tuple[Loop[Query], MemoryConsumer]:
         self.members += 1
         slot = f"member-{self.members}"
@@ -128,7 +133,7 @@ class Bench:
         loop = Loop[Query](
             name="grouper",
             group=GROUP,
-            intake=Intake(topic=QUERIES.name, decode=query_of, bad_input="refuse", parts=parts),
+            intake=Intake(topic=QUERIES.name, decode=query_of, bad_input="refuse", parts=parts, beside=beside),
             stage=stage,
             consumer=consumer,
             make_delivery=partial(self._exactly_once, slot) if is_exact else self._at_least_once,
@@ -136,7 +141,7 @@ class Bench:
             metrics=Metrics(CollectorRegistry()),
         )
         stage.start(loop)
-        consumer.subscribe(QUERIES.name, loop)
+        loop._consumer.subscribe(QUERIES.name, loop, loop._intake.topics[1:])
         return loop, consumer
 
     # Deliveries are stepped by hand: their threads are not started.

@@ -10,6 +10,7 @@ from carpool.kafka.intake import QUANTUM_BYTES, RECORD_COST_BYTES, RECORDS_MAX, 
 from carpool.kafka.priority_consumer import SIFT_MAX, PriorityConsumer
 from carpool.kafka.stage import Message
 from schemas.record import Source
+from tests.kafka.support import HandClock
 
 URGENT, BATCH = "rag.queries.v1", "rag.queries.batch.v1"
 CLASSES = (PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, held_max=9_000))
@@ -65,10 +66,15 @@ class FetchedConsumer:
 
 
 class Rig:
-    def __init__(self) -> None:
+    cpu_wait_us = 0.0
+
+    def __init__(self, classes: tuple[PriorityClass, ...] = CLASSES) -> None:
         self.inner = FetchedConsumer()
         self.held: Counter[str] = Counter()
-        self.consumer = PriorityConsumer(self.inner, CLASSES, held=lambda: self.held)
+        self.clock = HandClock()
+        self.consumer = PriorityConsumer(
+            self.inner, classes, held=lambda: self.held, clock=self.clock, cpu_wait_us=lambda: self.cpu_wait_us
+        )
         self.lost: list[frozenset[TopicPartition]] = []
         self.consumer.subscribe(URGENT, self, (BATCH,))
 
@@ -151,3 +157,18 @@ def test_records_of_a_lost_partition_are_forgotten_before_the_service_hears_of_i
     rig.inner.listener.revoked(frozenset({TopicPartition(BATCH, 0)}), lost=False)
     assert rig.lost == [{TopicPartition(BATCH, 0)}]
     assert [rig.take(), rig.take()] == [URGENT, None]
+
+
+def test_while_threads_wait_for_cpus_batch_records_go_slowly_beside_urgent_ones_and_freely_after() -> None:
+    rig = Rig((PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, cpu_wait_us_max=300)))
+    rig.cpu_wait_us = 5_000.0
+    rig.inner.fetch(BATCH, 900)
+    taken: Counter[str | None] = Counter()
+    for _ in range(200):
+        rig.clock.sleep(10_000)
+        rig.inner.fetch(URGENT, 1)
+        taken.update(rig.take() for _ in range(5))
+    assert taken[URGENT] == 200
+    assert 100 < taken[BATCH] < 300, "64 a second, at the least, of two seconds"
+    rig.clock.sleep(2_000_000)
+    assert {rig.take() for _ in range(500)} == {BATCH}

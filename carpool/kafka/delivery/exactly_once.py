@@ -31,8 +31,13 @@ ABORT_WAIT_US = 100_000
 """How long after an abort the next transaction begins, at the least: what aborted it may last."""
 HELD_WAIT_US = 5_000
 CLOSING_ABORTS_MAX = 3
-TRANSACTION_DONES_MAX = 1_000
-"""Finished work in one transaction: more take the next one, so that none is open for long."""
+TRANSACTION_DONES_MAX = 250
+TRANSACTION_BYTES_MAX = 1024 * 1024
+"""Finished work of each class in one transaction: more take the next one, so that none is open for long."""
+BATCH_PAUSE_US = 100_000
+URGENT_LATELY_US = 1_000_000
+"""Work of the class batch commits every so often where other work was finished lately: a transaction without it is short, and
+what is urgent seldom finds one open."""
 
 Outcome = Literal["ok", "aborted", "fenced", "refused"]
 
@@ -73,6 +78,10 @@ class ExactlyOnceDelivery:
         self._next_commit_us = 0
         self._is_halted = False
         self._is_full = False
+        self._has_urgent = False
+        self._interval_us = self._commit_interval_us
+        self._batch_due_us = 0
+        self._urgent_until_us = 0
         self._aborts_at_the_end = 0
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -118,7 +127,7 @@ class ExactlyOnceDelivery:
         with self._commit_lock:
             if not lost:
                 self.attend()
-                self._try_commit()
+                self._try_commit(is_last=True)
             return self._ledger.revoke(partitions)
 
     def close(self, until_us: int) -> bool:
@@ -166,11 +175,11 @@ class ExactlyOnceDelivery:
 
     # With the commit lock held.
 
-    def _try_commit(self) -> None:
+    def _try_commit(self, *, is_last: bool = False) -> None:
         """Commits what is finished, in one transaction. Reports what ends the service, and leaves the rest for the next time."""
         if self._is_halted:
             return
-        work, positions = self._collect()
+        work, positions = self._collect(is_last=is_last or self._closing.is_set())
         began_us = self._clock.now_us()
         if not positions or self._membership is None:
             if self._finished or self._ledger.has_uncommitted:  # which cannot be committed yet: there is no hurry
@@ -184,7 +193,7 @@ class ExactlyOnceDelivery:
         ended_us = self._clock.now_us()
         self._metrics.commits.labels(outcome=outcome).inc()
         self._metrics.transactions.labels(outcome="committed" if outcome == "ok" else outcome).inc()
-        self._next_commit_us = ended_us + (ABORT_WAIT_US if outcome == "aborted" else self._commit_interval_us)
+        self._next_commit_us = ended_us + (ABORT_WAIT_US if outcome == "aborted" else self._interval_us)
         if outcome != "ok":
             self._aborts_at_the_end += self._closing.is_set()
             return
@@ -192,10 +201,35 @@ class ExactlyOnceDelivery:
         self._metrics.commit_seconds.observe((ended_us - began_us) / 1_000_000)
         self._observer.committed(began_us)
 
-    def _collect(self) -> tuple[Sequence[Done], dict[TopicPartition, Position]]:
-        """Returns the finished work that commits next, oldest first, and where that takes the partitions."""
+    def _collect(self, *, is_last: bool) -> tuple[Sequence[Done], dict[TopicPartition, Position]]:
+        """Returns the finished work that commits next, and where that takes the partitions. `is_last`: all there is."""
         while self._submitted:
-            self._finished.append(self._submitted.popleft())
+            done = self._submitted.popleft()
+            self._has_urgent |= not self._ledger.is_batch(done)
+            self._finished.append(done)
+        now_us = self._clock.now_us()
+        is_batch_due = is_last or now_us >= self._batch_due_us
+        if not (self._has_urgent or is_batch_due):
+            return (), {}
+        self._drop_dead()
+        urgent = [done for done in self._finished if not self._ledger.is_batch(done)]
+        if urgent:
+            self._urgent_until_us = now_us + URGENT_LATELY_US
+        work: Sequence[Done] = list(self._finished) if is_last else _first(urgent)
+        if is_batch_due and not is_last:
+            work = [*work, *_first([done for done in self._finished if self._ledger.is_batch(done)])]
+            self._batch_due_us = now_us + BATCH_PAUSE_US if now_us < self._urgent_until_us else 0
+        self._has_urgent = len(urgent) > 0
+        # What is urgent need not wait after a transaction of batch work, which come seldom enough.
+        self._interval_us = 0 if not urgent and now_us < self._urgent_until_us else self._commit_interval_us
+        positions = self._ledger.positions_with(work)
+        self._is_full = bool(self._too_long(positions))
+        if self._is_full:
+            work, positions = self._fitting()
+        return work, positions
+
+    def _drop_dead(self) -> None:
+        """Discards finished work of partitions that are no longer ours; what survives of it is worked on again."""
         for _ in range(len(self._finished)):
             done = self._finished.popleft()
             if self._ledger.is_live(done):
@@ -204,12 +238,6 @@ class ExactlyOnceDelivery:
             survivors = self._ledger.survivors(done)
             self._metrics.done_discarded.inc(len(done.parts) - len(survivors))
             self._reoffer(survivors)
-        work: Sequence[Done] = list(self._finished)[:TRANSACTION_DONES_MAX]
-        positions = self._ledger.positions_with(work)
-        self._is_full = bool(self._too_long(positions))
-        if self._is_full:
-            work, positions = self._fitting()
-        return work, positions
 
     def _fitting(self) -> tuple[Sequence[Done], dict[TopicPartition, Position]]:
         """What is complete above a slow record may be more than a commit can say. Returns, of all that is finished, what is next
@@ -293,3 +321,15 @@ class ExactlyOnceDelivery:
 
     def _is_late(self) -> bool:
         return self._stop_by_us is not None and self._clock.now_us() >= self._stop_by_us
+
+
+def _first(finished: Sequence[Done]) -> list[Done]:
+    """Returns as many of `finished`, in order, as one transaction takes, and at least one of them."""
+    taken: list[Done] = []
+    size_bytes = 0
+    for done in finished[:TRANSACTION_DONES_MAX]:
+        size_bytes += sum(len(output.value) for output in done.outputs)
+        if taken and size_bytes > TRANSACTION_BYTES_MAX:
+            break
+        taken.append(done)
+    return taken
