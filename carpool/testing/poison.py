@@ -12,10 +12,11 @@ import struct
 from dataclasses import dataclass
 
 from schemas.errors import Reason
+from schemas.query import QUERY_BYTES_MAX
 from schemas.record import Headers
-from schemas.topics import QUERIES
 
-TOO_LARGE_BYTES = 3 * QUERIES.max_message_bytes
+TOO_LARGE_BYTES = 3 * QUERY_BYTES_MAX
+"""More than a query may have, and less than its topic takes: a broker would refuse the record before any service saw it."""
 
 
 @dataclass(frozen=True, kw_only=True)

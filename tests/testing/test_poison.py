@@ -21,3 +21,7 @@ def test_each_is_refused_for_its_reason_and_says_whom_to_answer(poison: Poison) 
 def test_what_only_an_index_refuses_is_read_well() -> None:
     for poison in poison_for("hashing:8", 8):
         assert decode_query(poison.value, poison.headers, PLACE).query_id == poison.query_id
+
+
+def test_the_topic_of_queries_takes_each_of_them() -> None:
+    assert max(len(poison.value or b"") for poison in poison_records()) < QUERIES.max_message_bytes - 4_096
