@@ -11,7 +11,6 @@ import msgspec
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -20,6 +19,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from carpool.errors import RetryableError
+from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.progress import decode_metadata
 from carpool.kafka.settings import KafkaSettings, client_config
 
@@ -114,12 +114,10 @@ class Brokers:
         """Offset and metadata by partition; offset -1 where nothing was committed."""
         if not places:
             return {}
-        request = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in places])
         try:
-            future = self._admin.list_consumer_group_offsets([request], request_timeout=self._timeout_s)[group]
-            raws = _result(future).topic_partitions
-        except _MissingError:
-            return dict.fromkeys(places, (-1, ""))
+            raws = committed_so_far(self._settings, group, [TopicPartition(*place) for place in places])
+        except KafkaException as error:
+            raise _unreachable(error) from error
         return {(raw.topic, raw.partition): (max(-1, raw.offset), raw.metadata or "") for raw in raws}
 
     def _waiting(self, committed: dict[Place, tuple[int, str]]) -> dict[Place, tuple[int, float | None]]:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
 from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.checks import WARN_SHARE, BrokerFacts, Deployment, Standing, TopicFacts, Wish, judge
 from carpool.kafka.clients import TopicPartition
+from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.settings import KafkaSettings, client_config
 from schemas.topics import Topic
 
@@ -102,7 +103,7 @@ def _standings(
         if retention_ms is not None
     }
     try:
-        committed = _committed(settings, group, raw)
+        committed = committed_so_far(settings, group, raw)
         first = _offsets(admin, dict.fromkeys(partitions, OffsetSpec.earliest()), timeout_s)
         end = _offsets(admin, dict.fromkeys(partitions, OffsetSpec.latest()), timeout_s)
         first_young = _offsets(admin, young, timeout_s)
@@ -119,20 +120,6 @@ def _standings(
         )
         for at in partitions
     }
-
-
-def _committed(settings: KafkaSettings, group: str, raw: list[RawPartition]) -> list[RawPartition]:
-    """What the group committed, transactions that are open left out of account.
-
-    Asked as a consumer that never joins: librdkafka's admin client crashes the process when the coordinator moves meanwhile
-    (https://github.com/confluentinc/confluent-kafka-javascript/issues/374).
-    """
-    config = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_uncommitted", "log_level": 0}
-    consumer = Consumer(client_config(settings) | config)
-    try:
-        return list(consumer.committed(raw, timeout=settings.request_timeout_ms / 1_000))
-    finally:
-        consumer.close()
 
 
 def _offsets(admin: AdminClient, wanted: Mapping[TopicPartition, Any], timeout_s: float) -> dict[TopicPartition, int]:

@@ -5,15 +5,19 @@ Shared by all consumer clients. Metadata that names nobody was committed at leas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from carpool.kafka.clients import Position, TopicPartition
 from carpool.kafka.progress import slot_of, with_slot
 from carpool.kafka.settings import METADATA_BYTES_MAX
 
-TAKEOVER_WAIT_S = 0.5
-"""How long a transaction may hold the offsets of a partition that is ours now before its owner is taken for dead: those of the
-living end within milliseconds."""
+TAKEOVER_WAIT_S = 0.1
+"""How long a transaction may hold the offsets of a partition that is ours now before anybody asks whose it is: most end within
+milliseconds."""
+
+LIVING_WAIT_S = 5.0
+"""How long it may hold them where its owner is a living member, but no longer than half of the time there is: such a member let
+go of the partition after its commit, of which brokers under load may still be writing the markers."""
 
 
 def transactional_id(group: str, slot: str) -> str:
@@ -21,9 +25,9 @@ def transactional_id(group: str, slot: str) -> str:
     return f"{group}-{slot}"
 
 
-def slots_to_fence(last: Iterable[Position], own_slot: str) -> list[str]:
-    """Returns who committed these positions, less ourselves: starting has fenced our previous life already."""
-    return sorted({slot_of(position.metadata) or own_slot for position in last} - {own_slot})
+def slots_to_fence(last: Iterable[Position], own_slot: str, living: Collection[str] = ()) -> list[str]:
+    """Returns who committed these positions, less ourselves and the living. Starting has fenced our previous life already."""
+    return sorted({slot_of(position.metadata) or own_slot for position in last} - {own_slot, *living})
 
 
 def claims(positions: Mapping[TopicPartition, Position], own_slot: str) -> dict[TopicPartition, Position]:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
+from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.raw_headers import headers_of
+from carpool.kafka.settings import KafkaSettings
 from schemas.record import Headers, header
 
 MODEL = "hashing:64"
@@ -178,10 +179,8 @@ def committed_positions(
     bootstrap: str, group: str, topic: str, partitions: Iterable[int]
 ) -> dict[int, tuple[int, str]]:
     """The offset that a consumer group committed in each of these partitions, with its metadata; 0 where it has none."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, n) for n in partitions])
-    result = admin.list_consumer_group_offsets([request])[group].result()
-    return {raw.partition: (max(0, raw.offset), raw.metadata or "") for raw in result.topic_partitions}
+    found = committed_so_far(KafkaSettings(bootstrap=bootstrap), group, [TopicPartition(topic, n) for n in partitions])
+    return {raw.partition: (max(0, raw.offset), raw.metadata or "") for raw in found}
 
 
 def at_least(count: int) -> Callable[[Sequence[Found]], bool]:

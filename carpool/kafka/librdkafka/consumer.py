@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException
 from confluent_kafka import Message as RawMessage
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
@@ -33,6 +34,9 @@ from schemas.record import Source
 
 log = structlog.get_logger()
 
+ASK_S = 0.1
+"""How long the request after a rebalance may take, beside which the fetching threads go on."""
+
 
 class LibrdkafkaConsumer:
     """A `ConsumerClient` over a real broker."""
@@ -54,6 +58,7 @@ class LibrdkafkaConsumer:
         self._settings = settings
         self._group = group
         self._timeout_s = settings.request_timeout_ms / 1_000
+        self._name = own_slot or settings.slot_name()
         self._takeover = None if own_slot is None or fence is None else Takeover(settings, group, own_slot, fence)
         self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
         self._result: CommitResult | None = None
@@ -92,7 +97,11 @@ class LibrdkafkaConsumer:
     def _join(self, protocol: GroupProtocol) -> None:
         self.protocol = protocol
         config = member_config(self._settings, self._group, protocol)
-        config |= {"client.id": self._settings.slot_name(), "on_commit": self._committed}  # the name that operators see
+        config |= {
+            "client.id": self._name,  # the name that operators see, and by which a slot's holder is known to live
+            "on_commit": self._committed,
+            "retry.backoff.ms": self._settings.retry_backoff_ms,  # how often offsets are asked for that a transaction holds
+        }
         self._member = Consumer(config, logger=StructlogBridge())
         self._no_membership = self._consumer.consumer_group_metadata()
         self._consumer.subscribe(
@@ -128,6 +137,7 @@ class LibrdkafkaConsumer:
         self._passed |= {at: now.offset for at, now in positions.items() if now.offset is not None}
         if stopped := [RawPartition(at.topic, at.partition) for at in positions if self._is_stopped(at)]:
             consumer.pause(stopped)
+        self._ask_brokers_of_those_that_stay(consumer)
         log.info("partitions assigned", partitions=partitions_text(positions))
         if self._listener is not None:
             self._listener.assigned(positions)
@@ -154,6 +164,27 @@ class LibrdkafkaConsumer:
         self._at_end -= gone
         self._passed = {at: offset for at, offset in self._passed.items() if at not in gone}
         consumer.incremental_unassign(partitions)
+        self._ask_brokers_of_those_that_stay(consumer)
+
+    def _ask_brokers_of_those_that_stay(self, consumer: Consumer) -> None:
+        """Makes partitions that stay be fetched at once.
+
+        librdkafka pauses everything while it tells of a rebalance. The thread that fetches from a broker then sleeps for up to a
+        second: that partitions flow again does not wake it, and a request that goes its way does, as does the answer. When
+        exactly they flow again is librdkafka's affair, so to `_wake` it now might be too early.
+        """
+        if stay := [RawPartition(*at, OFFSET_END) for at in sorted(self._assigned) if not self._is_stopped(at)]:
+            # Nobody needs the answer, and a broker that does not give it has nothing to fetch either.
+            with suppress(KafkaException):
+                consumer.offsets_for_times(stay, ASK_S)
+
+    def _wake(self) -> None:
+        """Wakes the threads that fetch, which sleep for up to a second while nothing flows. Asks no broker and does not wait.
+
+        librdkafka wakes them when it is told credentials: there is no other call for it. Connections that there are go on, and
+        new ones use the same credentials as before.
+        """
+        self._consumer.set_sasl_credentials(self._settings.sasl_username, self._settings.sasl_password.value)
 
     def poll(self, timeout_s: float) -> Message | None:
         """Returns the next record, or None after `timeout_s` or at the end of a partition."""
@@ -220,9 +251,7 @@ class LibrdkafkaConsumer:
         """Lets records flow again."""
         if flowing := self._paused & (self._topics if topics is None else topics):
             self._paused -= flowing
-            self._consumer.resume(
-                [RawPartition(*at) for at in sorted(self._assigned - self._held) if at.topic in flowing]
-            )
+            self._let_flow({at for at in self._assigned - self._held if at.topic in flowing})
 
     def hold(self, partitions: frozenset[TopicPartition]) -> None:
         """Stops the flow of records of these partitions, also where they are assigned later."""
@@ -230,8 +259,12 @@ class LibrdkafkaConsumer:
         self._held = partitions
         if stopped := sorted(came & self._assigned):
             self._consumer.pause([RawPartition(*at) for at in stopped])
-        if flowing := sorted(at for at in gone & self._assigned if not self._is_stopped(at)):
-            self._consumer.resume([RawPartition(*at) for at in flowing])
+        self._let_flow({at for at in gone & self._assigned if not self._is_stopped(at)})
+
+    def _let_flow(self, partitions: set[TopicPartition]) -> None:
+        if partitions:
+            self._consumer.resume([RawPartition(*at) for at in sorted(partitions)])
+            self._wake()
 
     def _is_stopped(self, at: TopicPartition) -> bool:
         return at.topic in self._paused or at in self._held

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import structlog
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
 
 from carpool.errors import CarpoolError, FencedError, RetryableError
 from carpool.kafka.clients import FenceSlot, Position, TopicPartition, partitions_text
+from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.librdkafka.convert import LEFT_BEHIND, StructlogBridge, raw_offsets, sort_error
+from carpool.kafka.progress import slot_of
 from carpool.kafka.settings import KafkaSettings, client_config
-from carpool.kafka.takeover import TAKEOVER_WAIT_S, claims, slots_to_fence
+from carpool.kafka.takeover import LIVING_WAIT_S, TAKEOVER_WAIT_S, claims, slots_to_fence
 
 log = structlog.get_logger()
 
@@ -57,21 +58,25 @@ class Takeover:
 
         Raises `RetryableError` when that cannot be settled within the request time-out.
         """
-        deadline_s = time.monotonic() + self._timeout_s
+        began_s = time.monotonic()
+        living_wait_s = min(LIVING_WAIT_S, self._timeout_s / 2)
         while True:
+            waited_s = time.monotonic() - began_s
             try:
-                return self._try_to_begin(consumer, partitions)
+                return self._try_to_begin(consumer, partitions, spare_the_living=waited_s < living_wait_s)
             except RetryableError as error:
-                if time.monotonic() >= deadline_s:
+                if waited_s >= self._timeout_s:
                     raise
                 log.warning("partitions that are ours cannot be begun yet", error=str(error))
                 time.sleep(RETRY_S)
 
-    def _try_to_begin(self, consumer: Consumer, partitions: Sequence[RawPartition]) -> dict[TopicPartition, Position]:
+    def _try_to_begin(
+        self, consumer: Consumer, partitions: Sequence[RawPartition], *, spare_the_living: bool
+    ) -> dict[TopicPartition, Position]:
         try:
             found = read_committed(consumer, partitions, TAKEOVER_WAIT_S)
         except RetryableError:
-            if not self._fence_holders(partitions):
+            if not self._fence_holders(consumer, partitions, spare_the_living=spare_the_living):
                 raise
             found = read_committed(consumer, partitions, self._timeout_s)
         begun = {at: self._from_the_start(consumer, at) if now.offset is None else now for at, now in found.items()}
@@ -83,30 +88,42 @@ class Takeover:
             log.warning("the group went on before partitions could be claimed", error=str(error))
         return claimed
 
-    def _fence_holders(self, partitions: Sequence[RawPartition]) -> bool:
-        """Ends the transactions that hold these offsets; False when that is not what the look-up waited for."""
-        admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
-        found = self._look_up(admin, partitions, stable=True)
-        held = [raw for raw in found if _code(raw) == KafkaError.UNSTABLE_OFFSET_COMMIT]
-        if not held:
-            return False
-        last = _positions(self._look_up(admin, held, stable=False))
-        slots = slots_to_fence(last.values(), self._own_slot)
-        log.warning("transactions hold offsets: fencing", partitions=partitions_text(last), slots=slots)
-        for slot in slots:
-            self._fence(slot)
-        return True
+    def _fence_holders(self, consumer: Consumer, partitions: Sequence[RawPartition], *, spare_the_living: bool) -> bool:
+        """Ends the transactions that hold these offsets; False where no slot but ours and those of the living may have one."""
+        last = self._last_committed(partitions)
+        living = self._living() if spare_the_living else frozenset()
+        fenced = False
+        for slot in slots_to_fence(last.values(), self._own_slot, living):
+            theirs = [at for at, position in last.items() if slot_of(position.metadata) == slot]
+            if self._are_held(consumer, theirs):
+                log.warning("a transaction holds offsets: fencing", partitions=partitions_text(theirs), slot=slot)
+                self._fence(slot)
+                fenced = True
+        return fenced
 
-    def _look_up(self, admin: AdminClient, partitions: Sequence[RawPartition], *, stable: bool) -> list[RawPartition]:
-        asked = ConsumerGroupTopicPartitions(
-            self._group, [RawPartition(raw.topic, raw.partition) for raw in partitions]
-        )
-        answer = admin.list_consumer_group_offsets([asked], require_stable=stable, request_timeout=self._timeout_s)
+    def _last_committed(self, partitions: Sequence[RawPartition]) -> dict[TopicPartition, Position]:
         try:
-            found: Any = answer[self._group].result()
+            return _positions(committed_so_far(self._settings, self._group, partitions))
         except KafkaException as error:
             raise _unread(error.args[0]) from error
-        return list(found.topic_partitions)
+
+    def _living(self) -> frozenset[str]:
+        """The slots of the group's members, which are their client ids."""
+        admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
+        answer = admin.describe_consumer_groups([self._group], request_timeout=self._timeout_s)
+        try:
+            return frozenset(member.client_id for member in answer[self._group].result().members)
+        except KafkaException as error:
+            raise _unread(error.args[0]) from error
+
+    @staticmethod
+    def _are_held(consumer: Consumer, partitions: Sequence[TopicPartition]) -> bool:
+        """Whether these are what the look-up waits for. The broker has just told what does not have to be waited for."""
+        try:
+            read_committed(consumer, [RawPartition(at.topic, at.partition) for at in partitions], TAKEOVER_WAIT_S)
+        except RetryableError:
+            return True
+        return False
 
     def _from_the_start(self, consumer: Consumer, at: TopicPartition) -> Position:
         try:
@@ -139,10 +156,6 @@ def _positions(found: Sequence[RawPartition]) -> dict[TopicPartition, Position]:
             raw.offset if known else None, (raw.metadata or "") if known else ""
         )
     return positions
-
-
-def _code(raw: RawPartition) -> int | None:
-    return None if raw.error is None else raw.error.code()
 
 
 def _unread(error: KafkaError) -> CarpoolError:

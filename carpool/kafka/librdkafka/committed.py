@@ -1,0 +1,25 @@
+"""What a consumer group committed, looked up by clients that are no members of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as RawPartition
+
+from carpool.kafka.settings import KafkaSettings, client_config
+
+
+def committed_so_far(settings: KafkaSettings, group: str, partitions: Sequence[RawPartition]) -> list[RawPartition]:
+    """Returns what a group committed, open transactions left out of account. Blocks; raises `KafkaException`.
+
+    Asked as a consumer that never joins: librdkafka's admin client crashes the process where the coordinator has moved meanwhile
+    (https://github.com/confluentinc/librdkafka/issues/5040).
+    """
+    config = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_uncommitted", "log_level": 0}
+    consumer = Consumer(client_config(settings) | config)
+    try:
+        wanted = [RawPartition(raw.topic, raw.partition) for raw in partitions]
+        return list(consumer.committed(wanted, timeout=settings.request_timeout_ms / 1_000))
+    finally:
+        consumer.close()

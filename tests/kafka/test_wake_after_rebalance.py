@@ -1,0 +1,90 @@
+"""On real Kafka: partitions that flow again are fetched at once, after a rebalance and after a pause.
+
+librdkafka alone lets them stand still for up to a second. `carpool bench rebalance` measures how long a rebalance takes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import uuid
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+from carpool.kafka.librdkafka import consumer as module
+from carpool.kafka.settings import KafkaSettings
+from carpool.testing.kafka import KafkaServer
+from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, poll_until, read
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+
+class Noting(confluent_kafka.Consumer):
+    """Notes which partitions it asks for and lets go of, in order."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.calls: list[tuple[str, list[int]]] = []
+
+    def offsets_for_times(self, partitions: list[confluent_kafka.TopicPartition], *timeout: float) -> Any:
+        self.calls.append(("ask", [each.partition for each in partitions]))
+        return super().offsets_for_times(partitions, *timeout)
+
+    def incremental_unassign(self, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        super().incremental_unassign(partitions)
+        self.calls.append(("let go", [each.partition for each in partitions]))
+
+
+@pytest.fixture
+def broker(request: pytest.FixtureRequest, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> Reached:
+    monkeypatch.setattr(module, "Consumer", Noting)
+    protocol = getattr(request, "param", "auto")
+    settings = KafkaSettings(bootstrap=kafka_server.bootstrap, partitions=PARTITIONS, group_protocol=protocol)
+    return Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings, kafka_server)
+
+
+@pytest.mark.parametrize("broker", ["auto", "classic"], indirect=True)
+def test_what_stays_is_asked_for_once_the_rest_is_gone(broker: Reached) -> None:
+    one = Member(broker, "a").await_partitions()
+    two = Member(broker, "b")
+
+    def shared() -> bool:
+        two.consumer.poll(0.01)
+        return len(two.listener.positions) == 1
+
+    poll_until(one.consumer, shared)
+    (gone,) = (at.partition for at in one.listener.gone)
+    assert isinstance(one.consumer, module.LibrdkafkaConsumer)
+    noting = one.consumer._member
+    assert isinstance(noting, Noting)
+    after = noting.calls[noting.calls.index(("let go", [gone])) + 1 :]
+    assert ("ask", [1 - gone]) in after
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize("how", ["pause", "hold"])
+def test_after_a_pause_the_next_record_comes_at_once(how: str, broker: Reached) -> None:
+    broker.write(*(broker.record("question", number % PARTITIONS) for number in range(40)))
+    one = Member(broker, "a").await_partitions()
+    times_s = []
+    for _ in range(7):
+        if how == "pause":
+            one.consumer.pause()
+        else:
+            one.consumer.hold(frozenset(map(broker.at, range(PARTITIONS))))
+        paused_until_s = time.monotonic() + 0.2
+        while time.monotonic() < paused_until_s:
+            assert one.consumer.poll(0.02) is None
+        began_s = time.monotonic()
+        if how == "pause":
+            one.consumer.resume()
+        else:
+            one.consumer.hold(frozenset())
+        read(one.consumer, 1)
+        times_s.append(time.monotonic() - began_s)
+    one.close()
+    # librdkafka's sleep would have 0.8 seconds left, each time.
+    assert statistics.median(times_s) < 0.4
