@@ -52,7 +52,7 @@ def given(config: Path | None, assignments: list[str] | None, **flags: dict[str,
     Raises `ConfigError` when an assignment has another shape, or names what is no setting.
     """
     file = config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
-    if file is not None and not file.is_file():
+    if file is not None and not file.exists():
         raise ConfigError(f"there is no settings file {file}; check --config and {CONFIG_VARIABLE}")
     found = Given(file=file, environ=os.environ, flags=parse_assignments(assignments or []))
     own = {

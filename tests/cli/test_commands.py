@@ -209,6 +209,14 @@ def test_config_shows_each_value_with_where_it_came_from() -> None:
     assert found["lanes"] == (1, "default")
 
 
+def test_settings_may_come_through_a_pipe_as_a_shell_substitutes_it() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"[grouper]\nnprobe = 3\n")
+    os.close(writing)
+    assert load(CarpoolSettings, given(Path(f"/dev/fd/{reading}"), None)).grouper.nprobe == 3
+    os.close(reading)
+
+
 def test_secrets_are_never_printed() -> None:
     environ = {"CARPOOL_LLM_API_KEY": "sesame-open", "CARPOOL_KAFKA_SASL_PASSWORD": "sesame-too"}
     for arguments in (["config"], ["config", "--json"], ["config", "--format", "toml"]):
