@@ -15,6 +15,7 @@ from bench.lone_query_cli import lone
 from bench.options import DataOption, JsonOption, ServiceSettingOption, WorkOption
 from bench.overhead.cli import overhead
 from bench.priorities_cli import priorities
+from bench.rebalance.cli import rebalance
 from bench.search.cli import search
 from bench.simulator.cli import policies, simulator
 
@@ -25,10 +26,9 @@ app = typer.Typer(
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
 claims, traffic and priorities start services as processes of their own, on an embedded broker or on yours, publish
-questions, and read everything that comes back; overhead and chaos do so on Apache Kafka, which they start from KAFKA_HOME.
-The others need no broker: search and figure run contestants in
-processes, lone and simulator parts of the searcher, policies and grouping replay cluster ids. The JSON says of which
-machine, versions, data and settings a figure is.
+questions, and read everything that comes back; overhead, chaos and rebalance do so on Apache Kafka, which they start from
+KAFKA_HOME. The others need no broker: search and figure run contestants in processes, lone and simulator parts of the searcher,
+policies and grouping replay cluster ids. The JSON says of which machine, versions, data and settings a figure is.
 
 \b
 Is the right thing found?      carpool bench claims --data DATA
@@ -43,6 +43,7 @@ CaGR-RAG's figures, here?      carpool bench figure 6 --index DIR
 More vectors than there are?   carpool bench data --out DIR
 What does exactly-once cost?   carpool bench overhead
 Is anything lost or repeated?  carpool bench chaos
+How long is a rebalance?       carpool bench rebalance
 """,
 )
 
@@ -233,4 +234,5 @@ app.command()(priorities)
 app.command()(figure)
 app.command()(overhead)
 app.command()(chaos)
+app.command()(rebalance)
 app.command(name="data")(grow_data)

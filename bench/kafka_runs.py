@@ -90,13 +90,12 @@ def kafka_report(
     *,
     started_s: float,
     machine: Machine,
-    index: BenchIndex,
+    index: BenchIndex | None,
     settings: dict[str, Any],
     promises: dict[str, bool],
     results: Any,
 ) -> Report:
-    """Returns the report of a run on brokers that were started for it."""
-    manifest = index.manifest
+    """Returns the report of a run on brokers that were started for it. `index`: None where none was searched."""
     return Report(
         benchmark=benchmark,
         command=program(),
@@ -106,18 +105,23 @@ def kafka_report(
         revision=this_revision(),
         broker=f"Apache Kafka {kafka_version()}, started for the run",
         data=(),
-        index=IndexFacts(
-            index_version=manifest.index_version,
-            row_count=manifest.row_count,
-            dimension=manifest.dimension,
-            nlist=manifest.nlist,
-            nprobe_default=manifest.nprobe_default,
-            segment_bytes=index.segment_bytes,
-            embedding_model=manifest.embedding_model,
-        ),
+        index=None if index is None else _index_facts(index),
         settings=settings,
         promises=promises,
         results=results,
+    )
+
+
+def _index_facts(index: BenchIndex) -> IndexFacts:
+    manifest = index.manifest
+    return IndexFacts(
+        index_version=manifest.index_version,
+        row_count=manifest.row_count,
+        dimension=manifest.dimension,
+        nlist=manifest.nlist,
+        nprobe_default=manifest.nprobe_default,
+        segment_bytes=index.segment_bytes,
+        embedding_model=manifest.embedding_model,
     )
 
 

@@ -33,7 +33,10 @@ class IndexFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and where it ran. `settings` are those of the benchmark, and under `services` those given to the services."""
+    """A run and where it ran. `settings` are those of the benchmark, and under `services` those given to the services.
+
+    `index`: None where nothing was searched.
+    """
 
     benchmark: str
     command: list[str]
@@ -43,7 +46,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     revision: Revision | None
     broker: str
     data: tuple[DataFile, ...]
-    index: IndexFacts
+    index: IndexFacts | None
     settings: dict[str, Any]
     promises: dict[str, bool]
     results: Any
