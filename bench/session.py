@@ -20,7 +20,7 @@ from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import EmbeddedBroker
 from carpool.kafka.settings import KafkaSettings, client_config
 from producers.arrivals import bounded, even, poisson
-from producers.load import LoadPlan, LoadProgress, LoadSummary, Sent, run_load
+from producers.load import LoadPlan, LoadProgress, LoadSummary, Sender, Sent, run_load
 from producers.publisher import LOGGER, Publisher
 from producers.questions import Question
 from producers.settings import ClientSettings
@@ -50,7 +50,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class Session:
     """A stack that runs and is listened to. Made by `open_session`."""
 
-    def __init__(self, *, stack: Stack, reader: TopicReader, publisher: Publisher, clock: SystemClock) -> None:
+    def __init__(self, *, stack: Stack, reader: TopicReader, publisher: Sender, clock: SystemClock) -> None:
         """Owns nothing: `open_session` ends the parts."""
         self.stack = stack
         self.reader = reader

@@ -7,7 +7,20 @@ import pytest
 from bench.accounting import close_books
 from bench.kafka_runs import by_label, made_up_questions
 from bench.listening import Arrived
-from bench.overhead.outcome import CONTESTANTS, Contestant, Journey, Round, answer_books, cost, journeys, promises
+from bench.overhead.contestants import CONTESTANTS, Contestant, chosen
+from bench.overhead.disturbance import MachineLoad
+from bench.overhead.outcome import (
+    Journey,
+    Round,
+    answer_books,
+    bare_journeys,
+    copy_books,
+    cost,
+    journeys,
+    measured,
+    promises,
+)
+from carpool.errors import ConfigError
 from producers.load import LoadSummary, Sent
 from schemas.answer import Answer
 from schemas.group import Group, GroupedQuery
@@ -86,16 +99,19 @@ def round_of(*totals_ms: float, rate_per_s: float = 200.0, answers: int = 1) -> 
             Journey(
                 intended_us=0,
                 sent_us=0,
-                group_us=0,
-                retrieval_us=0,
-                answer_us=int(total * 1_000),
+                read_us=(0, 0, int(total * 1_000)),
                 services_ms={"search": 1.0},
             )
             for total in totals_ms
         ),
         commits={"grouper ok": 10.0},
         cpu_s={"grouper": 0.5},
+        standby_cpu_s=0.1,
+        machine=MachineLoad(stolen_share=0.01, cpu_wait_us=None),
     )
+
+
+BARE = [round_of(5, 10, 15)]
 
 
 def test_a_journey_counts_from_the_intended_time_and_its_stages_add_up() -> None:
@@ -120,12 +136,48 @@ def test_a_question_that_came_back_only_in_part_has_no_journey_and_breaks_the_bo
 
 
 def test_rounds_are_pooled_and_counts_are_by_second() -> None:
-    found = cost(ONE, [round_of(10, 20, 30), round_of(40)])
+    found = measured([round_of(10, 20, 30), round_of(40)])
     assert found.total is not None
     assert (found.total.count, found.total.p50, found.total.max) == (4, 25.0, 40.0)
     assert found.commits_per_s == {"grouper ok": 5.0}
     assert found.cpu_s == {"grouper": 1.0}
     assert found.cpu_ms_a_question == 250.0
+    assert found.standby_cores == pytest.approx(0.05)
+    assert len(found.machine) == 2
+
+
+def test_a_contestant_is_compared_with_the_bare_hops_beside_it() -> None:
+    found = cost(ONE, [round_of(10, 20, 30)], BARE).ratio
+    assert found is not None
+    assert (found.p50, found.p99, found.cpu) == pytest.approx((2.0, 2.0, 1.0))
+
+
+def test_what_did_not_come_back_is_not_compared() -> None:
+    assert cost(ONE, [round_of()], BARE).ratio is None
+    assert cost(ONE, [round_of(1)], [round_of()]).ratio is None
+
+
+def test_a_journey_over_bare_hops_needs_a_record_behind_each() -> None:
+    def copies(at_us: int, *keys: str) -> list[Arrived]:
+        return [Arrived(key=key, value=b"", headers=(), arrived_us=at_us) for key in keys]
+
+    hops = [copies(20_000, "a", "b", "other"), copies(30_000, "a"), [*copies(50_000, "a", "b"), *copies(70_000, "a")]]
+    (journey,) = bare_journeys({"a": sent("a", 10_000, 12_000), "b": sent("b", 0, 0)}, hops)
+    assert list(journey.stages_ms().values()) == [2.0, 8.0, 10.0, 20.0, 40.0]
+
+
+def test_a_copy_that_comes_twice_or_never_breaks_the_books_of_bare_hops() -> None:
+    copy = Arrived(key="a", value=b"", headers=(), arrived_us=1)
+    assert copy_books({"a"}, [copy]).holds
+    assert not copy_books({"a"}, [copy, copy]).holds
+    assert not copy_books({"a", "b"}, [copy]).holds
+
+
+def test_contestants_are_chosen_by_their_short_names_in_their_usual_order() -> None:
+    assert [each.short_name for each in chosen([])] == ["exactly-once-1", "exactly-once-3", "at-least-once-1"]
+    assert [each.brokers for each in chosen(["exactly-once-3", "exactly-once-1"])] == [1, 3]
+    with pytest.raises(ConfigError, match="exactly-once-1, exactly-once-3, at-least-once-1"):
+        chosen(["exactly-once-2"])
 
 
 @pytest.mark.parametrize(
@@ -139,12 +191,20 @@ def test_rounds_are_pooled_and_counts_are_by_second() -> None:
     ],
 )
 def test_each_promise_can_break(rounds: list[Round], broken: set[str]) -> None:
-    found = promises([cost(ONE, rounds)], 200.0)
+    found = promises([cost(ONE, rounds, BARE)], 200.0)
     assert {promise for promise, held in found.items() if not held} == broken
 
 
+def test_bare_hops_that_lose_or_repeat_a_question_or_get_fewer_are_no_baseline() -> None:
+    found = promises([cost(ONE, [round_of(1)], [round_of(1, answers=2), round_of(1, rate_per_s=100.0)])], 200.0)
+    assert {promise for promise, held in found.items() if not held} == {
+        "one: bare hops copied each question once",
+        "one: questions were sent at the rate that was asked for",
+    }
+
+
 def test_without_any_answer_no_bound_is_kept() -> None:
-    found = promises([cost(ONE, [round_of()])], 200.0)
+    found = promises([cost(ONE, [round_of()], BARE)], 200.0)
     assert not found["one: p50 at most 60 ms"]
 
 
