@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from carpool.errors import AbortedError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import Position
 from carpool.kafka.delivery.exactly_once import (
+    CALL_US_MAX,
     TRANSACTION_BYTES_MAX,
     TRANSACTION_DONES_MAX,
     ExactlyOnceDelivery,
@@ -259,6 +262,44 @@ def test_a_revocation_commits_what_is_finished_unless_the_partition_is_lost(is_l
         bench.broker.assign(GROUP, {1: consumer})
     consumer.poll(0)
     assert bench.results() == ([] if is_lost else ["a/0"])
+
+
+@pytest.mark.parametrize("in_a_revocation", [False, True])
+def test_a_call_that_never_comes_back_ends_the_service_and_commits_nothing_when_it_does(in_a_revocation: bool) -> None:
+    bench, stage = Exact(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.publish("a")
+    turn(loop)
+    assert isinstance(loop.delivery, ExactlyOnceDelivery)
+    producer, called, go_on = loop.delivery._producer, threading.Event(), threading.Event()
+    assert producer is not None
+    send_offsets = producer.send_offsets
+
+    def hang(*arguments: Any) -> None:
+        called.set()
+        assert go_on.wait(60)
+        send_offsets(*arguments)
+
+    producer.send_offsets = hang  # type: ignore[method-assign]
+    stage.finish("a")
+    at = frozenset({TopicPartition(QUERIES.name, 0)})
+    calls = threading.Thread(
+        target=(lambda: loop.delivery.revoked(at, lost=False)) if in_a_revocation else loop.delivery.step
+    )
+    calls.start()
+    assert called.wait(60)
+    bench.clock.sleep(CALL_US_MAX // 2)
+    if not in_a_revocation:
+        loop.step()
+        assert loop.failure is None, "it may still come back"
+    bench.clock.sleep(CALL_US_MAX)
+    loop.step()
+    assert "has not come back in 15 s" in str(loop.failure)
+    loop.delivery.revoked(at, lost=True)
+    go_on.set()
+    calls.join(60)
+    turn(loop, 1)
+    assert (bench.results(), bench.committed()) == ([], (None, ""))
 
 
 class TwoClasses(Exact):

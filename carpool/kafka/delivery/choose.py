@@ -18,6 +18,8 @@ from carpool.kafka.librdkafka import (
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.takeover import transactional_id
 
+CALL_MARGIN_MS = 5_000
+"""How much longer than its time-out a call of a transaction may take before it counts as one that never comes back."""
 BEST_EFFORT = {
     "enable.idempotence": False,
     "acks": "1",
@@ -56,6 +58,7 @@ def make_delivery(settings: KafkaSettings, group: str, delivery: DeliveryName) -
             make_hint_producer=make_hint_producer,
             slot=slot,
             commit_interval_ms=settings.commit_interval_ms,
+            call_us_max=(settings.request_timeout_ms + CALL_MARGIN_MS) * 1_000,
         )
 
     return exactly_once if delivery == "exactly_once" else at_least_once

@@ -26,11 +26,13 @@ from carpool.kafka.stage import Done, Output, TopicPartition
 log = structlog.get_logger()
 
 IDLE_WAIT_S = 0.05
+LOCK_WAIT_S = 0.1
 RETRY_WAIT_S = 0.05
 ABORT_WAIT_US = 100_000
 """How long after an abort the next transaction begins, at the least: what aborted it may last."""
 HELD_WAIT_US = 5_000
 CLOSING_ABORTS_MAX = 3
+CALL_US_MAX = 15_000_000
 TRANSACTION_DONES_MAX = 250
 TRANSACTION_BYTES_MAX = 1024 * 1024
 """Finished work of each class in one transaction: more take the next one, so that none is open for long."""
@@ -57,8 +59,14 @@ class ExactlyOnceDelivery:
         make_hint_producer: Callable[[], ProducerClient],
         slot: str,
         commit_interval_ms: int,
+        call_us_max: int = CALL_US_MAX,
     ) -> None:
-        """`slot`: this member's, which goes into the metadata of every commit."""
+        """`slot`: this member's, which goes into the metadata of every commit.
+
+        `call_us_max`: how long one call of the producer may take, longer than its own time-out. librdkafka's may never come back
+        (its issues 5456 and 5511: offsets for a coordinator that is gone): then the service ends, and its next life ends the
+        transaction.
+        """
         self._ledger = wiring.ledger
         self._consumer = wiring.consumer
         self._clock = wiring.clock
@@ -83,6 +91,9 @@ class ExactlyOnceDelivery:
         self._batch_due_us = 0
         self._urgent_until_us = 0
         self._aborts_at_the_end = 0
+        self._call_us_max = call_us_max
+        self._call_began_us: int | None = None
+        self._is_stuck = False
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._stop_by_us: int | None = None
@@ -121,20 +132,60 @@ class ExactlyOnceDelivery:
     def attend(self) -> None:
         """Looks up the membership, which changes with every rebalance."""
         self._membership = self._consumer.membership()
+        self._find_stuck()
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
         """See `Delivery.revoked`."""
-        with self._commit_lock:
+        while not self._commit_lock.acquire(timeout=LOCK_WAIT_S):
+            self._find_stuck()
+            if self._is_stuck:  # whose transaction will not be committed
+                return self._ledger.revoke(partitions)
+        try:
             if not lost:
                 self.attend()
-                self._try_commit(is_last=True)
+                self._watched(lambda: self._try_commit(is_last=True))
             return self._ledger.revoke(partitions)
+        finally:
+            self._commit_lock.release()
+
+    def _watched(self, call: Callable[[], None]) -> None:
+        """Makes the call on a thread of its own, so that this one finds out when it does not come back."""
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                call()
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run, name="last-commit", daemon=True)
+        thread.start()
+        while thread.is_alive() and not self._is_stuck:
+            thread.join(LOCK_WAIT_S)
+            self._find_stuck()
+        if failed:
+            raise failed[0]
+
+    def _find_stuck(self) -> None:
+        """Ends the service when a call of the producer does not come back."""
+        began_us = self._call_began_us
+        if self._is_stuck or began_us is None or self._clock.now_us() - began_us <= self._call_us_max:
+            return
+        self._is_stuck = True
+        self._fail(
+            CarpoolError(
+                f"a call to the brokers has not come back in {self._call_us_max / 1_000_000:g} s, which is beyond its time-out; "
+                "restart the service: its next life ends the transaction and does the work again. Nothing is lost."
+            )
+        )
 
     def close(self, until_us: int) -> bool:
         """See `Delivery.close`."""
         self._stop_by_us = until_us
         self._closing.set()
         self._wake.set()
+        if self._is_stuck:
+            return False
         self._thread.join(max(0.0, (until_us - self._clock.now_us()) / 1_000_000) + 5.0)
         return not self.backlog
 
@@ -177,7 +228,7 @@ class ExactlyOnceDelivery:
 
     def _try_commit(self, *, is_last: bool = False) -> None:
         """Commits what is finished, in one transaction. Reports what ends the service, and leaves the rest for the next time."""
-        if self._is_halted:
+        if self._is_halted or self._is_stuck:
             return
         work, positions = self._collect(is_last=is_last or self._closing.is_set())
         began_us = self._clock.now_us()
@@ -303,10 +354,11 @@ class ExactlyOnceDelivery:
         self._ledger.committed(positions)
 
     def _insist(self, call: Callable[[], None]) -> None:
-        """Makes the call until it goes through. Raises `_GaveUpError` when the time to close is over."""
+        """Makes the call until it goes through. Raises `_GaveUpError` when the time to close is over, or it took too long."""
         while True:
             try:
-                return call()
+                self._call_began_us = self._clock.now_us()
+                call()
             except RetryableError as error:
                 self._metrics.commits.labels(outcome="retried").inc()
                 self._metrics.transactions.labels(outcome="retried").inc()
@@ -314,6 +366,12 @@ class ExactlyOnceDelivery:
                 if self._is_late():
                     raise _GaveUpError from error
                 self._closing.wait(error.retry_after_s or RETRY_WAIT_S)
+            else:
+                if self._is_stuck:  # others may own the partitions by now
+                    raise _GaveUpError
+                return
+            finally:
+                self._call_began_us = None
 
     def _halt(self, error: CarpoolError) -> None:
         self._is_halted = True
