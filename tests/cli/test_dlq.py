@@ -199,6 +199,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield found
 
 
+@pytest.mark.slow
 def test_letters_are_listed_replayed_once_and_dropped(cluster: Cluster) -> None:
     counts = {each["topic"]: each for each in cluster.json("list")}
     counted = counts[QUERIES_DEAD.name]

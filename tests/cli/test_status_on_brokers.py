@@ -85,6 +85,7 @@ def grouper_of(found: dict[str, Any]) -> dict[str, Any]:
     return next(group for group in groups if group["name"] == f"{PREFIX}-grouper")
 
 
+@pytest.mark.slow
 @pytest.mark.kafka
 @pytest.mark.timeout(180)
 def test_a_paused_member_is_named_with_what_waits_for_it_and_found_well_once_it_goes_on(

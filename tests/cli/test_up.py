@@ -119,6 +119,7 @@ def test_questions_are_answered_with_citations_and_times_and_everything_ends(fol
     wait_until(lambda: not processes_of(folder), "nothing is left")
 
 
+@pytest.mark.slow
 def test_another_shell_finds_it_a_crash_is_mended_and_ctrl_c_ends_all(folder: Path, llm_url: str) -> None:
     process = up(folder, llm_url)
     run_file = folder / ".carpool/run/run.json"

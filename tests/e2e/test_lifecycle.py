@@ -45,6 +45,7 @@ def broker(tmp_path: Path) -> str:  # type: ignore[misc]
         yield embedded.bootstrap
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_sigterm_finishes_what_is_in_hand_and_repeats_nothing(broker: str, small_index: Path, tmp_path: Path) -> None:
     with LlmServer(latency_ms=500) as llm:
@@ -65,6 +66,7 @@ def test_sigterm_finishes_what_is_in_hand_and_repeats_nothing(broker: str, small
     assert sorted(each.body["query_id"] for each in found) == sorted(wanted), "nothing lost, nothing twice"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_second_sigterm_stops_at_once(broker: str, small_index: Path, tmp_path: Path) -> None:
     with LlmServer() as llm:

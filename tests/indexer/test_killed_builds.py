@@ -69,6 +69,7 @@ def test_a_build_killed_at_any_step_ends_in_the_bytes_of_one_that_was_not(folder
         assert len(first_life) >= len(found["versions"]) - 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_command_itself_killed_from_outside_while_it_embeds_is_resumed(folder: Path, seed: int) -> None:
     corpus = write_corpus(folder / "c.jsonl", 6000)

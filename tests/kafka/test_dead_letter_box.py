@@ -71,6 +71,7 @@ def replay(settings: KafkaSettings, *, begun: threading.Event | None = None, die
     producer.close()
 
 
+@pytest.mark.slow
 def test_what_a_killed_replay_did_is_not_done_again_and_the_rest_is(settings: KafkaSettings) -> None:
     with pytest.raises(KeyboardInterrupt):
         replay(settings, die_after=1)

@@ -50,6 +50,7 @@ def polled(consumer: LibrdkafkaConsumer, until: Callable[[], bool], timeout_s: f
     return records
 
 
+@pytest.mark.slow
 @pytest.mark.kafka
 @pytest.mark.timeout(90)
 def test_what_arrives_while_paused_is_counted_and_markers_already_passed_are_not(kafka_bootstrap: str) -> None:

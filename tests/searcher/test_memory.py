@@ -49,6 +49,7 @@ def test_the_searcher_loads_no_faiss_no_torch_and_no_scikit_learn(footprint: dic
     assert footprint["heavy"] == []
 
 
+@pytest.mark.slow
 def test_anonymous_memory_stays_within_the_budget_and_the_footprint(footprint: dict[str, Any], tmp_path: Path) -> None:
     noise = 0.02 * np.random.default_rng(5).standard_normal((48 * 900, 384))
     index = write_index(tmp_path / "index", normalised(np.repeat(CENTROIDS, 900, axis=0) + noise), CENTROIDS)

@@ -94,6 +94,7 @@ def test_it_finds_what_scoring_every_probed_row_finds(name: str, tiny_index: Pat
     assert counters.cache_hits
 
 
+@pytest.mark.slow
 def test_in_processes_of_their_own_they_agree_with_faiss_and_with_the_kernel(
     tmp_path: Path, tiny_index: Path, questions: Path
 ) -> None:

@@ -55,6 +55,7 @@ def test_questions_of_no_grown_set_are_all_asked_and_a_damaged_description_is_an
         fitted_count(path, 90)
 
 
+@pytest.mark.slow
 def test_each_seed_asks_the_file_of_its_index_and_the_report_says_what_was_left_out(
     tmp_path: Path, tiny_index: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +83,7 @@ def test_too_few_questions_or_files_are_refused(tmp_path: Path, tiny_index: Path
         Run(plan(tmp_path, tiny_index, open_loop=OpenLoopPlan()), asked, Tell())
 
 
+@pytest.mark.slow
 def test_cells_of_two_revisions_are_told_by_row_and_kept_in_each_cell(
     tmp_path: Path, tiny_index: Path, questions: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
@@ -106,6 +108,7 @@ def test_cells_of_two_revisions_are_told_by_row_and_kept_in_each_cell(
     assert cells["faiss-ondisk"]["revision"]["is_modified"] is True
 
 
+@pytest.mark.slow
 def test_the_disk_is_measured_before_amid_and_after_a_block(tmp_path: Path, tiny_index: Path, questions: Path) -> None:
     chosen = plan(tmp_path, tiny_index, contestants=("faiss-memory", "faiss-ondisk"))
     asked = [read_asked([questions])]

@@ -68,6 +68,7 @@ def wishes(questions: Path, *, resume: bool = False) -> Wishes:
     return Wishes(data=None, questions=(questions,), baseline=None, resume=resume, plot=False)
 
 
+@pytest.mark.slow
 def test_faiss_answers_alike_in_memory_and_on_disk_and_the_report_says_so(
     tmp_path: Path, tiny_index: Path, questions: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
