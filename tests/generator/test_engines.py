@@ -188,7 +188,7 @@ def test_a_connection_that_breaks_or_a_stream_of_nonsense_is_broken(
 
 
 @pytest.mark.parametrize(
-    ("after_tokens", "more"), [(0, {"first_token_timeout_s": 0.1}), (2, {"next_token_timeout_s": 0.1})]
+    ("after_tokens", "more"), [(0, {"first_token_timeout_s": 1.0}), (2, {"next_token_timeout_s": 0.1})]
 )
 def test_silence_before_or_between_tokens_is_a_timeout_and_ends_the_request(
     server: LlmServer, after_tokens: int, more: dict[str, float]
