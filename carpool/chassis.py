@@ -33,8 +33,8 @@ log = structlog.get_logger()
 STALLED_US = 10_000_000
 DRAIN_US = 30_000_000
 SWITCH_S = 0.0005
-"""How long a thread keeps the interpreter while others want it. A query crosses ten threads of a service, and the polling thread
-lets go at every record: at Python's 5 ms, one busy thread makes 250 records take a second."""
+"""How long a thread keeps the interpreter while others want it. A query crosses many threads of a service, and the polling
+thread lets go at every record: at Python's default of 5 ms one busy thread makes all others wait."""
 
 
 def run_service(
