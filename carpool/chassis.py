@@ -16,7 +16,8 @@ from carpool.errors import CarpoolError
 from carpool.kafka.delivery.choose import make_consumer, make_delivery
 from carpool.kafka.deployment import check_deployment, require_fit
 from carpool.kafka.failures import FailureLimits
-from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.intake import Intake
+from carpool.kafka.loop import Loop
 from carpool.kafka.retry import RetryPolicy
 from carpool.kafka.settings import EMBEDDED_FETCH_WAIT_MS, KafkaSettings
 from carpool.kafka.stage import R, Stage

@@ -88,7 +88,7 @@ def batch_class(topic: str, kafka: KafkaSettings, queries_max: int) -> tuple[Pri
 def run_grouper(chosen: Given) -> None:
     """Runs the grouper until it is told to stop. Raises `CarpoolError`."""
     from carpool.chassis import run_service
-    from carpool.kafka.loop import Intake
+    from carpool.kafka.intake import Intake
     from carpool.kafka.stage import Message
     from cli.all_settings import CarpoolSettings
     from grouper.service import build_stage
@@ -119,7 +119,7 @@ def run_grouper(chosen: Given) -> None:
 def run_searcher(chosen: Given) -> None:
     """Runs the searcher until it is told to stop. Raises `CarpoolError`."""
     from carpool.chassis import run_service
-    from carpool.kafka.loop import Intake
+    from carpool.kafka.intake import Intake
     from cli.all_settings import CarpoolSettings
     from searcher.service import build_stage
 
@@ -145,7 +145,7 @@ def run_searcher(chosen: Given) -> None:
 def run_generator(chosen: Given) -> None:
     """Runs the generator until it is told to stop. Raises `CarpoolError`."""
     from carpool.chassis import run_service
-    from carpool.kafka.loop import Intake
+    from carpool.kafka.intake import Intake
     from cli.all_settings import CarpoolSettings
     from generator.answer_ledger.librdkafka import KafkaAnswersReader
     from generator.answer_ledger.stage import LedgerStage

@@ -49,7 +49,7 @@ class ChaosBooks(msgspec.Struct, frozen=True, kw_only=True):
     """What became of all input records. `lost` have no terminal answer; `duplicates` counts by topic what came beyond the first.
 
     `unpublished`: questions that the brokers acknowledged and that are not in their topic. `foreign`: records about an input
-    record that nobody published. `reentered`: queries that a service sent round again. `faults` names up to 20.
+    record that nobody published. `reentered`: queries that a service sent round again. `faults` names up to 20 of each kind.
     """
 
     acknowledged: int
@@ -120,11 +120,8 @@ class TopicLedger:
             topic: [record for record, places in self._seen[topic].items() if len(places) > 1] for topic in TOPICS[1:]
         }
         foreign = sorted({record for topic in TOPICS[1:] for record in self._seen[topic]} - self._query_ids.keys())
-        faults = [
-            *(self._fault("lost", record) for record in lost),
-            *(self._fault(f"twice in {topic}", record) for topic, records in twice.items() for record in records),
-            *(self._fault("never published", record) for record in foreign),
-        ]
+        kinds = {"lost": lost, **{f"twice in {topic}": twice[topic] for topic in twice}, "never published": foreign}
+        faults = [self._fault(what, record) for what, records in kinds.items() for record in records[:EXAMPLES_MAX]]
         return ChaosBooks(
             acknowledged=len(wanted),
             published=len(self._query_ids),
@@ -137,7 +134,7 @@ class TopicLedger:
             },
             foreign=len(foreign),
             statuses=dict(sorted(self._statuses.items())),
-            faults=tuple(faults[:EXAMPLES_MAX]),
+            faults=tuple(faults),
         )
 
     def _fault(self, what: str, record: str) -> Fault:

@@ -10,10 +10,11 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Generic, Literal
 
 from carpool.kafka.clients import TopicPartition
 from carpool.kafka.fairness import DeficitRoundRobin
-from carpool.kafka.stage import Message
+from carpool.kafka.stage import Message, R
 
 RECORD_COST_BYTES = 1_024
 """What a record costs beside its bytes: a turn counts both."""
@@ -37,6 +38,28 @@ class PriorityClass:
     weight: int = 1
     held_max: int | None = None
     cpu_wait_us_max: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intake(Generic[R]):
+    """How a service reads its topic.
+
+    `decode` raises `RecordError`. `bad_input` says what that means: "refuse" (queries: dead letter and `failed` answer)
+    or "stop" (internal topics: a deployment fault, the service stops consuming). `parts` counts what a record owes.
+    `beside`: topics of the same records in other priority classes; `weight`: turns of `topic` against those of theirs.
+    """
+
+    topic: str
+    decode: Callable[[Message], R]
+    bad_input: Literal["refuse", "stop"]
+    parts: Callable[[R], int] = lambda _: 1
+    weight: int = 1
+    beside: tuple[PriorityClass, ...] = ()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """All topics that are read."""
+        return (self.topic, *(each.topic for each in self.beside))
 
 
 def cost_bytes(message: Message) -> int:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, Literal
+from typing import Any, Generic
 
 import structlog
 
@@ -19,7 +18,7 @@ from carpool.errors import CarpoolError, DeploymentError
 from carpool.kafka.clients import ConsumerClient, Position
 from carpool.kafka.delivery.delivery import MakeDelivery, Wiring
 from carpool.kafka.failures import DEFAULT_LIMITS, FailureLimits, QueryFailures
-from carpool.kafka.intake import PriorityClass
+from carpool.kafka.intake import Intake, PriorityClass
 from carpool.kafka.ledger import WorkLedger
 from carpool.kafka.priority_consumer import PriorityConsumer
 from carpool.kafka.refusal import refusal_outputs
@@ -51,28 +50,6 @@ FINISHED_BYTES_MAX = 64 * 1024 * 1024
 REVIEW_US = 500_000
 BURST_MAX = 1_000
 STALLED_AFTER_US = 60_000_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Intake(Generic[R]):
-    """How a service reads its topic.
-
-    `decode` raises `RecordError`. `bad_input` says what that means: "refuse" (queries: dead letter and `failed` answer)
-    or "stop" (internal topics: a deployment fault, the service stops consuming). `parts` counts what a record owes.
-    `beside`: topics of the same records in other priority classes; `weight`: turns of `topic` against those of theirs.
-    """
-
-    topic: str
-    decode: Callable[[Message], R]
-    bad_input: Literal["refuse", "stop"]
-    parts: Callable[[R], int] = lambda _: 1
-    weight: int = 1
-    beside: tuple[PriorityClass, ...] = ()
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """All topics that are read."""
-        return (self.topic, *(each.topic for each in self.beside))
 
 
 class Loop(Generic[R]):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from bench.chaos.books import ChaosBooks, SeenRecord, TopicLedger, fault_lines
+from collections import Counter
+
+from bench.chaos.books import EXAMPLES_MAX, ChaosBooks, SeenRecord, TopicLedger, fault_lines
 from schemas.answer import unanswered
 from schemas.codec import ORIGIN_HEADER, encode
 from schemas.group import Group, GroupedQuery
@@ -188,3 +190,13 @@ def test_a_query_that_a_service_sent_round_again_owes_no_answer_of_its_own() -> 
     books = log.close("a")
     assert books.reentered == 1
     assert books.holds
+
+
+def test_however_many_are_lost_what_came_twice_is_named_too() -> None:
+    log = Log()
+    for number in range(3 * EXAMPLES_MAX):
+        log.ask(f"{number}")
+    log.group(0)
+    log.group(0)
+    books = log.close()
+    assert Counter(fault.what for fault in books.faults) == {"lost": EXAMPLES_MAX, f"twice in {GROUPS.name}": 1}

@@ -17,8 +17,9 @@ from carpool.kafka.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.kafka.delivery.choose import make_consumer, make_delivery
 from carpool.kafka.delivery.delivery import Delivery, Wiring
 from carpool.kafka.delivery.exactly_once import ExactlyOnceDelivery
+from carpool.kafka.intake import Intake
 from carpool.kafka.librdkafka import LibrdkafkaProducer
-from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.loop import Loop
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.memory.consumer import MemoryConsumer
 from carpool.kafka.memory.producers import MemoryProducer, MemoryTransactionalProducer

@@ -10,7 +10,8 @@ from carpool.clock import SystemClock
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.kafka.delivery.at_least_once import AtLeastOnceDelivery
-from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.intake import Intake
+from carpool.kafka.loop import Loop
 from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer
 from carpool.kafka.stage import Message, TopicPartition
 from carpool.telemetry.metrics import Metrics

@@ -23,7 +23,8 @@ from carpool.errors import AbortedError
 from carpool.kafka.clients import Membership, Position
 from carpool.kafka.delivery.delivery import Wiring
 from carpool.kafka.delivery.exactly_once import ExactlyOnceDelivery
-from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.intake import Intake
+from carpool.kafka.loop import Loop
 from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer, MemoryTransactionalProducer
 from carpool.kafka.stage import Message, Stage, TopicPartition
 from carpool.telemetry.metrics import Metrics

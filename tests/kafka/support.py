@@ -11,8 +11,8 @@ from carpool.kafka.checks import DeliveryName
 from carpool.kafka.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.kafka.delivery.delivery import Wiring
 from carpool.kafka.delivery.exactly_once import ExactlyOnceDelivery
-from carpool.kafka.intake import PriorityClass
-from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.intake import Intake, PriorityClass
+from carpool.kafka.loop import Loop
 from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer, MemoryTransactionalProducer
 from carpool.kafka.progress import METADATA_VERSION, WITH_SLOT, slot_of
 from carpool.kafka.stage import Credit, Done, Message, Output, Sink, TopicPartition, Unit

@@ -8,7 +8,8 @@ import pytest
 
 from carpool.errors import AbortedError, DeploymentError, RetryableError
 from carpool.kafka.checks import DeliveryName
-from carpool.kafka.loop import PAUSE_AFTER_US, Intake, Loop
+from carpool.kafka.intake import Intake
+from carpool.kafka.loop import PAUSE_AFTER_US, Loop
 from carpool.kafka.memory.broker import Call
 from carpool.kafka.stage import Credit, Done, Late
 from schemas.query import Query

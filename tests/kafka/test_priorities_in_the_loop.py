@@ -6,8 +6,8 @@ from collections import Counter
 
 from prometheus_client import CollectorRegistry
 
-from carpool.kafka.intake import PriorityClass
-from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.intake import Intake, PriorityClass
+from carpool.kafka.loop import Loop
 from carpool.kafka.memory import MemoryBroker, MemoryConsumer
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query

@@ -19,8 +19,9 @@ from carpool.kafka.checks import DeliveryName
 from carpool.kafka.dead_letters.log_reader import LogReader
 from carpool.kafka.delivery.choose import make_consumer, make_delivery
 from carpool.kafka.failures import FailureLimits
+from carpool.kafka.intake import Intake
 from carpool.kafka.librdkafka import LibrdkafkaProducer
-from carpool.kafka.loop import Intake, Loop
+from carpool.kafka.loop import Loop
 from carpool.kafka.retry import RetryPolicy, attempt_of, origin_of
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.stage import Done, Output, QueryFailure, Unit
