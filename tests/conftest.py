@@ -75,7 +75,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "kafka": functools.cache(_lacks_kafka),
     "vllm": functools.cache(_lacks_vllm),
 }
-TAKES = {"slow": "take up to a minute or two", "long": "take minutes of both cores"}
+TAKES = {"slow": "take up to a minute or two", "long": "take some minutes each"}
 _REASONS = pytest.StashKey[dict[str, str]]()
 _SKIPPED = pytest.StashKey[Counter[str]]()
 _SKIPPED_OTHERWISE = pytest.StashKey[Counter[str]]()

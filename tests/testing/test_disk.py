@@ -1,3 +1,5 @@
+"""A disk that is late, fails, comes short, flips a bit or hangs does each only where it is told to."""
+
 from __future__ import annotations
 
 import mmap

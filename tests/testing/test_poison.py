@@ -1,3 +1,5 @@
+"""Every poison record is refused for the reason that it names."""
+
 from __future__ import annotations
 
 import pytest
