@@ -131,7 +131,7 @@ def _require_delivered(error: KafkaError | None, _: Message) -> None:
 def open_consumer(settings: KafkaSettings, hop: Hop) -> Consumer:
     """Returns a member of the hop's consumer group, subscribed, that begins at the beginning. Blocks for requests."""
     admin = AdminClient(client_config(settings))
-    protocol = choose_protocol(settings, admin, _any_broker(admin, settings.request_timeout_ms / 1_000))
+    protocol = choose_protocol(settings, admin, _brokers(admin, settings.request_timeout_ms / 1_000))
     consumer = Consumer(
         member_config(settings, hop.group, protocol)
         | {"auto.offset.reset": "earliest", "retry.backoff.ms": settings.retry_backoff_ms}
@@ -140,15 +140,14 @@ def open_consumer(settings: KafkaSettings, hop: Hop) -> Consumer:
     return consumer
 
 
-def _any_broker(admin: AdminClient, timeout_s: float) -> int:
-    """Returns the id of a broker. One that was silent for long is taken for dead by its cluster, and comes back in a moment."""
+def _brokers(admin: AdminClient, timeout_s: float) -> list[int]:
+    """Returns their ids. One that was silent for long is taken for dead by its cluster, and comes back in a moment."""
     until_s = time.monotonic() + BROKERS_S
     while not (brokers := admin.list_topics(timeout=timeout_s).brokers):
         if time.monotonic() > until_s:
             raise ConfigError(f"there is no broker in its own cluster for {BROKERS_S:g} s")
         time.sleep(0.1)
-    broker_id: int = min(brokers)
-    return broker_id
+    return list(brokers)
 
 
 def require_loopback(bootstrap: str) -> None:

@@ -44,10 +44,10 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerFacts:
-    """All that the brokers said. `config`: settings of one of them; empty where it gives none."""
+    """All that the brokers said. `config`: settings of one of them; empty where it has none, None: we may not read them."""
 
     brokers: int
-    config: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str] | None = field(default_factory=dict)
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
     standings: Mapping[TopicPartition, Standing] = field(default_factory=dict)
 
@@ -91,6 +91,10 @@ def judge(settings: KafkaSettings, wish: Wish, topics: Sequence[Topic], facts: B
             "kafka.delivery is exactly_once, but these brokers have no transactions that readers could trust (the embedded "
             "broker has none): use Apache Kafka, or set kafka.delivery to auto or at_least_once"
         )
+    if facts.config is None:
+        warnings.append(
+            "the brokers' settings cannot be read, so they were not checked: allow DescribeConfigs on the cluster"
+        )
     problems += _internal_log_problems(facts, delivery)
     for topic in topics:
         found = facts.topics.get(topic.name)
@@ -111,7 +115,12 @@ def judge(settings: KafkaSettings, wish: Wish, topics: Sequence[Topic], facts: B
 
 
 def abilities_of(facts: BrokerFacts) -> Abilities:
-    """Returns what the brokers can, by the settings that they have: one without a coordinator has no settings for it."""
+    """Returns what the brokers can, by the settings that they have: one without a coordinator has no settings for it.
+
+    Brokers that hide their settings have access control, and whatever has that has transactions.
+    """
+    if facts.config is None:
+        return Abilities(transactions=True, consumer_protocol=False)
     protocols = facts.config.get("group.coordinator.rebalance.protocols", "")
     return Abilities(
         transactions="transaction.state.log.min.isr" in facts.config,
@@ -122,7 +131,7 @@ def abilities_of(facts: BrokerFacts) -> Abilities:
 def _internal_log_problems(facts: BrokerFacts, delivery: DeliveryName) -> Iterator[str]:
     """A broker makes its own topics when they are first needed, and not at all where brokers are missing for the copies."""
     for name, prefix in INTERNAL_LOGS.items():
-        copies = _number(facts.config, f"{prefix}.replication.factor")
+        copies = _number(facts.config or {}, f"{prefix}.replication.factor")
         is_needed = delivery == "exactly_once" or name == "__consumer_offsets"
         if is_needed and copies is not None and name not in facts.topics and copies > facts.brokers:
             yield (

@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, Resou
 from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.checks import WARN_SHARE, BrokerFacts, Deployment, Standing, TopicFacts, Wish, judge
 from carpool.kafka.clients import TopicPartition
+from carpool.kafka.librdkafka.broker_config import broker_config, settings_of
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.settings import KafkaSettings, client_config
 from schemas.topics import Topic
@@ -46,10 +47,9 @@ def ask_brokers(settings: KafkaSettings, topics: Sequence[Topic], *, group: str,
             f"no broker answers at {settings.bootstrap}: {error.args[0].str()}; is it running?"
         ) from error
     present = {name: found for name, found in metadata.topics.items() if found.error is None}
-    broker = ConfigResource(ResourceType.BROKER, str(min(metadata.brokers)))
-    config = _configs(admin, [broker], timeout_s).get(broker.name)
+    config = broker_config(admin, metadata.brokers, timeout_s)
     resources = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in topics if topic.name in present]
-    configs = _configs(admin, resources, timeout_s)
+    configs = settings_of(admin, resources, timeout_s)
     partitions = {
         TopicPartition(name, number): _retention_ms(configs.get(name))
         for name in sorted(inputs & present.keys())
@@ -57,7 +57,7 @@ def ask_brokers(settings: KafkaSettings, topics: Sequence[Topic], *, group: str,
     }
     return BrokerFacts(
         brokers=len(metadata.brokers),
-        config=config or {},
+        config=config,
         topics={
             name: TopicFacts(
                 partitions=len(found.partitions),
@@ -68,20 +68,6 @@ def ask_brokers(settings: KafkaSettings, topics: Sequence[Topic], *, group: str,
         },
         standings=_standings(admin, settings, group, partitions) if partitions else {},
     )
-
-
-def _configs(admin: AdminClient, resources: list[ConfigResource], timeout_s: float) -> dict[str, dict[str, str]]:
-    """The settings of these topics, or of one broker, by name; those that cannot be read are left out."""
-    found = {}
-    if not resources:
-        return {}
-    for resource, future in admin.describe_configs(resources, request_timeout=timeout_s).items():
-        try:
-            entries = future.result()
-        except KafkaException:
-            continue
-        found[resource.name] = {name: entry.value for name, entry in entries.items() if entry.value is not None}
-    return found
 
 
 def _retention_ms(config: Mapping[str, str] | None) -> int | None:

@@ -25,6 +25,10 @@ FETCH_BACKOFF_MS = 5
 """librdkafka counts the records of all partitions together: where those of one class fill its queue, it asks for none of the
 other for this long, by default for a second."""
 
+METADATA_REFRESH_MS = 10_000
+"""How old what a client knows of topics may get, by default five minutes: what a broker said while it came up may lack a
+partition, and is believed until then."""
+
 
 class KafkaSettings(Settings, frozen=True, kw_only=True):
     """How to reach the brokers and how to behave towards them."""
@@ -208,6 +212,7 @@ def client_config(settings: KafkaSettings) -> dict[str, Any]:
         "socket.keepalive.enable": True,
         "reconnect.backoff.max.ms": 1_000,
         "allow.auto.create.topics": False,
+        "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
     }
     optional = {
         "sasl.mechanism": settings.sasl_mechanism,
@@ -231,7 +236,6 @@ def producer_config(settings: KafkaSettings) -> dict[str, Any]:
         "retry.backoff.ms": settings.retry_backoff_ms,
         "message.max.bytes": MESSAGE_BYTES_MAX + PROTOCOL_OVERHEAD_BYTES,
         "message.timeout.ms": 0,
-        "topic.metadata.refresh.interval.ms": 30_000,
     }
 
 

@@ -21,7 +21,7 @@ POLL_S = 0.05
 BATCH = 500
 """Records that are told of at once: what a unit may have to wait for."""
 BACKOFF_US_MIN = 250_000
-BACKOFF_US_MAX = 15_000_000
+BACKOFF_US_MAX = 4_000_000
 REPORT_US = 5_000_000
 """How often progress is logged while the answers are read; what takes less is not."""
 CLOSE_TIMEOUT_S = 1.0
@@ -62,7 +62,7 @@ class Follower:
     """Owns an `AnswersReader`. `read`, `fetch`, `share` and `trouble` are thread-safe and return at once.
 
     A partition that went to another member is followed on: it costs little, and should the partition come back, only what is
-    new is read. What fails is tried again, after a pause that doubles from 0.25 to 15 seconds.
+    new is read. What fails is tried again, after a pause that doubles from 0.25 to 4 seconds; others are read meanwhile.
     """
 
     def __init__(self, reader: AnswersReader, heard: Heard, clock: Clock, *, horizon_ms: int) -> None:
@@ -123,21 +123,23 @@ class Follower:
             self._reader.close()
 
     def step(self) -> None:
-        """Does one round: begin what was asked for, take what there is, look up what is wanted."""
-        now_us = self._clock.now_us()
-        if now_us < self._retry_at_us:
-            self._stopping.wait((self._retry_at_us - now_us) / 1_000_000)
-            return
+        """Does one round: begin what was asked for, take what there is, look up what is wanted.
+
+        Only what asks a broker by itself has to pause after trouble: what is followed is fetched again by the client.
+        """
+        is_due = self._clock.now_us() >= self._retry_at_us
         try:
-            self._begin()
-            self._follow()
-            self._fetch()
+            if is_due:
+                self._begin()
+            self._follow(0 if is_due and self._fetches else POLL_S)
+            if is_due:
+                self._fetch()
         except RetryableError as error:
             self._pause(str(error))
         else:
-            if self.trouble is not None:
+            if is_due and self.trouble is not None:
                 log.info("the answers are read again")
-            self.trouble, self._backoff_us = None, BACKOFF_US_MIN
+                self.trouble, self._backoff_us = None, BACKOFF_US_MIN
 
     def _pause(self, trouble: str) -> None:
         if trouble != self.trouble:
@@ -152,23 +154,32 @@ class Follower:
         if self._to_begin and not self._is_open:
             self._reader.open()
             self._is_open = True
+        trouble: RetryableError | None = None
         for partition in tuple(self._to_begin):
-            if not self._spans:
-                self._began_us, self._report_at_us = self._clock.now_us(), self._clock.now_us() + REPORT_US
-            if partition in self._followed:
-                start = self._reader.position(partition)
-            else:
-                start = self._reader.begin(partition, self._clock.now_us() // 1_000 - self._horizon_ms)
-                self._followed.add(partition)
-            self._spans[partition] = _Span(start, self._reader.end(partition))
-            del self._to_begin[partition]
+            try:
+                self._begin_with(partition)
+            except RetryableError as error:
+                trouble = error
+        if trouble is not None:
+            raise trouble
 
-    def _follow(self) -> None:
+    def _begin_with(self, partition: int) -> None:
+        if not self._spans:
+            self._began_us, self._report_at_us = self._clock.now_us(), self._clock.now_us() + REPORT_US
+        if partition in self._followed:
+            start = self._reader.position(partition)
+        else:
+            start = self._reader.begin(partition, self._clock.now_us() // 1_000 - self._horizon_ms)
+            self._followed.add(partition)
+        self._spans[partition] = _Span(start, self._reader.end(partition))
+        del self._to_begin[partition]
+
+    def _follow(self, wait_s: float) -> None:
         if not self._followed:
             self._wake.wait(POLL_S)
             self._wake.clear()
             return
-        messages = self._reader.poll(0 if self._fetches else POLL_S, BATCH)
+        messages = self._reader.poll(wait_s, BATCH)
         if messages:
             self._heard.answers_seen(messages)
         self._report()

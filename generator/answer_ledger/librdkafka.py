@@ -35,6 +35,7 @@ class KafkaAnswersReader:
         self._timeout_s = settings.request_timeout_ms / 1_000
         self._next: dict[int, int] = {}
         self._trouble: str | None = None
+        self._is_out_of_date = False
         self._clients: tuple[Consumer, Consumer] | None = None
 
     @property
@@ -127,6 +128,10 @@ class KafkaAnswersReader:
 
     def _watermarks(self, partition: int) -> tuple[int, int]:
         try:
+            if self._is_out_of_date:
+                # librdkafka goes on believing what a broker said that was coming up, and asks nobody: this makes it ask.
+                self._look_up.list_topics(ANSWERS.name, timeout=self._timeout_s)
+                self._is_out_of_date = False
             low, high = self._look_up.get_watermark_offsets(self._place(partition), timeout=self._timeout_s)
         except KafkaException as error:
             raise self._not_read(partition, error.args[0]) from error
@@ -199,6 +204,6 @@ class KafkaAnswersReader:
     def _place(partition: int, offset: int = 0) -> RawPartition:
         return RawPartition(ANSWERS.name, partition, offset)
 
-    @staticmethod
-    def _not_read(partition: int, error: KafkaError) -> RetryableError:
+    def _not_read(self, partition: int, error: KafkaError) -> RetryableError:
+        self._is_out_of_date = True
         return RetryableError(f"{ANSWERS.name}[{partition}] cannot be read: {error.str()}")

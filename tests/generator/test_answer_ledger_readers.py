@@ -7,11 +7,19 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as RawPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    ResourceType,
+)
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError, RetryableError
@@ -20,6 +28,7 @@ from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.memory.producers import MemoryProducer, MemoryTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.stage import Message, Output
+from carpool.testing.kafka import KafkaServer
 from generator.answer_ledger.librdkafka import KafkaAnswersReader
 from generator.answer_ledger.memory import MemoryAnswersReader
 from generator.answer_ledger.reader import AnswersReader
@@ -262,6 +271,27 @@ def test_a_record_of_the_largest_size_is_looked_up(kafka_bootstrap: str) -> None
     found = log.reader.fetch(2, start)
     assert found is not None and found.value == large
     log.reader.close()
+
+
+@pytest.mark.kafka
+def test_a_partition_that_the_client_does_not_know_of_is_asked_for_anew(tmp_path: Path) -> None:
+    """As after a broker that came up said too little: librdkafka would believe that for minutes."""
+    with KafkaServer(tmp_path) as server:
+        reader = _kafka_log("kafka", KafkaSettings(bootstrap=server.bootstrap, partitions=1)).reader
+        reader.open()
+        reader.begin(0, 0)
+        with pytest.raises(RetryableError, match="Unknown partition"):
+            reader.begin(1, 0)
+        admin = AdminClient({"bootstrap.servers": server.bootstrap})
+        admin.create_partitions([NewPartitions(ANSWERS.name, 2)])[ANSWERS.name].result(20)
+        until_s = time.monotonic() + 10
+        while True:
+            try:
+                assert reader.begin(1, 0) == 0
+                break
+            except RetryableError:
+                assert time.monotonic() < until_s
+        reader.close()
 
 
 def test_topics_of_different_partitions_are_refused_in_words() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -66,6 +68,12 @@ def test_a_deployment_that_fits_promises_exactly_once_and_says_nothing_else() ->
     assert deployment.abilities == Abilities(transactions=True, consumer_protocol=True)
     assert deployment.delivery == "exactly_once"
     assert "nothing is repeated" in deployment.promise
+
+
+def test_brokers_that_hide_their_settings_deliver_exactly_once_and_that_they_were_not_checked_is_said() -> None:
+    found = dataclasses.replace(facts(), config=None)
+    assert judged(found).delivery == "exactly_once"
+    assert "DescribeConfigs on the cluster" in warning(found)
 
 
 def test_a_broker_without_transactions_delivers_at_least_once_and_says_why() -> None:

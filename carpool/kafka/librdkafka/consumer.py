@@ -92,9 +92,7 @@ class LibrdkafkaConsumer:
             if found.error is not None:
                 raise ConfigError(f"topic {wanted} at {address}: {found.error.str()}; run `carpool topics create`")
         self._topics, self._listener = frozenset((topic, *beside)), listener
-        if not metadata.brokers:  # a broker that has just dropped out of its cluster knows of none
-            raise RetryableError(f"{address} knows of no broker yet; is the cluster starting?")
-        self._join(choose_protocol(self._settings, admin, min(metadata.brokers)))
+        self._join(choose_protocol(self._settings, admin, metadata.brokers))
 
     def _join(self, protocol: GroupProtocol) -> None:
         self.protocol = protocol

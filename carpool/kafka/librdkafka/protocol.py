@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import structlog
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient
 
+from carpool.kafka.librdkafka.broker_config import broker_config
 from carpool.kafka.settings import KafkaSettings, consumer_config
 
 log = structlog.get_logger()
@@ -21,22 +22,21 @@ BROKER_SESSION_TIMEOUT = "group.consumer.session.timeout.ms"
 """The brokers' own setting in place of ours. Brokers that have it have the protocol."""
 
 
-def choose_protocol(settings: KafkaSettings, admin: AdminClient, broker_id: int) -> GroupProtocol:
-    """Returns the protocol that the settings ask for; for `auto` asks a broker. Blocks.
+def choose_protocol(settings: KafkaSettings, admin: AdminClient, broker_ids: Iterable[int]) -> GroupProtocol:
+    """Returns the protocol that the settings ask for; for `auto` asks the brokers. Blocks.
 
-    librdkafka itself would try for ever, in silence, to join by a protocol that the brokers do not have.
+    librdkafka itself would try for ever, in silence, to join by a protocol that the brokers do not have. Raises `RetryableError`
+    when none answers: a member that then joined by the other protocol would convert its group.
     """
     if settings.group_protocol != "auto":
         return settings.group_protocol
-    broker = ConfigResource(ResourceType.BROKER, str(broker_id))
-    try:
-        found = admin.describe_configs([broker], request_timeout=settings.request_timeout_ms / 1_000)[broker].result()
-    except KafkaException as error:
-        log.info("brokers do not tell their settings; members share partitions by themselves", error=str(error))
+    config = broker_config(admin, broker_ids, settings.request_timeout_ms / 1_000)
+    if config is None:
+        log.info("brokers do not let us read their settings; members share partitions by themselves")
         return "classic"
-    timeout = found.get(BROKER_SESSION_TIMEOUT)
-    log.info("brokers were asked for the consumer protocol (KIP-848)", session_timeout_ms=timeout and timeout.value)
-    return "classic" if timeout is None else "consumer"
+    timeout_ms = config.get(BROKER_SESSION_TIMEOUT)
+    log.info("brokers were asked for the consumer protocol (KIP-848)", session_timeout_ms=timeout_ms)
+    return "classic" if timeout_ms is None else "consumer"
 
 
 def member_config(settings: KafkaSettings, group: str, protocol: GroupProtocol) -> dict[str, Any]:

@@ -1,0 +1,47 @@
+"""The brokers' own settings, by which a service knows what they can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from carpool.errors import DeploymentError, RetryableError
+from carpool.kafka.librdkafka.convert import sort_error
+
+
+def broker_config(admin: AdminClient, broker_ids: Iterable[int], timeout_s: float) -> dict[str, str] | None:
+    """Returns the settings of the first broker that answers; None: we may not read them. Blocks for `timeout_s` a broker.
+
+    Raises `RetryableError` when none answers: what brokers can is never guessed from their silence.
+    """
+    silent = RetryableError("the brokers know of no broker yet; is the cluster starting?")
+    for broker_id in sorted(broker_ids):
+        try:
+            return settings_of(admin, [ConfigResource(ResourceType.BROKER, str(broker_id))], timeout_s).get(
+                str(broker_id)
+            )
+        except RetryableError as error:
+            silent = error
+    raise silent
+
+
+def settings_of(admin: AdminClient, resources: list[ConfigResource], timeout_s: float) -> dict[str, dict[str, str]]:
+    """Returns the settings of these topics, or of one broker, by name, less those that may not be read.
+
+    Raises `RetryableError` where there is no answer.
+    """
+    found: dict[str, dict[str, str]] = {}
+    if not resources:
+        return found
+    for resource, future in admin.describe_configs(resources, request_timeout=timeout_s).items():
+        try:
+            entries = future.result()
+        except KafkaException as error:
+            sorted_error = sort_error(error.args[0], resource.name)
+            if isinstance(sorted_error, DeploymentError):
+                continue
+            raise RetryableError(f"no broker tells its settings: {error.args[0].str()}; is it running?") from error
+        found[resource.name] = {name: entry.value for name, entry in entries.items() if entry.value is not None}
+    return found

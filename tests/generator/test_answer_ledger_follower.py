@@ -1,0 +1,96 @@
+"""What follows the log of answers goes on with what it can read, whatever else cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carpool.errors import CarpoolError, RetryableError
+from carpool.kafka.memory.broker import MemoryBroker
+from carpool.kafka.memory.producers import MemoryProducer
+from carpool.kafka.stage import Message, Output
+from generator.answer_ledger.follower import BACKOFF_US_MAX, BACKOFF_US_MIN, Follower
+from generator.answer_ledger.memory import MemoryAnswersReader
+from schemas.topics import ANSWERS, RETRIEVALS
+from tests.generator.stage import HandClock
+
+
+class Ear:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes | None] = []
+        self.read: list[int] = []
+        self.fetched: list[int] = []
+
+    def answers_seen(self, messages: Sequence[Message]) -> None:
+        self.values += [message.value for message in messages]
+
+    def answers_read(self, partition: int) -> None:
+        self.read.append(partition)
+
+    def answer_fetched(self, unit_id: int, offset: int, message: Message | None) -> None:
+        self.fetched.append(unit_id)
+
+    def answers_failed(self, error: CarpoolError) -> None:
+        raise error
+
+
+class Leaderless(MemoryAnswersReader):
+    """Some partitions have no leader."""
+
+    def __init__(self, broker: MemoryBroker, *partitions: int) -> None:
+        super().__init__(broker)
+        self.leaderless = set(partitions)
+        self.asked = 0
+
+    def begin(self, partition: int, since_ms: int) -> int:
+        self.asked += 1
+        if partition in self.leaderless:
+            raise RetryableError(f"partition {partition} has no leader")
+        return super().begin(partition, since_ms)
+
+
+class Rig:
+    """A follower of a broker in memory, stepped by hand."""
+
+    def __init__(self, *leaderless: int) -> None:
+        self.clock, self.ear = HandClock(), Ear()
+        self.broker = MemoryBroker(self.clock, {ANSWERS.name: 3, RETRIEVALS.name: 3})
+        self.reader = Leaderless(self.broker, *leaderless)
+        self.follower = Follower(self.reader, self.ear, self.clock, horizon_ms=1_000)
+
+    def write(self, partition: int, value: bytes) -> None:
+        producer = MemoryProducer(self.broker)
+        output = Output(topic=ANSWERS.name, key=b"k", value=value, headers=(), partition=partition)
+        producer.produce(output, lambda error: None)
+        producer.close(1)
+
+
+def test_a_partition_without_a_leader_keeps_no_other_from_being_read() -> None:
+    rig = Rig(0, 1)
+    rig.write(2, b"a")
+    rig.follower.read([0, 1, 2])
+    rig.follower.step()
+    assert rig.follower.trouble is not None and "no leader" in rig.follower.trouble
+    rig.follower.step()
+    assert (rig.ear.read, rig.ear.values) == ([2], [b"a"])
+    rig.write(2, b"b")
+    rig.follower.step()
+    assert rig.ear.values == [b"a", b"b"]
+    assert rig.follower.trouble is not None
+
+
+def test_what_cannot_be_read_is_asked_for_after_pauses_and_nothing_is_looked_up_meanwhile() -> None:
+    rig = Rig(0)
+    rig.follower.read([0])
+    rig.follower.step()
+    rig.follower.fetch(7, 0, 0)
+    rig.follower.step()
+    assert (rig.reader.asked, rig.ear.fetched) == (1, [])
+    rig.clock.at_us += BACKOFF_US_MIN
+    rig.follower.step()
+    assert (rig.reader.asked, rig.ear.fetched) == (2, [])
+    rig.reader.leaderless.clear()
+    rig.clock.at_us += BACKOFF_US_MAX
+    rig.follower.step()
+    assert (rig.reader.asked, rig.ear.read, rig.ear.fetched, rig.follower.trouble) == (3, [0], [7], None)

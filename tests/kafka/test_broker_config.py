@@ -1,0 +1,102 @@
+"""What brokers can is never guessed from their silence: the next one is asked, and where none answers, nobody starts."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource
+
+from carpool.errors import RetryableError
+from carpool.kafka.admin import create_topics
+from carpool.kafka.deployment import check_deployment
+from carpool.kafka.librdkafka.broker_config import broker_config
+from carpool.kafka.librdkafka.protocol import choose_protocol
+from carpool.kafka.settings import KafkaSettings
+from carpool.testing.kafka import KafkaCluster
+from schemas.topics import QUERIES, TOPICS
+
+CONFIG = {"transaction.state.log.min.isr": "2", "group.consumer.session.timeout.ms": "45000"}
+
+
+class Brokers:
+    """Answers as librdkafka's client for administration does. `errors`: by broker, what comes instead of its settings."""
+
+    def __init__(self, **errors: int) -> None:
+        self.errors = {name.removeprefix("of_"): code for name, code in errors.items()}
+        self.asked: list[str] = []
+
+    def describe_configs(self, resources: list[ConfigResource], request_timeout: float) -> dict[Any, Future[Any]]:
+        (resource,) = resources
+        self.asked.append(resource.name)
+        future: Future[Any] = Future()
+        if resource.name in self.errors:
+            future.set_exception(KafkaException(KafkaError(self.errors[resource.name])))
+        else:
+            future.set_result({name: SimpleNamespace(value=value) for name, value in CONFIG.items()})
+        return {resource: future}
+
+
+def ask(brokers: Brokers) -> dict[str, str] | None:
+    return broker_config(brokers, [3, 1, 2], 1.0)  # type: ignore[arg-type]
+
+
+def test_the_first_broker_that_answers_is_believed() -> None:
+    brokers = Brokers()
+    assert (ask(brokers), brokers.asked) == (CONFIG, ["1"])
+
+
+def test_a_broker_that_is_silent_is_passed_over() -> None:
+    brokers = Brokers(of_1=KafkaError._TIMED_OUT, of_2=KafkaError._TRANSPORT)
+    assert (ask(brokers), brokers.asked) == (CONFIG, ["1", "2", "3"])
+
+
+def test_where_none_answers_nothing_is_concluded() -> None:
+    brokers = Brokers(of_1=KafkaError._TIMED_OUT, of_2=KafkaError._TIMED_OUT, of_3=KafkaError.REQUEST_TIMED_OUT)
+    with pytest.raises(RetryableError, match="no broker tells its settings"):
+        ask(brokers)
+    with pytest.raises(RetryableError, match="no broker tells its settings"):
+        choose_protocol(KafkaSettings(), brokers, [1, 2, 3])  # type: ignore[arg-type]
+
+
+def test_brokers_that_know_of_none_are_asked_later() -> None:
+    with pytest.raises(RetryableError, match="is the cluster starting"):
+        broker_config(Brokers(), [], 1.0)  # type: ignore[arg-type]
+
+
+def test_brokers_that_hide_their_settings_are_not_asked_in_turn() -> None:
+    brokers = Brokers(of_1=KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+    assert (ask(brokers), brokers.asked) == (None, ["1"])
+    assert choose_protocol(KafkaSettings(), brokers, [1]) == "classic"  # type: ignore[arg-type]
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("stop", ["pause", "kill"])
+def test_a_service_that_starts_while_a_broker_is_away_still_delivers_exactly_once(tmp_path: Path, stop: str) -> None:
+    with KafkaCluster(tmp_path) as cluster:
+        settings = KafkaSettings(bootstrap=cluster.bootstrap, request_timeout_ms=3_000)
+        create_topics(settings)
+        first = cluster.servers[0]
+        getattr(first, stop)()
+        try:
+            until_s = time.monotonic() + 60
+            while True:
+                try:
+                    deployment = check_deployment(settings, "auto", TOPICS, group="carpool-c", inputs=[QUERIES.name])
+                    protocol = choose_protocol(
+                        settings, AdminClient({"bootstrap.servers": cluster.bootstrap}), [1, 2, 3]
+                    )
+                    break
+                except RetryableError:  # as a service that is started again
+                    assert time.monotonic() < until_s
+        finally:
+            if stop == "pause":
+                first.resume()
+        assert (deployment.delivery, protocol) == ("exactly_once", "consumer")
