@@ -250,6 +250,8 @@ class Loop(Generic[R]):
         self._resume()
         started_us = self._clock.now_us()
         message = self._poll(self._poll_s())
+        # What waits is seen by what comes: where nothing came, no more waits than before.
+        is_moving = message is not None or self._waiting > 0
         while message is not None:
             self._accept(message)
             records -= 1
@@ -258,7 +260,8 @@ class Loop(Generic[R]):
                 break  # what a record holds may cost more than a record: a group is as many queries as it has
             message = self._poll(0)
         self._observer.polled(started_us)
-        self._waiting = sum(self._consumer.waiting().values()) if self.ledger.in_flight else 0
+        if is_moving:
+            self._waiting = sum(self._consumer.waiting().values()) if self.ledger.in_flight else 0
 
     def _may_go_on(self) -> bool:
         credit = self._stage.credit()

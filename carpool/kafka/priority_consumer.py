@@ -49,8 +49,10 @@ class PriorityConsumer:
 
     def poll(self, timeout_s: float) -> Message | None:
         """Returns the record whose turn it is; None after `timeout_s` where there is none that may be taken in."""
-        self._sift(0.0)
-        message = self._next()
+        message = None
+        if self._queues.records:
+            self._sift(0.0)
+            message = self._next()
         if message is None:
             self._sift(timeout_s)
             message = self._next()

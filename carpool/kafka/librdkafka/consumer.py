@@ -36,6 +36,9 @@ log = structlog.get_logger()
 
 ASK_S = 0.1
 """How long the request after a rebalance may take, beside which the fetching threads go on."""
+MEMBERSHIP_US = 20_000
+"""So old may be what we know of our membership, unless a rebalance was served: asking librdkafka switches threads twice, and a
+transaction with an epoch that is over is aborted and sent again."""
 
 
 class LibrdkafkaConsumer:
@@ -76,6 +79,8 @@ class LibrdkafkaConsumer:
         self._paused: frozenset[str] = frozenset()
         self._held: frozenset[TopicPartition] = frozenset()
         self._listener: RebalanceListener | None = None
+        self._membership: Membership | None = None
+        self._membership_until_us = 0
 
     def subscribe(self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()) -> None:
         """Joins the group. Raises `ConfigError` when a topic is missing, `RetryableError` when no broker answers."""
@@ -120,6 +125,7 @@ class LibrdkafkaConsumer:
         return self._member
 
     def _on_assign(self, consumer: Consumer, partitions: list[RawPartition]) -> None:
+        self._membership = None
         # A partition whose commits cannot be read must not be read from a guess: the exception ends the process, or the intake.
         try:
             positions = self._begin(consumer, partitions) if partitions else {}
@@ -154,6 +160,7 @@ class LibrdkafkaConsumer:
         self._drop(consumer, partitions, lost=True)
 
     def _drop(self, consumer: Consumer, partitions: list[RawPartition], *, lost: bool) -> None:
+        self._membership = None
         gone = frozenset(TopicPartition(raw.topic, raw.partition) for raw in partitions)
         log.info("partitions revoked", partitions=partitions_text(gone), lost=lost)
         self._requests.clear()
@@ -319,8 +326,12 @@ class LibrdkafkaConsumer:
         """
         if self._member is None:
             return None
-        found: Membership = self._member.consumer_group_metadata()
-        return None if found == self._no_membership else found
+        now_us = self._clock.now_us()
+        if self._membership is None or now_us >= self._membership_until_us:
+            found: Membership = self._member.consumer_group_metadata()
+            self._membership = None if found == self._no_membership else found
+            self._membership_until_us = now_us + MEMBERSHIP_US
+        return self._membership
 
     def close(self) -> None:
         """Leaves the group, serving the last revocation."""
