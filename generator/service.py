@@ -131,7 +131,7 @@ class GeneratorStage:
             self._in_hand_bytes += unit.message.size_bytes
         self.happened(Arrived(prompt=prompt_of(unit, now_us)))
 
-    def tick(self, now_us: int, waiting: int) -> int | None:
+    def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
         """Expires what is late, and ends pauses."""
         self.happened(Ticked())
         with self._lock:

@@ -31,6 +31,8 @@ from schemas.topics import is_batch
 log = structlog.get_logger()
 
 CLOSE_S = 1.0
+LEAD_US = 1_000
+"""How much sooner a window closes than it takes to be ready for a commit."""
 INTERACTIVE, BATCH = "interactive", "batch"
 RANKS = {INTERACTIVE: 0, BATCH: 1}
 OTHERS_LATELY_US = 1_000_000
@@ -43,6 +45,8 @@ class GrouperStage:
     hands them over. Until all is loaded credit is zero. A window closes when no other is about to leave, so what arrives
     meanwhile gathers; and a full one closes as soon as the first thread is free, up to `horizon_windows` ahead of the one
     that leaves. What is prepared when a window leaves is its horizon: nothing waits for it, and nothing is prepared twice.
+    Where groups leave with a commit, a window closes just in time for the next: closed sooner it would hold fewer queries and
+    leave no sooner.
 
     Each priority class has windows of its own. They take turns in being closed, by weight; one of a higher class leaves
     before those of lower ones that are closed already, and waits for nothing while some of these are in hand.
@@ -61,8 +65,9 @@ class GrouperStage:
             threading.Thread(target=self._guarded, args=(run,), name=f"grouper-{name}", daemon=True)
             for name, run in (("prepare", self._prepare), ("plan", self._plan))
         )
-        self._changed = threading.Condition()
-        # All below is guarded by `_changed`.
+        self._lock = threading.Lock()
+        self._may_prepare, self._may_plan = threading.Condition(self._lock), threading.Condition(self._lock)
+        # All below is guarded by `_lock`.
         weights, ids = parse_weights(settings.tenant_weights), count()
         self._planners = {
             name: WindowPlanner(
@@ -83,6 +88,8 @@ class GrouperStage:
         self._held = HeldWindows(overtaken_max=settings.interactive_weight)
         self._expires_us: int | None = None  # no deadline of what is in hand is before
         self._waiting = 0
+        self._leaves_us = 0
+        self._took_us = {"prepare": 0, "plan": 0}  # the last window
         self._offered_us = dict.fromkeys(RANKS, -OTHERS_LATELY_US)
         self._is_tick_due = False
         self._is_draining = False
@@ -100,7 +107,7 @@ class GrouperStage:
 
     def credit(self) -> Credit:
         """Returns what fits beside the queries that gather and those in windows that have not left."""
-        with self._changed:
+        with self._lock:
             return self._credit()
 
     def offer(self, unit: Unit[Query], now_us: int) -> None:
@@ -112,7 +119,7 @@ class GrouperStage:
         except RecordError as error:
             self._out.refuse(unit, error)
             return
-        with self._changed:
+        with self._lock:
             planner = self._planners[class_of(admitted)]
             planner.add(unit.id, unit.message.size_bytes, now_us, tenant_of(unit.message.headers))
             self._gathered[unit.id] = admitted
@@ -120,50 +127,51 @@ class GrouperStage:
             self._expires_us = _earliest(self._expires_us, admitted.deadline_us)
             self._is_tick_due = True
 
-    def tick(self, now_us: int, waiting: int) -> int | None:
+    def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
         """Closes a window when it is due and may be worked on, answers what has expired; returns when to be called next."""
         late = self._expire(now_us)
         for query in late:
             self._out.done(expired(query, now_us))
         if late and self._work is not None:
             self._work.count_expired(len(late))
-        with self._changed:
+        with self._lock:
             credit = self._credit()
             has_room = credit.records > 0 and credit.size_bytes > 0
             # Records that cannot be taken in are not waited for.
             self._waiting = waiting if has_room and not self._is_draining else 0
+            self._leaves_us = 0 if self._is_draining else leaves_us
             self._is_tick_due = False
             return _earliest(self._advance(now_us), self._expires_us)
 
     def revoke(self, unit_ids: frozenset[int]) -> None:
         """Forgets these queries, wherever they are; what was made of them already is discarded by the loop."""
-        with self._changed:
+        with self._lock:
             self._forget(unit_ids)
 
     def drain(self, until_us: int) -> None:
         """Waits for nothing more: the next tick closes what is there."""
-        with self._changed:
+        with self._lock:
             self._is_draining = True
 
     def not_ready(self) -> Sequence[str]:
         """Returns what is missing: index and model while they load, or what made them give up."""
-        with self._changed:
+        with self._lock:
             if self._failure is not None:
                 return (self._failure,)
             return () if self._work is not None else ("the index's centroids and the embedding model are being loaded",)
 
     def close(self) -> None:
         """Stops the threads, waiting for about a second: a model in the middle of a batch cannot be interrupted."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
+            self._wake_all()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(CLOSE_S)
 
     def check_integrity(self) -> None:
         """Asserts that planner and stage hold the same queries."""
-        with self._changed:
+        with self._lock:
             for planner in self._planners.values():
                 planner.check_integrity()
             self._held.check_integrity()
@@ -199,7 +207,7 @@ class GrouperStage:
         queries = {query_id: self._gathered.pop(query_id) for query_id in window.query_ids}
         size_bytes = sum(query.unit.message.size_bytes for query in queries.values())
         self._held.add(Held(window=window, rank=RANKS[name], queries=queries, size_bytes=size_bytes))
-        self._changed.notify_all()
+        self._may_prepare.notify()
         return None
 
     def _wait(self, name: str, now_us: int) -> Wait | None:
@@ -214,11 +222,12 @@ class GrouperStage:
             0 if has_others else self._waiting,
             busy=self._work is None or self._held.unprepared is not None or ahead > self._settings.horizon_windows,
             ahead=ahead > 0,
+            due_us=self._leaves_us - sum(self._took_us.values()) - LEAD_US,
         )
 
     def _expire(self, now_us: int) -> list[Admitted]:
         """Takes out what has expired, less what is leaving: that is seen to within milliseconds."""
-        with self._changed:
+        with self._lock:
             if self._expires_us is None or now_us < self._expires_us:
                 return []
             late = [query for query in self._expirable() if query.is_expired(now_us)]
@@ -238,55 +247,64 @@ class GrouperStage:
             del self._gathered[unit_id]
         self._held.forget(unit_ids)
 
-    def _step_ended(self) -> None:
+    def _step_ended(self, step: str, began_us: int) -> None:
+        now_us = self._clock.now_us()
+        self._took_us[step] = now_us - began_us
         if not self._is_tick_due:
-            self._advance(self._clock.now_us())
-        self._changed.notify_all()
+            self._advance(now_us)
+        if self._held.can_leave():
+            self._may_plan.notify()
 
-    def _await(self, ready: Callable[[], bool]) -> bool:
+    def _wake_all(self) -> None:
+        self._may_prepare.notify_all()
+        self._may_plan.notify_all()
+
+    def _await(self, turn: threading.Condition, ready: Callable[[], bool]) -> bool:
         """Waits until `ready`; False when the stage is closed or has failed."""
         while not (self._is_closed or self._failure is not None or ready()):
-            self._changed.wait()
+            turn.wait()
         return not self._is_closed and self._failure is None
 
     # On the preparing thread.
 
     def _prepare(self) -> None:
         work = self._load()
-        with self._changed:
+        with self._lock:
             self._work = work
         log.info(
             "ready", index_version=work.facts.index_version, nlist=work.facts.nlist, nprobe=work.facts.nprobe_default
         )
         while True:
-            with self._changed:
-                if not self._await(lambda: self._held.unprepared is not None):
+            with self._lock:
+                if not self._await(self._may_prepare, lambda: self._held.unprepared is not None):
                     return
                 held = self._held.unprepared
                 assert held is not None, "that was waited for"
                 queries = tuple(held.queries.values())
+            began_us = self._clock.now_us()
             prepared = work.prepare(held.window, queries, self._out, self)
-            with self._changed:
+            with self._lock:
                 held.prepared = prepared.only(held.queries.keys())
-                self._step_ended()
+                self._step_ended("prepare", began_us)
 
     # On the planning thread.
 
     def _plan(self) -> None:
         while True:
-            with self._changed:
-                if not self._await(self._held.can_leave):
+            with self._lock:
+                if not self._await(self._may_plan, self._held.can_leave):
                     return
                 work, leaving = self._work, self._held.leave()
+            began_us = self._clock.now_us()
             assert work is not None, "nothing is prepared without it"
             work.plan(leaving, self._ahead, self._out, self)
-            with self._changed:
+            with self._lock:
                 self._held.left()
-                self._step_ended()
+                self._step_ended("plan", began_us)
 
     def _ahead(self) -> list[PreparedWindow]:
         """The windows that leave after the first, as far as they are prepared."""
-        with self._changed:
+        with self._lock:
             return [held.prepared for held in self._held.remaining if held.prepared is not None]
 
     # On either.
@@ -307,20 +325,20 @@ class GrouperStage:
 
     def has(self, unit_id: int) -> bool:
         """See `grouper.work.InHand`."""
-        with self._changed:
+        with self._lock:
             return self._held.has(unit_id)
 
     def take_out(self, unit_id: int) -> bool:
         """See `grouper.work.InHand`."""
-        with self._changed:
+        with self._lock:
             is_here = self._held.has(unit_id)
             self._held.forget(frozenset({unit_id}))
             return is_here
 
     def _give_up(self, error: CarpoolError) -> None:
-        with self._changed:
+        with self._lock:
             self._failure = str(error)
-            self._changed.notify_all()
+            self._wake_all()
         self._out.fail(error)
 
 

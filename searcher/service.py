@@ -133,7 +133,7 @@ class SearcherStage:
             )
         )
 
-    def tick(self, now_us: int, waiting: int) -> int | None:
+    def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
         """Has nothing to close and nothing to expire: the executor looks at deadlines."""
         return None
 

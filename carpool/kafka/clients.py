@@ -83,10 +83,11 @@ class ConsumerClient(Protocol):
         """Commits, blocking, after any commit that was asked for before. From the polling thread only; raises as above."""
         ...
 
-    def membership(self) -> Membership | None:
-        """Returns what proves to the broker that this member is part of its group now; None while it is not.
+    def membership(self, *, fresh: bool = False) -> Membership | None:
+        """Returns what proves to the broker that this member is part of its group; None while it is not.
 
-        From the polling thread only; costs microseconds. Another one after a rebalance.
+        From the polling thread only. It may be a moment old, but no older than the last rebalance that this member took part in,
+        unless `fresh` is asked for, which takes longer.
         """
         ...
 

@@ -130,9 +130,9 @@ class PriorityConsumer:
         """See `ConsumerClient.commit_now`."""
         self._consumer.commit_now(offsets)
 
-    def membership(self) -> Membership | None:
+    def membership(self, *, fresh: bool = False) -> Membership | None:
         """See `ConsumerClient.membership`."""
-        return self._consumer.membership()
+        return self._consumer.membership(fresh=fresh)
 
     def close(self) -> None:
         """Leaves the group."""

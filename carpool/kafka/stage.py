@@ -168,11 +168,11 @@ class Stage(Protocol[R]):
         """Takes one unit, within the credit last given."""
         ...
 
-    def tick(self, now_us: int, waiting: int) -> int | None:
+    def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
         """Closes windows, expires work; returns when to be called next (epoch microseconds), or None: when records come.
 
         Called after every batch of offers. `waiting`: records known to wait at the broker; 0 means that nothing more is
-        there, so what is in hand should leave.
+        there, so what is in hand should leave. `leaves_us`: what is finished before then waits for a commit until then.
         """
         ...
 

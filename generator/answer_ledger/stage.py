@@ -105,12 +105,12 @@ class LedgerStage:
             self._decided.extend(self._ledger.arrived(_asked(unit)))
         self._carry_out(now_us)
 
-    def tick(self, now_us: int, waiting: int) -> int | None:
+    def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
         """Does what was decided meanwhile, lets go of what is late, ticks the stage within."""
         with self._lock:
             self._decided.extend(self._ledger.expired(now_us))
         self._carry_out(now_us)
-        wake_us = self._within.tick(now_us, waiting)
+        wake_us = self._within.tick(now_us, waiting, leaves_us)
         with self._lock:
             if not self._held:
                 return wake_us

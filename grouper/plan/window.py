@@ -40,11 +40,11 @@ class WindowPlanner:
     """Gathers queries and says when the oldest of them leave, at most `queries_max` together.
 
     While the worker is busy nothing closes: arrivals gather. When it is free, what is there leaves at once if nothing
-    more is known to wait. Under a backlog a window goes on until it is full or `window_us_max` old with at least
-    `queries_min`; below that it goes on for at most `STALL_WINDOWS` times as long, so that a broker that knows of
-    records but does not hand them out cannot hold queries. While earlier windows are still about to leave, only a full
-    window closes: closed later it would hold the same queries, so that reading ahead changes no window. A window
-    leaves whole: nothing of it is carried over.
+    more is known to wait and what leaves is sent at once; where it would lie until a commit, more gather until then. Under
+    a backlog a window goes on until it is full or `window_us_max` old with at least `queries_min`; below that it goes on
+    for at most `STALL_WINDOWS` times as long, so that a broker that knows of records but does not hand them out cannot hold
+    queries. While earlier windows are still about to leave, only a full window closes: closed later it would hold the same
+    queries, so that reading ahead changes no window. A window leaves whole: nothing of it is carried over.
 
     Where more are gathered than a window takes, tenants take turns in it, each query one, a turn worth the tenant's
     weight: the k-th query of a tenant is in a window before the others have had more than k turns each. What is seen so
@@ -100,24 +100,26 @@ class WindowPlanner:
         for query_id in query_ids & self._gathered.keys():
             self._remove(query_id)
 
-    def step(self, now_us: int, waiting: int, busy: bool, ahead: bool = False) -> Window | Wait:
+    def step(self, now_us: int, waiting: int, busy: bool, ahead: bool = False, due_us: int = 0) -> Window | Wait:
         """Closes a window or says how long to wait.
 
-        `waiting`: records known to be on their way; `busy`: nobody is free; `ahead`: windows closed earlier have not left.
+        `waiting`: records known to be on their way; `busy`: nobody is free; `ahead`: windows closed earlier have not left;
+        `due_us`: what closes before then only lies about.
         """
-        wait = self.wait(now_us, waiting, busy, ahead)
+        wait = self.wait(now_us, waiting, busy, ahead, due_us)
         return wait if wait is not None else self.close(now_us)
 
-    def wait(self, now_us: int, waiting: int, busy: bool, ahead: bool = False) -> Wait | None:
+    def wait(self, now_us: int, waiting: int, busy: bool, ahead: bool = False, due_us: int = 0) -> Wait | None:
         """Returns how long to wait for the next window; None: it is due. Arguments as for `step`."""
         if busy or not self._gathered or (ahead and len(self._gathered) < self._queries_max):
             return Wait(until_us=None)
-        if waiting > 0 and len(self._gathered) < self._queries_max:
+        if len(self._gathered) >= self._queries_max:
+            return None
+        until_us = due_us
+        if waiting > 0:
             is_small = len(self._gathered) < self._queries_min
-            until_us = self._opened_us + self._window_us_max * (STALL_WINDOWS if is_small else 1)
-            if now_us < until_us:
-                return Wait(until_us=until_us)
-        return None
+            until_us = max(due_us, self._opened_us + self._window_us_max * (STALL_WINDOWS if is_small else 1))
+        return Wait(until_us=until_us) if now_us < until_us else None
 
     def close(self, now_us: int) -> Window:
         """Closes a window over what is gathered, which is something: at most `queries_max`, tenants in turn."""

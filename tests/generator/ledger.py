@@ -37,7 +37,7 @@ class Within:
     def offer(self, unit: Unit[Retrieval], now_us: int) -> None:
         self.units[unit.id] = unit
 
-    def tick(self, now_us: int, waiting: int) -> int | None:
+    def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
         return None
 
     def revoke(self, unit_ids: frozenset[int]) -> None:

@@ -62,7 +62,7 @@ class HandStage:
     def offer(self, unit: Unit[Query], now_us: int) -> None:
         self.units.append(unit)
 
-    def tick(self, now_us: int, waiting: int) -> int | None:
+    def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
         self.ticks.append(waiting)
         return None
 

@@ -336,7 +336,7 @@ def test_stop_drains_what_is_in_hand_and_leaves_the_group() -> None:
     bench = Bench()
 
     class Draining(HandStage):
-        def tick(self, now_us: int, waiting: int) -> int | None:
+        def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
             if self.draining and self.units:
                 self.finish(self.units[0].record.text or "")
                 self.units.pop(0)

@@ -52,7 +52,7 @@ class FetchedConsumer:
     def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
         raise AssertionError("nothing is committed here")
 
-    def membership(self) -> Membership | None:
+    def membership(self, *, fresh: bool = False) -> Membership | None:
         return self
 
     def close(self) -> None:

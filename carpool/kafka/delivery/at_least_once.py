@@ -115,6 +115,11 @@ class AtLeastOnceDelivery:
         return len(self._submitted) + len(self._to_send) + self._in_flight
 
     @property
+    def leaves_us(self) -> int:
+        """See `Delivery.leaves_us`: nothing waits for a commit."""
+        return 0
+
+    @property
     def is_full(self) -> bool:
         """Never: what a commit cannot say is done again after a crash."""
         return False

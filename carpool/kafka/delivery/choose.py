@@ -25,6 +25,7 @@ BEST_EFFORT = {
     "acks": "1",
     "message.timeout.ms": 10_000,
     "queue.buffering.max.messages": 10_000,
+    "linger.ms": 10,
 }
 
 

@@ -51,6 +51,11 @@ class Delivery(Protocol):
         ...
 
     @property
+    def leaves_us(self) -> int:
+        """When what is finished now is sent, at the earliest and as far as can be told, in epoch microseconds; 0: at once."""
+        ...
+
+    @property
     def is_full(self) -> bool:
         """Whether finished work waits because more is complete above a slow record than a commit can say."""
         ...

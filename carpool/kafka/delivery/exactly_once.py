@@ -26,6 +26,9 @@ from carpool.kafka.stage import Done, Output, TopicPartition
 log = structlog.get_logger()
 
 IDLE_WAIT_S = 0.05
+NAP_S = 0.01
+"""So long the thread sleeps at once while work waits for its time to be committed, however much comes: to be woken costs more
+CPU time than most work. A hint may wait for as long."""
 LOCK_WAIT_S = 0.1
 RETRY_WAIT_S = 0.05
 ABORT_WAIT_US = 100_000
@@ -81,9 +84,12 @@ class ExactlyOnceDelivery:
         self._submitted: deque[Done] = deque()
         self._finished: deque[Done] = deque()  # taken from `_submitted`, not committed
         self._membership: Membership | None = None
+        self._is_in_doubt = False
         self._producer: TransactionalProducerClient | None = None
         self._commit_lock = threading.Lock()
         self._next_commit_us = 0
+        self._began_us: int | None = None  # the transaction that is open
+        self._lasts_us = 0
         self._is_halted = False
         self._is_full = False
         self._has_urgent = False
@@ -95,6 +101,7 @@ class ExactlyOnceDelivery:
         self._call_began_us: int | None = None
         self._is_stuck = False
         self._wake = threading.Event()
+        self._is_napping = False
         self._closing = threading.Event()
         self._stop_by_us: int | None = None
         self._thread = threading.Thread(target=self._run, name="delivery", daemon=True)
@@ -104,17 +111,27 @@ class ExactlyOnceDelivery:
     def submit(self, done: Done) -> None:
         """See `Delivery.submit`."""
         self._submitted.append(done)
-        self._wake.set()
+        self._come()
 
     def hint(self, output: Output) -> None:
         """See `Delivery.hint`."""
         if self._hints.add(output):
+            self._come()
+
+    def _come(self) -> None:
+        if not self._is_napping:
             self._wake.set()
 
     @property
     def backlog(self) -> int:
         """See `Delivery.backlog`."""
         return len(self._submitted) + len(self._finished)
+
+    @property
+    def leaves_us(self) -> int:
+        """See `Delivery.leaves_us`: with the transaction after the one that is open, which lasts about as long as the last."""
+        began_us = self._began_us
+        return self._next_commit_us if began_us is None else began_us + self._lasts_us + self._interval_us
 
     @property
     def is_full(self) -> bool:
@@ -130,8 +147,13 @@ class ExactlyOnceDelivery:
         self._thread.start()
 
     def attend(self) -> None:
-        """Looks up the membership, which changes with every rebalance."""
-        self._membership = self._consumer.membership()
+        """Looks up the membership, which changes with every rebalance, also with those of others: that may abort a transaction,
+        which then need not wait for what else might have aborted it."""
+        is_in_doubt, self._is_in_doubt = self._is_in_doubt, False
+        before, self._membership = self._membership, self._consumer.membership(fresh=is_in_doubt)
+        if is_in_doubt and self._membership != before:
+            self._next_commit_us = self._clock.now_us()
+            self._wake.set()
         self._find_stuck()
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
@@ -212,7 +234,10 @@ class ExactlyOnceDelivery:
 
     def step(self) -> None:
         """Does one round: sends hints, commits what is finished when it is time."""
-        self._wake.wait(self._wait_s())
+        wait_s = self._wait_s()
+        self._is_napping = 0 < wait_s <= NAP_S
+        self._wake.wait(wait_s)
+        self._is_napping = False
         self._wake.clear()
         self._hints.send()
         if self._clock.now_us() >= self._next_commit_us:
@@ -222,7 +247,7 @@ class ExactlyOnceDelivery:
     def _wait_s(self) -> float:
         if self._is_halted or not (self._submitted or self._finished or self._ledger.has_uncommitted):
             return IDLE_WAIT_S
-        return min(IDLE_WAIT_S, max(0.0, (self._next_commit_us - self._clock.now_us()) / 1_000_000))
+        return min(NAP_S, max(0.0, (self._next_commit_us - self._clock.now_us()) / 1_000_000))
 
     # With the commit lock held.
 
@@ -236,16 +261,21 @@ class ExactlyOnceDelivery:
             if self._finished or self._ledger.has_uncommitted:  # which cannot be committed yet: there is no hurry
                 self._next_commit_us = began_us + HELD_WAIT_US
             return
+        self._began_us = began_us
         try:
             outcome = self._transact(work, positions, self._membership)
         except _GaveUpError:
             self._is_halted = True
             return
+        finally:
+            self._began_us = None
         ended_us = self._clock.now_us()
+        self._lasts_us = ended_us - began_us
         self._metrics.commits.labels(outcome=outcome).inc()
         self._metrics.transactions.labels(outcome="committed" if outcome == "ok" else outcome).inc()
         self._next_commit_us = ended_us + (ABORT_WAIT_US if outcome == "aborted" else self._interval_us)
         if outcome != "ok":
+            self._is_in_doubt = True
             self._aborts_at_the_end += self._closing.is_set()
             return
         self._complete(work, positions)

@@ -36,9 +36,9 @@ log = structlog.get_logger()
 
 ASK_S = 0.1
 """How long the request after a rebalance may take, beside which the fetching threads go on."""
-MEMBERSHIP_US = 20_000
-"""So old may be what we know of our membership, unless a rebalance was served: asking librdkafka switches threads twice, and a
-transaction with an epoch that is over is aborted and sent again."""
+MEMBERSHIP_US = 200_000
+"""So old may be what we know of our membership, unless a rebalance was served: librdkafka's main thread has to answer, and
+confluent-kafka holds up all threads of the interpreter until it has."""
 
 
 class LibrdkafkaConsumer:
@@ -319,7 +319,7 @@ class LibrdkafkaConsumer:
         """Commits offsets with their metadata, blocking."""
         commit_now(self._consumer, offsets)
 
-    def membership(self) -> Membership | None:
+    def membership(self, *, fresh: bool = False) -> Membership | None:
         """Returns the group's id, ours in it, and its generation or epoch; None while we have none.
 
         What librdkafka returns then names no member, and brokers take offsets from nobody unchecked.
@@ -327,7 +327,7 @@ class LibrdkafkaConsumer:
         if self._member is None:
             return None
         now_us = self._clock.now_us()
-        if self._membership is None or now_us >= self._membership_until_us:
+        if fresh or self._membership is None or now_us >= self._membership_until_us:
             found: Membership = self._member.consumer_group_metadata()
             self._membership = None if found == self._no_membership else found
             self._membership_until_us = now_us + MEMBERSHIP_US

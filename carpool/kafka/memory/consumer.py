@@ -191,7 +191,7 @@ class MemoryConsumer:
                 raise FencedError("this member has left the group; what it commits now is refused")
             self._group.commit({at: (self._group.next_write(), position) for at, position in offsets.items()})
 
-    def membership(self) -> Membership | None:
+    def membership(self, *, fresh: bool = False) -> Membership | None:
         """Returns this member as it was at its last `poll`."""
         with self._broker.lock:
             if self._joined is None or self not in self._joined.members:
