@@ -26,7 +26,7 @@ from grouper.load import index_facts, load_work
 from grouper.plan.orders import group_order
 from grouper.plan.policies import GroupingPolicy, PolicyName, grouping_policy
 from grouper.records import group_event_id
-from grouper.service import GrouperStage, build_stage
+from grouper.service import LEAD_US, GrouperStage, build_stage
 from grouper.settings import GrouperSettings
 from grouper.work import WindowWork
 from schemas.answer import Answer
@@ -345,6 +345,35 @@ def test_under_a_backlog_the_tick_says_when_the_window_is_due(tmp_path: Path) ->
         rig.clock.time_us += 100_000
         assert rig.tick(waiting=5) is None
         rig.settled(2)
+
+
+def test_where_groups_leave_with_a_commit_a_window_closes_just_in_time_for_it(tmp_path: Path) -> None:
+    with running(tmp_path) as rig:
+        rig.offer("ada")
+        assert rig.stage.tick(NOW_US, 0, NOW_US + 40_000) == NOW_US + 40_000 - LEAD_US
+        rig.offer("bell")
+        rig.clock.time_us += 39_500
+        assert rig.stage.tick(rig.clock.time_us, 0, NOW_US + 40_000) is None
+        rig.settled(2)
+        assert [len(group.queries) for group in rig.sink.groups] in ([2], [1, 1]), "one window"
+        assert {group.window_id for group in rig.sink.groups} == {0}
+        rig.offer("curie")
+        rig.stage.drain(rig.clock.time_us + 1_000_000)
+        assert rig.stage.tick(rig.clock.time_us, 0, rig.clock.time_us + 40_000) is None, (
+            "drained, nothing is waited for"
+        )
+        rig.settled(3)
+
+
+def test_a_window_closes_sooner_before_a_commit_the_longer_the_last_one_took(tmp_path: Path) -> None:
+    with running(tmp_path, clock=HandClock(step_us=100)) as rig:
+        rig.offer("ada")
+        rig.tick()
+        rig.settled(1)
+        rig.offer("bell")
+        leaves_us = rig.clock.time_us + 40_000
+        wake_us = rig.stage.tick(rig.clock.time_us, 0, leaves_us)
+        assert wake_us is not None and leaves_us - LEAD_US - 2_000 < wake_us < leaves_us - LEAD_US
 
 
 def test_records_that_cannot_be_taken_in_are_not_waited_for(tmp_path: Path) -> None:

@@ -40,6 +40,19 @@ def test_a_full_window_leaves_at_once_however_many_wait() -> None:
     assert window == Window(window_id=0, query_ids=(0, 1, 2, 3), opened_us=3, closed_us=3)
 
 
+def test_what_would_lie_until_a_commit_gathers_until_shortly_before_unless_it_is_full() -> None:
+    made = filled(3, at_us=50)
+    assert made.step(60, waiting=0, busy=False, due_us=90) == Wait(until_us=90)
+    window = made.step(90, waiting=0, busy=False, due_us=90)
+    assert isinstance(window, Window) and window.query_ids == (0, 1, 2)
+    assert isinstance(filled(4, at_us=3).step(3, waiting=0, busy=False, due_us=90), Window)
+
+
+def test_a_backlog_and_a_commit_are_waited_for_side_by_side() -> None:
+    assert filled(3, at_us=50).step(60, waiting=5, busy=False, due_us=90) == Wait(until_us=150)
+    assert filled(3, at_us=50).step(60, waiting=5, busy=False, due_us=400) == Wait(until_us=400)
+
+
 def test_under_a_backlog_a_window_one_short_of_full_waits_for_its_age() -> None:
     made = filled(3, at_us=50)
     assert made.step(50, waiting=1, busy=False) == Wait(until_us=150)

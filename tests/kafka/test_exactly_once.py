@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.errors import AbortedError, DeploymentError, FencedError, RetryableError
-from carpool.kafka.clients import Position
+from carpool.kafka.clients import Membership, Position
 from carpool.kafka.delivery.exactly_once import (
     CALL_US_MAX,
     TRANSACTION_BYTES_MAX,
@@ -55,6 +55,80 @@ def test_what_an_aborted_transaction_held_is_sent_again_from_memory_and_seen_onc
     bench.wait(loop)
     assert (bench.results(), bench.committed()) == (["a/0", "b/0"], (2, ""))
     assert len(stage.units) == 2, "nothing was offered to the stage again"
+
+
+def test_a_transaction_that_a_rebalance_of_others_aborted_is_made_again_as_soon_as_that_is_known() -> None:
+    bench, stage = Exact(partitions=4), HandStage()
+    loop, consumer = bench.loop(stage)
+    asked: list[bool] = []
+    inner = consumer.membership
+    known = [inner()]
+
+    def membership(*, fresh: bool = False) -> Membership | None:
+        asked.append(fresh)
+        if fresh or known[0] is None:
+            known[0] = inner()
+        return known[0]
+
+    consumer.membership = membership  # type: ignore[method-assign]
+    bench.publish("a")
+    turn(loop)
+    with bench.broker.lock:
+        consumer._group.generation += 1  # as when partitions moved between two others
+    stage.finish("a")
+    asked.clear()
+    turn(loop)
+    assert bench.results() == ["a/0"], "without the pause after an abort: the clock stood still"
+    assert asked.count(True) == 1
+
+
+def test_what_is_finished_leaves_with_the_next_transaction_which_begins_after_the_open_one_and_a_pause() -> None:
+    bench, stage = Exact(), HandStage()
+    loop, _ = bench.loop(stage)
+    delivery = loop.delivery
+    assert isinstance(delivery, ExactlyOnceDelivery)
+    delivery._commit_interval_us = delivery._interval_us = 20_000
+    assert delivery.leaves_us <= bench.clock.now_us(), "at once"
+    seen: list[int] = []
+    producer = delivery._producer
+    assert producer is not None
+    commit = producer.commit
+
+    def slow_commit() -> None:
+        bench.clock.sleep(30_000)
+        seen.append(delivery.leaves_us)
+        commit()
+
+    producer.commit = slow_commit  # type: ignore[method-assign]
+    bench.publish("a", "b")
+    turn(loop)
+    for text in ("a", "b"):
+        began_us = bench.clock.now_us()
+        stage.finish(text)
+        turn(loop)
+        assert delivery.leaves_us == pytest.approx(began_us + 50_000, abs=500)
+        bench.clock.sleep(20_000)
+    assert seen[1] == pytest.approx(began_us + 50_000, abs=500), (
+        "an open one is taken to last as long as the one before"
+    )
+
+
+def test_what_comes_while_the_time_of_a_commit_is_awaited_wakes_nobody() -> None:
+    bench, stage = Exact(), HandStage()
+    loop, _ = bench.loop(stage)
+    delivery = loop.delivery
+    assert isinstance(delivery, ExactlyOnceDelivery)
+    bench.publish("a", "b")
+    turn(loop)
+    delivery._wake.clear()
+    delivery._is_napping = True
+    stage.finish("a")
+    assert not delivery._wake.is_set()
+    delivery._is_napping = False
+    stage.finish("b")
+    assert delivery._wake.is_set()
+    turn(loop)
+    assert sorted(bench.results()) == ["a/0", "b/0"]
 
 
 def test_a_commit_whose_reply_is_lost_is_asked_for_again_and_takes_effect_once() -> None:
