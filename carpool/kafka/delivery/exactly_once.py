@@ -131,7 +131,7 @@ class ExactlyOnceDelivery:
     def leaves_us(self) -> int:
         """See `Delivery.leaves_us`: with the transaction after the one that is open, which lasts about as long as the last."""
         began_us = self._began_us
-        return self._next_commit_us if began_us is None else began_us + self._lasts_us + self._interval_us
+        return self._next_commit_us if began_us is None else began_us + self._lasts_us + self._pause_us()
 
     @property
     def is_full(self) -> bool:
@@ -273,7 +273,7 @@ class ExactlyOnceDelivery:
         self._lasts_us = ended_us - began_us
         self._metrics.commits.labels(outcome=outcome).inc()
         self._metrics.transactions.labels(outcome="committed" if outcome == "ok" else outcome).inc()
-        self._next_commit_us = ended_us + (ABORT_WAIT_US if outcome == "aborted" else self._interval_us)
+        self._next_commit_us = ended_us + (ABORT_WAIT_US if outcome == "aborted" else self._pause_us())
         if outcome != "ok":
             self._is_in_doubt = True
             self._aborts_at_the_end += self._closing.is_set()
@@ -281,6 +281,11 @@ class ExactlyOnceDelivery:
         self._complete(work, positions)
         self._metrics.commit_seconds.observe((ended_us - began_us) / 1_000_000)
         self._observer.committed(began_us)
+
+    def _pause_us(self) -> int:
+        """As long as the last transaction, but no longer than the interval: brokers that are slow get few and large ones, and at
+        brokers that are fast nothing waits for long."""
+        return min(self._interval_us, self._lasts_us)
 
     def _collect(self, *, is_last: bool) -> tuple[Sequence[Done], dict[TopicPartition, Position]]:
         """Returns the finished work that commits next, and where that takes the partitions. `is_last`: all there is."""
