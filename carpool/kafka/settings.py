@@ -27,9 +27,9 @@ other for this long, by default for a second."""
 
 OFFSETS_INTERVAL_MS_MIN = 20
 """Offsets alone (at least once) are committed no oftener: nobody waits for them."""
-METADATA_REFRESH_MS = 10_000
-"""How old what a client knows of topics may get, by default five minutes: what a broker said while it came up may lack a
-partition, and is believed until then."""
+METADATA_REFRESH_MS = 30_000
+"""How old what writers and members know of topics may get, by default five minutes: what a broker said while it came up may lack
+a partition, and is believed until then."""
 
 
 class KafkaSettings(Settings, frozen=True, kw_only=True):
@@ -218,7 +218,6 @@ def client_config(settings: KafkaSettings) -> dict[str, Any]:
         "socket.keepalive.enable": True,
         "reconnect.backoff.max.ms": 1_000,
         "allow.auto.create.topics": False,
-        "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
     }
     optional = {
         "sasl.mechanism": settings.sasl_mechanism,
@@ -242,6 +241,7 @@ def producer_config(settings: KafkaSettings) -> dict[str, Any]:
         "retry.backoff.ms": settings.retry_backoff_ms,
         "message.max.bytes": MESSAGE_BYTES_MAX + PROTOCOL_OVERHEAD_BYTES,
         "message.timeout.ms": 0,
+        "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
     }
 
 
@@ -262,4 +262,5 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
         "queued.min.messages": FETCHED_AHEAD_RECORDS,
         "queued.max.messages.kbytes": settings.prefetch_kib,
         "enable.partition.eof": True,
+        "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
     }

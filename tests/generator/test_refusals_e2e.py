@@ -121,7 +121,11 @@ def test_sigkill_with_64_requests_in_flight_repeats_at_most_those_and_none_that_
 ) -> None:
     publisher = Publisher(broker)
     ids = [f"kill-{number}" for number in range(QUERIES_COUNT)]
-    with LlmServer(latency_ms=2_000) as llm:
+
+    def committed_ids() -> set[str]:
+        return {each.body["query_id"] for each in read_to_end(broker, ANSWERS.name)} & set(ids)
+
+    with LlmServer(latency_ms=5_000) as llm:
         stack = generator(broker, llm, tmp_path, "kill", concurrency=IN_FLIGHT, intake_records_max=100)
         with stack:
             for query_id in ids:
@@ -129,11 +133,11 @@ def test_sigkill_with_64_requests_in_flight_repeats_at_most_those_and_none_that_
             publisher.flush()
             wait_until("the first are answered", lambda: llm.requests.completed >= IN_FLIGHT)
             wait_until("64 in flight again", lambda: llm.requests.in_flight == IN_FLIGHT)
-            time.sleep(0.7)  # what was answered is committed; what was asked then is not answered yet
-            assert llm.requests.in_flight == IN_FLIGHT
+            wait_until("what was answered is committed", lambda: len(committed_ids()) >= IN_FLIGHT)
+            assert llm.requests.in_flight == IN_FLIGHT, "what was asked then is not answered yet"
             stack["generator"].kill()
             started = set(llm.requests.started_by_prompt)
-            committed = {each.body["query_id"] for each in read_to_end(broker, ANSWERS.name)} & set(ids)
+            committed = committed_ids()
             assert committed
             stack["generator"].start()
             answers = answers_to(broker, "kill", QUERIES_COUNT)
