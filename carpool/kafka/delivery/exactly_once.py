@@ -19,6 +19,7 @@ from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedEr
 from carpool.kafka.clients import Membership, Position, ProducerClient, TransactionalProducerClient
 from carpool.kafka.delivery.delivery import Wiring
 from carpool.kafka.delivery.hints import Hints
+from carpool.kafka.delivery.watched_calls import LOOK_S, WatchedCalls
 from carpool.kafka.progress import with_slot
 from carpool.kafka.settings import UNNAMED_BYTES_MAX
 from carpool.kafka.stage import Done, Output, TopicPartition
@@ -29,7 +30,6 @@ IDLE_WAIT_S = 0.05
 NAP_S = 0.01
 """So long the thread sleeps at once while work waits for its time to be committed, however much comes: to be woken costs more
 CPU time than most work. A hint may wait for as long."""
-LOCK_WAIT_S = 0.1
 RETRY_WAIT_S = 0.05
 ABORT_WAIT_US = 100_000
 """How long after an abort the next transaction begins, at the least: what aborted it may last."""
@@ -97,9 +97,7 @@ class ExactlyOnceDelivery:
         self._batch_due_us = 0
         self._urgent_until_us = 0
         self._aborts_at_the_end = 0
-        self._call_us_max = call_us_max
-        self._call_began_us: int | None = None
-        self._is_stuck = False
+        self._calls = WatchedCalls(wiring.clock, wiring.fail, us_max=call_us_max)
         self._wake = threading.Event()
         self._is_napping = False
         self._closing = threading.Event()
@@ -154,59 +152,28 @@ class ExactlyOnceDelivery:
         if is_in_doubt and self._membership != before:
             self._next_commit_us = self._clock.now_us()
             self._wake.set()
-        self._find_stuck()
+        self._calls.look()
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
         """See `Delivery.revoked`."""
-        while not self._commit_lock.acquire(timeout=LOCK_WAIT_S):
-            self._find_stuck()
-            if self._is_stuck:  # whose transaction will not be committed
+        while not self._commit_lock.acquire(timeout=LOOK_S):
+            self._calls.look()
+            if self._calls.is_stuck:  # whose transaction will not be committed
                 return self._ledger.revoke(partitions)
         try:
             if not lost:
                 self.attend()
-                self._watched(lambda: self._try_commit(is_last=True))
+                self._calls.beside(lambda: self._try_commit(is_last=True))
             return self._ledger.revoke(partitions)
         finally:
             self._commit_lock.release()
-
-    def _watched(self, call: Callable[[], None]) -> None:
-        """Makes the call on a thread of its own, so that this one finds out when it does not come back."""
-        failed: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                call()
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=run, name="last-commit", daemon=True)
-        thread.start()
-        while thread.is_alive() and not self._is_stuck:
-            thread.join(LOCK_WAIT_S)
-            self._find_stuck()
-        if failed:
-            raise failed[0]
-
-    def _find_stuck(self) -> None:
-        """Ends the service when a call of the producer does not come back."""
-        began_us = self._call_began_us
-        if self._is_stuck or began_us is None or self._clock.now_us() - began_us <= self._call_us_max:
-            return
-        self._is_stuck = True
-        self._fail(
-            CarpoolError(
-                f"a call to the brokers has not come back in {self._call_us_max / 1_000_000:g} s, which is beyond its time-out; "
-                "restart the service: its next life ends the transaction and does the work again. Nothing is lost."
-            )
-        )
 
     def close(self, until_us: int) -> bool:
         """See `Delivery.close`."""
         self._stop_by_us = until_us
         self._closing.set()
         self._wake.set()
-        if self._is_stuck:
+        if self._calls.is_stuck:
             return False
         self._thread.join(max(0.0, (until_us - self._clock.now_us()) / 1_000_000) + 5.0)
         return not self.backlog
@@ -253,7 +220,7 @@ class ExactlyOnceDelivery:
 
     def _try_commit(self, *, is_last: bool = False) -> None:
         """Commits what is finished, in one transaction. Reports what ends the service, and leaves the rest for the next time."""
-        if self._is_halted or self._is_stuck:
+        if self._is_halted or self._calls.is_stuck:
             return
         work, positions = self._collect(is_last=is_last or self._closing.is_set())
         began_us = self._clock.now_us()
@@ -392,8 +359,8 @@ class ExactlyOnceDelivery:
         """Makes the call until it goes through. Raises `_GaveUpError` when the time to close is over, or it took too long."""
         while True:
             try:
-                self._call_began_us = self._clock.now_us()
-                call()
+                with self._calls.watch():
+                    call()
             except RetryableError as error:
                 self._metrics.commits.labels(outcome="retried").inc()
                 self._metrics.transactions.labels(outcome="retried").inc()
@@ -402,11 +369,9 @@ class ExactlyOnceDelivery:
                     raise _GaveUpError from error
                 self._closing.wait(error.retry_after_s or RETRY_WAIT_S)
             else:
-                if self._is_stuck:  # others may own the partitions by now
+                if self._calls.is_stuck:  # others may own the partitions by now
                     raise _GaveUpError
                 return
-            finally:
-                self._call_began_us = None
 
     def _halt(self, error: CarpoolError) -> None:
         self._is_halted = True
