@@ -155,9 +155,10 @@ class KafkaServer:
             self._process = None
 
     def pause(self) -> None:
-        """Stops the process as a stall does: its connections stay open, and nobody answers."""
+        """Stops the process as a stall does: its connections stay open, and nobody answers. Returns when no thread runs."""
         if self.is_running:
             os.kill(self.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Lets it go on."""
