@@ -12,6 +12,7 @@ from typing import Literal
 import confluent_kafka
 import msgspec
 
+from bench.kafka_section import kafka_section
 from bench.listening import TopicReader, end_offsets
 from bench.stack import Stack
 from carpool.clock import SystemClock
@@ -157,7 +158,8 @@ def open_session(
     clock = SystemClock()
     with ExitStack() as stack:
         broker = stack.enter_context(open_broker(bootstrap, work_dir / "broker.log"))
-        kafka = KafkaSettings(bootstrap=broker.bootstrap, group_prefix=f"carpool-bench-{uuid.uuid4().hex[:8]}")
+        prefix = f"carpool-bench-{uuid.uuid4().hex[:8]}"
+        kafka = kafka_section(settings, bootstrap=broker.bootstrap, group_prefix=prefix)
         create_topics(kafka)
         if not broker.is_fresh:
             for service in services:
@@ -171,7 +173,7 @@ def open_session(
                 index_dir=index_dir,
                 work_dir=work_dir,
                 services=services,
-                settings={"CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix, **settings},
+                settings={**settings, "CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix},
                 llm_url=llm_url,
             )
         )

@@ -23,12 +23,12 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from bench.kafka_section import kafka_section
 from bench.overhead.contestants import Delivery
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.librdkafka.protocol import choose_protocol, member_config
 from carpool.kafka.librdkafka.transactional import TRANSACTION_TIMEOUT_MS
 from carpool.kafka.settings import KafkaSettings, client_config, producer_config
-from carpool.settings import load_settings
 
 IDLE_S = 0.2
 BROKERS_S = 30.0
@@ -44,10 +44,6 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     target: str
     group: str
-
-
-class _Sections(msgspec.Struct, frozen=True, kw_only=True):
-    kafka: KafkaSettings = KafkaSettings()
 
 
 def copy_exactly_once(settings: KafkaSettings, hop: Hop, consumer: Consumer, is_stopped: IsStopped) -> None:
@@ -167,8 +163,7 @@ def parse(arguments: Sequence[str]) -> tuple[KafkaSettings, Hop]:
     parser.add_argument("--delivery", required=True, choices=get_args(Delivery))
     given = parser.parse_args(arguments)
     require_loopback(given.bootstrap)
-    flags = {"kafka": {"bootstrap": given.bootstrap, "delivery": given.delivery}}
-    settings = load_settings(_Sections, file=None, environ=os.environ, flags=flags).kafka
+    settings = kafka_section(os.environ, bootstrap=given.bootstrap, delivery=given.delivery)
     return settings, Hop(source=given.source, target=given.target, group=given.group)
 
 

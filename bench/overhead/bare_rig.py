@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.kafka_section import kafka_section
 from bench.listening import TopicReader
 from bench.overhead.contestants import Delivery
 from bench.session import Session
@@ -19,7 +20,6 @@ from bench.stack import ServiceProcess, Stack
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.admin import create_topics
-from carpool.kafka.settings import KafkaSettings
 from producers.load import LoadPlan, Sender
 from producers.publisher import Placed, Publisher
 from producers.questioning import QueryRecord
@@ -80,7 +80,7 @@ def open_bare_hops(
     Raises `CarpoolError` with the ends of the hops' logs where none comes through.
     """
     clock = SystemClock()
-    kafka = KafkaSettings(bootstrap=stack.bootstrap)
+    kafka = kafka_section(settings, bootstrap=stack.bootstrap)
     create_topics(kafka, TOPICS)
     hops = hop_processes(delivery, bootstrap=stack.bootstrap, folder=folder, settings=settings)
     with ExitStack() as opened:
