@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from carpool.errors import AbortedError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import Membership, Position
 from carpool.kafka.delivery.exactly_once import (
+    BATCH_DONES_MAX,
     CALL_US_MAX,
     TRANSACTION_BYTES_MAX,
-    TRANSACTION_DONES_MAX,
     ExactlyOnceDelivery,
     _first,
 )
@@ -422,7 +422,7 @@ class TwoClasses(Exact):
 def test_urgent_work_commits_before_batch_work_that_was_finished_first_and_never_in_a_long_transaction() -> None:
     bench, stage = TwoClasses(), HandStage(credit=10_000)
     loop = bench.both(stage)
-    batch = [f"b{number}" for number in range(3 * TRANSACTION_DONES_MAX)]
+    batch = [f"b{number}" for number in range(3 * BATCH_DONES_MAX)]
     bench.publish_batch(*batch)
     bench.publish("u")
     turn(loop)
@@ -430,9 +430,9 @@ def test_urgent_work_commits_before_batch_work_that_was_finished_first_and_never
         stage.finish(text)
     turn(loop, 1)
     assert bench.results()[0] == "u/0"
-    assert len(bench.results()) == TRANSACTION_DONES_MAX + 1
+    assert len(bench.results()) == BATCH_DONES_MAX + 1
     turn(loop, 1)
-    assert len(bench.results()) == TRANSACTION_DONES_MAX + 1, "batch work has its pause beside what is urgent"
+    assert len(bench.results()) == BATCH_DONES_MAX + 1, "batch work has its pause beside what is urgent"
     for _ in range(3):
         bench.wait(loop)
     assert sorted(bench.results()[1:]) == sorted(f"{text}/0" for text in batch)

@@ -39,7 +39,9 @@ CLOSING_ABORTS_MAX = 3
 CALL_US_MAX = 15_000_000
 TRANSACTION_DONES_MAX = 250
 TRANSACTION_BYTES_MAX = 1024 * 1024
-"""Finished work of each class in one transaction: more take the next one, so that none is open for long."""
+"""Finished work in one transaction: more take the next one, so that none is open for long."""
+BATCH_DONES_MAX = 50
+"""Of it of the class batch, behind which other work that has just been finished would wait."""
 BATCH_PAUSE_US = 100_000
 URGENT_LATELY_US = 1_000_000
 """Work of the class batch commits every so often where other work was finished lately: a transaction without it is short, and
@@ -274,7 +276,7 @@ class ExactlyOnceDelivery:
             self._urgent_until_us = now_us + URGENT_LATELY_US
         work: Sequence[Done] = list(self._finished) if is_last else _first(urgent)
         if is_batch_due and not is_last:
-            work = [*work, *_first([done for done in self._finished if self._ledger.is_batch(done)])]
+            work = [*work, *_first([done for done in self._finished if self._ledger.is_batch(done)], BATCH_DONES_MAX)]
             self._batch_due_us = now_us + BATCH_PAUSE_US if now_us < self._urgent_until_us else 0
         self._has_urgent = len(urgent) > 0
         # What is urgent need not wait after a transaction of batch work, which come seldom enough.
@@ -385,11 +387,11 @@ class ExactlyOnceDelivery:
         return self._stop_by_us is not None and self._clock.now_us() >= self._stop_by_us
 
 
-def _first(finished: Sequence[Done]) -> list[Done]:
+def _first(finished: Sequence[Done], most: int = TRANSACTION_DONES_MAX) -> list[Done]:
     """Returns as many of `finished`, in order, as one transaction takes, and at least one of them."""
     taken: list[Done] = []
     size_bytes = 0
-    for done in finished[:TRANSACTION_DONES_MAX]:
+    for done in finished[:most]:
         size_bytes += sum(len(output.value) for output in done.outputs)
         if taken and size_bytes > TRANSACTION_BYTES_MAX:
             break
