@@ -16,9 +16,11 @@ from bench.kafka_section import kafka_section
 from bench.listening import TopicReader, end_offsets
 from bench.stack import Stack
 from carpool.clock import SystemClock
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.admin import create_topics
+from carpool.kafka.clients import Position, TopicPartition
 from carpool.kafka.embedded import EmbeddedBroker
+from carpool.kafka.librdkafka.takeover import commit_now
 from carpool.kafka.settings import KafkaSettings, client_config
 from producers.arrivals import bounded, even, poisson
 from producers.load import LoadPlan, LoadProgress, LoadSummary, Sender, Sent, run_load
@@ -31,6 +33,8 @@ INPUTS = {"grouper": QUERIES.name, "searcher": GROUPS.name, "generator": RETRIEV
 """The topic that each service reads; beside it, that of the class `batch`."""
 
 QUIET_TIMEOUT_S = 30.0
+COORDINATOR_TIMEOUT_S = 30.0
+COORDINATOR_PAUSE_S = 0.1
 
 
 class Broker(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,11 +187,23 @@ def open_session(
 
 
 def begin_at_end(kafka: KafkaSettings, group: str, topic: str) -> None:
-    """Commits the ends of `topic` for `group`, which nobody has joined yet: it goes on from there. Blocks."""
+    """Commits the ends of `topic` for `group`, which nobody has joined yet: it goes on from there. Blocks.
+
+    Raises `RetryableError` when the group's coordinator is not there in time, as that of brokers which have just begun may be.
+    """
+    until_s = time.monotonic() + COORDINATOR_TIMEOUT_S
     consumer = confluent_kafka.Consumer(
         client_config(kafka) | {"group.id": group, "enable.auto.commit": False}, logger=LOGGER
     )
     try:
-        consumer.commit(offsets=end_offsets(consumer, topic), asynchronous=False)
+        while True:
+            ends = end_offsets(consumer, topic)
+            try:
+                commit_now(consumer, {TopicPartition(at.topic, at.partition): Position(at.offset, "") for at in ends})
+                return
+            except RetryableError:
+                if time.monotonic() > until_s:
+                    raise
+            time.sleep(COORDINATOR_PAUSE_S)
     finally:
         consumer.close()
