@@ -90,7 +90,7 @@ def copy_at_least_once(settings: KafkaSettings, hop: Hop, consumer: Consumer, is
             producer.flush(settings.request_timeout_ms / 1_000)
             consumer.commit(offsets=ends_of(uncommitted), asynchronous=True)
             uncommitted = []
-            due_s = time.monotonic() + settings.commit_interval_ms / 1_000
+            due_s = time.monotonic() + settings.offsets_interval_ms() / 1_000
     producer.flush(settings.request_timeout_ms / 1_000)
 
 

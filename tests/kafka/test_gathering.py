@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.kafka.delivery.gathering import GATHER_US, QUIET_US, Gathering, pause_us
+from carpool.kafka.delivery.gathering import GATHER_US, QUIET_US, Gathering
 
 TIMES = st.integers(1, 200_000)
 
@@ -49,7 +49,3 @@ def test_it_is_never_too_early_and_never_much_later(times: list[int], next_us: i
     due_us = gathering.due_us(next_us, is_working=is_working)
     assert next_us <= due_us <= max(next_us, times[0]) + GATHER_US
     assert is_working or due_us == next_us
-
-
-def test_a_pause_is_twice_a_transaction_and_bounded() -> None:
-    assert [pause_us(lasted_us, 20_000) for lasted_us in (0, 3_000, 10_000, 80_000)] == [0, 6_000, 20_000, 20_000]

@@ -48,7 +48,7 @@ def make_delivery(settings: KafkaSettings, group: str, delivery: DeliveryName) -
             wiring,
             make_producer=lambda: LibrdkafkaProducer(settings),
             make_hint_producer=make_hint_producer,
-            commit_interval_ms=settings.commit_interval_ms,
+            commit_interval_ms=settings.offsets_interval_ms(),
         )
 
     def exactly_once(wiring: Wiring) -> Delivery:

@@ -18,7 +18,7 @@ import structlog
 from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import Membership, Position, ProducerClient, TransactionalProducerClient
 from carpool.kafka.delivery.delivery import Wiring
-from carpool.kafka.delivery.gathering import Gathering, pause_us
+from carpool.kafka.delivery.gathering import Gathering
 from carpool.kafka.delivery.hints import Hints
 from carpool.kafka.delivery.watched_calls import LOOK_S, WatchedCalls
 from carpool.kafka.progress import with_slot
@@ -257,7 +257,9 @@ class ExactlyOnceDelivery:
         self._observer.committed(began_us)
 
     def _pause_us(self) -> int:
-        return pause_us(self._lasts_us, self._interval_us)
+        """As long as the last transaction, but no longer than the interval: brokers that are slow get few and large ones, and at
+        brokers that are fast nothing waits for long."""
+        return min(self._interval_us, self._lasts_us)
 
     def _collect(self, *, is_last: bool) -> tuple[Sequence[Done], dict[TopicPartition, Position]]:
         """Returns the finished work that commits next, and where that takes the partitions. `is_last`: all there is."""

@@ -10,8 +10,6 @@ QUIET_US = 3_000
 """What is in hand and not finished so long after the last that was is not of its wave."""
 GATHER_US = 10_000
 """No work waits longer for other work."""
-PAUSE_SHARE = 2
-"""The pause between two transactions against how long one takes: they cost brokers more than the records in them."""
 
 
 class Gathering:
@@ -37,9 +35,3 @@ class Gathering:
         if first_us is None or not is_working:
             return next_us
         return max(next_us, min(self._last_us + QUIET_US, max(next_us, first_us) + GATHER_US))
-
-
-def pause_us(lasted_us: int, most_us: int) -> int:
-    """Returns how long after a transaction that took `lasted_us` the next begins: slow brokers get few and large ones, and at
-    fast ones nothing waits for long."""
-    return min(most_us, PAUSE_SHARE * lasted_us)
