@@ -257,8 +257,7 @@ class ExactlyOnceDelivery:
         self._observer.committed(began_us)
 
     def _pause_us(self) -> int:
-        """As long as the last transaction, but no longer than the interval: brokers that are slow get few and large ones, and at
-        brokers that are fast nothing waits for long."""
+        """As the last transaction, at most the interval: slow brokers get few and large ones, at fast ones nothing waits long."""
         return min(self._interval_us, self._lasts_us)
 
     def _collect(self, *, is_last: bool) -> tuple[Sequence[Done], dict[TopicPartition, Position]]:
