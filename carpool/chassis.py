@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -100,6 +101,7 @@ def run_service(
         promise=deployment.promise,
         http_port=server.port if server else None,
     )
+    gc.freeze()  # what was imported stays: to look through it again takes a quarter of a second, in which nothing else runs
     try:
         loop.run(drain_us=DRAIN_US)
         log.info("stopped")

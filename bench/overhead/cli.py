@@ -20,9 +20,11 @@ def overhead(
     warm_up: Annotated[
         float,
         typer.Option(
-            "--warm-up", min=0, help="Seconds of load before, which are not measured, in each round and for each side."
+            "--warm-up",
+            min=0,
+            help="Seconds of load before, which are not measured, in each round and for each side: until then Java compiles.",
         ),
-    ] = 30.0,
+    ] = 90.0,
     rounds: Annotated[
         int, typer.Option("--rounds", min=1, help="Turns of each contestant, which share its seconds, there and back.")
     ] = 1,

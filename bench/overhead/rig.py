@@ -19,7 +19,7 @@ from bench.overhead.disturbance import between, snapshot
 from bench.overhead.outcome import Journey, Round, answer_books, bare_journeys, copy_books, journeys
 from bench.session import Session, open_session
 from bench.stack import SERVICES, Stack
-from carpool.testing.kafka import KafkaCluster
+from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster
 from producers.load import LoadPlan, Sent
 from producers.questions import Question
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
@@ -89,7 +89,7 @@ def open_rig(contestant: Contestant, index: BenchIndex, *, folder: Path, setting
     """Yields the contestant and bare hops, ready for a load; all processes end with the block. Blocks for half a minute."""
     with (
         fresh_folder(folder / "kafka") as data,
-        KafkaCluster(data, brokers=contestant.brokers) as cluster,
+        KafkaCluster(data, brokers=contestant.brokers, java=KAFKA_JAVA) as cluster,
         open_session(
             bootstrap=cluster.bootstrap,
             index_dir=index.dir,

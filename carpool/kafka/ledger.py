@@ -197,12 +197,6 @@ class WorkLedger:
         return self._held
 
     @property
-    def is_working(self) -> bool:
-        """Whether parts are owed and not finished, other than of the class `batch`."""
-        with self._lock:
-            return any(parts > 0 and not is_batch(topic) for topic, parts in self._held.items())
-
-    @property
     def finished_bytes(self) -> int:
         """Bytes of outputs that are not known to be committed."""
         return self._finished_bytes

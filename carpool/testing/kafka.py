@@ -23,8 +23,10 @@ from carpool.errors import ConfigError
 from carpool.kafka.embedded import free_port
 
 CLUSTER_ID = "Y2FycG9vbC1waXRlc3Qtaw"
-JAVA_OPTIONS = ("-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""The quick compiler alone: the thorough one takes a core for the first minutes of a broker that lives for minutes."""
+QUICK_JAVA = ("-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""Small, and the quick compiler alone: the thorough one takes a core for the first minutes of a broker that lives for minutes."""
+KAFKA_JAVA = ("-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
+"""As Kafka's own start script has it: for what is measured, after a load that lets the compilers end."""
 
 HOST = "127.0.0.1"
 SESSION_TIMEOUT_MS = 6_000
@@ -60,11 +62,12 @@ class KafkaServer:
         home: Path | None = None,
         node: int = 1,
         ports: Sequence[tuple[int, int]] = (),
+        java: Sequence[str] = QUICK_JAVA,
     ) -> None:
         """Writes the configuration and formats the data's folder. Raises `ConfigError` without a distribution or Java.
 
         `ports`: for clients and for controllers, of every node of the cluster; this is the `node`-th of them, from 1. None: it
-        is alone, on free ports.
+        is alone, on free ports. `java`: options of the virtual machine that it runs in.
         """
         found = home or kafka_home()
         if found is None:
@@ -74,6 +77,7 @@ class KafkaServer:
         ports = ports or [(free_port(), free_port())]
         self._classpath = str(found.resolve() / "libs" / "*")
         self._folder = folder
+        self._java_options = tuple(java)
         self.port = ports[node - 1][0]
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,19 +105,18 @@ class KafkaServer:
         assert self._process is not None, "not started"
         return self._process.pid
 
-    def _java(self, *arguments: str) -> list[str]:
-        return ["java", *JAVA_OPTIONS, "-cp", self._classpath, *arguments]
+    def _java(self, options: Sequence[str], *arguments: str) -> list[str]:
+        return ["java", *options, "-cp", self._classpath, *arguments]
 
     def _run(self, *arguments: str) -> None:
-        done = subprocess.run(self._java(*arguments), capture_output=True, text=True, check=False)
+        done = subprocess.run(self._java(QUICK_JAVA, *arguments), capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConfigError(f"Kafka cannot be set up: {done.stdout}{done.stderr}")
 
     def launch(self) -> None:
         """Starts the process, on its old data if it has any; returns at once."""
-        command = self._java(
-            f"-Dlog4j2.configurationFile={self._folder / 'log4j2.xml'}", "kafka.Kafka", str(self._properties)
-        )
+        options = (*self._java_options, f"-Dlog4j2.configurationFile={self._folder / 'log4j2.xml'}")
+        command = self._java(options, "kafka.Kafka", str(self._properties))
         with (self._folder / "log").open("ab") as output:
             self._process = subprocess.Popen(
                 command,
@@ -180,11 +183,14 @@ class KafkaServer:
 class KafkaCluster:
     """Several brokers, each a controller too; topics have three copies and take writes with two. A context manager."""
 
-    def __init__(self, folder: Path, *, brokers: int = 3, home: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, brokers: int = 3, home: Path | None = None, java: Sequence[str] = QUICK_JAVA
+    ) -> None:
         """Raises as `KafkaServer` does."""
         ports = [(free_port(), free_port()) for _ in range(brokers)]
         self.servers = tuple(
-            KafkaServer(folder / f"broker-{node}", home=home, node=node, ports=ports) for node in range(1, brokers + 1)
+            KafkaServer(folder / f"broker-{node}", home=home, node=node, ports=ports, java=java)
+            for node in range(1, brokers + 1)
         )
 
     @property

@@ -11,7 +11,6 @@ from carpool.kafka.checks import DeliveryName
 from carpool.kafka.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.kafka.delivery.delivery import Wiring
 from carpool.kafka.delivery.exactly_once import ExactlyOnceDelivery
-from carpool.kafka.delivery.gathering import QUIET_US
 from carpool.kafka.intake import Intake, PriorityClass
 from carpool.kafka.loop import Loop
 from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer, MemoryTransactionalProducer
@@ -191,11 +190,9 @@ class Bench:
 
 
 def turn(loop: Loop[Query], times: int = 3) -> None:
-    """Steps the loop and its delivery, which waits a moment for more; commits are served by the next step of the loop."""
-    assert isinstance(loop._clock, HandClock)
+    """Steps the loop and its delivery; commits are served by the next step of the loop."""
     for _ in range(times):
         loop.step()
-        loop._clock.sleep(QUIET_US)
         for _ in range(2):
             loop.delivery._wake.set()  # or it waits for work
             loop.delivery.step()

@@ -20,7 +20,6 @@ from carpool.kafka.delivery.exactly_once import (
     ExactlyOnceDelivery,
     _first,
 )
-from carpool.kafka.delivery.gathering import QUIET_US
 from carpool.kafka.intake import PriorityClass
 from carpool.kafka.loop import METADATA_STOP_BYTES, Loop
 from carpool.kafka.memory import MemoryBroker
@@ -56,31 +55,6 @@ def test_what_an_aborted_transaction_held_is_sent_again_from_memory_and_seen_onc
     bench.wait(loop)
     assert (bench.results(), bench.committed()) == (["a/0", "b/0"], (2, ""))
     assert len(stage.units) == 2, "nothing was offered to the stage again"
-
-
-def test_what_came_together_leaves_in_one_transaction_and_what_takes_long_is_not_waited_for() -> None:
-    bench, stage = Exact(), HandStage()
-    loop, _ = bench.loop(stage)
-    delivery = loop.delivery
-    assert isinstance(delivery, ExactlyOnceDelivery)
-
-    def committed() -> list[str]:
-        delivery._wake.set()  # or it waits for work
-        delivery.step()
-        return bench.results()
-
-    bench.publish("a", "b", "c")
-    loop.step()
-    assert committed() == []
-    stage.finish("a")
-    assert committed() == [], "two more are in hand"
-    stage.finish("b")
-    bench.clock.sleep(QUIET_US // 2)
-    assert committed() == []
-    bench.clock.sleep(QUIET_US)
-    assert committed() == ["a/0", "b/0"], "the third takes longer"
-    stage.finish("c")
-    assert committed() == ["a/0", "b/0", "c/0"], "nothing is in hand that it could wait for"
 
 
 def test_a_transaction_that_a_rebalance_of_others_aborted_is_made_again_as_soon_as_that_is_known() -> None:
@@ -129,7 +103,7 @@ def test_what_is_finished_leaves_with_the_next_transaction_which_begins_after_th
     bench.publish("a", "b")
     turn(loop)
     for text in ("a", "b"):
-        began_us = bench.clock.now_us() + QUIET_US
+        began_us = bench.clock.now_us()
         stage.finish(text)
         turn(loop)
         assert delivery.leaves_us == pytest.approx(began_us + 50_000, abs=500)

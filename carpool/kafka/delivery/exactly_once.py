@@ -18,7 +18,6 @@ import structlog
 from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import Membership, Position, ProducerClient, TransactionalProducerClient
 from carpool.kafka.delivery.delivery import Wiring
-from carpool.kafka.delivery.gathering import Gathering
 from carpool.kafka.delivery.hints import Hints
 from carpool.kafka.delivery.watched_calls import LOOK_S, WatchedCalls
 from carpool.kafka.progress import with_slot
@@ -84,7 +83,6 @@ class ExactlyOnceDelivery:
         self._slot = slot
         self._commit_interval_us = commit_interval_ms * 1_000
         self._hints = Hints(make_hint_producer, wiring.metrics)
-        self._gathering = Gathering()
         self._submitted: deque[Done] = deque()
         self._finished: deque[Done] = deque()  # taken from `_submitted`, not committed
         self._membership: Membership | None = None
@@ -112,10 +110,8 @@ class ExactlyOnceDelivery:
 
     def submit(self, done: Done) -> None:
         """See `Delivery.submit`."""
-        now_us = self._clock.now_us()
-        self._gathering.came(now_us)
         self._submitted.append(done)
-        if not self._is_napping or (now_us >= self._next_commit_us and not self._ledger.is_working):
+        if not self._is_napping:
             self._wake.set()
 
     def hint(self, output: Output) -> None:
@@ -210,18 +206,14 @@ class ExactlyOnceDelivery:
         self._is_napping = False
         self._wake.clear()
         self._hints.send()
-        if self._clock.now_us() >= self._due_us():
+        if self._clock.now_us() >= self._next_commit_us:
             with self._commit_lock:
                 self._try_commit()
 
     def _wait_s(self) -> float:
         if self._is_halted or not (self._submitted or self._finished or self._ledger.has_uncommitted):
             return IDLE_WAIT_S
-        return min(NAP_S, max(0.0, (self._due_us() - self._clock.now_us()) / 1_000_000))
-
-    def _due_us(self) -> int:
-        is_working = self._ledger.is_working and not self._closing.is_set()
-        return self._gathering.due_us(self._next_commit_us, is_working=is_working)
+        return min(NAP_S, max(0.0, (self._next_commit_us - self._clock.now_us()) / 1_000_000))
 
     # With the commit lock held.
 
@@ -262,7 +254,6 @@ class ExactlyOnceDelivery:
 
     def _collect(self, *, is_last: bool) -> tuple[Sequence[Done], dict[TopicPartition, Position]]:
         """Returns the finished work that commits next, and where that takes the partitions. `is_last`: all there is."""
-        self._gathering.taken()
         while self._submitted:
             done = self._submitted.popleft()
             self._has_urgent |= not self._ledger.is_batch(done)
