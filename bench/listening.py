@@ -25,6 +25,8 @@ from schemas.topics import MESSAGE_BYTES_MAX
 
 POLL_S = 0.1
 TIMEOUT_S = 10.0
+MISSING_S = 3.0
+"""How long a topic that was just made may be unknown to a broker."""
 
 
 class Arrived(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,9 +160,14 @@ class TopicReader:
         self._consumer.close()
 
 
+class _NoTopicError(RetryableError):
+    """A broker knows of no such topic."""
+
+
 def end_offsets(consumer: confluent_kafka.Consumer, topic: str) -> list[confluent_kafka.TopicPartition]:
     """Returns every partition of `topic` with its end as its offset. Blocks up to `TIMEOUT_S`. Raises `RetryableError`."""
-    until_s = time.monotonic() + TIMEOUT_S
+    now_s = time.monotonic()
+    until_s, missing_until_s = now_s + TIMEOUT_S, now_s + MISSING_S
     while True:
         try:
             return _end_offsets(consumer, topic)
@@ -170,6 +177,10 @@ def end_offsets(consumer: confluent_kafka.Consumer, topic: str) -> list[confluen
                 raise RetryableError(
                     f"the brokers do not say where {topic} ends: {error.args[0].str()}; are they running?"
                 ) from error
+        except _NoTopicError:
+            # Or not every broker has heard of it.
+            if time.monotonic() > missing_until_s:
+                raise
         time.sleep(POLL_S)
 
 
@@ -177,7 +188,7 @@ def _end_offsets(consumer: confluent_kafka.Consumer, topic: str) -> list[conflue
     # Asked for all: asking for one by name would make some brokers create it.
     found = consumer.list_topics(timeout=TIMEOUT_S).topics.get(topic)
     if found is None:
-        raise RetryableError(f"there is no topic {topic} at the brokers; make the topics: carpool topics create")
+        raise _NoTopicError(f"there is no topic {topic} at the brokers; make the topics: carpool topics create")
     places = [confluent_kafka.TopicPartition(topic, partition) for partition in sorted(found.partitions)]
     for place in places:
         place.offset = consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)[1]
