@@ -1,3 +1,5 @@
+"""A real vLLM server, which tests of the generator share."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

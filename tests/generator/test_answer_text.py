@@ -1,3 +1,5 @@
+"""What the LLM writes, taken apart while it comes."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Which passages an answer cites, and whether it may."""
+
 from __future__ import annotations
 
 import re

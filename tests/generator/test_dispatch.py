@@ -1,3 +1,5 @@
+"""Which request goes to the LLM next, and what becomes of it: the dispatcher alone, without a server."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable

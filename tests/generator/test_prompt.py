@@ -1,3 +1,5 @@
+"""Prompts: what goes in, in which order, and how much of it."""
+
 from __future__ import annotations
 
 import hashlib

@@ -1,3 +1,5 @@
+"""The generator as a stage: what it asks the LLM, what it answers, what it does when either goes wrong."""
+
 from __future__ import annotations
 
 import json

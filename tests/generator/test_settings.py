@@ -1,3 +1,5 @@
+"""Settings of the generator and of its LLM: defaults, bounds, what is refused by name, where the key comes from."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""The LLM server of tests answers, refuses, hangs and breaks as it is told."""
+
 from __future__ import annotations
 
 import http.client
