@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from carpool.disk.pages import ClusterPages, UInt8
-from searcher.scan import multiply
+from searcher.products import multiply
 from searcher.top_k import NO_FLOOR, Candidates, Float32, Int64, Scored, Slots
 
 ROWS_MAX = 1 << 20

@@ -26,6 +26,7 @@ from searcher.execution.executor import Executor
 from searcher.execution.query_by_query import QueryByQuery
 from searcher.plan.cluster_major import ClusterMajorLimits, ClusterMajorPlanner
 from searcher.plan.reads import ReadLimits, ReadPlanner
+from searcher.products import queries_few
 from searcher.scoring_pool import ScoringPool
 from searcher.settings import SearcherSettings
 from searcher.store.engine import BlockEngine
@@ -118,6 +119,7 @@ def open_plane(
     except BaseException:
         files.close()
         raise
+    queries_few(index.layout)  # measured now, and not by the first query
     scoring = pool(settings.scoring_threads or len(os.sched_getaffinity(0)))
     executor = _open_executor(index, slices, settings, memory, scoring, metrics, clock, events=events)
     return Plane(memory=memory, executor=executor, pool=scoring, files=files)

@@ -1,17 +1,7 @@
 """The scan: scores all rows of a cluster, as its pages lie in memory, for all queries that want it, in one call.
 
-No float32 row is copied. Few queries are dot products: each row is multiplied by all of them while it is in the nearest
-cache, and comes from memory as fast as memory gives it. More are one batched matrix product over the pages, in batches small
-enough for OpenBLAS's kernels for small matrices, which do not pack their operands. Which is better depends on the kernels
-that OpenBLAS takes here; rows of 384 in memory, and not in a cache, GB/s of one thread:
-
-    queries                        1    2    3    5    8   10   20
-    dot products, AVX2            32   25   24   16   11    9    4
-    matrix products, AVX2         30   10    9    9   10    8    6
-    dot products, AVX-512         22    9    9    8    7    6    4
-    matrix products, AVX-512      28   27   24   21   20   16   13
-
-float16 rows are widened into a scratch first, 1.5 ms for 10,240 of 384.
+No float32 row is copied (`searcher.products`). Of the scores only those that may enter a result are looked at one by one:
+blocks of rows, whose best stands for all of them, are compared with a floor first.
 
 Scores depend in their last bits (a few 1e-7 for vectors of length one) on where a row lies in its batch, so on how a cluster
 is cut into pieces and on how many queries are scored together, as those of FAISS depend on its own kernels. Rows whose
@@ -20,36 +10,18 @@ scores differ by less may change places; nothing else does. Vectors and queries 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from functools import cache
 
 import numpy as np
-import numpy.typing as npt
-from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
 from carpool.disk.pages import ClusterPages, PageLayout, UInt8
+from searcher.products import multiply
 from searcher.top_k import Candidates, Float32, Int64, Slots, best_of_each
 
 SCORES_BYTES = 4 << 20
 """Scores that are held at a time. The first of them set the floor for the rest, so more at a time leave fewer candidates."""
-WIDE_BYTES = 1 << 19
-"""float16 rows that are widened at a time."""
-BATCH_PRODUCTS_MAX = 1_000_000
-"""Multiplications of a batch. OpenBLAS takes a matrix product for a small one up to 100**3."""
-BATCH_PAGES_MIN = 8
-"""Below this a small product is slower than a large one."""
-BATCH_PAGES_LARGE = 512
-"""Where not even that is small: as many as make packing cheap."""
-QUERIES_FEW = 7
-"""So few queries cost less as dot products than as a matrix product, but where that runs on AVX-512."""
-WIDE_KERNELS = ("SkylakeX", "Cooperlake", "SapphireRapids")
-"""OpenBLAS's names of the kernels that are made of AVX-512. `OPENBLAS_CORETYPE`, if it is set, decides which it takes."""
 BLOCK_PAGES_MIN = 64
 """Pages whose scores are held at a time, also where they are more than `SCORES_BYTES`."""
-MARGIN = 32
-"""Numbers that the dot products of one query run on for, into the hole at the end of a page."""
-CHECKSUM_BYTES = 8
 GROUP_ROWS_MAX = 16
 """Rows whose best score stands for all of them at first."""
 
@@ -103,103 +75,6 @@ def _blocks(pages: ClusterPages, block_pages: int) -> Iterator[tuple[int, list[U
                 parts, room = [], block_pages
     if parts and rows_left > 0:
         yield min(rows_left, (block_pages - room) * rows_per_page), parts
-
-
-def multiply(layout: PageLayout, parts: list[UInt8], queries: Float32, scores: Float32) -> None:
-    """Writes the scores of the rows of `parts`, in order, into the first rows of `scores`: (rows, q).
-
-    Raises `ValueError` for queries of another dimension.
-    """
-    if queries.shape[1] != layout.dimension:
-        raise ValueError(f"dimension mismatch: queries of {queries.shape[1]} numbers, vectors of {layout.dimension}")
-    start = 0
-    for pages in _widened(layout, parts) if layout.vector_dtype == "float16" else parts:
-        end = start + len(pages) * layout.rows_per_page
-        if len(queries) > QUERIES_FEW or has_wide_kernels():
-            _multiply_many(layout, pages, queries, scores[start:end])
-        else:
-            _multiply_few(layout, pages, queries, scores[start:end])
-        start = end
-
-
-@cache
-def has_wide_kernels() -> bool:
-    """Whether NumPy's matrix products run on AVX-512 kernels of OpenBLAS."""
-    libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
-    of_numpy = [library for library in libraries if "numpy" in library["filepath"]] or libraries
-    return any(library.get("architecture") in WIDE_KERNELS for library in of_numpy)
-
-
-def _multiply_many(layout: PageLayout, pages: UInt8, queries: Float32, scores: Float32) -> None:
-    """The rows of `pages` times (q, dim) into (pages * rows_per_page, q): matrix products of as many rows as suit the kernels."""
-    dimension, rows_per_page = layout.dimension, layout.rows_per_page
-    vectors = pages[:, : rows_per_page * dimension * 4].view("<f4").reshape(-1, rows_per_page, dimension)
-    weights = np.ascontiguousarray(queries.T)
-    batch_pages = len(vectors) if len(queries) == 1 else _batch_pages(len(queries), dimension)
-    whole = len(vectors) // max(1, batch_pages) * batch_pages
-    middle = whole * rows_per_page
-    _multiply_batches(vectors[:whole], batch_pages, weights, scores[:middle])
-    _multiply_batches(vectors[whole:], len(vectors) - whole, weights, scores[middle:])
-
-
-def _batch_pages(count: int, dimension: int) -> int:
-    pages = BATCH_PRODUCTS_MAX // (count * dimension) // BATCH_PAGES_MIN * BATCH_PAGES_MIN
-    return min(pages or BATCH_PAGES_LARGE, BATCH_PAGES_LARGE)
-
-
-def _multiply_batches(vectors: Float32, batch_pages: int, weights: Float32, scores: Float32) -> None:
-    """(pages, rows_per_page, dim) times (dim, q) into (pages * rows_per_page, q), `batch_pages` rows at a time.
-
-    A batch is the rows at one place of neighbouring pages: a matrix with a page for its stride, which BLAS takes as it is.
-    """
-    count, rows_per_page, dimension = vectors.shape
-    if not count:
-        return
-    batched = (count // batch_pages, batch_pages, rows_per_page)
-    np.matmul(
-        vectors.reshape(*batched, dimension).transpose(0, 2, 1, 3),
-        weights,
-        out=scores.reshape(*batched, weights.shape[1]).transpose(0, 2, 1, 3),
-    )
-
-
-def _multiply_few(layout: PageLayout, pages: UInt8, queries: Float32, scores: Float32) -> None:
-    """The rows of `pages` times (q, dim) into (pages * rows_per_page, q): dot products, in order of memory.
-
-    Where a page's rows end, a hole begins: row numbers, zeros, checksum. Prefetchers that meet a hole of 512 bytes stop, and
-    cost 2.5 times as much; so every dot product runs on for `MARGIN` numbers, which its query multiplies by zero.
-    """
-    rows_per_page, row_bytes = layout.rows_per_page, layout.dimension * 4
-    hole_bytes = pages.shape[1] - CHECKSUM_BYTES - rows_per_page * row_bytes
-    margin = min(MARGIN, max(0, hole_bytes // 4))
-    shape = (len(pages), rows_per_page, 1, layout.dimension + margin)
-    runs: Float32 = np.ndarray(shape, "<f4", pages, 0, (pages.shape[1], row_bytes, 0, 4))  # checks its bounds
-    weights = np.zeros((len(queries), layout.dimension + margin), np.float32)
-    weights[:, : layout.dimension] = queries
-    out = scores.reshape(len(pages), rows_per_page, len(queries))
-    with np.errstate(invalid="ignore"):
-        np.vecdot(runs, weights, out=out)
-    if math.isnan(out.min()):  # row numbers above 2**31 may read as infinite, and zero times that is none
-        np.vecdot(runs[..., : layout.dimension], queries, out=out)
-
-
-def _widened(layout: PageLayout, parts: list[UInt8]) -> Iterator[UInt8]:
-    """Yields the pages of `parts` as rows of float32 alone, some at a time: (n, rows_per_page * dim * 4) uint8."""
-    numbers = layout.rows_per_page * layout.dimension
-    step = max(1, WIDE_BYTES // (4 * numbers))
-    for part in parts:
-        for first in range(0, len(part), step):
-            yield widened(part[first : first + step, : 2 * numbers].view("<i2")).view(np.uint8)
-
-
-def widened(halves: npt.NDArray[np.int16]) -> Float32:
-    """The bits of finite float16 numbers -> the same numbers in float32. Five times as fast as NumPy's own cast."""
-    # Sign, exponent and mantissa move to where float32 has them; the exponents' biases differ by 112.
-    bits = np.left_shift(halves, 13, dtype=np.int32)
-    np.bitwise_and(bits, np.int32(-0x70002000), out=bits)
-    wide = bits.view(np.float32)
-    np.multiply(wide, np.float32(2.0**112), out=wide)
-    return wide
 
 
 def above(scratch: Float32, row_count: int, floors: Float32, top_ks: Slots) -> tuple[Slots, Float32, Slots, Float32]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.disk.pages import ClusterPages, PageLayout, VectorDtype, choose_layout, encode_pages
-from searcher import scan
+from searcher import products, scan
 from searcher.scan import score_pages
 from searcher.top_k import Candidates, Scored, TopTable
 
@@ -56,7 +56,7 @@ def no_floors(count: int) -> Float32:
     cuts=st.lists(st.integers(0, 200), max_size=5),
     room=st.sampled_from([1 << 8, 1 << 14, 1 << 20]),
     first_row=st.sampled_from([0, 0x7F7FFF00, 0xFF7FFF00, 0x7FBFFF00, (1 << 40) - 1000]),
-    has_wide_kernels=st.booleans(),
+    queries_few=st.sampled_from([0, 2, 7]),
     seed=st.integers(0, 1 << 16),
 )
 def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
@@ -66,7 +66,7 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
     cuts: list[int],
     room: int,
     first_row: int,
-    has_wide_kernels: bool,
+    queries_few: int,
     seed: int,
 ) -> None:
     count, dimension, spread = shape
@@ -78,9 +78,9 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
     pages = cut(choose_layout(dimension, dtype), vectors, rows, cuts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "SCORES_BYTES", room)
-        patch.setattr(scan, "WIDE_BYTES", room)
-        patch.setattr(scan, "BATCH_PRODUCTS_MAX", room)
-        patch.setattr(scan, "has_wide_kernels", lambda: has_wide_kernels)
+        patch.setattr(products, "WIDE_BYTES", room)
+        patch.setattr(products, "BATCH_PRODUCTS_MAX", room)
+        patch.setattr(products, "queries_few", lambda layout: queries_few)
         found = score_pages(pages, queries, no_floors(len(top_ks)), np.array(top_ks))
     expected = sorted_by_hand(vectors, rows, queries, top_ks)
     assert best_by_query(found, top_ks) == expected
@@ -116,11 +116,11 @@ def test_real_scores_agree_with_a_full_sort_within_the_last_bits(dtype: VectorDt
 
 
 @pytest.mark.parametrize("dimension", [1, 7, 9])
-@pytest.mark.parametrize("has_wide_kernels", [False, True])
+@pytest.mark.parametrize("queries_few", [0, 7])
 def test_queries_of_another_dimension_are_refused(
-    dimension: int, has_wide_kernels: bool, monkeypatch: pytest.MonkeyPatch
+    dimension: int, queries_few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "has_wide_kernels", lambda: has_wide_kernels)
+    monkeypatch.setattr(products, "queries_few", lambda layout: queries_few)
     pages = cut(choose_layout(8, "float32"), np.ones((50, 8), np.float32), np.arange(50), [])
     with pytest.raises(ValueError, match="mismatch"):
         score_pages(pages, np.ones((2, dimension), np.float32), no_floors(2), np.array([5, 5]))
@@ -129,7 +129,7 @@ def test_queries_of_another_dimension_are_refused(
 def test_every_finite_half_is_widened_to_the_same_number() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     halves = halves[np.isfinite(halves)]
-    wide = scan.widened(halves.view(np.int16))
+    wide = products.widened(halves.view(np.int16))
     assert (wide == halves.astype(np.float32)).all()
     assert (np.signbit(wide) == np.signbit(halves)).all()
 
