@@ -26,7 +26,8 @@ from bench.figures import Spread, spread
 from bench.machine import Machine, Revision, this_machine, this_revision
 from carpool.disk.centroids import probe
 from carpool.disk.pages import ClusterPages, choose_layout, encode_pages
-from searcher.scoring_pool import Scoring, ScoringPool
+from searcher.scoring import Asked, Scoring
+from searcher.scoring_pool import ScoringPool
 from searcher.top_k import TopTable
 
 Float32 = npt.NDArray[np.float32]
@@ -39,6 +40,8 @@ NOISE = 0.08
 TURN = 25
 """Queries that one of them answers before the next has its turn."""
 SETTLE_S = 0.1
+ONLY = np.array([0])
+"""Which of the queries that are asked: there is one."""
 SIZE_SIGMA = 0.5
 """Of the log-normal sizes of clusters: the largest of 100 is some ten times the smallest."""
 
@@ -289,11 +292,11 @@ def pool_search(pages: Callable[[int], ClusterPages], pool: ScoringPool) -> Sear
     table = TopTable()
 
     def search(vector: Float32, wanted: Int64, top_k: int) -> tuple[Float32, Int64]:
-        slots = np.array([table.add(top_k)])
-        queries = vector[None, :]
-        table.merge(pool.run([Scoring(pages(cluster), slots, queries) for cluster in wanted.tolist()], table))
-        best = table.best(int(slots[0]))
-        table.remove(int(slots[0]))
+        slot = table.add(top_k)
+        asked = Asked(np.array([slot]), vector[None, :])
+        table.merge(pool.run([Scoring(pages(cluster), ONLY) for cluster in wanted.tolist()], asked, table))
+        best = table.best(slot)
+        table.remove(slot)
         return best.scores, best.rows
 
     return search

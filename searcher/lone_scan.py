@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from carpool.disk.pages import ClusterPages, UInt8
-from searcher.products import multiply
+from searcher.products import Products
 from searcher.top_k import NO_FLOOR, Candidates, Float32, Int64, Scored, Slots
 
 ROWS_MAX = 1 << 20
@@ -46,7 +46,7 @@ class LoneScan:
         self, clusters: Sequence[ClusterPages], query: Float32, *, top_k: int, floor: float, threads: int
     ) -> None:
         self._layout = clusters[0].layout
-        self._query = query[None, :]
+        self._products = Products(self._layout, query[None, :])
         self._top_k = top_k
         self._floor = np.float32(floor)
         self._rows_per_page = self._layout.rows_per_page
@@ -68,7 +68,7 @@ class LoneScan:
         first, end = self._groups[number : number + 2].tolist()
         groups = self._scores[first:end]
         scores = groups.reshape(-1, 1)
-        multiply(self._layout, [stretch.pages], self._query, scores)
+        self._products.write([stretch.pages], scores)
         scores[stretch.row_count :] = NO_FLOOR  # what is unused of the last page, and of the last group
         groups.max(axis=1, out=self._highest[first:end])
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -48,24 +48,32 @@ MARGIN = 32
 """Numbers that the dot products of one query run on for, into the hole at the end of a page."""
 CHECKSUM_BYTES = 8
 
-Multiply = Callable[[PageLayout, UInt8, Float32, Float32], None]
 
+class Products:
+    """The products of rows of `layout` with some queries, computed the way that is faster here. Thread-safe.
 
-def multiply(layout: PageLayout, parts: list[UInt8], queries: Float32, scores: Float32) -> None:
-    """Writes the scores of the rows of `parts`, in order, into the first rows of `scores`: (rows, q).
-
-    Raises `ValueError` for queries of another dimension.
+    `queries`: (q, dim) float32, q >= 1, fastest where (dim, q) is contiguous. Raises `ValueError` for another dimension.
     """
-    if queries.shape[1] != layout.dimension:
-        raise ValueError(f"dimension mismatch: queries of {queries.shape[1]} numbers, vectors of {layout.dimension}")
-    start = 0
-    for pages in _widened(layout, parts) if layout.vector_dtype == "float16" else parts:
-        end = start + len(pages) * layout.rows_per_page
-        if len(queries) > queries_few(layout):
-            _multiply_many(layout, pages, queries, scores[start:end])
-        else:
-            _multiply_few(layout, pages, queries, scores[start:end])
-        start = end
+
+    def __init__(self, layout: PageLayout, queries: Float32) -> None:
+        if queries.shape[1] != layout.dimension:
+            raise ValueError(
+                f"dimension mismatch: queries of {queries.shape[1]} numbers, vectors of {layout.dimension}"
+            )
+        self._rows_per_page = layout.rows_per_page
+        self._wide = layout if layout.vector_dtype == "float16" else None
+        self._way = (_DotProducts if len(queries) <= queries_few(layout) else _MatrixProducts)(layout, queries)
+
+    def write(self, parts: Sequence[UInt8], scores: Float32) -> None:
+        """Writes the scores of the rows of `parts`, (n, page_bytes) each, in order, into the first of `scores`: (rows, q).
+
+        Releases the GIL meanwhile. Rows of a page that are not in use count as rows.
+        """
+        start = 0
+        for pages in parts if self._wide is None else _widened(self._wide, parts):
+            end = start + len(pages) * self._rows_per_page
+            self._way.write(pages, scores[start:end])
+            start = end
 
 
 @cache
@@ -74,9 +82,10 @@ def queries_few(layout: PageLayout) -> int:
 
     Measured by the first call of a process, some 0.1 s on one core: make it before the first query comes.
     """
-    is_wide = layout.vector_dtype == "float16"  # its rows are multiplied in the cache where they were widened
-    page_bytes = 4 * layout.dimension * layout.rows_per_page if is_wide else layout.page_bytes
-    pages = np.zeros((max(1, (WIDE_BYTES if is_wide else TRIAL_BYTES) // page_bytes), page_bytes), np.uint8)
+    page_bytes = _page_bytes(layout)
+    # float16 rows are multiplied in the cache where they were widened.
+    trial_bytes = WIDE_BYTES if layout.vector_dtype == "float16" else TRIAL_BYTES
+    pages = np.empty((max(1, trial_bytes // page_bytes), page_bytes), np.uint8)
     pages.fill(0)  # or all of it is one page of zeros, in the cache
     with threadpool_limits(limits=1, user_api="blas"):
         for count in range(1, QUERIES_FEW_MAX + 1):
@@ -88,25 +97,65 @@ def queries_few(layout: PageLayout) -> int:
 def _are_dot_products_faster(layout: PageLayout, pages: UInt8, count: int) -> bool:
     queries = np.ones((layout.dimension, count), np.float32).T
     scores = np.empty((len(pages) * layout.rows_per_page, count), np.float32)
-    times_s: dict[Multiply, float] = {}
+    ways: tuple[_DotProducts | _MatrixProducts, ...] = (_DotProducts(layout, queries), _MatrixProducts(layout, queries))
+    times_s = [math.inf, math.inf]
     for _ in range(TRIALS):
-        for way in (_multiply_few, _multiply_many):
+        for number, way in enumerate(ways):
             began_s = time.perf_counter()
-            way(layout, pages, queries, scores)
-            times_s[way] = min(times_s.get(way, math.inf), time.perf_counter() - began_s)
-    return times_s[_multiply_few] < times_s[_multiply_many]
+            way.write(pages, scores)
+            times_s[number] = min(times_s[number], time.perf_counter() - began_s)
+    return times_s[0] < times_s[1]
 
 
-def _multiply_many(layout: PageLayout, pages: UInt8, queries: Float32, scores: Float32) -> None:
-    """The rows of `pages` times (q, dim) into (pages * rows_per_page, q): matrix products of as many rows as suit the kernels."""
-    dimension, rows_per_page = layout.dimension, layout.rows_per_page
-    vectors = pages[:, : rows_per_page * dimension * 4].view("<f4").reshape(-1, rows_per_page, dimension)
-    weights = np.ascontiguousarray(queries.T)
-    batch_pages = len(vectors) if len(queries) == 1 else _batch_pages(len(queries), dimension)
-    whole = len(vectors) // max(1, batch_pages) * batch_pages
-    middle = whole * rows_per_page
-    _multiply_batches(vectors[:whole], batch_pages, weights, scores[:middle])
-    _multiply_batches(vectors[whole:], len(vectors) - whole, weights, scores[middle:])
+def _page_bytes(layout: PageLayout) -> int:
+    """Bytes of a page as it is multiplied: float16 rows are widened, without what is between them and the next."""
+    return layout.page_bytes if layout.vector_dtype == "float32" else 4 * layout.dimension * layout.rows_per_page
+
+
+class _DotProducts:
+    """Dot products, in order of memory.
+
+    Where a page's rows end, a hole begins: row numbers, zeros, checksum. Prefetchers that meet a hole of 512 bytes stop, and
+    cost 2.5 times as much; so every dot product runs on for `MARGIN` numbers, which its query multiplies by zero.
+    """
+
+    def __init__(self, layout: PageLayout, queries: Float32) -> None:
+        self._dimension, self._rows_per_page = layout.dimension, layout.rows_per_page
+        hole_bytes = _page_bytes(layout) - CHECKSUM_BYTES - self._rows_per_page * self._dimension * 4
+        margin = min(MARGIN, max(0, hole_bytes // 4))
+        self._weights = np.zeros((len(queries), self._dimension + margin), np.float32)
+        self._weights[:, : self._dimension] = queries
+
+    def write(self, pages: UInt8, scores: Float32) -> None:
+        """The rows of (n, page_bytes) `pages` times the queries, into (n * rows_per_page, q)."""
+        count, width = self._weights.shape
+        shape = (len(pages), self._rows_per_page, 1, width)
+        strides = (pages.shape[1], self._dimension * 4, 0, 4)
+        runs: Float32 = np.ndarray(shape, "<f4", pages, 0, strides)  # checks its bounds
+        out = scores.reshape(len(pages), self._rows_per_page, count)
+        with np.errstate(invalid="ignore"):
+            np.vecdot(runs, self._weights, out=out)
+        if math.isnan(out.min()):  # row numbers above 2**31 may read as infinite, and zero times that is none
+            np.vecdot(runs[..., : self._dimension], self._weights[:, : self._dimension], out=out)
+
+
+class _MatrixProducts:
+    """Matrix products of as many rows as suit the kernels."""
+
+    def __init__(self, layout: PageLayout, queries: Float32) -> None:
+        self._dimension, self._rows_per_page = layout.dimension, layout.rows_per_page
+        self._weights = np.ascontiguousarray(queries.T)
+        self._batch_pages = None if len(queries) == 1 else _batch_pages(len(queries), self._dimension)
+
+    def write(self, pages: UInt8, scores: Float32) -> None:
+        """The rows of (n, page_bytes) `pages` times the queries, into (n * rows_per_page, q)."""
+        row_numbers = self._rows_per_page * self._dimension
+        vectors = pages[:, : row_numbers * 4].view("<f4").reshape(-1, self._rows_per_page, self._dimension)
+        batch_pages = self._batch_pages or len(vectors)
+        whole = len(vectors) // max(1, batch_pages) * batch_pages
+        middle = whole * self._rows_per_page
+        _multiply_batches(vectors[:whole], batch_pages, self._weights, scores[:middle])
+        _multiply_batches(vectors[whole:], len(vectors) - whole, self._weights, scores[middle:])
 
 
 def _batch_pages(count: int, dimension: int) -> int:
@@ -130,27 +179,7 @@ def _multiply_batches(vectors: Float32, batch_pages: int, weights: Float32, scor
     )
 
 
-def _multiply_few(layout: PageLayout, pages: UInt8, queries: Float32, scores: Float32) -> None:
-    """The rows of `pages` times (q, dim) into (pages * rows_per_page, q): dot products, in order of memory.
-
-    Where a page's rows end, a hole begins: row numbers, zeros, checksum. Prefetchers that meet a hole of 512 bytes stop, and
-    cost 2.5 times as much; so every dot product runs on for `MARGIN` numbers, which its query multiplies by zero.
-    """
-    rows_per_page, row_bytes = layout.rows_per_page, layout.dimension * 4
-    hole_bytes = pages.shape[1] - CHECKSUM_BYTES - rows_per_page * row_bytes
-    margin = min(MARGIN, max(0, hole_bytes // 4))
-    shape = (len(pages), rows_per_page, 1, layout.dimension + margin)
-    runs: Float32 = np.ndarray(shape, "<f4", pages, 0, (pages.shape[1], row_bytes, 0, 4))  # checks its bounds
-    weights = np.zeros((len(queries), layout.dimension + margin), np.float32)
-    weights[:, : layout.dimension] = queries
-    out = scores.reshape(len(pages), rows_per_page, len(queries))
-    with np.errstate(invalid="ignore"):
-        np.vecdot(runs, weights, out=out)
-    if math.isnan(out.min()):  # row numbers above 2**31 may read as infinite, and zero times that is none
-        np.vecdot(runs[..., : layout.dimension], queries, out=out)
-
-
-def _widened(layout: PageLayout, parts: list[UInt8]) -> Iterator[UInt8]:
+def _widened(layout: PageLayout, parts: Sequence[UInt8]) -> Iterator[UInt8]:
     """Yields the pages of `parts` as rows of float32 alone, some at a time: (n, rows_per_page * dim * 4) uint8."""
     numbers = layout.rows_per_page * layout.dimension
     step = max(1, WIDE_BYTES // (4 * numbers))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from carpool.disk.pages import ClusterPages, PageLayout, UInt8
-from searcher.products import multiply
+from searcher.products import Products
 from searcher.top_k import Candidates, Float32, Int64, Slots, best_of_each
 
 SCORES_BYTES = 4 << 20
@@ -39,10 +39,11 @@ def score_pages(pages: ClusterPages, queries: Float32, floors: Float32, top_ks: 
     row_room = min(pages.row_count + layout.rows_per_page, block_pages * layout.rows_per_page) + GROUP_ROWS_MAX
     scratch = np.empty((row_room, count), np.float32)
     floors = floors.copy()
+    products = Products(layout, queries)
     found: list[tuple[Slots, Float32, Int64]] = []
     found_count, found_max = 0, 4 * int(top_ks.sum())
     for row_count, parts in _blocks(pages, block_pages):
-        multiply(layout, parts, queries, scratch)
+        products.write(parts, scratch)
         query, scores, positions, floors = above(scratch, row_count, floors, top_ks)
         if not len(query):
             continue

@@ -13,13 +13,15 @@ import queue
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 
 from carpool.disk.pages import ClusterPages, UInt8
+from searcher.joint_scan import score_jointly
 from searcher.lone_scan import ROWS_MAX, LoneScan
 from searcher.scan import score_pages
+from searcher.scoring import Asked, Scoring, scoring_cost
 from searcher.scoring_cores import ScoringCores
 from searcher.top_k import Float32, Scored, Slots, TopTable
 
@@ -27,16 +29,8 @@ PARTS_PER_THREAD = 4
 """Parts that a thread's even share is cut into: more even out a core that is taken, and cost some 30 us each."""
 PART_COST_MIN = 4 << 20
 """Cost below which nothing is cut further, and no helper is woken: a seventh of a millisecond for one query."""
-BYTES_PER_PRODUCT = 16
-"""Queries whose products with a row cost as much as reading it."""
-
-
-class Scoring(NamedTuple):
-    """A cluster and the queries that want it: `slots` (q,) of a table, each once; `queries` (q, dim) float32, q >= 1."""
-
-    pages: ClusterPages
-    slots: Slots
-    queries: Float32
+SMALL_BYTES_MAX = 128 << 10
+"""Pages of a cluster, on average, up to which it costs less to put clusters together than to score each by itself."""
 
 
 class ScoringPool:
@@ -54,37 +48,35 @@ class ScoringPool:
         for helper in self._helpers:
             helper.start()
 
-    def run(self, scorings: Sequence[Scoring], table: TopTable) -> list[Scored]:
+    def run(self, scorings: Sequence[Scoring], asked: Asked, table: TopTable) -> list[Scored]:
         """Returns what clusters have for their queries, in order; a cluster that was cut comes as several parts. Those that are
-        all for one query come as one.
+        small, or all for one query, come as one.
 
         Blocks until all is scored. Reads `table` and leaves it as it is: merge what is returned. Raises the first error of
         any thread, after all of them have stopped; no view of pages is held afterwards.
         """
-        costs = [_cost(scoring) for scoring in scorings]
+        if not scorings:
+            return []
+        sizes_bytes = [scoring.size_bytes for scoring in scorings]
+        floors, top_ks = table.floors(asked.slots), table.top_ks(asked.slots)
+        if _are_small(sizes_bytes, len(asked.slots)):
+            return [score_jointly(scorings, asked, floors, top_ks)]
+        costs = [scoring_cost(size, len(each.members)) for size, each in zip(sizes_bytes, scorings, strict=True)]
         # Waking a helper and waiting for it costs more than a little work does, most of all where cores are taken.
         helpers = min(len(self._helpers), sum(costs) // PART_COST_MIN)
-        if scorings and _is_lone(scorings):
-            return [self._run_lone(scorings, table, helpers)]
-        parts = _cut(scorings, costs, 1 + helpers)
-        slot_count = 1 + max((int(scoring.slots.max()) for scoring in scorings), default=-1)
-        everyone = np.arange(slot_count)
-        work = _Parts(parts, table.floors(everyone), table.top_ks(everyone))
-        self._share(_Run(len(parts), work.score), helpers)
+        if len(asked.slots) == 1 and sum(scoring.pages.row_count for scoring in scorings) <= ROWS_MAX:
+            return [self._run_lone(scorings, asked, float(floors[0]), int(top_ks[0]), helpers)]
+        work = _Parts(_cut(scorings, costs, 1 + helpers), asked, floors, top_ks)
+        self._share(_Run(len(work), work.score), helpers)
         return work.scored
 
-    def _run_lone(self, scorings: Sequence[Scoring], table: TopTable, helpers: int) -> Scored:
-        slots = scorings[0].slots
+    def _run_lone(self, scorings: Sequence[Scoring], asked: Asked, floor: float, top_k: int, helpers: int) -> Scored:
         scan = LoneScan(
-            [scoring.pages for scoring in scorings],
-            scorings[0].queries[0],
-            top_k=int(table.top_ks(slots)[0]),
-            floor=float(table.floors(slots)[0]),
-            threads=1 + helpers,
+            [scoring.pages for scoring in scorings], asked.vectors[0], top_k=top_k, floor=floor, threads=1 + helpers
         )
         try:
             self._share(_Run(len(scan), scan.multiply), helpers)
-            return scan.found(slots)
+            return scan.found(asked.slots)
         finally:
             scan.forget()
 
@@ -173,11 +165,15 @@ class _Run:
 class _Parts:
     """Parts of clusters, what became of them, and the floors that they share."""
 
-    def __init__(self, parts: list[Scoring], floors: Float32, top_ks: Slots) -> None:
+    def __init__(self, parts: list[Scoring], asked: Asked, floors: Float32, top_ks: Slots) -> None:
         self._parts = parts
+        self._asked = asked
         self._floors = floors
         self._top_ks = top_ks
         self._scored: list[Scored | None] = [None] * len(parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
 
     @property
     def scored(self) -> list[Scored]:
@@ -186,27 +182,18 @@ class _Parts:
 
     def score(self, number: int) -> None:
         """Scores a part."""
-        part = self._parts[number]
-        slots, floors = part.slots, self._floors
-        found = score_pages(part.pages, part.queries, floors[slots], self._top_ks[slots])
+        (pages, members), floors = self._parts[number], self._floors
+        vectors = np.take(self._asked.vectors.T, members, axis=1).T  # as the scan reads them fastest
+        found = score_pages(pages, vectors, floors[members], self._top_ks[members])
         # When two threads write at once, the lower floor may win: one that is too low leaves nothing out.
-        floors[slots] = np.maximum(floors[slots], found.floors)
-        self._scored[number] = Scored(part.pages.cluster, slots, found)
+        floors[members] = np.maximum(floors[members], found.floors)
+        self._scored[number] = Scored(pages.cluster, self._asked.slots[members], found)
 
 
-def _is_lone(scorings: Sequence[Scoring]) -> bool:
-    """Whether all are for one query, and few enough to be scanned together."""
-    _, first_slots, first_queries = scorings[0]
-    if len(first_slots) != 1:
-        return False
-    row_count = 0
-    for pages, slots, queries in scorings:
-        if slots is not first_slots and not np.array_equal(slots, first_slots):
-            return False
-        if queries is not first_queries and not np.array_equal(queries, first_queries):
-            return False
-        row_count += pages.row_count
-    return row_count <= ROWS_MAX
+def _are_small(sizes_bytes: Sequence[int], queries: int) -> bool:
+    """Whether clusters cost less together: little is copied for each, and all are soon scored for all queries."""
+    size_bytes = sum(sizes_bytes)
+    return size_bytes <= SMALL_BYTES_MAX * len(sizes_bytes) and scoring_cost(size_bytes, queries) < PART_COST_MIN
 
 
 def _cut(scorings: Sequence[Scoring], costs: Sequence[int], threads: int) -> list[Scoring]:
@@ -215,16 +202,10 @@ def _cut(scorings: Sequence[Scoring], costs: Sequence[int], threads: int) -> lis
         return list(scorings)
     part_cost = max(PART_COST_MIN, sum(costs) // (threads * PARTS_PER_THREAD))
     return [
-        Scoring(pages, scoring.slots, scoring.queries)
+        Scoring(pages, scoring.members)
         for scoring, cost in zip(scorings, costs, strict=True)
         for pages in cut_pages(scoring.pages, max(1, round(cost / part_cost)))
     ]
-
-
-def _cost(scoring: Scoring) -> int:
-    """Bytes read, and the products in bytes that could be read meanwhile."""
-    size_bytes = sum(piece.nbytes for piece in scoring.pages.pieces)
-    return size_bytes * (BYTES_PER_PRODUCT + len(scoring.queries)) // BYTES_PER_PRODUCT
 
 
 def cut_pages(pages: ClusterPages, parts: int) -> Iterator[ClusterPages]:

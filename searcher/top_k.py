@@ -119,6 +119,7 @@ class TopTable:
             return
         slots = np.concatenate([part.slots[part.candidates.queries] for part in parts])
         self._enter(
+            parts[0].slots if len(parts) == 1 else np.unique(slots),
             slots,
             np.concatenate([part.candidates.scores for part in parts]),
             np.concatenate([part.candidates.rows for part in parts]),
@@ -148,8 +149,8 @@ class TopTable:
         self._rows[slot, : len(order)] = rows[order]
         self._clusters[slot, : len(order)] = clusters[order]
 
-    def _enter(self, slots: Slots, scores: Float32, rows: Int64, clusters: Int64) -> None:
-        touched = np.unique(slots)
+    def _enter(self, touched: Slots, slots: Slots, scores: Float32, rows: Int64, clusters: Int64) -> None:
+        """`touched`: all of `slots`, each once."""
         depth = int(self._top_ks[touched].max())
         held = self._scores[touched, :depth]
         at, rank = np.nonzero(held > NO_FLOOR)

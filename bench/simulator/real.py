@@ -120,9 +120,9 @@ def _watch(parts: Parts, watch: Stopwatch) -> list[tuple[Task, ...]]:
     watch.watch(executor, "_letters", alias="wait")
     run = watch.timed("score", pool.run)
 
-    def run_noted(scorings: Any, table: Any) -> Any:
-        scored.append(tuple(Task(s.pages.row_count, len(s.pages.pieces), len(s.slots)) for s in scorings))
-        return run(scorings, table)
+    def run_noted(scorings: Any, asked: Any, table: Any) -> Any:
+        scored.append(tuple(Task(s.pages.row_count, len(s.pages.pieces), len(s.members)) for s in scorings))
+        return run(scorings, asked, table)
 
     changed: Any = pool
     changed.run = run_noted

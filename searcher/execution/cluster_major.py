@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,9 +47,10 @@ from searcher.plan.cluster_steps import (
 )
 from searcher.plan.cluster_steps import Finish as FinishAction
 from searcher.plan.substage import SubstageBudget
-from searcher.scoring_pool import Scoring, ScoringPool
+from searcher.scoring import Asked, Scoring
+from searcher.scoring_pool import ScoringPool
 from searcher.store.engine import CancelledRead
-from searcher.top_k import Float32, Slots, TopTable
+from searcher.top_k import TopTable
 
 WAIT_S_MAX = 60.0
 """The longest wait for mail: no deadline, however far away, is more than a wait can take."""
@@ -322,13 +323,17 @@ class ClusterMajor:
     def _score(self, substage: Substage) -> int:
         """Scores a sub-stage; returns how long it took, in microseconds."""
         began_us = self._clock.now_us()
-        wanting: dict[tuple[int, ...], tuple[Slots, Float32]] = {}  # the slices of a cluster are for the same queries
+        places: dict[int, int] = {}  # of the queries, among those asked
         scorings = []
         for task in substage.tasks:
-            if task.queries not in wanting:
-                wanting[task.queries] = self._vectors(task.queries)
-            scorings.append(Scoring(self._memory.pages(task.cluster), *wanting[task.queries]))
-        self._table.merge(self._pool.run(scorings, self._table))
+            members = [places.setdefault(key, len(places)) for key in task.queries]
+            scorings.append(Scoring(self._memory.pages(task.cluster), np.array(members, np.intp)))
+        queries = [self._queries[key] for key in places]
+        asked = Asked(
+            np.array([query.slot for query in queries], np.intp),
+            np.stack([query.search.vector for query in queries], axis=1).T,  # as the scan reads them fastest
+        )
+        self._table.merge(self._pool.run(scorings, asked, self._table))
         ended_us = self._clock.now_us()
         took_us = ended_us - began_us
         share_us = took_us // len(substage.tasks)
@@ -340,8 +345,3 @@ class ClusterMajor:
             tuple((self._extents[task.cluster].row_count, len(task.queries)) for task in substage.tasks), took_us
         )
         return took_us
-
-    def _vectors(self, keys: Sequence[int]) -> tuple[Slots, Float32]:
-        queries = [self._queries[key] for key in keys]
-        slots = np.array([query.slot for query in queries], dtype=np.intp)
-        return slots, np.stack([query.search.vector for query in queries], axis=1).T  # as the scan reads it fastest

@@ -8,6 +8,10 @@ ROW_COST = 12
 """Scoring a row costs about as much as this many queries: it has to come from memory, whoever wants it."""
 LONE_US = 20_000
 """A sub-stage of a query that is alone in hand: its own clusters, a third of a GB from memory."""
+TOGETHER_US = 2_000
+"""A sub-stage of queries whose clusters all take no longer: to go on after a break takes half a millisecond, whatever Eq. 1 makes
+of so short a retrieval.
+"""
 SMOOTHING = 0.1
 """Weight of the newest measurement."""
 
@@ -37,7 +41,7 @@ class SubstageBudget:
         Eq. 1 counts what those gain who come meanwhile. Where queries come one by one there are none, and every break costs
         the one in hand: half a millisecond of ten. Whoever comes all the same waits for `LONE_US` at most.
         """
-        return self.budget_us if queries > 1 else max(self.budget_us, LONE_US)
+        return max(self.budget_us, TOGETHER_US if queries > 1 else LONE_US)
 
     def cost_us(self, rows: int, queries: int) -> int:
         """Returns how long it is likely to take to score a cluster of `rows` rows for `queries` queries."""

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from carpool.disk.pages import ClusterPages, VectorDtype, choose_layout, encode_pages
 from searcher import lone_scan, scoring_pool
 from searcher.lone_scan import LoneScan, _stretches
-from searcher.scoring_pool import Scoring, ScoringPool
+from searcher.scoring import Asked, Scoring
+from searcher.scoring_pool import ScoringPool
 from searcher.top_k import TopTable
 
 Float32 = npt.NDArray[np.float32]
@@ -112,6 +113,7 @@ def test_the_pool_scans_a_lone_querys_clusters_together_and_the_next_ones_above_
 ) -> None:
     monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
     monkeypatch.setattr(lone_scan, "STRETCH_BYTES_MIN", 4096)
+    monkeypatch.setattr(scoring_pool, "SMALL_BYTES_MAX", 0)
     monkeypatch.setattr(scoring_pool, "score_pages", lambda *given: pytest.fail("each cluster was scored by itself"))
     generator = np.random.default_rng(threads)
     clusters, vectors, rows = make([3_000, 700, 0, 2_000], 40, "float32", generator)
@@ -119,10 +121,11 @@ def test_the_pool_scans_a_lone_querys_clusters_together_and_the_next_ones_above_
     table = TopTable()
     table.add(1)
     slots = np.array([table.add(7)])
+    asked, only = Asked(slots, query), np.array([0])
     with ScoringPool(threads) as pool:
-        first = pool.run([Scoring(cluster, slots, query) for cluster in clusters[:2]], table)
+        first = pool.run([Scoring(cluster, only) for cluster in clusters[:2]], asked, table)
         table.merge(first)
-        second = pool.run([Scoring(cluster, slots, query) for cluster in clusters[2:]], table)
+        second = pool.run([Scoring(cluster, only) for cluster in clusters[2:]], asked, table)
         table.merge(second)
     assert len(first) == len(second) == 1
     assert (second[0].candidates.scores >= first[0].candidates.floors[0]).all()

@@ -12,8 +12,9 @@ import pytest
 
 from carpool.disk.pages import ClusterPages, choose_layout, encode_pages
 from searcher import scoring_pool
+from searcher.scoring import Asked, Scoring
 from searcher.scoring_cores import ScoringCores
-from searcher.scoring_pool import Scoring, ScoringPool
+from searcher.scoring_pool import ScoringPool
 from searcher.top_k import TopTable
 
 needs_cores = pytest.mark.skipif(
@@ -96,8 +97,8 @@ def test_the_thread_that_scores_has_all_its_cores_after_a_run(monkeypatch: pytes
     table = TopTable()
     slots = np.array([table.add(3), table.add(3)])
     with ScoringPool(2) as pool:
-        pool.run([Scoring(cluster, slots, np.ones((2, 16), np.float32))], table)
+        pool.run([Scoring(cluster, np.arange(2))], Asked(slots, np.ones((2, 16), np.float32)), table)
         assert narrowed == [len(before) - 1, 1, len(before)]
         with pytest.raises(ValueError, match="mismatch"):
-            pool.run([Scoring(cluster, slots, np.ones((2, 9), np.float32))], table)
+            pool.run([Scoring(cluster, np.arange(2))], Asked(slots, np.ones((2, 9), np.float32)), table)
     assert os.sched_getaffinity(0) == before

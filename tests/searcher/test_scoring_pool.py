@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from carpool.disk.pages import ClusterPages, choose_layout, encode_pages
 from searcher import scoring_pool
-from searcher.scoring_pool import Scoring, ScoringPool, cut_pages
+from searcher.scoring import Asked, Scoring
+from searcher.scoring_pool import ScoringPool, cut_pages
 from searcher.top_k import TopTable
 
 LAYOUT = choose_layout(16, "float32")
+ONLY = np.array([0])
 
 
 def cluster_of(number: int, vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> ClusterPages:
@@ -25,11 +27,14 @@ def cluster_of(number: int, vectors: npt.NDArray[np.float32], rows: npt.NDArray[
     return ClusterPages(number, LAYOUT, len(rows), tuple(np.array_split(pages, 1 + number % 3)))
 
 
+@pytest.mark.parametrize("small_bytes", [0, 1 << 30])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_results_are_those_of_a_full_sort_over_each_querys_clusters(
-    threads: int, monkeypatch: pytest.MonkeyPatch
+    threads: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
+    """Where clusters are large and are cut, and where they are small and scored together."""
+    monkeypatch.setattr(scoring_pool, "SMALL_BYTES_MAX", small_bytes)
+    monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 1 << 40 if small_bytes else 4096)
     generator = np.random.default_rng(threads)
     # Small whole numbers: scores are exact and tie often.
     vectors = generator.integers(-2, 3, (20_000, 16)).astype(np.float32)
@@ -44,10 +49,14 @@ def test_results_are_those_of_a_full_sort_over_each_querys_clusters(
             wants = generator.random((8, 12)) < 0.5
             wants[:, 0] = True
             for stage in (range(3), range(3, 8)):
-                scored = pool.run([Scoring(clusters[c], slots[wants[c]], queries[wants[c]]) for c in stage], table)
-                order = [part.cluster for part in scored]
-                assert order == sorted(order)
-                assert threads == 1 or len(scored) > len(stage)
+                scorings = [Scoring(clusters[c], np.flatnonzero(wants[c])) for c in stage]
+                scored = pool.run(scorings, Asked(slots, queries), table)
+                if small_bytes:
+                    assert len(scored) == 1
+                else:
+                    order = [part.cluster for part in scored]
+                    assert order == sorted(order)
+                    assert threads == 1 or len(scored) > len(stage)
                 table.merge(scored)
             for q, (slot, top_k) in enumerate(zip(slots, top_ks, strict=True)):
                 rows = np.flatnonzero(wants[assigned, q])
@@ -84,14 +93,14 @@ def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on(
     query = np.ones((1, 16), np.float32)
     with ScoringPool(3) as pool:
         with pytest.raises(ValueError, match="mismatch"):
-            pool.run([Scoring(good, slots, query)] * 5 + [Scoring(good, slots, np.ones((1, 9), np.float32))], table)
-        table.merge(pool.run([Scoring(good, slots, query)], table))
+            pool.run([Scoring(good, ONLY)] * 5, Asked(slots, np.ones((1, 9), np.float32)), table)
+        table.merge(pool.run([Scoring(good, ONLY)], Asked(slots, query), table))
     assert table.best(0).rows.tolist() == [0, 1, 2]
 
 
 def test_no_scorings_give_no_results() -> None:
     with ScoringPool(2) as pool:
-        assert pool.run([], TopTable()) == []
+        assert pool.run([], Asked(np.zeros(0, np.intp), np.zeros((0, 16), np.float32)), TopTable()) == []
 
 
 def test_no_page_is_held_after_a_run() -> None:
@@ -100,7 +109,7 @@ def test_no_page_is_held_after_a_run() -> None:
     cluster = cluster_of(0, np.ones((500, 16), np.float32), np.arange(500))
     pages = weakref.ref(cluster.pieces[0].base if cluster.pieces[0].base is not None else cluster.pieces[0])
     with ScoringPool(4) as pool:
-        scored = pool.run([Scoring(cluster, slots, np.ones((1, 16), np.float32))] * 8, table)
+        scored = pool.run([Scoring(cluster, ONLY)] * 8, Asked(slots, np.ones((1, 16), np.float32)), table)
         del cluster
         gc.collect()
         assert pages() is None

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from searcher.plan.substage import LONE_US, SubstageBudget
+from searcher.plan.substage import LONE_US, TOGETHER_US, SubstageBudget
 
 
 def gain_us(mb_us: float, beta_us: float, retrieval_us: float) -> float:
@@ -29,11 +29,16 @@ def test_what_is_measured_moves_the_length() -> None:
 
 
 def test_a_query_alone_is_not_interrupted_for_others_that_are_not_there() -> None:
-    budget = SubstageBudget(beta_us=100, retrieval_us=8_000)
+    budget = SubstageBudget(beta_us=400, retrieval_us=30_000)
     assert budget.budget_us_for(2) == budget.budget_us_for(100) == budget.budget_us < LONE_US
     assert budget.budget_us_for(1) == LONE_US
     long = SubstageBudget(beta_us=10_000, retrieval_us=1_000_000)
     assert long.budget_us_for(1) == long.budget_us > LONE_US
+
+
+def test_short_retrievals_are_not_cut_into_pieces_that_cost_as_much_as_they() -> None:
+    budget = SubstageBudget(beta_us=100, retrieval_us=3_000)
+    assert budget.budget_us < budget.budget_us_for(2) == TOGETHER_US
 
 
 def test_estimates_follow_what_scoring_took() -> None:

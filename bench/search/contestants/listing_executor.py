@@ -31,7 +31,8 @@ from searcher.plan.steps import (
     Read,
     ReadEnded,
 )
-from searcher.scoring_pool import Scoring, ScoringPool
+from searcher.scoring import Asked, Scoring
+from searcher.scoring_pool import ScoringPool
 from searcher.top_k import TopTable
 
 Ended = queue.SimpleQueue[ClusterId | None]
@@ -145,9 +146,9 @@ class ListingExecutor:
         assert self._tiers.keys() == set(search.clusters), "the query's clusters do not fit into memory together"
         loaded_us = self._clock.now_us()
         slot = self._table.add(search.top_k)
-        slots, query = np.array([slot], dtype=np.intp), search.vector[None, :]
-        scorings = [Scoring(self._memory.pages(cluster), slots, query) for cluster in search.clusters]
-        self._table.merge(self._pool.run(scorings, self._table))
+        asked, only = Asked(np.array([slot], np.intp), search.vector[None, :]), np.zeros(1, np.intp)
+        scorings = [Scoring(self._memory.pages(cluster), only) for cluster in search.clusters]
+        self._table.merge(self._pool.run(scorings, asked, self._table))
         best = self._table.best(slot)
         self._table.remove(slot)
         del scorings  # no view outlives what the planner may evict
