@@ -42,6 +42,7 @@ class PriorityConsumer:
         self._held = held
         self._stopped: frozenset[str] = frozenset()
         self._is_paused = False
+        self._is_dry = False  # nothing more had come when records were last sorted, and that was not said yet
 
     def subscribe(self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()) -> None:
         """Joins the group for all topics. Raises `ConfigError` when one does not exist."""
@@ -49,11 +50,12 @@ class PriorityConsumer:
 
     def poll(self, timeout_s: float) -> Message | None:
         """Returns the record whose turn it is; None after `timeout_s` where there is none that may be taken in."""
-        message = None
+        message, is_dry = None, self._is_dry
+        self._is_dry = False
         if self._queues.records:
             self._sift(0.0)
             message = self._next()
-        if message is None:
+        if message is None and not (is_dry and timeout_s == 0):
             self._sift(timeout_s)
             message = self._next()
         return message
@@ -89,6 +91,7 @@ class PriorityConsumer:
             self._let_flow()
             message = self._consumer.poll(timeout_s)
             if message is None:
+                self._is_dry = timeout_s == 0
                 return
             self._queues.add(message)
             timeout_s = 0.0

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from carpool.clock import Clock
 from carpool.kafka.stage import Done, Message, R, TopicPartition, Unit
@@ -41,6 +42,9 @@ class WorkObserver:
         self._watched: dict[int, _Watched] = {}
         self._finished_us = 0  # when work was last finished for good
         self._is_polled = False
+        # Looking up labels takes longer than counting; topics and steps are few.
+        self._consumed = cache(lambda topic: metrics.records_consumed.labels(topic=topic))
+        self._seconds = cache(lambda topic, step: metrics.record_seconds.labels(topic=topic, step=step))
 
     # The polling thread.
 
@@ -69,10 +73,10 @@ class WorkObserver:
         """Says that a record was taken in, whatever it turns out to be."""
         source = message.source
         self._progress.took(TopicPartition(source.topic, source.partition), source.timestamp_ms, message.received_us)
-        self._metrics.records_consumed.labels(topic=source.topic).inc()
+        self._consumed(source.topic).inc()
         if source.timestamp_ms:
             wait_us = max(0, message.received_us - source.timestamp_ms * 1_000)
-            self._metrics.record_seconds.labels(topic=source.topic, step="kafka_wait").observe(wait_us / 1_000_000)
+            self._seconds(source.topic, "kafka_wait").observe(wait_us / 1_000_000)
 
     def accepted(self, unit: Unit[R]) -> Unit[R]:
         """Says that a unit is about to be offered to the stage, for the first time or again.
@@ -149,4 +153,4 @@ class WorkObserver:
             del self._watched[unit_id]
 
     def _observe(self, watched: _Watched, step: str, took_us: int) -> None:
-        self._metrics.record_seconds.labels(topic=watched.topic, step=step).observe(max(0, took_us) / 1_000_000)
+        self._seconds(watched.topic, step).observe(max(0, took_us) / 1_000_000)

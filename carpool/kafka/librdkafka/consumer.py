@@ -194,19 +194,19 @@ class LibrdkafkaConsumer:
         self._consumer.set_sasl_credentials(self._settings.sasl_username, self._settings.sasl_password.value)
 
     def poll(self, timeout_s: float) -> Message | None:
-        """Returns the next record, or None after `timeout_s` or at the end of a partition."""
+        """Returns the next record, or None after `timeout_s` or at the end of a partition behind which nothing else has come."""
         self._serve_commits()
+        raw = self._polled(timeout_s)
+        while raw is not None and (event := raw.error()) is not None:
+            self._event(raw, event)
+            raw = self._polled(0.0)  # the end of a partition is mostly told together with a record of another
+        return None if raw is None else self._message(raw)
+
+    def _polled(self, timeout_s: float) -> RawMessage | None:
         try:
-            raw = self._consumer.poll(timeout_s)
+            return self._consumer.poll(timeout_s)
         except KafkaException as error:
             raise sort_error(error.args[0]) from error
-        if raw is None:
-            return None
-        event = raw.error()
-        if event is not None:
-            self._event(raw, event)
-            return None
-        return self._message(raw)
 
     def _message(self, raw: RawMessage) -> Message:
         topic, partition, offset = raw.topic(), raw.partition(), raw.offset()
@@ -284,14 +284,12 @@ class LibrdkafkaConsumer:
 
         What is paused is not fetched: its end is asked for, now and then.
         """
-        waiting = {}
         ends = self._ends.known(self._assigned, ask=bool(self._paused or self._held))
-        for raw in self._consumer.position(self._raw_assigned(self._topics)):
+        done = {at for at in self._at_end if ends.get(at, 0) <= self._passed.get(at, 0)}
+        waiting = dict.fromkeys(sorted(self._assigned), 0)
+        for raw in self._consumer.position([RawPartition(*at) for at in waiting if at not in done]):
             at = TopicPartition(raw.topic, raw.partition)
             passed, end = max(raw.offset, self._passed.get(at, 0)), ends.get(at, 0)
-            if at in self._at_end and end <= passed:
-                waiting[at] = 0
-                continue
             low, high = self._consumer.get_watermark_offsets(raw, cached=True) or (0, -1)
             waiting[at] = max(0, max(high, end) - max(passed, low))
         return waiting
