@@ -79,7 +79,7 @@ class IntakeQueues:
         self._bytes_max = bytes_max
         self._queues: dict[str, deque[Message]] = {topic: deque() for topic in self._classes}
         self._bytes = dict.fromkeys(self._classes, 0)
-        self._full: set[str] = set()
+        self._full: frozenset[str] = frozenset()
         self._turns = DeficitRoundRobin(quantum=QUANTUM_BYTES, weight_of=lambda topic: self._classes[topic].weight)
 
     @property
@@ -88,9 +88,9 @@ class IntakeQueues:
         return tuple(self._classes)
 
     @property
-    def flowing(self) -> frozenset[str]:
-        """The topics whose records may come: those whose queue is not full, and was not since it was half empty."""
-        return frozenset(self._classes.keys() - self._full)
+    def full(self) -> frozenset[str]:
+        """The topics whose records may not come: those whose queue is full, or was since it was half empty."""
+        return self._full
 
     @property
     def records(self) -> int:
@@ -157,6 +157,6 @@ class IntakeQueues:
     def _measure(self, topic: str) -> None:
         records, size_bytes = len(self._queues[topic]), self._bytes[topic]
         if records >= self._records_max or size_bytes >= self._bytes_max:
-            self._full.add(topic)
-        elif records <= self._records_max // 2 and size_bytes <= self._bytes_max // 2:
-            self._full.discard(topic)
+            self._full |= {topic}
+        elif topic in self._full and records <= self._records_max // 2 and size_bytes <= self._bytes_max // 2:
+            self._full -= {topic}

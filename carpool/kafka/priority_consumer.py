@@ -42,6 +42,7 @@ class PriorityConsumer:
         self._held = held
         self._stopped: frozenset[str] = frozenset()
         self._is_paused = False
+        self._seen: tuple[bool, frozenset[str]] = (False, frozenset())  # what was decided by: paused, full topics
         self._is_dry = False  # nothing more had come when records were last sorted, and that was not said yet
 
     def subscribe(self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()) -> None:
@@ -57,7 +58,8 @@ class PriorityConsumer:
             message = self._next()
         if message is None and not (is_dry and timeout_s == 0):
             self._sift(timeout_s)
-            message = self._next()
+            if self._queues.records:
+                message = self._next()
         return message
 
     def sort(self, timeout_s: float) -> None:
@@ -98,8 +100,11 @@ class PriorityConsumer:
 
     def _let_flow(self) -> None:
         """Pauses and resumes topics where that has changed."""
-        topics = frozenset(self._queues.topics)
-        stopped = topics if self._is_paused else topics - self._queues.flowing
+        seen = self._is_paused, self._queues.full
+        if seen == self._seen:
+            return
+        self._seen = seen
+        stopped = frozenset(self._queues.topics) if self._is_paused else self._queues.full
         if came := stopped - self._stopped:
             self._consumer.pause(came)
         if gone := self._stopped - stopped:

@@ -64,21 +64,21 @@ def test_of_a_class_that_is_held_to_its_bound_nothing_goes_and_others_do() -> No
 
 def test_a_full_queue_stops_its_topic_alone_until_it_is_half_empty() -> None:
     queues = filled(urgent=1, batch=8, records_max=8)
-    assert queues.flowing == {URGENT}
+    assert queues.full == {BATCH}
     held = {URGENT: 0, BATCH: 0}
     while queues.records_of(BATCH) > 5:
         queues.next(held)
-    assert queues.flowing == {URGENT}
+    assert queues.full == {BATCH}
     queues.next(held)
-    assert queues.flowing == {URGENT, BATCH}
+    assert queues.full == set()
 
 
 def test_bytes_fill_a_queue_too() -> None:
     queues = IntakeQueues(CLASSES, bytes_max=1_000)
     queues.add(message(BATCH, 0, size_bytes=1_200))
-    assert queues.flowing == {URGENT}
+    assert queues.full == {BATCH}
     assert queues.next({}) is not None
-    assert queues.flowing == {URGENT, BATCH}
+    assert queues.full == set()
 
 
 def test_records_of_a_partition_that_is_lost_are_gone() -> None:
