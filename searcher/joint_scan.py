@@ -7,13 +7,16 @@ So their pages are put together, and a product that nobody wants costs next to n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from searcher.products import Products
-from searcher.scan import GROUP_ROWS_MAX, above
 from searcher.scoring import Asked, Scoring
 from searcher.top_k import NO_FLOOR, Candidates, Float32, Scored, Slots
+
+LEAST = np.finfo(np.float32).min
+"""Below it is only what marks that there is no score."""
 
 
 def score_jointly(scorings: Sequence[Scoring], asked: Asked, floors: Float32, top_ks: Slots) -> Scored:
@@ -25,19 +28,20 @@ def score_jointly(scorings: Sequence[Scoring], asked: Asked, floors: Float32, to
     layout = scorings[0].pages.layout
     pages = np.concatenate([piece for scoring in scorings for piece in scoring.pages.pieces])
     rooms = [sum(map(len, scoring.pages.pieces)) * layout.rows_per_page for scoring in scorings]
-    ends = np.cumsum(rooms)
-    scores = np.empty((int(ends[-1]) + GROUP_ROWS_MAX, len(asked.slots)), np.float32)
+    ends = list(accumulate(rooms))
+    scores = np.empty((ends[-1], len(asked.slots)), np.float32)
     Products(layout, asked.vectors).write([pages], scores)
-    for scoring, room, end in zip(scorings, rooms, ends.tolist(), strict=True):
+    for scoring, room, end in zip(scorings, rooms, ends, strict=True):
         scores[end - room + scoring.pages.row_count : end] = NO_FLOOR  # what is unused of its last page
         if len(scoring.members) < len(asked.slots):
             does_not = np.ones(len(asked.slots), bool)
             does_not[scoring.members] = False
             scores[end - room : end, does_not] = NO_FLOOR
-    query, found, positions, floors = above(scores, int(ends[-1]), floors, top_ks)
-    is_wanted = found > NO_FLOOR
-    positions = positions[is_wanted]
+    if (top_k := int(top_ks.max())) <= len(scores):
+        kth = np.partition(scores, len(scores) - top_k, axis=0)[len(scores) - top_k]
+        floors = np.maximum(floors, kth)  # of those who want fewer it is lower than it might be
+    positions, query = np.nonzero(scores >= np.maximum(floors, LEAST))
     clusters = np.array([scoring.pages.cluster for scoring in scorings], np.int64)
     rows = layout.row_numbers(pages).reshape(-1)[positions]
-    candidates = Candidates(query[is_wanted], found[is_wanted], rows, floors)
+    candidates = Candidates(query, scores[positions, query], rows, floors)
     return Scored(clusters[np.searchsorted(ends, positions, side="right")], asked.slots, candidates)

@@ -50,7 +50,7 @@ from searcher.plan.substage import SubstageBudget
 from searcher.scoring import Asked, Scoring
 from searcher.scoring_pool import ScoringPool
 from searcher.store.engine import CancelledRead
-from searcher.top_k import TopTable
+from searcher.top_k import Slots, TopTable
 
 WAIT_S_MAX = 60.0
 """The longest wait for mail: no deadline, however far away, is more than a wait can take."""
@@ -324,10 +324,13 @@ class ClusterMajor:
         """Scores a sub-stage; returns how long it took, in microseconds."""
         began_us = self._clock.now_us()
         places: dict[int, int] = {}  # of the queries, among those asked
+        members: dict[tuple[int, ...], Slots] = {}
         scorings = []
         for task in substage.tasks:
-            members = [places.setdefault(key, len(places)) for key in task.queries]
-            scorings.append(Scoring(self._memory.pages(task.cluster), np.array(members, np.intp)))
+            if task.queries not in members:
+                at = [places.setdefault(key, len(places)) for key in task.queries]
+                members[task.queries] = np.array(at, np.intp)
+            scorings.append(Scoring(self._memory.pages(task.cluster), members[task.queries]))
         queries = [self._queries[key] for key in places]
         asked = Asked(
             np.array([query.slot for query in queries], np.intp),
