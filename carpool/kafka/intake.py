@@ -1,14 +1,15 @@
 """Which record next? Records that were polled and not yet taken in, one bounded queue a topic, in fair turns. Pure.
 
+Partitions of a topic take turns too: a client hands out all that it fetched of one before it begins with the next.
+
 A service reads one topic for each priority class. A client hands records out in the order in which they were fetched, so
 an urgent one may stand behind thousands of others: what comes is sorted here, and a topic whose queue is full is paused.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal
 
@@ -77,8 +78,7 @@ class IntakeQueues:
         self._classes = {each.topic: each for each in classes}
         self._records_max = records_max
         self._bytes_max = bytes_max
-        self._queues: dict[str, deque[Message]] = {topic: deque() for topic in self._classes}
-        self._bytes = dict.fromkeys(self._classes, 0)
+        self._queues = {topic: _Partitions() for topic in self._classes}
         self._full: frozenset[str] = frozenset()
         self._turns = DeficitRoundRobin(quantum=QUANTUM_BYTES, weight_of=lambda topic: self._classes[topic].weight)
 
@@ -103,14 +103,18 @@ class IntakeQueues:
 
     def by_partition(self) -> Counter[TopicPartition]:
         """Returns the records of each partition."""
-        queued = itertools.chain.from_iterable(self._queues.values())
-        return Counter(TopicPartition(message.source.topic, message.source.partition) for message in queued)
+        return Counter(
+            {
+                TopicPartition(topic, partition): records
+                for topic, queue in self._queues.items()
+                for partition, records in queue.by_partition()
+            }
+        )
 
     def add(self, message: Message) -> None:
         """Takes a record that was polled."""
         topic = message.source.topic
-        self._queues[topic].append(message)
-        self._bytes[topic] += message.size_bytes
+        self._queues[topic].add(message)
         self._turns.join(topic)
         self._measure(topic)
 
@@ -123,31 +127,27 @@ class IntakeQueues:
             held_max = self._classes[topic].held_max
             if (held_max is not None and held.get(topic, 0) >= held_max) or not may_take(topic):
                 return None
-            return cost_bytes(self._queues[topic][0])
+            return cost_bytes(self._queues[topic].first)
 
         topic = self._turns.next(cost)
         if topic is None:
             return None
-        message = self._queues[topic].popleft()
-        self._bytes[topic] -= message.size_bytes
+        message = self._queues[topic].pop()
         self._settle(topic)
         return message
 
     def forget(self, partitions: frozenset[TopicPartition]) -> None:
         """Drops the records of partitions that are another member's now."""
         for topic, queue in self._queues.items():
-            kept = [each for each in queue if TopicPartition(topic, each.source.partition) not in partitions]
-            if len(kept) < len(queue):
-                self._queues[topic] = deque(kept)
-                self._bytes[topic] = sum(message.size_bytes for message in kept)
+            if queue.forget({at.partition for at in partitions if at.topic == topic}):
                 self._settle(topic)
 
     def check_integrity(self) -> None:
         """Asserts that the books add up."""
         self._turns.check_integrity()
         assert len(self._turns) == sum(bool(queue) for queue in self._queues.values())
-        for topic, queue in self._queues.items():
-            assert self._bytes[topic] == sum(message.size_bytes for message in queue)
+        for queue in self._queues.values():
+            queue.check_integrity()
 
     def _settle(self, topic: str) -> None:
         if not self._queues[topic]:
@@ -155,8 +155,57 @@ class IntakeQueues:
         self._measure(topic)
 
     def _measure(self, topic: str) -> None:
-        records, size_bytes = len(self._queues[topic]), self._bytes[topic]
+        records, size_bytes = len(self._queues[topic]), self._queues[topic].size_bytes
         if records >= self._records_max or size_bytes >= self._bytes_max:
             self._full |= {topic}
         elif topic in self._full and records <= self._records_max // 2 and size_bytes <= self._bytes_max // 2:
             self._full -= {topic}
+
+
+class _Partitions:
+    """The records of a topic: of each partition in their order, and of all partitions in turns."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, deque[Message]] = {}  # of those that have records, in the order of turns
+        self._records = 0
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return self._records
+
+    @property
+    def first(self) -> Message:
+        """The record that goes next; there must be one."""
+        return next(iter(self._queues.values()))[0]
+
+    def by_partition(self) -> Iterator[tuple[int, int]]:
+        """Yields each partition that has records, and how many."""
+        return ((partition, len(queue)) for partition, queue in self._queues.items())
+
+    def add(self, message: Message) -> None:
+        self._queues.setdefault(message.source.partition, deque()).append(message)
+        self._records += 1
+        self.size_bytes += message.size_bytes
+
+    def pop(self) -> Message:
+        """Takes out the first; its partition's next turn is after all others."""
+        partition = next(iter(self._queues))
+        queue = self._queues.pop(partition)
+        message = queue.popleft()
+        if queue:
+            self._queues[partition] = queue
+        self._records -= 1
+        self.size_bytes -= message.size_bytes
+        return message
+
+    def forget(self, partitions: Collection[int]) -> bool:
+        """Drops the records of these; returns whether there were any."""
+        gone = [self._queues.pop(partition) for partition in partitions if partition in self._queues]
+        self._records -= sum(map(len, gone))
+        self.size_bytes -= sum(message.size_bytes for queue in gone for message in queue)
+        return bool(gone)
+
+    def check_integrity(self) -> None:
+        assert all(self._queues.values())
+        assert self._records == sum(map(len, self._queues.values()))
+        assert self.size_bytes == sum(message.size_bytes for queue in self._queues.values() for message in queue)

@@ -81,6 +81,16 @@ def test_bytes_fill_a_queue_too() -> None:
     assert queues.full == set()
 
 
+def test_partitions_take_turns_whichever_was_fetched_first() -> None:
+    queues = IntakeQueues(CLASSES)
+    for partition, records in ((0, 5), (1, 2), (2, 1)):
+        for number in range(records):
+            queues.add(message(URGENT, number, 10, partition=partition))
+    taken = [each.source for each in (queues.next({}) for _ in range(8)) if each is not None]
+    assert [source.partition for source in taken] == [0, 1, 2, 0, 1, 0, 0, 0]
+    assert [source.offset for source in taken if source.partition == 0] == [0, 1, 2, 3, 4]
+
+
 def test_records_of_a_partition_that_is_lost_are_gone() -> None:
     queues = IntakeQueues(CLASSES)
     for partition in (0, 1):
@@ -95,31 +105,35 @@ def test_records_of_a_partition_that_is_lost_are_gone() -> None:
 
 moves = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), st.sampled_from([URGENT, BATCH]), st.integers(0, 3_000)),
-        st.tuples(st.just("next"), st.just(""), st.just(0)),
-        st.tuples(st.just("end"), st.sampled_from([URGENT, BATCH]), st.just(0)),
+        st.tuples(st.just("add"), st.sampled_from([URGENT, BATCH]), st.integers(0, 3_000), st.integers(0, 2)),
+        st.tuples(st.just("next"), st.just(""), st.just(0), st.just(0)),
+        st.tuples(st.just("end"), st.sampled_from([URGENT, BATCH]), st.just(0), st.just(0)),
     ),
     max_size=150,
 )
 
 
 @given(moves)
-def test_every_record_goes_once_in_order_and_nothing_waits_that_may_go(script: list[tuple[str, str, int]]) -> None:
+def test_every_record_goes_once_in_order_of_its_partition_and_nothing_waits_that_may_go(
+    script: list[tuple[str, str, int, int]],
+) -> None:
     classes = (CLASSES[0], PriorityClass(topic=BATCH, held_max=3))
     queues = IntakeQueues(classes, records_max=8, bytes_max=10_000)
-    waiting: dict[str, list[int]] = {URGENT: [], BATCH: []}
+    waiting: dict[str, dict[int, list[int]]] = {URGENT: {}, BATCH: {}}
     held = Counter({URGENT: 0, BATCH: 0})
-    for number, (move, topic, size) in enumerate(script):
+    for number, (move, topic, size, partition) in enumerate(script):
         if move == "add":
-            queues.add(message(topic, number, size))
-            waiting[topic].append(number)
+            queues.add(message(topic, number, size, partition=partition))
+            waiting[topic].setdefault(partition, []).append(number)
         elif move == "end":
             held[topic] = max(0, held[topic] - 1)
         else:
             taken = queues.next(held)
-            assert (taken is not None) == (bool(waiting[URGENT]) or (bool(waiting[BATCH]) and held[BATCH] < 3))
+            some = {topic: any(lists.values()) for topic, lists in waiting.items()}
+            assert (taken is not None) == (some[URGENT] or (some[BATCH] and held[BATCH] < 3))
             if taken is not None:
-                assert taken.source.offset == waiting[taken.source.topic].pop(0)
-                held[taken.source.topic] += 1
+                source = taken.source
+                assert source.offset == waiting[source.topic][source.partition].pop(0)
+                held[source.topic] += 1
         queues.check_integrity()
-        assert queues.records == len(waiting[URGENT]) + len(waiting[BATCH])
+        assert queues.records == sum(len(offsets) for lists in waiting.values() for offsets in lists.values())
