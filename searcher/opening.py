@@ -113,13 +113,13 @@ def open_plane(
     """Returns memory of `budget_bytes`, the reads that fill it, and the executor that the settings name. Raises `ConfigError`."""
     is_cut = settings.execution == "cluster_major"
     slices = Slices(index.extents, index.layout, settings.slice_bytes_max if is_cut else 0)
+    queries_few(index.layout)  # measured now, and not by the first query
     files = SegmentFiles(index.segment_paths, settings.direct_io)
     try:
         memory = _open_memory(index, slices, settings, metrics, clock, files, events=events, engine=engine)
     except BaseException:
         files.close()
         raise
-    queries_few(index.layout)  # measured now, and not by the first query
     scoring = pool(settings.scoring_threads or len(os.sched_getaffinity(0)))
     executor = _open_executor(index, slices, settings, memory, scoring, metrics, clock, events=events)
     return Plane(memory=memory, executor=executor, pool=scoring, files=files)

@@ -19,15 +19,19 @@ So it is measured, once in a process. float16 rows are widened into a scratch fi
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from carpool.disk.pages import PageLayout, UInt8
+
+log = structlog.get_logger()
 
 Float32 = npt.NDArray[np.float32]
 
@@ -47,6 +51,8 @@ TRIALS = 3
 MARGIN = 32
 """Numbers that the dot products of one query run on for, into the hole at the end of a page."""
 CHECKSUM_BYTES = 8
+
+_measuring = threading.Lock()
 
 
 class Products:
@@ -76,35 +82,51 @@ class Products:
             start = end
 
 
-@cache
 def queries_few(layout: PageLayout) -> int:
-    """Returns up to how many queries dot products are faster here, 0 to `QUERIES_FEW_MAX`, for rows of `layout`.
+    """Returns up to how many queries are better computed as dot products here, 0 to `QUERIES_FEW_MAX`, for rows of `layout`.
 
-    Measured by the first call of a process, some 0.1 s on one core: make it before the first query comes.
+    Measured by the first call of a process, some 0.2 s on one core: make it before the first query comes. Thread-safe.
     """
+    with _measuring:
+        return _measured(layout)
+
+
+@cache
+def _measured(layout: PageLayout) -> int:
+    counts = range(1, QUERIES_FEW_MAX + 1)
+    times = _times_s(layout, counts)
+    # The best division as a whole: that one count was measured while something else ran decides little.
+    totals_s = [
+        sum(dots_s if count <= few else matrix_s for count, (dots_s, matrix_s) in times.items())
+        for few in range(QUERIES_FEW_MAX + 1)
+    ]
+    few = totals_s.index(min(totals_s))
+    log.info("few queries are scored by dot products", queries_max=few, dimension=layout.dimension)
+    return few
+
+
+def _times_s(layout: PageLayout, counts: Iterable[int]) -> dict[int, tuple[float, float]]:
+    """How long rows take with so many queries, as dot products and as matrix products, in seconds."""
     page_bytes = _page_bytes(layout)
     # float16 rows are multiplied in the cache where they were widened.
     trial_bytes = WIDE_BYTES if layout.vector_dtype == "float16" else TRIAL_BYTES
     pages = np.empty((max(1, trial_bytes // page_bytes), page_bytes), np.uint8)
     pages.fill(0)  # or all of it is one page of zeros, in the cache
+    times = {}
     with threadpool_limits(limits=1, user_api="blas"):
-        for count in range(1, QUERIES_FEW_MAX + 1):
-            if not _are_dot_products_faster(layout, pages, count):
-                return count - 1
-    return QUERIES_FEW_MAX
+        for count in counts:
+            queries = np.ones((layout.dimension, count), np.float32).T
+            scores = np.empty((len(pages) * layout.rows_per_page, count), np.float32)
+            dots, matrix = _DotProducts(layout, queries), _MatrixProducts(layout, queries)
+            tries = [(_seconds(dots, pages, scores), _seconds(matrix, pages, scores)) for _ in range(TRIALS)]
+            times[count] = (min(dots_s for dots_s, _ in tries), min(matrix_s for _, matrix_s in tries))
+    return times
 
 
-def _are_dot_products_faster(layout: PageLayout, pages: UInt8, count: int) -> bool:
-    queries = np.ones((layout.dimension, count), np.float32).T
-    scores = np.empty((len(pages) * layout.rows_per_page, count), np.float32)
-    ways: tuple[_DotProducts | _MatrixProducts, ...] = (_DotProducts(layout, queries), _MatrixProducts(layout, queries))
-    times_s = [math.inf, math.inf]
-    for _ in range(TRIALS):
-        for number, way in enumerate(ways):
-            began_s = time.perf_counter()
-            way.write(pages, scores)
-            times_s[number] = min(times_s[number], time.perf_counter() - began_s)
-    return times_s[0] < times_s[1]
+def _seconds(way: _DotProducts | _MatrixProducts, pages: UInt8, scores: Float32) -> float:
+    began_s = time.perf_counter()
+    way.write(pages, scores)
+    return time.perf_counter() - began_s
 
 
 def _page_bytes(layout: PageLayout) -> int:

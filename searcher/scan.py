@@ -4,8 +4,9 @@ No float32 row is copied (`searcher.products`). Of the scores only those that ma
 blocks of rows, whose best stands for all of them, are compared with a floor first.
 
 Scores depend in their last bits (a few 1e-7 for vectors of length one) on where a row lies in its batch, so on how a cluster
-is cut into pieces and on how many queries are scored together, as those of FAISS depend on its own kernels. Rows whose
-scores differ by less may change places; nothing else does. Vectors and queries must be finite.
+is cut into pieces, on how many queries are scored together, and on the kernels that were the faster ones at start, as those
+of FAISS depend on its own. Rows whose scores differ by less may change places; nothing else does. Vectors and queries must be
+finite.
 """
 
 from __future__ import annotations

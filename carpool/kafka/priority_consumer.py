@@ -43,7 +43,7 @@ class PriorityConsumer:
         self._stopped: frozenset[str] = frozenset()
         self._is_paused = False
         self._seen: tuple[bool, frozenset[str]] = (False, frozenset())  # what was decided by: paused, full topics
-        self._is_dry = False  # nothing more had come when records were last sorted, and that was not said yet
+        self._is_dry = False  # nothing more had come when the record that went last was chosen
 
     def subscribe(self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()) -> None:
         """Joins the group for all topics. Raises `ConfigError` when one does not exist."""
@@ -51,15 +51,17 @@ class PriorityConsumer:
 
     def poll(self, timeout_s: float) -> Message | None:
         """Returns the record whose turn it is; None after `timeout_s` where there is none that may be taken in."""
-        message, is_dry = None, self._is_dry
-        self._is_dry = False
+        was_dry, self._is_dry = self._is_dry, False
+        if was_dry and timeout_s == 0 and not self._queues.records:
+            return None
+        message = None
         if self._queues.records:
-            self._sift(0.0)
+            self._is_dry = self._sift(0.0)
             message = self._next()
-        if message is None and not (is_dry and timeout_s == 0):
-            self._sift(timeout_s)
-            if self._queues.records:
-                message = self._next()
+        if message is None and not (self._is_dry and timeout_s == 0):
+            self._is_dry = self._sift(timeout_s)
+            message = self._next() if self._queues.records else None
+        self._is_dry = self._is_dry and message is not None
         return message
 
     def sort(self, timeout_s: float) -> None:
@@ -88,15 +90,16 @@ class PriorityConsumer:
             for pace in due:
                 pace.review(now_us, cpu_wait_us)
 
-    def _sift(self, timeout_s: float) -> None:
+    def _sift(self, timeout_s: float) -> bool:
+        """Sorts what comes; returns whether it went on until nothing more was there."""
         for _ in range(SIFT_MAX):
             self._let_flow()
             message = self._consumer.poll(timeout_s)
             if message is None:
-                self._is_dry = timeout_s == 0
-                return
+                return timeout_s == 0
             self._queues.add(message)
             timeout_s = 0.0
+        return False
 
     def _let_flow(self) -> None:
         """Pauses and resumes topics where that has changed."""

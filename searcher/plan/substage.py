@@ -39,7 +39,8 @@ class SubstageBudget:
         """How long it should take with so many queries in hand.
 
         Eq. 1 counts what those gain who come meanwhile. Where queries come one by one there are none, and every break costs
-        the one in hand: half a millisecond of ten. Whoever comes all the same waits for `LONE_US` at most.
+        the one in hand: half a millisecond of ten. Whoever comes all the same waits for `LONE_US` at most. Where some are in
+        hand a break must be worth its while, too: not before `TOGETHER_US`.
         """
         return max(self.budget_us, TOGETHER_US if queries > 1 else LONE_US)
 

@@ -125,6 +125,18 @@ def test_paused_altogether_nothing_is_handed_out_and_nothing_is_lost() -> None:
     assert [rig.take(), rig.take(), rig.take()] == [BATCH, BATCH, None]
 
 
+def test_nothing_is_asked_for_twice_in_a_round_and_the_next_round_asks_again() -> None:
+    rig = Rig()
+    rig.inner.fetch(URGENT, 2)
+    assert [rig.take(0.05), rig.take()] == [URGENT, URGENT]
+    rig.inner.waits.clear()
+    assert rig.take() is None
+    assert not rig.inner.waits, "that nothing more had come was known"
+    assert rig.take() is None
+    rig.inner.fetch(URGENT, 1)
+    assert rig.take() == URGENT, "what was said once does not hold for later"
+
+
 def test_what_may_not_be_taken_in_is_waited_beside_and_not_spun_upon() -> None:
     rig = Rig()
     rig.held[BATCH] = 8_999

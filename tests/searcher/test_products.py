@@ -1,9 +1,10 @@
-"""Which way products are computed: the faster one, up to the first number of queries where it is not."""
+"""Which way products are computed: so that all numbers of queries together take the least time, as measured once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 import pytest
 
 from carpool.disk.pages import PageLayout, UInt8, VectorDtype, choose_layout
@@ -13,23 +14,47 @@ from searcher.products import QUERIES_FEW_MAX, queries_few
 
 @pytest.fixture(autouse=True)
 def _measured_anew() -> Iterator[None]:
-    queries_few.cache_clear()
+    products._measured.cache_clear()
     yield
-    queries_few.cache_clear()
+    products._measured.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("faster_for", "few"),
-    [(set(), 0), ({1}, 1), ({1, 2, 4}, 2), ({2}, 0), (set(range(1, 20)), QUERIES_FEW_MAX)],
+    ("dots", "few"),
+    [
+        ([5, 5, 5, 5, 5, 5, 5], 0),
+        ([1, 1, 1, 1, 1, 1, 1], QUERIES_FEW_MAX),
+        ([1, 2, 5, 6, 7, 8, 9], 2),
+        ([3.1, 1, 1, 2, 6, 7, 8], 4),  # the first was disturbed
+        ([2.9, 5, 6, 7, 8, 9, 9], 1),
+    ],
 )
-def test_dot_products_are_taken_up_to_the_first_number_of_queries_for_which_they_are_slower(
-    faster_for: set[int], few: int, monkeypatch: pytest.MonkeyPatch
+def test_dot_products_are_taken_up_to_where_they_cost_the_least_altogether(
+    dots: list[float], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def are_faster(layout: PageLayout, pages: UInt8, count: int) -> bool:
-        return count in faster_for
+    def times_s(layout: PageLayout, counts: Iterable[int]) -> dict[int, tuple[float, float]]:
+        return {count: (dots[count - 1], 3.0) for count in counts}
 
-    monkeypatch.setattr(products, "_are_dot_products_faster", are_faster)
+    monkeypatch.setattr(products, "_times_s", times_s)
     assert queries_few(choose_layout(384, "float32")) == few
+
+
+def test_the_way_that_takes_longer_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s = [0.0]
+    monkeypatch.setattr(products.time, "perf_counter", lambda: clock_s[0])
+
+    def takes(seconds: float) -> object:
+        def write(way: object, pages: UInt8, scores: products.Float32) -> None:
+            clock_s[0] += seconds
+
+        return write
+
+    monkeypatch.setattr(products._DotProducts, "write", takes(1.0))
+    monkeypatch.setattr(products._MatrixProducts, "write", takes(2.0))
+    assert queries_few(choose_layout(384, "float32")) == QUERIES_FEW_MAX
+    products._measured.cache_clear()
+    monkeypatch.setattr(products._DotProducts, "write", takes(3.0))
+    assert queries_few(choose_layout(384, "float32")) == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -41,5 +66,10 @@ def test_it_is_measured_for_every_layout_and_once(
     layout = choose_layout(dimension, dtype)
     few = queries_few(layout)
     assert 0 <= few <= QUERIES_FEW_MAX
-    monkeypatch.setattr(products, "_are_dot_products_faster", None)
+    monkeypatch.setattr(products, "_times_s", None)
     assert queries_few(layout) == few
+
+
+def test_queries_of_another_dimension_are_refused() -> None:
+    with pytest.raises(ValueError, match="mismatch"):
+        products.Products(choose_layout(8, "float32"), np.ones((2, 9), np.float32))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.disk.pages import ClusterPages, choose_layout, encode_pages
-from searcher import scoring_pool
+from carpool.disk.pages import ClusterPages, UInt8, choose_layout, encode_pages
+from searcher import lone_scan, scoring_pool
+from searcher.products import Products
 from searcher.scoring import Asked, Scoring
 from searcher.scoring_pool import ScoringPool, cut_pages
 from searcher.top_k import TopTable
@@ -86,16 +88,32 @@ def test_cut_pages_hold_every_row_once_and_in_order(row_count: int, cuts: list[i
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on() -> None:
+@pytest.mark.parametrize("asked", [1, 2])
+def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on(
+    asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
+    monkeypatch.setattr(scoring_pool, "SMALL_BYTES_MAX", 0)
+    monkeypatch.setattr(lone_scan, "STRETCH_BYTES_MIN", 4096)
     table = TopTable()
-    slots = np.array([table.add(3)])
+    slots = np.array([table.add(3) for _ in range(asked)])
+    members = np.arange(asked)
     good = cluster_of(0, np.ones((5000, 16), np.float32), np.arange(5000))
-    query = np.ones((1, 16), np.float32)
+    queries = Asked(slots, np.ones((asked, 16), np.float32))
+    began: list[int] = []
+
+    def fail(products: Products, parts: Sequence[UInt8], scores: npt.NDArray[np.float32]) -> None:
+        began.append(len(parts))
+        raise RuntimeError("a part broke")
+
     with ScoringPool(3) as pool:
-        with pytest.raises(ValueError, match="mismatch"):
-            pool.run([Scoring(good, ONLY)] * 5, Asked(slots, np.ones((1, 9), np.float32)), table)
-        table.merge(pool.run([Scoring(good, ONLY)], Asked(slots, query), table))
-    assert table.best(0).rows.tolist() == [0, 1, 2]
+        with monkeypatch.context() as patch:
+            patch.setattr(Products, "write", fail)
+            with pytest.raises(RuntimeError, match="a part broke"):
+                pool.run([Scoring(good, members)] * 5, queries, table)
+        assert 1 <= len(began) <= 3, "each thread that had begun stopped, and nobody took another part"
+        table.merge(pool.run([Scoring(good, members)], queries, table))
+    assert all(table.best(int(slot)).rows.tolist() == [0, 1, 2] for slot in slots)
 
 
 def test_no_scorings_give_no_results() -> None:
@@ -103,13 +121,19 @@ def test_no_scorings_give_no_results() -> None:
         assert pool.run([], Asked(np.zeros(0, np.intp), np.zeros((0, 16), np.float32)), TopTable()) == []
 
 
-def test_no_page_is_held_after_a_run() -> None:
+@pytest.mark.parametrize("small_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("asked", [1, 2])
+def test_no_page_is_held_after_a_run(asked: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 1 << 40 if small_bytes else 4096)
+    monkeypatch.setattr(scoring_pool, "SMALL_BYTES_MAX", small_bytes)
+    monkeypatch.setattr(lone_scan, "STRETCH_BYTES_MIN", 4096)
     table = TopTable()
-    slots = np.array([table.add(3)])
+    queries = Asked(np.array([table.add(3) for _ in range(asked)]), np.ones((asked, 16), np.float32))
     cluster = cluster_of(0, np.ones((500, 16), np.float32), np.arange(500))
     pages = weakref.ref(cluster.pieces[0].base if cluster.pieces[0].base is not None else cluster.pieces[0])
     with ScoringPool(4) as pool:
-        scored = pool.run([Scoring(cluster, ONLY)] * 8, Asked(slots, np.ones((1, 16), np.float32)), table)
+        scored = pool.run([Scoring(cluster, np.arange(asked))] * 8, queries, table)
+        assert (len(scored) == 1) == (small_bytes > 0 or asked == 1)
         del cluster
         gc.collect()
         assert pages() is None
