@@ -43,7 +43,9 @@ def test_it_finds_what_a_full_sort_finds(
             pieces = tuple(np.array_split(pages, min(len(pages), 1 + number % 3)))
             scorings.append(Scoring(ClusterPages(number, layout, sizes[number], pieces), np.flatnonzero(wants[number])))
         found = score_jointly(scorings, Asked(slots, queries), table.floors(slots), table.top_ks(slots))
-        assert (found.candidates.scores > -np.inf).all(), "what nobody wants, and what is unused of a page, is no candidate"
+        assert (found.candidates.scores > -np.inf).all(), (
+            "what nobody wants, and what is unused of a page, is no candidate"
+        )
         table.merge([found])
     for query, (slot, top_k) in enumerate(zip(slots.tolist(), top_ks, strict=True)):
         scores = vectors @ queries[query]
