@@ -200,6 +200,7 @@ pathlib.Path({ready!r}).touch()
 time.sleep(600)
 """
     notes: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(Interrupted), Supervisor(SETTINGS, note=notes.append) as supervisor:
         supervisor.start(spec(tmp_path, "grouper", stubborn))
         supervisor.start(spec(tmp_path, "broker", stubborn))
@@ -213,7 +214,7 @@ time.sleep(600)
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     assert notes == []
     assert not any(lives(pid) for pid in pids)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_children_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> None:
