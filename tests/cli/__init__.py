@@ -1,0 +1,1 @@
+"""Commands, the supervisor and `carpool up`."""

@@ -1,0 +1,1 @@
+"""Bytes of older formats, stored, that must stay readable."""

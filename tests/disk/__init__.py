@@ -1,0 +1,1 @@
+"""The index on disk: pages, segments, manifest, damage."""

@@ -1,0 +1,1 @@
+"""The loop, delivery, takeovers, dead letters, on the memory broker and on Apache Kafka."""

@@ -1,0 +1,1 @@
+"""The client that applications publish with."""

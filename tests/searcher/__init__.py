@@ -1,0 +1,1 @@
+"""The search plane: store, cache, plan, scoring."""
