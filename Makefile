@@ -31,7 +31,7 @@ lint: setup ## ruff, mypy --strict, import-linter
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 test: setup ## all tests whose needs this machine meets; ARGS="-k window --run-slow", WORKERS=1 for one after the other
-	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 mutate: setup ## a mutation run over the plans (long); survivors are listed at the end
 	$(BIN)/mutmut run; $(BIN)/mutmut results
 bench: setup ## the benchmarks there are; ARGS="traffic --help"

@@ -19,6 +19,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from carpool.errors import RetryableError
+from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.progress import decode_metadata
 from carpool.kafka.settings import KafkaSettings, client_config
@@ -219,7 +220,7 @@ class _MissingError(Exception):
 
 def _result(future: Future[Any]) -> Any:
     try:
-        return future.result()
+        return reply(future)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
             raise _MissingError from error

@@ -110,7 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_REASONS] = {}
     config.stash[_SKIPPED] = Counter()
     config.stash[_SKIPPED_OTHERWISE] = Counter()
-    config.pluginmanager.register(SkipBook(config))
+    config.pluginmanager.register(ReportBook(config))
 
 
 def _lacking(item: pytest.Item) -> tuple[str, str] | None:
@@ -145,14 +145,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"{name}: {reason}"))
 
 
-class SkipBook:
-    """Counts what was skipped by the need that it has; reports come here from every worker process too."""
+def _first_line(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = str(crash.message if crash else report.longrepr).strip().splitlines()
+    return lines[0] if lines else ""
+
+
+class ReportBook:
+    """Says what failed, counts what was skipped by the need that it has; reports come here from every worker process too."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
 
+    @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Notes a skipped test, also where the test itself decided to skip. What it needs travels with its report."""
+        """Names a failure at once: a run that is cut off never comes to its end. Notes a skipped test, also where the test itself
+        decided to skip; what it needs travels with its report."""
+        if report.failed and (terminal := self._config.pluginmanager.get_plugin("terminalreporter")):
+            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when}): {_first_line(report)}", red=True)
         if not report.skipped or hasattr(report, "wasxfail"):
             return
         assert isinstance(report.longrepr, tuple), "a skip says where and why"

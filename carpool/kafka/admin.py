@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from carpool.errors import ConfigError, RetryableError
+from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.settings import KafkaSettings, client_config
 from schemas.topics import TOPICS, Topic
 
@@ -68,7 +69,7 @@ def create_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS) -
     created = []
     for name, future in admin.create_topics(wanted, operation_timeout=timeout_s).items():
         try:
-            future.result()
+            reply(future)
             created.append(name)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -101,7 +102,7 @@ def describe_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS)
 def _drift(admin: AdminClient, topic: Topic, timeout_s: float) -> tuple[str, ...]:
     resource = ConfigResource(ResourceType.TOPIC, topic.name)
     try:
-        entries = admin.describe_configs([resource], request_timeout=timeout_s)[resource].result()
+        entries = reply(admin.describe_configs([resource], request_timeout=timeout_s)[resource])
     except KafkaException as error:
         return (f"settings cannot be read: {error.args[0].str()}",)
     return tuple(

@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, Resou
 from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.checks import WARN_SHARE, BrokerFacts, Deployment, Standing, TopicFacts, Wish, judge
 from carpool.kafka.clients import TopicPartition
+from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import broker_config, settings_of
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.settings import KafkaSettings, client_config
@@ -113,4 +114,4 @@ def _offsets(admin: AdminClient, wanted: Mapping[TopicPartition, Any], timeout_s
         return {}
     request = {RawPartition(at.topic, at.partition): spec for at, spec in wanted.items()}
     futures = admin.list_offsets(request, request_timeout=timeout_s)
-    return {TopicPartition(raw.topic, raw.partition): future.result().offset for raw, future in futures.items()}
+    return {TopicPartition(raw.topic, raw.partition): reply(future).offset for raw, future in futures.items()}

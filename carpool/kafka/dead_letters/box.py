@@ -20,6 +20,7 @@ from carpool.kafka.clients import TransactionalProducerClient
 from carpool.kafka.dead_letters.letter import DeadLetter, place_text, read_letter, replay_output
 from carpool.kafka.dead_letters.log_reader import LogReader
 from carpool.kafka.dead_letters.selection import Place, Selection
+from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.settings import KafkaSettings, client_config
 from carpool.kafka.stage import Output
 from schemas.codec import decode, encode
@@ -148,7 +149,7 @@ class DeadLetterBox:
         places = [RawPartition(topic, partition, offset) for partition, offset in wanted.items()]
         for place, future in (admin.delete_records(places, request_timeout=self._timeout_s) if places else {}).items():
             try:
-                future.result()
+                reply(future)
             except KafkaException as error:
                 raise ConfigError(
                     f"the brokers do not remove records of {topic}[{place.partition}]: {error.args[0].str()}. The letters stay "

@@ -8,6 +8,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from carpool.errors import DeploymentError, RetryableError
+from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.convert import sort_error
 
 
@@ -37,7 +38,7 @@ def settings_of(admin: AdminClient, resources: list[ConfigResource], timeout_s: 
         return found
     for resource, future in admin.describe_configs(resources, request_timeout=timeout_s).items():
         try:
-            entries = future.result()
+            entries = reply(future)
         except KafkaException as error:
             sorted_error = sort_error(error.args[0], resource.name)
             if isinstance(sorted_error, DeploymentError):

@@ -335,6 +335,7 @@ class LibrdkafkaConsumer:
         """Leaves the group, serving the last revocation."""
         if self._member is not None:
             self._member.close()
+        self._ends.close()
 
 
 def _bytes(value: bytes | str | None) -> bytes | None:

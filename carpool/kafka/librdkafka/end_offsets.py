@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 
@@ -26,17 +26,13 @@ class EndOffsets:
         self._request_timeout_s = request_timeout_s
         self._admin: AdminClient | None = None
         self._ask_at_s = 0.0
-        self._lock = threading.Lock()
-        self._ends: dict[TopicPartition, int] = {}
-        self._open = 0
+        self._told = _Told()
 
     def known(self, partitions: Iterable[TopicPartition], *, ask: bool) -> dict[TopicPartition, int]:
         """Returns the end of each partition for a reader of committed records, as it was when last told, and may `ask` anew."""
         wanted = frozenset(partitions)
-        with self._lock:
-            self._ends = {at: end for at, end in self._ends.items() if at in wanted}
-            found, is_idle = dict(self._ends), self._open == 0
-        if ask and wanted and is_idle and time.monotonic() >= self._ask_at_s:
+        found = self._told.ends(wanted)
+        if ask and wanted and self._told.is_idle and time.monotonic() >= self._ask_at_s:
             self._ask(wanted)
         return found
 
@@ -52,12 +48,37 @@ class EndOffsets:
             )
         except KafkaException:
             return
+        self._told.await_all(futures)
+
+    def close(self) -> None:
+        """Ends the client, and with it what was asked."""
+        self._admin = None
+
+
+class _Told:
+    """What the brokers told. Without the client, which must not end on the thread that tells (`admin_replies.py`)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: dict[TopicPartition, int] = {}
+        self._open = 0
+
+    def ends(self, wanted: frozenset[TopicPartition]) -> dict[TopicPartition, int]:
+        with self._lock:
+            self._ends = {at: end for at, end in self._ends.items() if at in wanted}
+            return dict(self._ends)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._open == 0
+
+    def await_all(self, futures: Mapping[RawPartition, Future[ListOffsetsResultInfo]]) -> None:
         with self._lock:
             self._open += len(futures)
         for raw, future in futures.items():
-            future.add_done_callback(partial(self._told, TopicPartition(raw.topic, raw.partition)))
+            future.add_done_callback(partial(self._tell, TopicPartition(raw.topic, raw.partition)))
 
-    def _told(self, at: TopicPartition, future: Future[ListOffsetsResultInfo]) -> None:
+    def _tell(self, at: TopicPartition, future: Future[ListOffsetsResultInfo]) -> None:
         """On a thread of the client. A broker that cannot tell leaves what was known."""
         error = future.exception()
         with self._lock:

@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from carpool.errors import CarpoolError, FencedError, RetryableError
 from carpool.kafka.clients import FenceSlot, Position, TopicPartition, partitions_text
+from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.librdkafka.convert import LEFT_BEHIND, StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.progress import slot_of
@@ -110,9 +111,9 @@ class Takeover:
     def _living(self) -> frozenset[str]:
         """The slots of the group's members, which are their client ids."""
         admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
-        answer = admin.describe_consumer_groups([self._group], request_timeout=self._timeout_s)
+        futures = admin.describe_consumer_groups([self._group], request_timeout=self._timeout_s)
         try:
-            return frozenset(member.client_id for member in answer[self._group].result().members)
+            return frozenset(member.client_id for member in reply(futures[self._group]).members)
         except KafkaException as error:
             raise _unread(error.args[0]) from error
 
