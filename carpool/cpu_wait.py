@@ -16,12 +16,15 @@ class CpuWait:
         self._last: tuple[int, int] | None = None
 
     def mean_us(self) -> float | None:
-        """Returns the mean wait before the thread ran, since the last call; None where that is not known. Costs microseconds."""
+        """Returns the mean wait before the thread ran, since the last call: 0 where it ran on. None where that is not known.
+
+        Costs microseconds.
+        """
         try:
             _, wait_ns, runs = map(int, self._path.read_text().split())
         except (OSError, ValueError):
             return None
         last, self._last = self._last, (wait_ns, runs)
-        if last is None or runs <= last[1]:
+        if last is None:
             return None
-        return (wait_ns - last[0]) / (runs - last[1]) / 1_000
+        return (wait_ns - last[0]) / max(1, runs - last[1]) / 1_000

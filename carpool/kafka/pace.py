@@ -1,5 +1,5 @@
-"""How fast may batch work be taken in beside interactive work? As fast as the CPUs bear: additive increase, multiplicative
-decrease of a token bucket's rate, by how long threads wait for a CPU. Pure: no clock.
+"""How fast may batch work be taken in beside interactive work? As fast as the CPUs bear: slow increase and fast decrease
+of a token bucket's rate, by how long threads wait for a CPU. Pure: no clock.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ URGENT_LATELY_US = 1_000_000
 REVIEW_US = 200_000
 BURST_US = 100_000
 """What is let go at once: small bursts make small windows, large ones keep CPUs busy for as long."""
-SLOWER = 0.8
-FASTER = 1.2
-BEGIN_SHARE = 4
+SLOWER = 0.7
+FASTER = 1.02
+"""By the review. What was too much shows late, when it is on its way through all services: quickly back, slowly forward."""
+BEGIN_SHARE = 8
 """A pace begins with one part in so many of what was taken in before."""
-SMOOTHING = 0.5
+SMOOTHING = 0.2
 """Weight of the newest measurement."""
 RATE_MIN = 64 * 1024
 """Bytes a second that always go: nobody starves."""
@@ -75,7 +76,7 @@ class Pace:
         self._taken = 0
         self._cpu_wait_us += SMOOTHING * ((cpu_wait_us or 0.0) - self._cpu_wait_us)
         most = 2 * self._taken_rate + RATE_MIN  # what nobody uses does not grow
-        if not self._is_on(now_us):
+        if cpu_wait_us is None or not self._is_on(now_us):
             self._rate = most
         elif self._cpu_wait_us > self._cpu_wait_us_max:
             self._rate = max(RATE_MIN, SLOWER * min(self._rate, most))

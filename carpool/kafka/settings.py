@@ -105,7 +105,7 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
             description="Mean wait for a CPU above which batch work is taken in more slowly while interactive questions come, in "
             "microseconds; 0: never slowed. Low: batch work takes longer; high: interactive questions wait for CPUs.",
         ),
-    ] = 200
+    ] = 120
     finished_bytes_max: Annotated[
         int,
         Meta(
