@@ -25,7 +25,7 @@ FETCH_BACKOFF_MS = 5
 """librdkafka counts the records of all partitions together: where those of one class fill its queue, it asks for none of the
 other for this long, by default for a second."""
 
-OFFSETS_INTERVAL_MS_MIN = 20
+OFFSETS_INTERVAL_MS_MIN = 100
 """Offsets alone (at least once) are committed no oftener: nobody waits for them."""
 METADATA_REFRESH_MS = 30_000
 """How old what writers and members know of topics may get, by default five minutes: what a broker said while it came up may lack
@@ -76,7 +76,7 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
             ge=0,
             le=10_000,
             description="Pause between commits: as long as the last one took, but no longer than this (exactly_once); this, and "
-            "at least 20 ms (at_least_once). Low: more requests; high: answers wait, or more repeats after a crash.",
+            "at least 100 ms (at_least_once). Low: more requests; high: answers wait, or more repeats after a crash.",
         ),
     ] = 5
     interactive_weight: Annotated[
