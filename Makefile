@@ -30,6 +30,7 @@ lint: setup ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+# A worker that dies ends the run: pytest-xdist would start another, and with files as units wait for ever.
 test: setup ## all tests whose needs this machine meets; ARGS="-k window --run-slow", WORKERS=1 for one after the other
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 mutate: setup ## a mutation run over the plans (long); survivors are listed at the end

@@ -51,10 +51,21 @@ def test_beside_urgent_work_the_rate_falls_while_threads_wait_for_cpus_and_comes
     run.pass_(1, cpu_wait_us=BUSY, urgent=True)
     slow = run.pass_(5, cpu_wait_us=BUSY, urgent=True)
     assert slow < 0.1 * full
-    one = run.pass_(5, cpu_wait_us=IDLE, urgent=True)
-    assert one < 0.2 * full, "it comes back slowly: what is too much shows late"
-    run.pass_(35, cpu_wait_us=IDLE, urgent=True)
+    run.pass_(40, cpu_wait_us=IDLE, urgent=True)
     assert run.pass_(2, cpu_wait_us=IDLE, urgent=True) > 0.9 * full
+
+
+def test_the_rate_comes_back_by_a_tenth_a_second_and_falls_by_five_sixths_since_what_is_too_much_shows_late() -> None:
+    run = Run()
+    run.pass_(2, cpu_wait_us=IDLE, urgent=False)
+    run.pass_(5, cpu_wait_us=BUSY, urgent=True)
+    run.pass_(20, cpu_wait_us=IDLE, urgent=True)
+    before = run.pace.rate
+    run.pass_(1, cpu_wait_us=IDLE, urgent=True)
+    assert 1.05 < run.pace.rate / before < 1.15
+    before = run.pace.rate
+    run.pass_(1, cpu_wait_us=BUSY, urgent=True)
+    assert run.pace.rate < before / 4
 
 
 def test_the_first_urgent_record_lets_what_came_before_it_go_first() -> None:
