@@ -97,7 +97,7 @@ class ClusterMemory:
     def start(self, on_event: Callable[[MemoryEvent], None]) -> None:
         """Starts reading. `on_event` is told the end of every read exactly once, one event at a time, in order.
 
-        On one of the engine's threads; it may call everything here but `close`.
+        On one of the engine's threads, or on the one that gives up reads; it may call everything here but `close`.
         """
         self._on_event = on_event
         self._engine.start(self._end_block)
@@ -200,13 +200,14 @@ class ClusterMemory:
             assert all(load.tokens for load in loads), "a read has nothing left to wait for"
 
     def close(self, timeout_s: float) -> bool:
-        """Ends all reads and lets go of the memory; blocks for up to `timeout_s`. No event is told from now on.
+        """Ends all reads and lets go of the memory; blocks for up to `timeout_s`, also for an event that is being told.
 
-        Returns whether the kernel has given back everything: until then the files must not be closed.
+        No event is told from now on. Returns whether the kernel has given back everything: the files must not be closed before.
         """
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._is_telling, timeout=timeout_s)
         has_ended = self._engine.close(timeout_s)
         with self._changed:
             self._resident.clear()
@@ -319,8 +320,13 @@ class ClusterMemory:
             except Exception:  # reading goes on, whatever became of the listener
                 _log.exception("the end of a read could not be told", cluster=event.cluster)
             finally:
-                with self._changed:
-                    self._is_telling = False
+                self._end_telling()
+
+    def _end_telling(self) -> None:
+        with self._changed:
+            self._is_telling = False
+            if self._is_closed:  # who closes waits for this
+                self._changed.notify_all()
 
     def _show(self) -> None:
         reading_bytes = sum(load.arena_bytes for load in self._loading.values())

@@ -129,8 +129,9 @@ def running(
     attempts: int = 2,
     timeout_us: int = 60_000_000,
     fault: Callable[[BlockRead], Fault] = lambda _: None,
+    listen: Callable[[MemoryEvent], None] | None = None,
 ) -> Iterator[Running]:
-    """Small blocks and reads, so that clusters come in many pieces."""
+    """Small blocks and reads, so that clusters come in many pieces. `listen` hears the events, in the place of `heard`."""
     arena = Arena(arena_bytes, block_pages * stored.layout.page_bytes)
     metrics, heard = Metrics(), Heard()
     engine = FaultyDisk(inner, fault)
@@ -151,7 +152,7 @@ def running(
         clock=SystemClock(),
         events=NoEvents(),
     )
-    memory.start(heard)
+    memory.start(listen or heard)
     try:
         yield Running(memory=memory, engine=engine, heard=heard, metrics=metrics, arena=arena)
         memory.check_integrity()
@@ -468,10 +469,29 @@ def test_after_closing_nothing_is_told_and_a_read_that_hangs_is_waited_for(store
     with running(stored, in_memory(stored), fault=lambda _: "hang") as it:
         it.memory.begin_read(A, is_prefetch=False)
         it.engine.wait_until_hanging()
-        assert not it.memory.close(0.0)
+        assert not it.memory.close(0.5)
+        told = it.heard.events[:]  # of what hangs, it may have been told that it is given up
         it.memory.begin_read(B, is_prefetch=False)
         it.engine.release()
-    assert it.heard.events == []
+    assert it.heard.events == told
+    assert {event.cluster for event in told} <= {A}
+
+
+def test_closing_waits_for_what_is_being_told(stored: Stored) -> None:
+    is_told, may_end = threading.Event(), threading.Event()
+    ended: list[MemoryEvent] = []
+
+    def listen(event: MemoryEvent) -> None:
+        is_told.set()
+        assert may_end.wait(30)
+        ended.append(event)
+
+    with running(stored, in_memory(stored), fault=lambda _: "hang", listen=listen) as it:
+        it.memory.begin_read(A, is_prefetch=False)
+        assert is_told.wait(30)  # that it is given up
+        threading.Timer(0.2, may_end.set).start()
+        assert not it.memory.close(30)
+        assert [event.cluster for event in ended] == [A]
 
 
 def test_a_listener_that_breaks_does_not_stop_the_reading(stored: Stored) -> None:
