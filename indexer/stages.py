@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from carpool.clock import Clock
 from carpool.disk.manifest import Manifest
-from carpool.disk.pages import PageLayout, choose_layout
+from carpool.disk.pages import choose_layout
 from carpool.errors import ConfigError
 from indexer.clustering import Assignment, assign_rows, train_centroids
 from indexer.plan import AssignmentDone, BuildState, default_nlist
@@ -37,10 +37,10 @@ def cluster_and_write(
     """Returns the manifest of the finished index, not yet in place. Goes on after whatever an earlier life saved. Blocks."""
     if settings.threads:
         faiss.omp_set_num_threads(settings.threads)
-    layout = _layout(state, vectors.dimension)
+    _require_room_for_a_row(state, vectors.dimension)
     state, centroids = _ensure_centroids(workspace, state, vectors, progress)
     state, assignment = _ensure_assignment(workspace, state, vectors, centroids, progress)
-    plan = plan_segments(state.identity, layout, centroids, assignment)
+    plan = plan_segments(state.identity, vectors.dimension, centroids, assignment)
     segments = write_clusters(
         workspace.finished, vectors, assignment.clusters, plan, memory_bytes=settings.memory_bytes, progress=progress
     )
@@ -57,9 +57,9 @@ def cluster_and_write(
     )
 
 
-def _layout(state: BuildState, dimension: int) -> PageLayout:
+def _require_room_for_a_row(state: BuildState, dimension: int) -> None:
     try:
-        return choose_layout(dimension, state.identity.layout.vector_dtype)
+        choose_layout(dimension, state.identity.layout.vector_dtype)
     except ValueError as error:
         raise ConfigError(f"{error}; take a model with shorter vectors, or --vector-dtype float16") from error
 

@@ -17,7 +17,7 @@ from carpool.disk.direct import NoDirectReadError
 from carpool.disk.files import file_crc32
 from carpool.disk.index import index_files
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
-from carpool.disk.pages import PageLayout
+from carpool.disk.pages import PageLayout, choose_layout
 from carpool.disk.segments import (
     ClusterExtent,
     SegmentWriter,
@@ -51,9 +51,13 @@ def documents_generation(corpus: CorpusIdentity) -> int:
     return generation_of(msgspec.json.encode(corpus))
 
 
-def plan_segments(identity: BuildIdentity, layout: PageLayout, centroids: Float32, assignment: Assignment) -> Plan:
-    """Returns where each cluster will lie, and the seal: of all that the bytes depend on, and of nothing else."""
+def plan_segments(identity: BuildIdentity, dimension: int, centroids: Float32, assignment: Assignment) -> Plan:
+    """Returns where each cluster will lie, and the seal: of all that the bytes depend on, and of nothing else.
+
+    Raises `ValueError` where a row of `dimension` does not fit any page.
+    """
     counts = np.bincount(assignment.clusters, minlength=len(centroids)).tolist()
+    layout = choose_layout(dimension, identity.layout.vector_dtype, counts)
     generation = generation_of(
         msgspec.json.encode(identity),
         msgspec.json.encode(layout),

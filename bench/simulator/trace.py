@@ -82,7 +82,7 @@ def trace_of(clustered: Clustered, questions: Float32, *, nprobe: int, window: i
     """Returns the trace of `questions`, (n, dim) float32, row-normalised, in this order; sizes are those of float32 pages."""
     nlist, dimension = clustered.centroids.shape
     rows = np.bincount(clustered.assigned, minlength=nlist).tolist()
-    layout = choose_layout(dimension, "float32")
+    layout = choose_layout(dimension, "float32", rows)
     return trace_over(
         clustered.centroids,
         questions,

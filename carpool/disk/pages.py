@@ -16,6 +16,7 @@ pages are a matrix with a long stride, which BLAS takes as it is.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 
 PAGE_ALIGNMENT_BYTES = 4096
 PAGE_BYTES_MAX = 64 << 10
-PAGE_USE_MIN = 0.9
-"""A page is made larger, up to `PAGE_BYTES_MAX`, until rows and their numbers fill this share of it."""
+SIZE_MARGIN = 0.02
+"""A page is made larger, up to `PAGE_BYTES_MAX`, until all clusters together are larger by no more than this share than they
+could be. What is unused of a page is read, kept, and jumped over in every scan."""
 ROW_BITS = 40
 """Of a row number; the 24 bits above are zero, kept for tenant and tombstone."""
 
@@ -125,10 +127,11 @@ def dense(cluster: ClusterPages) -> ClusterRows:
     return ClusterRows(cluster.cluster, vectors, rows)
 
 
-def choose_layout(dimension: int, vector_dtype: VectorDtype) -> PageLayout:
-    """Returns the smallest page that rows fill to 90 %, or the best one up to 64 KiB.
+def choose_layout(dimension: int, vector_dtype: VectorDtype, row_counts: Sequence[int] = (1 << 20,)) -> PageLayout:
+    """Returns the smallest page with which clusters of `row_counts` rows take hardly more (`SIZE_MARGIN`) than with the best.
 
-    384 x float32: 8 KiB with 5 rows; 384 x float16: 4 KiB with 5 rows. Raises `ValueError` where no page holds a row.
+    By default for clusters of many rows: 20 KiB with 13 rows for 384 x float32, 16 KiB with 21 for float16. For clusters of few,
+    whose last page is often half empty, pages are smaller. Raises `ValueError` where no page holds a row.
     """
     layouts = []
     for page_bytes in range(PAGE_ALIGNMENT_BYTES, PAGE_BYTES_MAX + 1, PAGE_ALIGNMENT_BYTES):
@@ -138,11 +141,9 @@ def choose_layout(dimension: int, vector_dtype: VectorDtype) -> PageLayout:
             continue
     if not layouts:
         raise ValueError(f"a vector of dimension {dimension} does not fit a page of {PAGE_BYTES_MAX} bytes")
-    uses = [layout.rows_per_page * (layout.row_bytes + 8) / layout.page_bytes for layout in layouts]
-    return (
-        next((found for found, use in zip(layouts, uses, strict=True) if use >= PAGE_USE_MIN), None)
-        or max(zip(uses, layouts, strict=True), key=lambda pair: (pair[0], -pair[1].page_bytes))[1]
-    )
+    sizes_bytes = [layout.page_bytes * sum(map(layout.page_count, row_counts)) for layout in layouts]
+    enough_bytes = min(sizes_bytes) * (1 + SIZE_MARGIN)
+    return next(layout for layout, size_bytes in zip(layouts, sizes_bytes, strict=True) if size_bytes <= enough_bytes)
 
 
 def page_seed(*, generation: int, segment: int, cluster: int) -> int:

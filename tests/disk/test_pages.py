@@ -21,15 +21,40 @@ dtypes = st.sampled_from(["float32", "float16"])
 
 @pytest.mark.parametrize(
     ("dimension", "dtype", "page_bytes", "rows_per_page"),
-    [(384, "float32", 8192, 5), (384, "float16", 4096, 5), (16, "float32", 4096, 56), (1024, "float32", 40960, 9)],
+    [(384, "float32", 20480, 13), (384, "float16", 16384, 21), (16, "float32", 4096, 56), (1024, "float32", 53248, 12)],
 )
-def test_a_page_is_the_smallest_that_rows_fill_to_nine_tenths(
+def test_pages_of_large_clusters_are_nearly_full(
     dimension: int, dtype: VectorDtype, page_bytes: int, rows_per_page: int
 ) -> None:
     layout = choose_layout(dimension, dtype)
     assert layout.page_bytes == page_bytes
     assert layout.rows_per_page == rows_per_page
-    assert rows_per_page * (layout.row_bytes + 8) / page_bytes >= 0.9
+
+
+@given(
+    dimension=st.integers(1, 2000),
+    dtype=dtypes,
+    row_counts=st.lists(st.integers(0, 2000), min_size=1, max_size=20),
+)
+def test_a_page_is_the_smallest_with_which_an_index_is_hardly_larger_than_it_must_be(
+    dimension: int, dtype: VectorDtype, row_counts: list[int]
+) -> None:
+    def size_bytes(page_bytes: int) -> float:
+        try:
+            layout = PageLayout(dimension=dimension, vector_dtype=dtype, page_bytes=page_bytes)
+        except ValueError:
+            return float("inf")
+        return page_bytes * sum(map(layout.page_count, row_counts))
+
+    chosen = choose_layout(dimension, dtype, row_counts).page_bytes
+    least = min(map(size_bytes, range(4096, 65537, 4096)))
+    assert size_bytes(chosen) <= 1.02 * least
+    assert all(size_bytes(page_bytes) > 1.02 * least for page_bytes in range(4096, chosen, 4096))
+
+
+def test_small_clusters_get_small_pages() -> None:
+    row_counts = [10, 12, 17, 9, 25, 14, 18]
+    assert choose_layout(384, "float32", row_counts).page_bytes == 8192
 
 
 def test_a_dimension_that_never_fills_a_page_gets_the_best_one() -> None:

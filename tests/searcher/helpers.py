@@ -101,9 +101,10 @@ def write_index(
     nlist, dimension = centroids.shape
     assigned = probe(centroids, vectors, 1)[:, 0].astype(np.int64)
     write_centroids(folder, centroids)
-    layout = choose_layout(dimension, vector_dtype)
+    counts = np.bincount(assigned, minlength=nlist).tolist()
+    layout = choose_layout(dimension, vector_dtype, counts)
     generation = generation_of(vectors.tobytes(), centroids.tobytes())
-    extents = plan_extents(layout, np.bincount(assigned, minlength=nlist).tolist())
+    extents = plan_extents(layout, counts)
     segment = SegmentWriter(folder, layout=layout, generation=generation, extents=extents)
     for cluster in range(nlist):
         rows = np.flatnonzero(assigned == cluster).astype(np.int64)
