@@ -19,7 +19,7 @@ from bench.index import BenchIndex, index_of_texts
 from bench.machine import Machine, Revision, program, this_machine, this_revision
 from bench.session import Session, open_session
 from carpool.errors import CarpoolError
-from carpool.testing.kafka import KafkaServer, kafka_home
+from carpool.testing.kafka import KAFKA_JAVA, KafkaServer, kafka_home
 from producers.load import LoadPlan, Sent
 from producers.questions import Question
 from schemas.answer import Answer
@@ -128,7 +128,7 @@ def real_broker(bootstrap: str | None, folder: Path) -> Iterator[str | None]:
     if bootstrap is not None or kafka_home() is None:
         yield bootstrap
         return
-    with KafkaServer(folder) as server:
+    with KafkaServer(folder, java=KAFKA_JAVA) as server:
         yield server.bootstrap
 
 
