@@ -200,15 +200,17 @@ class ClusterMemory:
             assert all(load.tokens for load in loads), "a read has nothing left to wait for"
 
     def close(self, timeout_s: float) -> bool:
-        """Ends all reads and lets go of the memory; blocks for up to `timeout_s`, also for an event that is being told.
+        """Ends all reads and lets go of the memory; blocks for up to `timeout_s`, and as long again for an event that is
+        being told.
 
-        No event is told from now on. Returns whether the kernel has given back everything: the files must not be closed before.
+        No event is told from now on. Returns whether that was told and the kernel has given back everything: the files must not
+        be closed before.
         """
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._is_telling, timeout=timeout_s)
-        has_ended = self._engine.close(timeout_s)
+            is_told = self._changed.wait_for(lambda: not self._is_telling, timeout=timeout_s)
+        has_ended = self._engine.close(timeout_s if is_told else 0.0) and is_told
         with self._changed:
             self._resident.clear()
             if has_ended:
