@@ -211,9 +211,9 @@ class ClusterMemory:
             self._changed.notify_all()
             is_told = self._changed.wait_for(lambda: not self._is_telling, timeout=timeout_s)
         has_ended = self._engine.close(timeout_s if is_told else 0.0) and is_told
-        with self._changed:
-            self._resident.clear()
-            if has_ended:
+        if has_ended:
+            with self._changed:
+                self._resident.clear()
                 self._arena.close()
         return has_ended
 

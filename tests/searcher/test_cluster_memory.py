@@ -24,7 +24,7 @@ from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.disk import Fault, FaultyDisk
 from schemas.record import ClusterId
-from searcher.cache.arena import Arena
+from searcher.cache.arena import Arena, Span
 from searcher.cache.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone, ReadRules, SpaceFreed
 from searcher.events import NoEvents
 from searcher.store.engine import BlockEngine, BlockRead, CancelledRead
@@ -492,6 +492,23 @@ def test_closing_waits_for_what_is_being_told(stored: Stored) -> None:
         threading.Timer(0.2, may_end.set).start()
         assert not it.memory.close(30)
         assert [event.cluster for event in ended] == [A]
+
+
+def test_memory_is_kept_while_an_event_is_told_for_longer_than_closing_waits(stored: Stored) -> None:
+    is_told, may_end = threading.Event(), threading.Event()
+    first = Span(offset_bytes=0, size_bytes=1)
+
+    def listen(event: MemoryEvent) -> None:
+        is_told.set()
+        assert may_end.wait(10)
+
+    with running(stored, in_memory(stored), listen=listen) as it:
+        it.memory.begin_read(A, is_prefetch=False)
+        assert is_told.wait(30)
+        assert not it.memory.close(0.05)
+        assert it.arena.views([first])[0].nbytes == 1  # whoever is told may still look
+        may_end.set()
+    assert it.arena.views([first])[0].nbytes == 0
 
 
 def test_a_listener_that_breaks_does_not_stop_the_reading(stored: Stored) -> None:
