@@ -1,0 +1,1 @@
+"""Contestants that search: their cells, budgets, answers, and how a run is summed up."""

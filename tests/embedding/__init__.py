@@ -1,0 +1,1 @@
+"""Embedding models: shapes, norms, fingerprints, errors."""

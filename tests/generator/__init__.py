@@ -1,0 +1,1 @@
+"""Prompts, citations, dispatch, the LLM engines, and the answer ledger."""

@@ -1,0 +1,1 @@
+"""Windows, policies, orders, tenants, and what leaves as groups."""

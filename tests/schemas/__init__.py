@@ -1,0 +1,1 @@
+"""The wire contract: every record encoded, decoded and refused."""

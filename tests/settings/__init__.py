@@ -1,0 +1,1 @@
+"""Settings from defaults, files, the environment and flags."""

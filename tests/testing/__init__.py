@@ -1,0 +1,1 @@
+"""What users import in their own tests: the same promises, kept."""
