@@ -20,7 +20,7 @@ from generator.settings import GeneratorSettings, LlmSettings
 from schemas.answer import Answer, PartialAnswer
 from schemas.codec import decode, encode
 from schemas.errors import RecordError
-from schemas.query import Query
+from schemas.query import Generation, Query
 from schemas.record import ClusterId, Source
 from schemas.retrieval import Hit, Probe, Retrieval
 
@@ -170,3 +170,7 @@ def running(
         assert sink.failure is None, sink.failure
     finally:
         stage.close()
+
+
+def generation(**wishes: object) -> object:
+    return Generation(**wishes)  # type: ignore[arg-type]

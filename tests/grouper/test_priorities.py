@@ -13,7 +13,7 @@ from schemas.group import Group
 from schemas.query import Query
 from schemas.record import Headers, Source
 from schemas.topics import ANSWERS, GROUPS, GROUPS_BATCH, QUERIES, QUERIES_BATCH
-from tests.grouper.test_service import AHEAD, NOW_US, Gate, GatePolicy, Rig, prepared, running, until
+from tests.grouper.stage import AHEAD, NOW_US, Gate, GatePolicy, Rig, prepared, running, until
 
 
 def offer(rig: Rig, topic: str, *texts: str, deadline: int | None = None, headers: Headers = ()) -> list[int]:

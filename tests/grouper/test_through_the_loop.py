@@ -21,7 +21,7 @@ from schemas.codec import decode, decode_query
 from schemas.group import Group
 from schemas.query import Query
 from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD
-from tests.grouper.test_service import DIMENSION, WORDS, write_index
+from tests.grouper.stage import DIMENSION, WORDS, write_index
 
 PARTITIONS = 4
 

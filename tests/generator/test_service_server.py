@@ -1,0 +1,335 @@
+"""The generator as a stage: servers that refuse, break off and come back; deadlines, credit, revocation, closing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from carpool.errors import ConfigError
+from carpool.kafka.stage import Credit
+from carpool.telemetry.metrics import Metrics
+from carpool.testing.llm_server import Fault, LlmServer
+from carpool.testing.llm_text import NAME
+from generator.llm.memory import MemoryEngine, Turn
+from generator.llm.none import NoneEngine
+from generator.llm.openai_api import OpenAiEngine
+from generator.llm.protocol import Event, LlmRefusal, LlmRequest
+from generator.service import build_stage
+from generator.settings import GeneratorSettings, LlmSettings
+from schemas.answer import Answer
+from schemas.codec import decode
+from tests.generator.stage import LLM, NOW_US, HandClock, generation, running, unit
+
+HANG = Turn(text="one two three", hangs_after=1)
+
+
+def test_nothing_is_taken_before_the_server_has_answered_and_the_reason_is_told() -> None:
+    down = LlmRefusal("unreachable", "it cannot be reached (refused); is it running?")
+    clock = HandClock()
+    with running(MemoryEngine(checks=[down, None]), clock=clock) as run:
+        reason = "LLM server at memory refuses: it cannot be reached (refused); is it running?"
+        run.wait(lambda: list(run.stage.not_ready()) == [reason])
+        assert run.stage.credit() == Credit(records=0, size_bytes=64 * 1024 * 1024)
+        wake_us = run.tick()
+        assert wake_us == clock.at_us + 1_000, "the pause is over after backoff_ms_min"
+        clock.at_us = wake_us
+        run.wait_until_open()
+        assert run.stage.credit().records == 64
+    assert run.metric("llm_requests_total", outcome="unreachable") == 1
+
+
+def test_a_refusing_server_stops_the_intake_keeps_what_is_in_hand_and_is_asked_again() -> None:
+    busy = Turn(text="", error=LlmRefusal("busy", "it takes no more work now", retry_after_s=3))
+    clock = HandClock()
+    with running(MemoryEngine(script=[busy]), clock=clock) as run:
+        run.wait_until_open()
+        asked = unit()
+        run.offer(asked)
+        run.wait(lambda: bool(run.stage.not_ready()))
+        assert list(run.stage.not_ready()) == ["LLM server at memory refuses: it takes no more work now"]
+        assert run.stage.credit().records == 0
+        assert run.sink.dones == []
+        clock.at_us = NOW_US + 2_999_999
+        run.tick()
+        assert run.stage.not_ready()
+        clock.at_us = NOW_US + 3_000_000
+        (answer,) = run.wait_for_answers(1)
+        assert run.stage.not_ready() == ()
+        assert run.stage.credit().records == 64
+    assert (answer.status, answer.attempts, answer.query_id) == ("ok", 2, f"q-{asked.id}")
+    assert answer.timings_ms["queue_llm"] == 3_000
+
+
+def test_each_try_is_a_generation_of_its_own() -> None:
+    broken = Turn(text='{"answer": "Half', error=LlmRefusal("broken", "it broke off"))
+    with running(MemoryEngine(script=[broken])) as run:
+        run.wait_until_open()
+        run.offer(unit())
+        (answer,) = run.wait_for_answers(1)
+        partials = run.sink.partials()
+    by_id: dict[str, list[int]] = {}
+    for partial in partials:
+        by_id.setdefault(partial.generation_id, []).append(partial.seq)
+    assert len(by_id) == 2
+    assert all(seqs == list(range(len(seqs))) for seqs in by_id.values())
+    assert list(by_id)[-1] == answer.generation_id
+
+
+def test_a_query_over_which_the_server_breaks_off_again_and_again_is_failed_while_others_are_answered() -> None:
+    class Picky(MemoryEngine):
+        async def stream(self, request: LlmRequest) -> AsyncGenerator[Event, None]:
+            if "poison" in request.user:
+                raise LlmRefusal("broken", "it failed (HTTP 500)")
+            async for event in super().stream(request):
+                yield event
+
+    llm = LlmSettings(backoff_ms_min=100, backoff_ms_max=100, failures_max=2)
+    answered = 0
+    with running(Picky(), llm=llm) as run:
+        run.wait_until_open()
+        run.offer(unit("poison"))
+        while not any(answer.status == "failed" for answer in run.sink.answers):
+            run.offer(unit("fine"))
+            answered += 1
+            run.wait(lambda: sum(answer.status == "ok" for answer in run.sink.answers) == answered)  # noqa: B023
+            run.wait(lambda: run.stage.credit().records > 0)
+        answers = run.wait_for_answers(answered + 1)
+    (failed,) = (answer for answer in answers if answer.status == "failed")
+    assert failed.error is not None and failed.attempts >= 3
+    assert (failed.error.type, failed.error.retryable) == ("llm_refused", True)
+    assert "it failed (HTTP 500)" in failed.error.message
+    (failure,) = (done.failure for done in run.sink.dones if done.failure)
+    assert (failure.query.query_id, failure.is_transient) == (failed.query_id, True), "the loop may send it round again"
+    assert sum(answer.status == "ok" for answer in answers) == answered
+
+
+def test_an_engine_that_fails_unforeseen_ends_the_service_and_loses_nothing() -> None:
+    class Buggy(MemoryEngine):
+        def stream(self, request: LlmRequest):  # type: ignore[no-untyped-def]
+            raise ZeroDivisionError("oops")
+
+    with pytest.raises(AssertionError, match="ZeroDivisionError: oops"), running(Buggy()) as run:
+        run.wait_until_open()
+        run.offer(unit())
+        run.wait(lambda: run.sink.failure is not None)
+        assert run.sink.dones == []
+
+
+# ---- deadlines, bounds, revocation, the end
+
+
+def test_a_running_query_whose_deadline_passes_is_cancelled_and_answered_expired() -> None:
+    engine, clock = MemoryEngine(script=[HANG]), HandClock()
+    with running(engine, clock=clock) as run:
+        run.wait_until_open()
+        asked = unit(deadline_us=NOW_US + 1_000_000)
+        run.offer(asked)
+        run.wait(lambda: run.metric("time_to_first_token_seconds_count") == 1)
+        assert run.tick() == NOW_US + 50_000
+        clock.at_us = NOW_US + 1_000_000
+        (answer,) = run.wait_for_answers(1)
+        run.wait(lambda: bool(engine.cancelled))
+    assert (answer.status, answer.answer, answer.attempts) == ("expired", None, 1)
+    assert answer.error is not None and (answer.error.type, answer.error.retryable) == ("expired", True)
+    assert answer.timings_ms["total"] == 1_040
+    assert engine.cancelled == [f"rag.queries.v1/1/{asked.record.source.offset}"]
+    assert run.metric("llm_requests_total", outcome="cancelled") == 1
+    assert run.metric("llm_requests_in_flight") == 0
+
+
+def test_an_answer_in_time_whose_commit_begins_after_the_deadline_is_written_as_expired() -> None:
+    with running(MemoryEngine()) as run:
+        run.wait_until_open()
+        run.offer(unit(deadline_us=NOW_US + 60_000_000))
+        (answer,) = run.wait_for_answers(1)
+        (done,) = run.sink.dones
+    assert answer.status == "ok"
+    assert done.outputs_at(NOW_US + 59_999_999) == done.outputs
+    (late,) = done.outputs_at(NOW_US + 60_000_000)
+    assert decode(Answer, late.value, late.headers).status == "expired"
+    assert (late.key, late.topic) == (done.outputs[0].key, done.outputs[0].topic)
+
+
+def test_a_query_that_comes_late_is_expired_unasked_and_its_own_deadline_counts_without_another() -> None:
+    engine = MemoryEngine()
+    with running(engine, clock=HandClock()) as run:
+        run.wait_until_open()
+        run.offer(unit(deadline_us=NOW_US), unit(query={"deadline": NOW_US // 1_000 - 1}))
+        answers = run.wait_for_answers(2)
+    assert [answer.status for answer in answers] == ["expired", "expired"]
+    assert engine.requests == []
+
+
+def test_concurrency_and_intake_are_bounded_in_records_and_bytes() -> None:
+    engine = MemoryEngine(script=[HANG] * 10)
+    settings = GeneratorSettings(concurrency=2, intake_records_max=4, intake_bytes_max=4 * 1024 * 1024)
+    with running(engine, settings) as run:
+        run.wait_until_open()
+        assert run.stage.credit() == Credit(records=4, size_bytes=4 * 1024 * 1024)
+        units = [unit() for _ in range(3)]
+        run.offer(*units)
+        run.wait(lambda: run.metric("time_to_first_token_seconds_count") == 2)
+        held_bytes = sum(one.message.size_bytes for one in units)
+        assert run.stage.credit() == Credit(records=1, size_bytes=4 * 1024 * 1024 - held_bytes)
+        assert len(engine.requests) == 2
+        assert run.metric("llm_requests_in_flight") == 2
+        run.stage.revoke(frozenset(one.id for one in units))
+        assert run.stage.credit() == Credit(records=4, size_bytes=4 * 1024 * 1024)
+
+
+def test_revoked_queries_are_broken_off_and_never_answered() -> None:
+    engine = MemoryEngine(script=[HANG])
+    with running(engine, GeneratorSettings(concurrency=1, intake_records_max=9)) as run:
+        run.wait_until_open()
+        hanging, waiting, other = unit(), unit(), unit()
+        run.offer(hanging, waiting)
+        run.wait(lambda: len(engine.requests) == 1)
+        run.stage.revoke(frozenset({hanging.id, waiting.id}))
+        run.offer(other)
+        (answer,) = run.wait_for_answers(1)
+        run.wait(lambda: bool(engine.cancelled))
+    assert answer.query_id == f"q-{other.id}"
+    assert [request.id.rpartition("/")[2] for request in engine.requests] == [
+        str(one.record.source.offset) for one in (hanging, other)
+    ]
+
+
+def test_draining_takes_nothing_more_and_finishes_what_is_in_hand() -> None:
+    with running(MemoryEngine(), GeneratorSettings(concurrency=1, intake_records_max=9)) as run:
+        run.wait_until_open()
+        run.offer(*(unit() for _ in range(5)))
+        run.stage.drain(run.clock.now_us() + 10_000_000)
+        assert run.stage.credit() == Credit(records=0, size_bytes=0)
+        assert len(run.wait_for_answers(5)) == 5
+
+
+def test_closing_breaks_off_what_runs_and_can_be_done_twice_or_before_the_start() -> None:
+    engine = MemoryEngine(script=[HANG])
+    with running(engine) as run:
+        run.wait_until_open()
+        run.offer(unit())
+        run.wait(lambda: len(engine.requests) == 1)
+        run.stage.close()
+        assert len(engine.cancelled) == 1
+        run.stage.close()
+        assert run.sink.dones == []
+    build_stage(GeneratorSettings(), LlmSettings(), Metrics(CollectorRegistry()), HandClock()).close()
+
+
+def test_an_idle_stage_with_an_open_server_asks_for_no_tick() -> None:
+    with running(MemoryEngine(), clock=HandClock()) as run:
+        run.wait_until_open()
+        assert run.tick() is None
+
+
+# ---- wiring
+
+
+def test_a_template_that_cannot_be_used_stops_the_start_with_what_to_do(tmp_path: Path) -> None:
+    metrics = Metrics(CollectorRegistry())
+    for settings, said in (
+        (GeneratorSettings(template="mine"), "no prompt template 'mine' in .*, only: cited"),
+        (GeneratorSettings(template_dir=str(tmp_path)), "only: none"),
+        (GeneratorSettings(template_dir=str(tmp_path / "gone")), "cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            build_stage(settings, LLM, metrics, HandClock())
+    (tmp_path / "cited.txt").write_text("[system]\nx\n")
+    with pytest.raises(ConfigError, match=r"section \[user\] is missing"):
+        build_stage(GeneratorSettings(template_dir=str(tmp_path)), LLM, metrics, HandClock())
+
+
+def test_a_folder_of_templates_can_be_ones_own_and_a_query_chooses_among_them(tmp_path: Path) -> None:
+    body = "[user]\n{{passages}} {{question}}\n[passage]\n[{{n}}] {{title}} {{text}}\n[nothing_found]\nnone\n"
+    (tmp_path / "a.txt").write_text(f"[system]\nI am A.\n{body}")
+    (tmp_path / "b.txt").write_text(f"[system]\nI am B.\n{body}")
+    (tmp_path / "notes.md").write_text("no template")
+    engine = MemoryEngine()
+    with running(engine, GeneratorSettings(template="a", template_dir=str(tmp_path), concurrency=1)) as run:
+        run.wait_until_open()
+        run.offer(unit(), unit(query={"generation": generation(template="b")}))
+        run.wait_for_answers(2)
+    assert [request.system for request in engine.requests] == ["I am A.", "I am B."]
+
+
+def test_without_a_model_every_answer_says_so() -> None:
+    with running(NoneEngine()) as run:
+        run.wait_until_open()
+        run.offer(unit())
+        (answer,) = run.wait_for_answers(1)
+    assert (answer.status, answer.model, answer.citations) == ("ok", "none", ())
+    assert answer.answer is not None and "No language model" in answer.answer
+    assert len(answer.retrieved) == 2
+
+
+def served(server: LlmServer) -> LlmSettings:
+    return LlmSettings(base_url=server.url, model=server.model, backoff_ms_min=5, backoff_ms_max=20)
+
+
+# ---- over HTTP, against the stand-in
+
+
+def test_many_questions_are_answered_once_each_by_a_server_that_fails_now_and_then() -> None:
+    with LlmServer() as server, running(OpenAiEngine(served(server)), llm=served(server)) as run:
+        run.wait_until_open()
+        units = [unit(f"question {index}") for index in range(40)]
+        for index, one in enumerate(units):
+            run.wait(lambda: run.stage.credit().records > 0)
+            if index % 10 != 5:
+                run.offer(one)
+                continue
+            mode = ("429", "503", "reset", "garbage")[index // 10]
+            server.fault = Fault(mode=mode, count=1, after_tokens=index // 10 % 3)  # type: ignore[arg-type]
+            run.offer(one)
+            run.wait(lambda: server.requests.faulted == index // 10 + 1)  # noqa: B023
+        answers = run.wait_for_answers(len(units))
+        requests = server.requests
+    assert sorted(answer.query_id for answer in answers) == sorted(f"q-{one.id}" for one in units)
+    assert {answer.status for answer in answers} == {"ok"}
+    assert all(NAME in (answer.answer or "") and answer.citations for answer in answers)
+    assert (requests.faulted, requests.started) == (4, 44)
+    assert set(requests.completed_by_id.values()) == {1}
+    assert len(requests.completed_by_id) == 40
+
+
+def test_a_server_that_goes_away_and_comes_back_costs_no_query() -> None:
+    with LlmServer() as first:
+        port = first.port
+        llm = served(first)
+        engine = OpenAiEngine(llm)
+        with running(engine, llm=llm) as run:
+            run.wait_until_open()
+            run.offer(unit())
+            run.wait_for_answers(1)
+            first.__exit__()
+            run.offer(unit(), unit())
+            run.wait(lambda: bool(run.stage.not_ready()))
+            assert f"LLM server at http://127.0.0.1:{port}/v1 refuses: " in run.stage.not_ready()[0]
+            assert run.stage.credit().records == 0
+            with LlmServer(port=port):
+                answers = run.wait_for_answers(3)
+    assert [answer.status for answer in answers] == ["ok"] * 3
+
+
+def test_an_expired_query_ends_its_request_at_the_server() -> None:
+    with LlmServer() as server, running(OpenAiEngine(served(server)), clock=(clock := HandClock())) as run:
+        run.wait_until_open()
+        server.fault = Fault(mode="hang", after_tokens=1)
+        run.offer(unit(deadline_us=NOW_US + 1))
+        run.wait(lambda: run.metric("time_to_first_token_seconds_count") == 1)
+        clock.at_us = NOW_US + 1
+        (answer,) = run.wait_for_answers(1)
+        assert answer.status == "expired"
+        run.wait(lambda: server.requests.in_flight == 0)
+        assert server.requests.disconnected == 1
+
+
+def test_the_thread_ends_with_the_stage() -> None:
+    before = set(threading.enumerate())
+    with running(MemoryEngine()) as run:
+        run.wait_until_open()
+    assert set(threading.enumerate()) <= before

@@ -1,0 +1,223 @@
+"""The grouper as a stage, with a real index's centroids, a list for a sink and a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids, write_centroids
+from carpool.disk.manifest import FileEntry, Manifest, read_manifest, write_manifest
+from carpool.embedding import HashingEmbedder
+from carpool.errors import CarpoolError
+from carpool.kafka.stage import Done, Message, Output, Unit
+from carpool.telemetry.metrics import Metrics
+from grouper.load import index_facts
+from grouper.plan.orders import group_order
+from grouper.plan.policies import GroupingPolicy, PolicyName, grouping_policy
+from grouper.service import GrouperStage
+from grouper.settings import GrouperSettings
+from grouper.work import WindowWork
+from schemas.codec import decode
+from schemas.errors import RecordError
+from schemas.group import Group
+from schemas.query import Query
+from schemas.record import Source
+from schemas.topics import GROUPS
+
+DIMENSION = 64
+NLIST = 8
+EMBEDDER = HashingEmbedder(DIMENSION)
+NOW_US = 1_800_000_000_000_000
+WORDS = ("ada", "bell", "curie", "darwin", "euler", "faraday", "gauss", "hopper")
+SETTINGS = GrouperSettings(window_queries_min=2, window_queries_max=4, intake_queries_max=10, window_ms_max=100)
+AHEAD = GrouperSettings(
+    window_queries_min=2, window_queries_max=4, intake_queries_max=40, window_ms_max=100, horizon_windows=2, nprobe=1
+)
+
+
+class HandClock:
+    """A clock that stands still unless a test moves it, or `step_us` moves it at each look."""
+
+    def __init__(self, step_us: int = 0) -> None:
+        self.time_us = NOW_US
+        self.step_us = step_us
+
+    def now_us(self) -> int:
+        self.time_us += self.step_us
+        return self.time_us
+
+
+class ListSink:
+    """Keeps what a stage hands over, and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.dones: list[Done] = []
+        self.refusals: list[tuple[Unit[Query], RecordError]] = []
+        self.failures: list[CarpoolError] = []
+
+    def done(self, done: Done) -> None:
+        self.dones.append(done)
+
+    def hint(self, output: Output) -> None:
+        raise AssertionError("the grouper sends no hints")
+
+    def refuse(self, unit: Unit[Query], error: RecordError) -> None:
+        self.refusals.append((unit, error))
+
+    def fail(self, error: CarpoolError) -> None:
+        self.failures.append(error)
+
+    @property
+    def acknowledged(self) -> list[int]:
+        return [unit_id for done in self.dones for unit_id, _ in done.parts]
+
+    @property
+    def groups(self) -> list[Group]:
+        outputs = [output for done in self.dones for output in done.outputs if output.topic == GROUPS.name]
+        return [decode(Group, output.value, output.headers) for output in outputs]
+
+
+class Gate(HashingEmbedder):
+    """The hashing embedder behind a gate: a test sees a batch come and lets it through."""
+
+    def __init__(self) -> None:
+        super().__init__(DIMENSION)
+        self.batches: list[list[str]] = []
+        self.opened = threading.Semaphore(0)
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        self.batches.append(list(texts))
+        assert self.opened.acquire(timeout=20)
+        return super().encode(texts)
+
+
+class GatePolicy:
+    """Everybody together, when the gate is open: a test holds a window while it leaves."""
+
+    name: PolicyName = "whole"
+
+    def __init__(self) -> None:
+        self.windows = 0
+        self.opened = threading.Semaphore(0)
+
+    def group(self, similarity: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
+        self.windows += 1
+        assert self.opened.acquire(timeout=20)
+        return (tuple(range(len(similarity))),)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "waited 20 seconds for nothing"
+        time.sleep(0.001)
+
+
+def write_index(folder: Path, embedder: HashingEmbedder = EMBEDDER) -> Manifest:
+    """The part of an index that the grouper reads: manifest and centroids, through the real writers."""
+    centroids = embedder.encode(WORDS)
+    write_centroids(folder, centroids)
+    content = (folder / CENTROIDS_NAME).read_bytes()
+    manifest = Manifest(
+        format="v1",
+        index_version="v-1",
+        dimension=embedder.dimension,
+        metric="inner_product",
+        nlist=NLIST,
+        codec="Flat",
+        vector_dtype="float32",
+        page_bytes=4096,
+        segment_count=1,
+        generation=1,
+        documents_generation=1,
+        embedding_model=embedder.fingerprint,
+        embedding_model_name=f"hashing:{embedder.dimension}",
+        centroids_fingerprint=centroids_fingerprint(centroids),
+        row_count=NLIST,
+        nprobe_default=3,
+        files={CENTROIDS_NAME: FileEntry(size_bytes=len(content), crc32=zlib.crc32(content))},
+    )
+    write_manifest(folder, manifest)
+    return manifest
+
+
+class Rig:
+    """A running stage over an index in `folder`."""
+
+    def __init__(
+        self, folder: Path, *, settings: GrouperSettings = SETTINGS, embedder: HashingEmbedder | None = None,
+        policy: GroupingPolicy | None = None, clock: HandClock | None = None,
+    ) -> None:  # fmt: skip
+        self.clock = clock or HandClock()
+        self.sink = ListSink()
+        self.metrics = Metrics()
+        self.units = 0
+
+        def load() -> WindowWork:
+            manifest = read_manifest(folder)
+            return WindowWork(
+                facts=index_facts(manifest, settings.nprobe),
+                centroids=read_centroids(folder, manifest),
+                embedder=embedder or EMBEDDER,
+                policy=policy
+                or grouping_policy(settings.policy, jaccard_similarity_min=settings.jaccard_similarity_min),
+                order=group_order(settings.order),
+                grouper="test",
+                lane_count=1,
+                group_bytes_max=settings.group_bytes_max,
+                clock=self.clock,
+                metrics=self.metrics,
+            )
+
+        self.stage = GrouperStage(settings=settings, load=load, clock=self.clock)
+
+    def unit(self, query: Query, *, value: bytes = b"x" * 90, published_us: int | None = None) -> Unit[Query]:
+        self.units += 1
+        timestamp_ms = (self.clock.time_us if published_us is None else published_us) // 1_000
+        source = Source(topic="rag.queries.v1", partition=1, offset=self.units, timestamp_ms=timestamp_ms)
+        message = Message(
+            source=source, key=None, value=value, headers=(("traceparent", b"00-1"),), received_us=self.clock.time_us
+        )
+        return Unit(id=self.units, record=query, message=message)
+
+    def offer(self, *texts: str, **wishes: object) -> list[Unit[Query]]:
+        units = [
+            self.unit(Query(query_id=f"q-{self.units + 1}", text=text, **wishes))  # type: ignore[arg-type]
+            for text in texts
+        ]
+        for unit in units:
+            self.stage.offer(unit, self.clock.time_us)
+        return units
+
+    def tick(self, waiting: int = 0) -> int | None:
+        return self.stage.tick(self.clock.time_us, waiting)
+
+    def settled(self, count: int) -> None:
+        until(lambda: len(self.sink.acknowledged) >= count)
+        until(lambda: not self.stage._held)
+        self.stage.check_integrity()
+
+
+@contextmanager
+def running(folder: Path, **options: object) -> Iterator[Rig]:
+    if not (folder / CENTROIDS_NAME).exists():
+        write_index(folder)
+    rig = Rig(folder, **options)  # type: ignore[arg-type]
+    rig.stage.start(rig.sink)
+    try:
+        until(lambda: not rig.stage.not_ready() or bool(rig.sink.failures))
+        yield rig
+    finally:
+        rig.stage.close()
+        assert not any(thread.is_alive() for thread in rig.stage._threads)
+
+
+def prepared(rig: Rig) -> int:
+    return sum(held.prepared is not None for held in list(rig.stage._held))

@@ -1,0 +1,133 @@
+"""The grouper as a stage: what expires, is refused, or breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from carpool.embedding import HashingEmbedder
+from carpool.errors import ConfigError
+from carpool.kafka.stage import Credit
+from grouper.plan.policies import PolicyName
+from schemas.answer import Answer
+from schemas.codec import decode
+from schemas.query import Query
+from schemas.record import header
+from schemas.topics import ANSWERS, GROUPS
+from tests.grouper.stage import DIMENSION, EMBEDDER, NLIST, NOW_US, Gate, running, until
+
+
+def test_an_expired_query_gets_its_terminal_answer_and_is_not_embedded(tmp_path: Path) -> None:
+    gate = Gate()
+    with running(tmp_path, embedder=gate) as rig:
+        gate.opened.release()
+        (late,) = rig.offer("ada", deadline=NOW_US // 1_000)
+        (fine,) = rig.offer("bell", deadline=NOW_US // 1_000 + 1)
+        rig.tick()
+        rig.settled(2)
+        assert gate.batches == [["bell"]]
+        expired = next(done for done in rig.sink.dones if done.parts == ((late.id, 0),))
+        (output,) = expired.outputs
+        assert (output.topic, output.key, output.partition) == (ANSWERS.name, b"q-1", None)
+        assert header(output.headers, "ce_id") == b"rag.queries.v1/1/1/answer"
+        assert header(output.headers, "traceparent") == b"00-1"
+        answer = decode(Answer, output.value, output.headers)
+        assert (answer.query_id, answer.status, answer.source) == ("q-1", "expired", late.source)
+        assert answer.error is not None
+        assert (answer.error.type, answer.error.stage, answer.error.retryable) == ("expired", "grouper", True)
+        assert [query.source for group in rig.sink.groups for query in group.queries] == [fine.source]
+        assert rig.metrics.registry.get_sample_value(
+            "carpool_answers_total", {"stage": "grouper", "status": "expired"}
+        ) == 1  # fmt: skip
+
+
+def test_a_query_that_expires_while_it_is_embedded_is_not_searched(tmp_path: Path) -> None:
+    gate = Gate()
+    with running(tmp_path, embedder=gate) as rig:
+        rig.offer("ada", deadline=NOW_US // 1_000 + 5)
+        rig.offer("bell")
+        rig.tick()
+        until(lambda: len(gate.batches) == 1)
+        rig.clock.time_us += 5_000
+        gate.opened.release()
+        rig.settled(2)
+        assert [done.outputs[0].topic for done in rig.sink.dones] == [ANSWERS.name, GROUPS.name]
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        (Query(query_id="q", vector=b"\x00\x00\x80\x3f" * 3, embedding_model=EMBEDDER.fingerprint), "wrong_dimension"),
+        (Query(query_id="q", vector=b"\x00\x00\x80\x3f" * DIMENSION, embedding_model="another"), "wrong_model"),
+        (Query(query_id="q", text="ada", nprobe=NLIST + 1), "invalid_value"),
+    ],
+)
+def test_a_query_that_does_not_fit_is_refused_and_the_ones_around_it_are_grouped(
+    tmp_path: Path, query: Query, reason: str
+) -> None:
+    with running(tmp_path) as rig:
+        rig.offer("ada")
+        bad = rig.unit(query)
+        rig.stage.offer(bad, NOW_US)
+        rig.offer("bell")
+        rig.tick()
+        rig.settled(2)
+        assert [(unit.id, error.reason, error.query_id) for unit, error in rig.sink.refusals] == [(bad.id, reason, "q")]
+        assert sorted(rig.sink.acknowledged) == [1, 3]
+
+
+def test_a_text_that_the_model_fails_on_is_refused_and_its_window_goes_on(tmp_path: Path) -> None:
+    class Choking(HashingEmbedder):
+        def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+            if "bell" in texts:
+                raise RuntimeError("token out of range")
+            return super().encode(texts)
+
+    with running(tmp_path, embedder=Choking(DIMENSION)) as rig:
+        rig.offer("ada", "bell", "curie")
+        rig.tick()
+        rig.settled(2)
+        (refusal,) = rig.sink.refusals
+        assert (refusal[0].id, refusal[1].reason, refusal[1].query_id) == (2, "processing_failed", "q-2")
+        assert "token out of range" in str(refusal[1])
+        assert sorted(rig.sink.acknowledged) == [1, 3]
+        found = [query for group in rig.sink.groups for query in group.queries]
+        assert {query.query.query_id: query.vector for query in found} == {
+            "q-1": EMBEDDER.encode(["ada"]).tobytes(),
+            "q-3": EMBEDDER.encode(["curie"]).tobytes(),
+        }
+
+
+def test_a_model_that_is_broken_altogether_stops_the_service_and_refuses_nothing(tmp_path: Path) -> None:
+    class Broken(HashingEmbedder):
+        def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+            raise RuntimeError("out of memory")
+
+    with running(tmp_path, embedder=Broken(DIMENSION)) as rig:
+        rig.offer("ada", "bell")
+        rig.tick()
+        until(lambda: bool(rig.sink.failures))
+        assert isinstance(rig.sink.failures[0], ConfigError)
+        assert "out of memory" in str(rig.sink.failures[0])
+        assert (rig.sink.refusals, rig.sink.dones) == ([], [])
+        assert rig.stage.credit() == Credit(records=0, size_bytes=0)
+        assert rig.stage.not_ready() == (str(rig.sink.failures[0]),)
+
+
+def test_a_defect_while_planning_stops_the_service_and_says_so(tmp_path: Path) -> None:
+    class Faulty:
+        name: PolicyName = "none"
+
+        def group(self, similarity: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
+            raise ZeroDivisionError("a defect")
+
+    with running(tmp_path, policy=Faulty()) as rig:
+        rig.offer("ada", "bell")
+        rig.tick()
+        until(lambda: bool(rig.sink.failures))
+        assert "ZeroDivisionError: a defect" in str(rig.sink.failures[0])
+        assert rig.sink.dones == []

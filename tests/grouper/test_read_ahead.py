@@ -1,0 +1,201 @@
+"""The grouper as a stage: windows that are read ahead, and what their records say of the next."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+
+from carpool.kafka.stage import Credit
+from grouper.settings import GrouperSettings
+from schemas.answer import Answer
+from schemas.codec import decode
+from schemas.group import Group
+from schemas.topics import ANSWERS
+from tests.grouper.stage import AHEAD, NOW_US, Gate, GatePolicy, prepared, running, until
+
+
+def horizon_numbers(group: Group) -> list[tuple[int, int, int]]:
+    return [(entry.cluster, entry.windows, entry.queries) for entry in group.horizon]
+
+
+def test_full_windows_are_read_ahead_while_one_leaves_and_its_record_says_what_they_want(tmp_path: Path) -> None:
+    policy = GatePolicy()
+    with running(tmp_path, settings=AHEAD, policy=policy) as rig:
+        rig.offer(*["ada"] * 4, *["bell", "curie"] * 2, *["curie", "darwin"] * 2, *["euler"] * 4, "faraday")
+        rig.tick(waiting=50)
+        until(lambda: policy.windows == 1 and prepared(rig) == 3)
+        assert rig.stage.credit().records == 40 - 17, "what is read ahead is counted"
+        policy.opened.release()
+        until(lambda: policy.windows == 2 and prepared(rig) == 3)
+        policy.opened.release(9)
+        rig.settled(16)
+        rig.tick()
+        rig.settled(17)
+        assert [horizon_numbers(group) for group in rig.sink.groups] == [
+            [(1, 1, 2), (2, 1, 4), (3, 2, 2)],
+            [(2, 1, 2), (3, 1, 2), (4, 2, 4)],
+            [(4, 1, 4)],
+            [],
+            [],
+        ]
+        assert rig.metrics.registry.get_sample_value("carpool_horizon_windows_sum") == 2 + 2 + 1
+        assert [len(group.queries) for group in rig.sink.groups] == [4, 4, 4, 4, 1]
+
+
+def test_every_text_is_embedded_once_whether_or_not_it_was_read_ahead(tmp_path: Path) -> None:
+    gate, policy = Gate(), GatePolicy()
+    with running(tmp_path, settings=AHEAD, policy=policy, embedder=gate) as rig:
+        gate.opened.release(99)
+        texts = [f"word{number}" for number in range(22)]
+        rig.offer(*texts)
+        rig.tick()
+        until(lambda: prepared(rig) == 3)
+        policy.opened.release(99)
+        rig.settled(22)
+        assert list(itertools.chain(*gate.batches)) == texts
+        assert [len(batch) for batch in gate.batches] == [4, 4, 4, 4, 4, 2]
+
+
+def test_a_window_leaves_although_the_next_one_is_still_being_embedded(tmp_path: Path) -> None:
+    gate = Gate()
+    with running(tmp_path, settings=AHEAD, embedder=gate) as rig:
+        rig.offer(*["ada"] * 8)
+        gate.opened.release()
+        rig.tick()
+        until(lambda: len(gate.batches) == 2)
+        until(lambda: len(rig.sink.acknowledged) == 4)
+        assert [horizon_numbers(group) for group in rig.sink.groups] == [[]], "what is not known yet is not waited for"
+        gate.opened.release()
+        rig.settled(8)
+
+
+def test_a_window_that_may_still_grow_is_not_closed_ahead(tmp_path: Path) -> None:
+    policy = GatePolicy()
+    with running(tmp_path, settings=AHEAD, policy=policy) as rig:
+        rig.offer(*["ada"] * 4)
+        rig.tick()
+        until(lambda: policy.windows == 1)
+        rig.offer(*["bell"] * 3)
+        assert rig.tick() is None
+        assert len(rig.stage._held) == 1
+        rig.offer("bell")
+        rig.tick()
+        until(lambda: prepared(rig) == 2)
+        policy.opened.release(2)
+        rig.settled(8)
+        assert [len(group.queries) for group in rig.sink.groups] == [4, 4]
+
+
+def test_with_the_horizon_off_one_window_is_in_hand_at_a_time(tmp_path: Path) -> None:
+    gate, policy = Gate(), GatePolicy()
+    settings = msgspec.structs.replace(AHEAD, horizon_windows=0)
+    with running(tmp_path, settings=settings, policy=policy, embedder=gate) as rig:
+        gate.opened.release(99)
+        rig.offer(*["ada"] * 12)
+        rig.tick()
+        until(lambda: policy.windows == 1)
+        rig.tick()
+        assert (len(gate.batches), len(rig.stage._held)) == (1, 1)
+        policy.opened.release(3)
+        rig.settled(12)
+        assert [group.horizon for group in rig.sink.groups] == [(), (), ()]
+
+
+def test_revoked_queries_are_forgotten_where_they_were_read_ahead(tmp_path: Path) -> None:
+    policy = GatePolicy()
+    with running(tmp_path, settings=AHEAD, policy=policy) as rig:
+        units = rig.offer(*["ada"] * 4, *["bell", "curie"] * 2, *["darwin"] * 4)
+        rig.tick()
+        until(lambda: prepared(rig) == 3)
+        gone = {unit.id for unit in [*units[4:8:2], *units[8:]]}
+        rig.stage.revoke(frozenset(gone))
+        rig.stage.check_integrity()
+        assert rig.stage.credit().records == 40 - 6
+        policy.opened.release(9)
+        until(lambda: not rig.stage._held)
+        assert sorted(rig.sink.acknowledged) == sorted(unit.id for unit in units if unit.id not in gone)
+        assert [horizon_numbers(group) for group in rig.sink.groups] == [[(2, 1, 2)], []]
+        assert rig.stage.credit() == Credit(records=40, size_bytes=32 * 1024 * 1024)
+
+
+def test_what_is_revoked_while_it_is_embedded_ahead_is_in_no_horizon(tmp_path: Path) -> None:
+    gate, policy = Gate(), GatePolicy()
+    with running(tmp_path, settings=AHEAD, policy=policy, embedder=gate) as rig:
+        units = rig.offer(*["ada"] * 4, *["bell", "curie"] * 2)
+        gate.opened.release()
+        rig.tick()
+        until(lambda: policy.windows == 1 and len(gate.batches) == 2)
+        rig.stage.revoke(frozenset(unit.id for unit in units[4::2]))
+        gate.opened.release()
+        until(lambda: prepared(rig) == 2)
+        policy.opened.release(9)
+        until(lambda: not rig.stage._held)
+        assert [horizon_numbers(group) for group in rig.sink.groups] == [[(2, 1, 2)], []]
+        assert len(rig.sink.acknowledged) == 6
+
+
+def test_what_expires_while_it_is_read_ahead_is_answered(tmp_path: Path) -> None:
+    policy = GatePolicy()
+    with running(tmp_path, settings=AHEAD, policy=policy) as rig:
+        rig.offer(*["ada"] * 4)
+        rig.offer(*["bell"] * 4, deadline=NOW_US // 1_000 + 5)
+        rig.tick()
+        until(lambda: prepared(rig) == 2)
+        rig.clock.time_us += 5_000
+        policy.opened.release(9)
+        rig.settled(8)
+        assert [len(group.queries) for group in rig.sink.groups] == [4]
+        answers = [output for done in rig.sink.dones for output in done.outputs if output.topic == ANSWERS.name]
+        assert [decode(Answer, output.value, output.headers).status for output in answers] == ["expired"] * 4
+
+
+def test_draining_lets_all_that_was_read_ahead_leave(tmp_path: Path) -> None:
+    policy = GatePolicy()
+    with running(tmp_path, settings=AHEAD, policy=policy) as rig:
+        units = rig.offer(*["ada"] * 15)
+        rig.tick(waiting=7)
+        until(lambda: prepared(rig) == 3)
+        rig.stage.drain(NOW_US + 10_000_000)
+        assert rig.tick(waiting=7) is None
+        policy.opened.release(9)
+        rig.settled(15)
+        assert rig.sink.acknowledged == [unit.id for unit in units]
+
+
+def test_the_most_that_is_held_is_what_the_intake_allows(tmp_path: Path) -> None:
+    policy = GatePolicy()
+    settings = msgspec.structs.replace(AHEAD, intake_queries_max=10, horizon_windows=100)
+    with running(tmp_path, settings=settings, policy=policy) as rig:
+        rig.offer(*["ada"] * 10)
+        rig.tick(waiting=1_000)
+        until(lambda: prepared(rig) == 2)
+        assert rig.stage.credit().records == 0
+        policy.opened.release(9)
+        rig.settled(10)
+        assert rig.stage.credit().records == 10
+
+
+def test_no_query_with_a_deadline_is_overtaken_in_its_window(tmp_path: Path) -> None:
+    settings = GrouperSettings(policy="greedy", nprobe=1)
+    with running(tmp_path, settings=settings) as rig:
+        rig.offer("ada", "bell")
+        (urgent,) = rig.offer("curie", deadline=NOW_US // 1_000 + 60_000)
+        rig.offer("ada", "bell")
+        rig.tick()
+        rig.settled(5)
+        left = [query.source.offset for group in rig.sink.groups for query in group.queries]
+        assert set(left[: left.index(urgent.source.offset)]) <= {1, 2}
+        assert [len(group.queries) for group in rig.sink.groups] == [1, 1, 1, 1, 1]
+
+
+def test_the_first_query_of_a_window_is_like_the_end_of_the_one_before(tmp_path: Path) -> None:
+    with running(tmp_path, settings=GrouperSettings(nprobe=1)) as rig:
+        rig.offer("ada", "bell")
+        rig.tick()
+        rig.settled(2)
+        rig.offer("curie", "bell")
+        rig.tick()
+        rig.settled(4)
+        assert [query.query.text for query in rig.sink.groups[1].queries] == ["bell", "curie"]

@@ -1,0 +1,156 @@
+"""Clusters on disk, and a cluster memory over them that hears of everything."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from carpool.clock import SystemClock
+from carpool.disk.pages import PageLayout, choose_layout, dense
+from carpool.disk.segments import ClusterExtent, SegmentWriter, plan_extents, segment_name
+from carpool.telemetry.metrics import Metrics
+from carpool.testing.disk import Fault, FaultyDisk
+from schemas.record import ClusterId
+from searcher.cache.arena import Arena
+from searcher.cache.cluster_memory import ClusterMemory, MemoryEvent, ReadRules
+from searcher.events import NoEvents
+from searcher.store.engine import BlockEngine, BlockRead
+from searcher.store.memory import MemoryEngine
+
+GENERATION = 0xC0FFEE
+DIMENSION = 24
+ROW_COUNTS = (700, 0, 1, 330, 42, 512, 900, 77)
+A, B, C, D = (ClusterId(c) for c in (0, 3, 5, 6))
+ALL = tuple(ClusterId(c) for c in range(len(ROW_COUNTS)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Segments on disk, and the rows in them."""
+
+    folder: Path
+    layout: PageLayout
+    extents: tuple[ClusterExtent, ...]
+    vectors: tuple[npt.NDArray[np.float32], ...]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(self.folder / segment_name(n) for n in range(self.extents[-1].segment + 1))
+
+    def contents(self) -> list[bytes]:
+        return [path.read_bytes() for path in self.paths]
+
+
+def store(folder: Path, row_counts: tuple[int, ...], dimension: int, *, segment_bytes_max: int = 200_000) -> Stored:
+    layout = choose_layout(dimension, "float32")
+    extents = plan_extents(layout, row_counts, segment_bytes_max=segment_bytes_max)
+    writer = SegmentWriter(folder, layout=layout, generation=GENERATION, extents=extents)
+    generator = np.random.default_rng(5)
+    vectors = tuple(generator.standard_normal((count, dimension), dtype=np.float32) for count in row_counts)
+    for cluster, rows in enumerate(vectors):
+        writer.append(cluster, rows, np.arange(len(rows), dtype=np.int64) + 1000 * cluster)
+    writer.close()
+    return Stored(folder=folder, layout=layout, extents=extents, vectors=vectors)
+
+
+class Heard:
+    """What was told, in order; and a place to wait for it."""
+
+    def __init__(self) -> None:
+        self.events: list[MemoryEvent] = []
+        self.changed = threading.Condition()
+
+    def __call__(self, event: MemoryEvent) -> None:
+        with self.changed:
+            self.events.append(event)
+            self.changed.notify_all()
+
+    def wait(self, count: int) -> list[MemoryEvent]:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.events) >= count, timeout=30), self.events
+            return self.events[:]
+
+    def take(self, count: int) -> list[MemoryEvent]:
+        """The next `count` events, forgotten here."""
+        events = self.wait(count)[:count]
+        with self.changed:
+            del self.events[:count]
+        return events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    memory: ClusterMemory
+    engine: FaultyDisk[BlockRead]
+    heard: Heard
+    metrics: Metrics
+    arena: Arena
+
+    def read(self, *clusters: ClusterId, is_prefetch: bool = False) -> dict[ClusterId, MemoryEvent]:
+        for cluster in clusters:
+            self.memory.begin_read(cluster, is_prefetch=is_prefetch)
+        return {event.cluster: event for event in self.heard.take(len(clusters))}
+
+    def sample(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"carpool_{name}", labels or None) or 0.0
+
+
+@contextmanager
+def running(
+    stored: Stored,
+    inner: BlockEngine,
+    *,
+    arena_bytes: int = 2 << 20,
+    block_pages: int = 2,
+    read_pages: int = 5,
+    attempts: int = 2,
+    timeout_us: int = 60_000_000,
+    fault: Callable[[BlockRead], Fault] = lambda _: None,
+    listen: Callable[[MemoryEvent], None] | None = None,
+) -> Iterator[Running]:
+    """Small blocks and reads, so that clusters come in many pieces. `listen` hears the events, in the place of `heard`."""
+    arena = Arena(arena_bytes, block_pages * stored.layout.page_bytes)
+    metrics, heard = Metrics(), Heard()
+    engine = FaultyDisk(inner, fault)
+    memory = ClusterMemory(
+        layout=stored.layout,
+        extents=stored.extents,
+        generation=GENERATION,
+        paths=[path.name for path in stored.paths],
+        arena=arena,
+        engine=engine,
+        rules=ReadRules(
+            attempts=attempts,
+            timeout_us=timeout_us,
+            block_bytes_max=read_pages * stored.layout.page_bytes,
+            watch_us=5_000,
+        ),
+        metrics=metrics,
+        clock=SystemClock(),
+        events=NoEvents(),
+    )
+    memory.start(listen or heard)
+    try:
+        yield Running(memory=memory, engine=engine, heard=heard, metrics=metrics, arena=arena)
+        memory.check_integrity()
+    finally:
+        engine.release()
+        assert memory.close(30)
+
+
+def in_memory(stored: Stored) -> MemoryEngine:
+    return MemoryEngine(stored.contents(), clock=SystemClock())
+
+
+def check_rows(memory: ClusterMemory, stored: Stored, cluster: ClusterId) -> None:
+    pages = memory.pages(cluster)
+    rows = dense(pages)
+    assert np.array_equal(rows.vectors, stored.vectors[cluster])
+    assert rows.rows.tolist() == [1000 * cluster + n for n in range(len(stored.vectors[cluster]))]
+    assert not any(piece.flags.writeable for piece in pages.pieces)

@@ -1,0 +1,113 @@
+"""Clusters in memory: bytes as the kernel counts them, and memory that is as it was."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from carpool.clock import SystemClock
+from carpool.errors import CorruptionError, RetryableError
+from carpool.testing.disk import Fault
+from schemas.record import ClusterId
+from searcher.cache.cluster_memory import ReadBroke, ReadDone
+from searcher.store.engine import BlockEngine, BlockRead
+from searcher.store.files import SegmentFiles
+from searcher.store.opening import EngineName, open_engine
+from tests.searcher.engines import HAS_IO_URING, kernel_read_bytes
+from tests.searcher.stored_clusters import ALL, DIMENSION, Stored, check_rows, in_memory, running, store
+
+
+def engine_over(kind: EngineName, files: SegmentFiles) -> BlockEngine:
+    if kind == "io_uring" and not HAS_IO_URING:
+        pytest.skip("the kernel refuses io_uring here")
+    return open_engine(kind, files, depth=4, prefetch_depth=1, clock=SystemClock())
+
+
+def resident_set_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("kind", ["io_uring", "threads"])
+def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as_it_was(
+    stored: Stored, kind: EngineName
+) -> None:
+    """Failing, damaged, slow and hanging reads, through real files; each cluster breaks exactly if one of its reads did."""
+    generator = random.Random(7)
+    bad: dict[tuple[int, int], Fault] = {}
+    files = SegmentFiles(stored.paths, "require")
+    inner = engine_over(kind, files)
+    faults: tuple[Fault, ...] = (RetryableError("no"), "flip", "hang", 0.002)
+    expected = {"flip": CorruptionError, "hang": RetryableError}
+
+    def fault(read: BlockRead) -> Fault:
+        return bad.get((read.file, read.offset_bytes))
+
+    with running(stored, inner, fault=fault) as it:
+        sizes = []
+        for _ in range(100):
+            bad.clear()
+            hit = {cluster: generator.choice(faults) for cluster in ALL if generator.random() < 0.15}
+            for cluster, what in hit.items():
+                extent = stored.extents[cluster]
+                page = generator.randrange(extent.page_count) // 5 * 5
+                bad[(extent.segment, extent.offset_bytes + page * stored.layout.page_bytes)] = what
+            events = it.read(*generator.sample(ALL, len(ALL)))
+            for cluster, event in events.items():
+                what = hit.get(cluster)
+                if what is None or isinstance(what, float):
+                    assert isinstance(event, ReadDone), (cluster, what, event)
+                    check_rows(it.memory, stored, cluster)
+                    it.memory.evict(cluster)
+                else:
+                    assert isinstance(event, ReadBroke), (cluster, what, event)
+                    assert isinstance(event.error, expected.get(str(what), RetryableError))
+                    assert f"cluster {cluster} " in str(event.error)
+                    assert event.is_stuck == (what == "hang")
+            stuck = [cluster for cluster, what in hit.items() if what == "hang"]
+            assert it.memory.stuck_bytes == sum(it.memory.arena_bytes(cluster) for cluster in stuck)
+            it.engine.release()
+            assert {event.cluster for event in it.heard.take(len(stuck))} == set(stuck)
+            assert it.arena.free_bytes == it.arena.size_bytes
+            it.memory.check_integrity()
+            sizes.append(resident_set_bytes())
+        assert it.heard.events == []
+        assert sizes[-1] - sizes[10] < 2 << 20, "the process has grown"
+    files.close()
+
+
+@pytest.mark.parametrize("kind", ["io_uring", "threads"])
+def test_the_bytes_it_counts_are_those_that_the_kernel_counts(tmp_path: Path, kind: EngineName) -> None:
+    """/proc/self/io, `read_bytes`: what this process, with all its threads, had fetched from storage."""
+    large = store(tmp_path, (30_000, 20_000, 100, 45_000), DIMENSION, segment_bytes_max=6 << 20)
+    for path in large.paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    files = SegmentFiles(large.paths, "require")
+    with running(large, engine_over(kind, files), arena_bytes=16 << 20, block_pages=16, read_pages=256) as it:
+        before = kernel_read_bytes()
+        events = it.read(*(ClusterId(cluster) for cluster in range(4)))
+        assert all(isinstance(event, ReadDone) for event in events.values())
+        counted = it.sample("bytes_read_total", purpose="demand")
+        assert counted == sum(extent.size_bytes for extent in large.extents)
+        assert counted == pytest.approx(kernel_read_bytes() - before, rel=0.02)
+    files.close()
+
+
+def test_the_memory_of_the_arena_goes_back_to_the_system_when_it_is_closed(stored: Stored) -> None:
+    gc.collect()  # or what the tests before left goes back meanwhile
+    before_bytes = resident_set_bytes()
+    with running(stored, in_memory(stored), arena_bytes=64 << 20) as it:
+        spans = it.arena.allocate(60 << 20)
+        assert spans is not None
+        for view in it.arena.views(spans):
+            view[:] = bytes([1]) * view.nbytes
+        del view
+        it.arena.free(spans)
+        it.read(*ALL)
+        it.engine.seen.clear()  # it keeps the buffers of every read
+        assert resident_set_bytes() - before_bytes > 55 << 20
+    assert resident_set_bytes() - before_bytes < 8 << 20

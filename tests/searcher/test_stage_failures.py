@@ -1,0 +1,226 @@
+"""The searcher as a stage: other indexes, deadlines, damage, passages that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from carpool.clock import SystemClock
+from carpool.disk.documents import DOCUMENTS_NAME, Document
+from carpool.errors import DeploymentError
+from schemas.topics import ANSWERS
+from searcher.scoring_pool import ScoringPool
+from searcher.store.none import NoEngine
+from tests.searcher.helpers import SmallIndex, exact_top_k, make_group, make_unit, normalised, running, write_index
+from tests.searcher.stage import Gate, HandClock, questions
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"centroids_fingerprint": "another"}, "centroids another"),
+        ({"index_version": "v-other"}, "index version v-other"),
+        ({"embedding_model": "other-model"}, "embedding model other-model"),
+    ],
+)
+def test_a_group_of_another_index_stops_the_searcher_and_loses_nothing(
+    index: SmallIndex, changes: dict[str, Any], words: str
+) -> None:
+    with running(index) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(index, questions(2), **changes)), 0)
+        error = run.sink.wait_failure()
+        assert isinstance(error, DeploymentError)
+        assert words in str(error)
+        assert run.stage.not_ready() == (str(error),)
+        assert run.stage.credit().records == 0
+    assert run.sink.dones == []
+
+
+def test_a_vector_of_another_dimension_or_a_cluster_that_does_not_exist_is_a_deployment_fault(
+    index: SmallIndex,
+) -> None:
+    short = normalised(np.ones((1, 8)))[0]
+    for group, words in (
+        (make_group(index, [short], clusters=[(1,)]), "32 bytes; 16 float32"),
+        (make_group(index, questions(1), clusters=[(1, 8)]), "not among the 8"),
+        (make_group(index, questions(1), clusters=[(-1,)]), "not among the 8"),
+    ):
+        with running(index) as run:
+            run.wait_ready()
+            run.stage.offer(make_unit(0, group), 0)
+            error = run.sink.wait_failure()
+            assert isinstance(error, DeploymentError)
+            assert words in str(error)
+
+
+# ---- deadlines
+
+
+def test_an_expired_query_is_answered_expired_and_not_searched(index: SmallIndex) -> None:
+    clock = HandClock(9_000_000)
+    with running(index, clock=clock) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(index, questions(1), deadline_us=9_000_000)), 0)
+        run.stage.offer(make_unit(1, make_group(index, questions(1), deadline_us=9_000_001, sequence=1)), 0)
+        run.sink.wait_done(2)
+        assert run.count("answers_total", stage="searcher", status="expired") == 1
+    answer = run.sink.answers()["q0-0"]
+    assert (answer.status, answer.is_final, answer.source) == (
+        "expired",
+        True,
+        make_group(index, questions(1)).queries[0].source,
+    )
+    assert answer.error is not None
+    assert (answer.error.type, answer.error.stage, answer.error.retryable) == ("expired", "searcher", True)
+    assert run.sink.parts() == [(0, 0), (1, 0)]
+    assert run.sink.outputs()[0].topic == ANSWERS.name
+    assert run.sink.outputs()[0].key == b"q0-0"
+    assert dict(run.sink.outputs()[0].headers)["ce_id"] == b"rag.queries.v1/0/0/answer"
+    assert set(run.sink.retrievals()) == {"q1-0"}
+
+
+def test_a_deadline_that_is_further_away_than_any_wait_is_a_deadline_like_others(index: SmallIndex) -> None:
+    gate = Gate(index)
+    with running(index, engine=gate) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(index, questions(1), deadline_us=2**62 * 1_000)), 0)
+        gate.arrived.acquire()
+        gate.opened.set()
+        run.sink.wait_done(1)
+        run.stage.offer(make_unit(1, make_group(index, questions(1), sequence=1)), 0)
+        run.sink.wait_done(2)
+    assert set(run.sink.retrievals()) == {"q0-0", "q1-0"}
+
+
+def test_what_waits_behind_others_and_expires_is_answered_before_their_turn(index: SmallIndex) -> None:
+    clock, gate = HandClock(1_000), Gate(index)
+    with running(index, clock=clock, engine=gate, execution="query_by_query", prefetch="none") as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(index, questions(1))), 0)
+        gate.arrived.acquire()
+        run.stage.offer(make_unit(1, make_group(index, questions(2), sequence=1)), 0)
+        run.stage.offer(make_unit(2, make_group(index, questions(1), sequence=2, deadline_us=2_000)), 0)
+        clock.now = 3_000
+        gate.opened.set()
+        run.sink.wait_done(4)
+    assert run.sink.answers()["q2-0"].status == "expired"
+    assert [unit for unit, _ in run.sink.parts()] == [0, 2, 1, 1]
+
+
+def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(index: SmallIndex) -> None:
+    clock = HandClock(1_000)
+
+    class Slow(ScoringPool):
+        def run(self, *given: Any) -> Any:
+            clock.now = 3_000
+            return super().run(*given)
+
+    with running(index, clock=clock, pool=Slow) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(index, questions(1), deadline_us=2_000)), 0)
+        run.sink.wait_done(1)
+    assert run.sink.answers()["q0-0"].status == "expired"
+    assert "1 ms" in run.sink.answers()["q0-0"].error.message  # type: ignore[union-attr]
+    assert run.sink.retrievals() == {}
+
+
+# ---- damage
+
+
+def test_a_damaged_cluster_is_skipped_and_named_and_the_rest_is_scored(own_index: SmallIndex) -> None:
+    own_index.damage(2)
+    vector = questions(1)[0]
+    with running(own_index) as run:
+        found = run.search(make_group(own_index, [vector], clusters=[(1, 2, 3)]))["q0-0"]
+        assert run.count("clusters_damaged_total") == 1
+    assert found.skipped_clusters == (2,)
+    assert [hit.doc_id for hit in found.hits] == [f"d{r}" for r in exact_top_k(own_index, vector, (1, 3), 5)]
+    assert [(p.cluster, p.tier) for p in found.probes] == [(1, "ssd"), (2, "ssd"), (3, "ssd")]
+
+
+def test_a_query_that_finds_only_damage_is_answered_failed_and_the_next_one_is_searched(own_index: SmallIndex) -> None:
+    own_index.damage(2)
+    own_index.damage(4)
+    with running(own_index) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(own_index, questions(2), clusters=[(2, 4), (1, 4)])), 0)
+        run.sink.wait_done(2)
+    answer = run.sink.answers()["q0-0"]
+    assert answer.status == "failed"
+    assert answer.error is not None
+    assert (answer.error.type, answer.error.retryable) == ("index_damaged", False)
+    assert "none of the 2 clusters" in answer.error.message
+    assert "carpool index verify" in answer.error.message
+    (failure,) = (done.failure for done in run.sink.dones if done.failure)
+    assert (failure.query.query_id, failure.is_transient, failure.message) == ("q0-0", False, answer.error.message)
+    assert run.sink.retrievals()["q0-1"].skipped_clusters == (4,)
+
+
+def test_a_segment_that_was_cut_short_while_it_was_open_fails_only_what_needs_its_end(own_index: SmallIndex) -> None:
+    with running(own_index) as run:
+        run.wait_ready()
+        with own_index.segment_path.open("r+b") as file:
+            file.truncate(own_index.extents[7].offset_bytes)
+        found = run.search(make_group(own_index, questions(1), clusters=[(0, 7)]))["q0-0"]
+    assert found.skipped_clusters == (7,)
+
+
+def test_when_no_cluster_can_be_read_now_the_failure_may_be_retried(index: SmallIndex) -> None:
+    with running(index, engine=lambda _: NoEngine(clock=SystemClock()), read_attempts=1) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(index, questions(1))), 0)
+        run.sink.wait_done(1)
+    error = run.sink.answers()["q0-0"].error
+    assert error is not None
+    assert (error.type, error.retryable) == ("index_damaged", True)
+    failure = run.sink.dones[0].failure
+    assert failure is not None and failure.is_transient
+    assert run.count("answers_total", stage="searcher", status="failed") == 0, "it may go round again"
+
+
+def test_a_query_that_brought_a_vector_travels_on_with_it(index: SmallIndex) -> None:
+    """Whoever sends it round again needs it; one that brought none is embedded again by its text."""
+    group = make_group(index, questions(2))
+    mine = msgspec.structs.replace(group.queries[0].query, embedding_model=group.embedding_model)
+    queries = (msgspec.structs.replace(group.queries[0], query=mine), group.queries[1])
+    with running(index) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, msgspec.structs.replace(group, queries=queries)), 0)
+        run.sink.wait_done(2)
+    found = run.sink.retrievals()
+    assert found["q0-0"].query.vector == group.queries[0].vector
+    assert found["q0-1"].query.vector is None
+
+
+def test_a_damaged_passage_fails_its_query(own_index: SmallIndex) -> None:
+    with running(own_index) as run:
+        run.wait_ready()
+        documents = own_index.dir / DOCUMENTS_NAME
+        documents.write_bytes(bytes(len(documents.read_bytes())))
+        run.stage.offer(make_unit(0, make_group(own_index, questions(1))), 0)
+        run.sink.wait_done(1)
+    answer = run.sink.answers()["q0-0"]
+    assert answer.error is not None
+    assert (answer.status, answer.error.type, answer.error.retryable) == ("failed", "index_damaged", False)
+    assert "passages" in answer.error.message
+
+
+def test_a_retrieval_that_its_topic_would_not_take_is_refused_in_words(tmp_path: Path) -> None:
+    vectors = normalised(np.random.default_rng(2).standard_normal((6, 4)))
+    documents = [Document(doc_id=f"d{row}", title="long", text="x" * 1_000_000) for row in range(6)]
+    large = write_index(tmp_path / "index", vectors, normalised(np.ones((1, 4))), documents=documents)
+    with running(large) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(large, [vectors[0]], nprobe=1, top_k=5)), 0)
+        run.stage.offer(make_unit(1, make_group(large, [vectors[0]], nprobe=1, top_k=4, sequence=1)), 0)
+        run.sink.wait_done(2)
+    error = run.sink.answers()["q0-0"].error
+    assert error is not None
+    assert (error.type, error.retryable) == ("too_large", False)
+    assert "smaller top_k" in error.message
+    assert len(run.sink.retrievals()["q1-0"].hits) == 4

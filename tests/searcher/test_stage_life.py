@@ -1,0 +1,154 @@
+"""The searcher as a stage: credit, revocation, draining, closing, and what stops its start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from carpool.disk.settings import IndexSettings
+from carpool.errors import CarpoolError, ConfigError, CorruptionError
+from searcher.scoring_pool import ScoringPool
+from tests.searcher.helpers import ListSink, SmallIndex, make_group, make_unit, running
+from tests.searcher.stage import Gate, questions
+
+
+def test_there_is_no_credit_before_the_index_is_open_and_it_says_so(index: SmallIndex) -> None:
+    run = running(index)
+    assert run.stage.not_ready() == ("the index is being opened",)
+    assert run.stage.credit().records == 0
+    assert run.stage.credit().size_bytes == 0
+    with run:
+        run.wait_ready()
+        assert run.stage.credit().records == 256
+        assert run.stage.not_ready() == ()
+    assert run.stage.credit().records == 0
+    assert run.stage.not_ready() == ("the searcher is closing",)
+
+
+def test_credit_counts_the_groups_in_hand_and_their_bytes(index: SmallIndex) -> None:
+    gate = Gate(index)
+    with running(index, engine=gate, groups_in_hand_max=3, intake_bytes_max=8 << 20) as run:
+        run.wait_ready()
+        for number in range(2):
+            run.stage.offer(make_unit(number, make_group(index, questions(1)), size_bytes=1_000), 0)
+        gate.arrived.acquire()
+        credit = run.stage.credit()
+        assert (credit.records, credit.size_bytes) == (1, (8 << 20) - 2_000)
+        run.stage.offer(make_unit(2, make_group(index, questions(1)), size_bytes=9 << 20), 0)
+        credit = run.stage.credit()
+        assert (credit.records, credit.size_bytes) == (0, 0)
+        assert run.stage.tick(0, 5) is None
+        gate.opened.set()
+        run.sink.wait_done(3)
+
+
+def test_there_is_no_credit_once_as_many_queries_are_in_hand_as_may_be(index: SmallIndex) -> None:
+    gate = Gate(index)
+    with running(index, engine=gate, queries_in_hand_max=4) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(index, questions(3))), 0)
+        assert run.stage.credit().records > 0
+        run.stage.offer(make_unit(1, make_group(index, questions(3), sequence=1)), 0)
+        assert run.stage.credit().records == 0
+        gate.opened.set()
+        run.sink.wait_done(6)
+        assert run.stage.credit().records > 0
+
+
+def test_a_revoked_group_is_forgotten_also_while_it_is_searched(index: SmallIndex) -> None:
+    gate = Gate(index)
+    with running(index, engine=gate) as run:
+        run.wait_ready()
+        for number in range(3):
+            run.stage.offer(make_unit(number, make_group(index, questions(2), sequence=number)), 0)
+        gate.arrived.acquire()
+        run.stage.revoke(frozenset({0, 1}))
+        assert run.stage.credit().records == 255  # one left
+        gate.opened.set()
+        run.sink.wait_done(2)
+    assert run.sink.parts() == [(2, 0), (2, 1)]
+
+
+def test_what_is_in_hand_is_finished_while_draining(index: SmallIndex) -> None:
+    with running(index) as run:
+        run.wait_ready()
+        for number in range(3):
+            run.stage.offer(make_unit(number, make_group(index, questions(2), sequence=number)), 0)
+        run.stage.drain(1)
+        run.sink.wait_done(6)
+
+
+def test_closing_while_a_read_hangs_returns_and_hands_over_nothing_half_done(index: SmallIndex) -> None:
+    gate = Gate(index, held=frozenset({1}))
+    run = running(index, engine=gate)
+    run.stage.start(run.sink)
+    run.wait_ready()
+    run.stage.offer(make_unit(0, make_group(index, questions(2), clusters=[(0, 1), (0, 1)])), 0)
+    gate.arrived.acquire()
+    run.stage.close()
+    gate.opened.set()
+    assert run.sink.dones == []
+    assert run.sink.failures == []
+
+
+def test_it_closes_before_it_was_started_and_while_it_opens(index: SmallIndex) -> None:
+    running(index).stage.close()
+    run = running(index)
+    run.stage.start(run.sink)
+    run.stage.close()
+    assert run.sink.failures == []
+
+
+def failure_at_start(run: Any) -> CarpoolError:
+    sink: ListSink = run.sink
+    run.stage.start(sink)
+    error = sink.wait_failure()
+    assert run.stage.not_ready() == (str(error),)
+    run.stage.close()
+    return error
+
+
+# ---- what is wrong at start
+
+
+def test_a_missing_index_is_refused_with_what_to_do(index: SmallIndex, tmp_path: Path) -> None:
+    run = running(index)
+    elsewhere = running(SmallIndex(**{**index.__dict__, "dir": tmp_path / "nowhere"}))
+    error = failure_at_start(elsewhere)
+    assert isinstance(error, ConfigError)
+    assert "carpool index build" in str(error)
+    assert IndexSettings(dir="x").dir == "x"
+    run.stage.close()
+
+
+def test_a_budget_below_the_largest_cluster_is_refused_with_the_number_that_it_takes(index: SmallIndex) -> None:
+    largest = max(extent.size_bytes for extent in index.extents)
+    error = failure_at_start(running(index, budget_bytes=largest - 1))
+    assert isinstance(error, ConfigError)
+    assert f"at least {largest}" in str(error)
+
+
+def test_a_budget_that_the_machine_does_not_have_is_refused_with_what_to_do(index: SmallIndex) -> None:
+    error = failure_at_start(running(index, budget_bytes=1 << 60))
+    assert isinstance(error, ConfigError)
+    assert f"budget_bytes is {1 << 60}" in str(error)
+    assert "Set it lower" in str(error)
+
+
+def test_a_damaged_manifest_is_refused(own_index: SmallIndex) -> None:
+    manifest = own_index.dir / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"nlist": 8', b'"nlist": 9'))
+    assert isinstance(failure_at_start(running(own_index)), CorruptionError)
+
+
+def test_a_fault_of_our_own_ends_the_service_instead_of_hanging_it(index: SmallIndex) -> None:
+    class Broken(ScoringPool):
+        def run(self, *given: Any) -> Any:
+            raise ZeroDivisionError("a bug")
+
+    with running(index, pool=Broken) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(index, questions(1))), 0)
+        error = run.sink.wait_failure()
+    assert type(error) is CarpoolError
+    assert "a bug" in str(error)
