@@ -48,11 +48,6 @@ class DiskFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     rates: tuple[DiskRate, ...]
 
-    @property
-    def best_bytes_per_s(self) -> float:
-        """The highest rate of any depth."""
-        return max(rate.bytes_per_s for rate in self.rates)
-
 
 def measure_disk(
     reads: Sequence[Read],

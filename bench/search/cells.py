@@ -82,15 +82,16 @@ class DiskBlock(msgspec.Struct, frozen=True, kw_only=True, tag="disk"):
     slices: DiskFigures | None = None
     spread: DiskFigures | None = None
 
-    @property
-    def best_bytes_per_s(self) -> float:
-        """The highest rate of any size and depth, into a buffer for each read under way."""
-        return max(found.best_bytes_per_s for found in (self.figures, self.slices) if found is not None)
-
-    @property
-    def spread_bytes_per_s(self) -> float | None:
-        """The highest rate of any depth into as much memory as a cache has; None where it was not measured."""
-        return None if self.spread is None else self.spread.best_bytes_per_s
+    def bytes_per_s(self, *, is_spread: bool) -> dict[tuple[str, int], float]:
+        """Returns the rate of each size and depth: into a buffer for each read under way or, `is_spread`, into as much memory as
+        a cache has."""
+        sizes = {"spread": self.spread} if is_spread else {"clusters": self.figures, "slices": self.slices}
+        return {
+            (size, rate.depth): rate.bytes_per_s
+            for size, found in sizes.items()
+            if found is not None
+            for rate in found.rates
+        }
 
 
 class OracleCell(msgspec.Struct, frozen=True, kw_only=True, tag="oracle"):

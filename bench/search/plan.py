@@ -15,8 +15,8 @@ from bench.search.dataset import IndexView
 from bench.search.measure import OpenLoopPlan
 from carpool.errors import ConfigError
 
-DISK_S = 0.2
-"""At two sizes, five depths and three times a block: some eight seconds, with what is under way when a time is up."""
+DISK_S = 0.5
+"""At three sizes, five depths and three times a block: some 25 seconds, with what is under way when a time is up."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -128,12 +128,17 @@ def test_figures_are_medians_over_seeds_and_ratios_are_paired() -> None:
     assert ours.figures["queries_per_s_with_loading"].max == 300 / 3
 
 
-def test_the_disk_of_a_block_is_the_median_of_the_best_that_clusters_and_slices_reached() -> None:
+def test_the_disk_of_a_block_is_the_best_median_of_a_size_and_depth() -> None:
     rates = disk_rates(line for line in LINES if isinstance(line, DiskBlock))
     assert rates == {(0, 20): 200e6, (1, 20): 200e6}
     ours = summary(LINES).rows[1]
     assert ours.figures["disk_share"].max == 0.5  # 100 MB in the second of the loop
     assert ours.figures["disk_share_busy"].max == 1.0  # of which it was busy for half
+
+
+def test_a_moment_in_which_the_disk_was_lucky_does_not_count() -> None:
+    blocks = [disk(0, 100_000_000, 60_000_000), disk(0, 60_000_000, 100_000_000), disk(0, 50_000_000, 60_000_000)]
+    assert disk_rates(line for line in blocks if isinstance(line, DiskBlock)) == {(0, 20): 60e6}
 
 
 def test_reads_into_as_much_memory_as_a_cache_has_are_another_figure_and_blocks_without_them_are_left_out() -> None:
