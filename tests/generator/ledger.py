@@ -15,7 +15,7 @@ from generator.answers import answer_output
 from generator.plan.query_digest import query_digest
 from schemas.answer import Answer, Status
 from schemas.retrieval import Retrieval
-from tests.generator.stage import NOW_US
+from tests.clocks import NOW_US
 
 
 class Within:

@@ -23,28 +23,10 @@ from schemas.errors import RecordError
 from schemas.query import Generation, Query
 from schemas.record import ClusterId, Source
 from schemas.retrieval import Hit, Probe, Retrieval
+from tests.clocks import NOW_US, HandClock
 
-NOW_US = 1_800_000_000_000_000
 LLM = LlmSettings(backoff_ms_min=1, backoff_ms_max=2)
 _ids = itertools.count(1)
-
-
-class HandClock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self, now_us: int = NOW_US) -> None:
-        self.at_us = now_us
-
-    def now_us(self) -> int:
-        return self.at_us
-
-
-class StepClock(HandClock):
-    """A clock that goes on by a millisecond whenever it is looked at."""
-
-    def now_us(self) -> int:
-        self.at_us += 1_000
-        return self.at_us
 
 
 class WaitableSink:
@@ -161,7 +143,7 @@ def running(
 ) -> Iterator[Running]:
     """Starts a stage over `engine`. At the end it must not have failed, and is closed."""
     settings = settings or GeneratorSettings()
-    clock = clock or StepClock()
+    clock = clock or HandClock(step_us=1_000)
     metrics, sink = Metrics(CollectorRegistry()), WaitableSink()
     stage = GeneratorStage(settings, llm, load_templates(settings), engine, metrics, clock)
     stage.start(sink)

@@ -11,7 +11,7 @@ from carpool.kafka.stage import Message, Output
 from generator.answer_ledger.follower import BACKOFF_US_MAX, BACKOFF_US_MIN, Follower
 from generator.answer_ledger.memory import MemoryAnswersReader
 from schemas.topics import ANSWERS, RETRIEVALS
-from tests.generator.stage import HandClock
+from tests.clocks import HandClock
 
 
 class Ear:
@@ -87,10 +87,10 @@ def test_what_cannot_be_read_is_asked_for_after_pauses_and_nothing_is_looked_up_
     rig.follower.fetch(7, 0, 0)
     rig.follower.step()
     assert (rig.reader.asked, rig.ear.fetched) == (1, [])
-    rig.clock.at_us += BACKOFF_US_MIN
+    rig.clock.time_us += BACKOFF_US_MIN
     rig.follower.step()
     assert (rig.reader.asked, rig.ear.fetched) == (2, [])
     rig.reader.leaderless.clear()
-    rig.clock.at_us += BACKOFF_US_MAX
+    rig.clock.time_us += BACKOFF_US_MAX
     rig.follower.step()
     assert (rig.reader.asked, rig.ear.read, rig.ear.fetched, rig.follower.trouble) == (3, [0], [7], None)

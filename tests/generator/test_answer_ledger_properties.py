@@ -24,8 +24,9 @@ from schemas.codec import decode
 from schemas.record import Source
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, QUERIES, RETRIEVALS
+from tests.clocks import HandClock
 from tests.generator.ledger import Within, made
-from tests.generator.stage import HandClock, WaitableSink, unit
+from tests.generator.stage import WaitableSink, unit
 
 PARTITIONS = 2
 Outcome = Literal["ok", "failed", "retried"]

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from carpool.errors import CarpoolError, ConfigError, RetryableError
+from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.stage import Credit, Message, Output, TopicPartition, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.answer_ledger import follower, stage
 from generator.answer_ledger.memory import MemoryAnswersReader
-from generator.answer_ledger.reader import AnswersReader
 from generator.answer_ledger.stage import LedgerStage
-from generator.llm.memory import MemoryEngine
-from generator.prompts import load_templates
-from generator.service import GeneratorStage
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.record import header
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, QUERIES, QUERIES_BATCH, RETRIEVALS, RETRIEVALS_BATCH
+from tests.clocks import NOW_US, HandClock
 from tests.generator.ledger import Within, made
-from tests.generator.stage import LLM, NOW_US, HandClock, StepClock, WaitableSink, unit
+from tests.generator.ledger_stage import again
+from tests.generator.stage import WaitableSink, unit
 
 NOW_MS = NOW_US // 1_000
 
@@ -89,13 +85,6 @@ class Bench:
     def decisions(self, result: str) -> float:
         value = self.metrics.registry.get_sample_value("carpool_answer_ledger_decisions_total", {"result": result})
         return value or 0.0
-
-
-def again(first: Unit[Retrieval], **query: Any) -> Unit[Retrieval]:
-    """Another record with the id of `first`, and other headers."""
-    another = unit(first.record.query.text, query={"query_id": first.record.query.query_id, **query})
-    headers = (("correlation_id", str(another.id).encode()), ("traceparent", b"00-2"))
-    return Unit(id=another.id, record=msgspec.structs.replace(another.record, headers=headers), message=another.message)
 
 
 def assigned() -> Bench:
@@ -274,7 +263,7 @@ def test_what_waits_behind_another_expires_through_the_stage_within() -> None:
     bench, first = assigned(), unit("why?")
     second = again(first, deadline=NOW_MS + 100)
     bench.offer(first, second)
-    bench.clock.at_us += 100_000
+    bench.clock.time_us += 100_000
     bench.stage.tick(bench.clock.now_us(), 0)
     assert list(bench.within.units) == [first.id, second.id], "it is late there, and answered so"
 
@@ -285,7 +274,7 @@ def test_a_stored_answer_that_was_fetched_too_late_is_not_given() -> None:
     bench.follow()
     second = again(first, deadline=NOW_MS + 100)
     bench.offer(second)
-    bench.clock.at_us += 100_000
+    bench.clock.time_us += 100_000
     bench.follow()
     assert bench.sink.dones == []
     assert list(bench.within.units) == [second.id]
@@ -315,7 +304,7 @@ def test_answers_that_were_deleted_with_an_empty_record_are_made_anew() -> None:
 def test_what_is_older_than_the_horizon_is_made_anew() -> None:
     bench, first = Bench(), unit("why?")
     bench.write(made(first.record))
-    bench.clock.at_us += 86_400_000_000 + 1_000
+    bench.clock.time_us += 86_400_000_000 + 1_000
     bench.assign()
     bench.follow()
     second = again(first)
@@ -331,9 +320,9 @@ def test_answers_that_cannot_be_read_are_tried_again_with_longer_and_longer_paus
     bench.follow()
     trouble, reading = bench.stage.not_ready()
     assert "no broker answers" in trouble and reading == "reading the answers of partitions 0: 0%"
-    bench.clock.at_us += follower.BACKOFF_US_MIN
+    bench.clock.time_us += follower.BACKOFF_US_MIN
     bench.follow()
-    bench.clock.at_us += 2 * follower.BACKOFF_US_MIN
+    bench.clock.time_us += 2 * follower.BACKOFF_US_MIN
     bench.reader.trouble = None
     bench.follow()
     assert bench.stage.not_ready() == ()
@@ -354,66 +343,3 @@ def test_a_partition_that_comes_back_is_read_on_from_where_it_was() -> None:
     bench.follow()
     assert [answer.replayed for answer in bench.sink.answers] == [True, True]
     assert begun == []
-
-
-# ---- with the threads, and the real stage within
-
-
-@contextmanager
-def whole(
-    engine: MemoryEngine, reader: Callable[[MemoryBroker], AnswersReader]
-) -> Iterator[tuple[LedgerStage, WaitableSink, MemoryBroker]]:
-    clock, settings, metrics, sink = StepClock(), GeneratorSettings(), Metrics(CollectorRegistry()), WaitableSink()
-    broker = MemoryBroker(clock, {ANSWERS.name: 1, RETRIEVALS.name: 1})
-    within = GeneratorStage(settings, LLM, load_templates(settings), engine, metrics, clock)
-    outer = LedgerStage(within, reader(broker), settings, metrics, clock)
-    outer.start(sink)
-    try:
-        outer.assigned(frozenset({TopicPartition(RETRIEVALS.name, 0)}))
-        yield outer, sink, broker
-    finally:
-        outer.close()
-
-
-def test_a_question_published_twice_is_asked_once_of_the_model() -> None:
-    engine = MemoryEngine()
-    with whole(engine, MemoryAnswersReader) as (outer, sink, broker):
-        first = unit("why?")
-        second = again(first)
-
-        def tick() -> None:
-            outer.tick(NOW_US, 0)
-
-        for one in (first, second):
-            outer.offer(one, NOW_US)
-        sink.wait(lambda: len(sink.dones) == 1, tick)
-        output = sink.dones[0].outputs[0]
-        broker.append(output.topic, output.value, key=output.key, headers=output.headers)
-        sink.wait(lambda: len(sink.dones) == 2, tick)
-        made_first, given_again = sink.answers
-        assert (made_first.status, made_first.replayed, given_again.status, given_again.replayed) == (
-            "ok",
-            False,
-            "ok",
-            True,
-        )
-        assert made_first.answer == given_again.answer and made_first.generation_id == given_again.generation_id
-        assert len(engine.requests) == 1
-        assert sink.failure is None
-
-
-def test_answers_that_cannot_be_read_for_good_end_the_service() -> None:
-    class Wrong(MemoryAnswersReader):
-        def open(self) -> None:
-            raise ConfigError("2 partitions")
-
-    with whole(MemoryEngine(), Wrong) as (_, sink, _):
-        sink.wait(lambda: sink.failure is not None)
-        assert isinstance(sink.failure, ConfigError)
-
-
-def test_closing_takes_a_moment_only() -> None:
-    with whole(MemoryEngine(), MemoryAnswersReader) as (outer, _, _):
-        began_s = time.monotonic()
-        outer.close()
-        assert time.monotonic() - began_s < follower.CLOSE_TIMEOUT_S

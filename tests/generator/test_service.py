@@ -14,7 +14,8 @@ from generator.settings import GeneratorSettings
 from schemas.answer import AnswerError, CacheUse, Citation, Retrieved
 from schemas.record import ClusterId, header
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS
-from tests.generator.stage import StepClock, generation, hits, running, unit
+from tests.clocks import HandClock
+from tests.generator.stage import generation, hits, running, unit
 
 CITED = json.dumps({"answer": "Because [2].", "citations": [2, 1]})
 
@@ -59,7 +60,7 @@ def test_the_record_has_a_stable_id_and_carries_the_headers_of_its_query() -> No
 
 
 def test_times_are_of_every_stage_in_milliseconds() -> None:
-    with running(MemoryEngine(script=[Turn(text=CITED)]), clock=StepClock()) as run:
+    with running(MemoryEngine(script=[Turn(text=CITED)]), clock=HandClock(step_us=1_000)) as run:
         run.wait_until_open()
         run.offer(unit())
         (answer,) = run.wait_for_answers(1)

@@ -22,7 +22,8 @@ from generator.service import build_stage
 from generator.settings import GeneratorSettings, LlmSettings
 from schemas.answer import Answer
 from schemas.codec import decode
-from tests.generator.stage import LLM, NOW_US, HandClock, generation, running, unit
+from tests.clocks import NOW_US, HandClock
+from tests.generator.stage import LLM, generation, running, unit
 
 HANG = Turn(text="one two three", hangs_after=1)
 
@@ -35,8 +36,8 @@ def test_nothing_is_taken_before_the_server_has_answered_and_the_reason_is_told(
         run.wait(lambda: list(run.stage.not_ready()) == [reason])
         assert run.stage.credit() == Credit(records=0, size_bytes=64 * 1024 * 1024)
         wake_us = run.tick()
-        assert wake_us == clock.at_us + 1_000, "the pause is over after backoff_ms_min"
-        clock.at_us = wake_us
+        assert wake_us == clock.time_us + 1_000, "the pause is over after backoff_ms_min"
+        clock.time_us = wake_us
         run.wait_until_open()
         assert run.stage.credit().records == 64
     assert run.metric("llm_requests_total", outcome="unreachable") == 1
@@ -53,10 +54,10 @@ def test_a_refusing_server_stops_the_intake_keeps_what_is_in_hand_and_is_asked_a
         assert list(run.stage.not_ready()) == ["LLM server at memory refuses: it takes no more work now"]
         assert run.stage.credit().records == 0
         assert run.sink.dones == []
-        clock.at_us = NOW_US + 2_999_999
+        clock.time_us = NOW_US + 2_999_999
         run.tick()
         assert run.stage.not_ready()
-        clock.at_us = NOW_US + 3_000_000
+        clock.time_us = NOW_US + 3_000_000
         (answer,) = run.wait_for_answers(1)
         assert run.stage.not_ready() == ()
         assert run.stage.credit().records == 64
@@ -130,7 +131,7 @@ def test_a_running_query_whose_deadline_passes_is_cancelled_and_answered_expired
         run.offer(asked)
         run.wait(lambda: run.metric("time_to_first_token_seconds_count") == 1)
         assert run.tick() == NOW_US + 50_000
-        clock.at_us = NOW_US + 1_000_000
+        clock.time_us = NOW_US + 1_000_000
         (answer,) = run.wait_for_answers(1)
         run.wait(lambda: bool(engine.cancelled))
     assert (answer.status, answer.answer, answer.attempts) == ("expired", None, 1)
@@ -321,7 +322,7 @@ def test_an_expired_query_ends_its_request_at_the_server() -> None:
         server.fault = Fault(mode="hang", after_tokens=1)
         run.offer(unit(deadline_us=NOW_US + 1))
         run.wait(lambda: run.metric("time_to_first_token_seconds_count") == 1)
-        clock.at_us = NOW_US + 1
+        clock.time_us = NOW_US + 1
         (answer,) = run.wait_for_answers(1)
         assert answer.status == "expired"
         run.wait(lambda: server.requests.in_flight == 0)

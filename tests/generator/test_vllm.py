@@ -12,7 +12,8 @@ from schemas.answer import Answer
 from schemas.query import Generation
 from schemas.record import ClusterId
 from schemas.retrieval import Hit
-from tests.generator.stage import HandClock, Running, running, unit
+from tests.clocks import HandClock
+from tests.generator.stage import Running, running, unit
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -30,28 +30,16 @@ from schemas.group import Group
 from schemas.query import Query
 from schemas.record import Source
 from schemas.topics import GROUPS
+from tests.clocks import HandClock
 
 DIMENSION = 64
 NLIST = 8
 EMBEDDER = HashingEmbedder(DIMENSION)
-NOW_US = 1_800_000_000_000_000
 WORDS = ("ada", "bell", "curie", "darwin", "euler", "faraday", "gauss", "hopper")
 SETTINGS = GrouperSettings(window_queries_min=2, window_queries_max=4, intake_queries_max=10, window_ms_max=100)
 AHEAD = GrouperSettings(
     window_queries_min=2, window_queries_max=4, intake_queries_max=40, window_ms_max=100, horizon_windows=2, nprobe=1
 )
-
-
-class HandClock:
-    """A clock that stands still unless a test moves it, or `step_us` moves it at each look."""
-
-    def __init__(self, step_us: int = 0) -> None:
-        self.time_us = NOW_US
-        self.step_us = step_us
-
-    def now_us(self) -> int:
-        self.time_us += self.step_us
-        return self.time_us
 
 
 class ListSink:

@@ -18,7 +18,8 @@ from schemas.codec import decode
 from schemas.query import Query
 from schemas.record import header
 from schemas.topics import ANSWERS, GROUPS
-from tests.grouper.stage import DIMENSION, EMBEDDER, NLIST, NOW_US, Gate, running, until
+from tests.clocks import NOW_US
+from tests.grouper.stage import DIMENSION, EMBEDDER, NLIST, Gate, running, until
 
 
 def test_an_expired_query_gets_its_terminal_answer_and_is_not_embedded(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from schemas.group import Group
 from schemas.query import Query
 from schemas.record import Headers, Source
 from schemas.topics import ANSWERS, GROUPS, GROUPS_BATCH, QUERIES, QUERIES_BATCH
-from tests.grouper.stage import AHEAD, NOW_US, Gate, GatePolicy, Rig, prepared, running, until
+from tests.clocks import NOW_US
+from tests.grouper.stage import AHEAD, Gate, GatePolicy, Rig, prepared, running, until
 
 
 def offer(rig: Rig, topic: str, *texts: str, deadline: int | None = None, headers: Headers = ()) -> list[int]:

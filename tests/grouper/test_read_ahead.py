@@ -13,7 +13,8 @@ from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.group import Group
 from schemas.topics import ANSWERS
-from tests.grouper.stage import AHEAD, NOW_US, Gate, GatePolicy, prepared, running, until
+from tests.clocks import NOW_US
+from tests.grouper.stage import AHEAD, Gate, GatePolicy, prepared, running, until
 
 
 def horizon_numbers(group: Group) -> list[tuple[int, int, int]]:

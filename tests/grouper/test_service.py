@@ -17,7 +17,8 @@ from grouper.settings import GrouperSettings
 from schemas.query import Query
 from schemas.record import Source
 from schemas.topics import GROUPS
-from tests.grouper.stage import EMBEDDER, NOW_US, WORDS, Gate, HandClock, running, until, write_index
+from tests.clocks import NOW_US, HandClock
+from tests.grouper.stage import EMBEDDER, WORDS, Gate, running, until, write_index
 
 
 def test_a_query_comes_out_as_a_group_with_all_that_the_searcher_needs(tmp_path: Path) -> None:

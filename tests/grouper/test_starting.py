@@ -21,13 +21,12 @@ from grouper.service import GrouperStage, build_stage
 from grouper.settings import GrouperSettings
 from grouper.work import WindowWork
 from schemas.query import Query
+from tests.clocks import NOW_US, HandClock
 from tests.grouper.stage import (
     DIMENSION,
     NLIST,
-    NOW_US,
     SETTINGS,
     WORDS,
-    HandClock,
     ListSink,
     Rig,
     running,

@@ -8,22 +8,12 @@ from carpool.embedding import EmbeddingSettings
 from indexer.build import BuildReport, BuildRequest, build_index
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig, IndexerSettings
+from tests.clocks import HandClock
 
 CONFIG = IndexerConfig(
     embedding=EmbeddingSettings(model="hashing:16"), indexer=IndexerSettings(shard_rows=16, threads=1)
 )
 WORDS = ("apple", "river", "stone", "cloud", "train", "music", "paper", "glass", "horse", "bread")
-
-
-class HandClock:
-    """Moves a millisecond with each look."""
-
-    def __init__(self) -> None:
-        self.time_us = 1_800_000_000_000_000
-
-    def now_us(self) -> int:
-        self.time_us += 1000
-        return self.time_us
 
 
 def passage(row: int) -> dict[str, Any]:
@@ -41,5 +31,5 @@ def write_corpus(path: Path, row_count: int) -> Path:
 def build(corpus: Path, index_dir: Path, config: IndexerConfig = CONFIG, **wishes: Any) -> BuildReport:
     """Builds an index without saying anything."""
     return build_index(
-        BuildRequest(corpus=corpus, index_dir=index_dir, **wishes), config, HandClock(), SilentProgress()
+        BuildRequest(corpus=corpus, index_dir=index_dir, **wishes), config, HandClock(step_us=1_000), SilentProgress()
     )

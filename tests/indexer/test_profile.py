@@ -17,7 +17,8 @@ from indexer import profile as module
 from indexer.profile import profile_index
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig, IndexerSettings
-from tests.indexer.helpers import CONFIG, HandClock, build, write_corpus
+from tests.clocks import HandClock
+from tests.indexer.helpers import CONFIG, build, write_corpus
 
 NOT_PROFILED = IndexerConfig(
     embedding=CONFIG.embedding, indexer=IndexerSettings(profile_reads=0, shard_rows=64, segment_bytes_max=4096 * 4)
@@ -71,7 +72,7 @@ def test_each_round_reads_every_cluster_once_whole_in_another_order(
 
     monkeypatch.setattr(module, "PIECE_BYTES", 4096)
     monkeypatch.setattr(os, "preadv", preadv)
-    profile_index(index_dir, reads=2, clock=HandClock(), progress=SilentProgress())
+    profile_index(index_dir, reads=2, clock=HandClock(step_us=1_000), progress=SilentProgress())
     index = open_index(index_dir)
     index.close()
     expected = [
@@ -97,7 +98,7 @@ def test_a_file_system_without_direct_reads_is_refused_and_the_profile_stays(
     monkeypatch.setattr(os, "open", refusing)
     before = (index_dir / "manifest.json").read_bytes()
     with pytest.raises(ConfigError, match=r"O_DIRECT.*the profile stays as it was"):
-        profile_index(index_dir, reads=1, clock=HandClock(), progress=SilentProgress())
+        profile_index(index_dir, reads=1, clock=HandClock(step_us=1_000), progress=SilentProgress())
     assert (index_dir / "manifest.json").read_bytes() == before
     # A build goes without.
     wanted = IndexerConfig(embedding=CONFIG.embedding, indexer=IndexerSettings(shard_rows=64))
@@ -109,7 +110,7 @@ def test_memory_is_not_profiled_as_if_it_were_a_disk(index_dir: Path, memory_fol
     with pytest.raises(
         ConfigError, match=r"is tmpfs, which keeps files in memory.*the profile stays as it was.*local disk"
     ):
-        profile_index(copied, reads=1, clock=HandClock(), progress=SilentProgress())
+        profile_index(copied, reads=1, clock=HandClock(step_us=1_000), progress=SilentProgress())
     assert read_manifest(copied).read_latency_us == ()
 
 
@@ -127,11 +128,11 @@ def test_an_index_that_was_replaced_meanwhile_keeps_its_own_manifest(index_dir: 
 
 def test_what_cannot_be_profiled_is_said(index_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="build one"):
-        profile_index(tmp_path / "none", reads=1, clock=HandClock(), progress=SilentProgress())
+        profile_index(tmp_path / "none", reads=1, clock=HandClock(step_us=1_000), progress=SilentProgress())
     with pytest.raises(ConfigError, match="at least one read"):
-        profile_index(index_dir, reads=0, clock=HandClock(), progress=SilentProgress())
+        profile_index(index_dir, reads=0, clock=HandClock(step_us=1_000), progress=SilentProgress())
     shutil.copytree(index_dir, tmp_path / "cut")
     segment = open_index(index_dir).segment_paths[0].name
     (tmp_path / "cut" / segment).write_bytes((index_dir / segment).read_bytes()[:-4096])
     with pytest.raises(CorruptionError, match=segment):
-        profile_index(tmp_path / "cut", reads=1, clock=HandClock(), progress=SilentProgress())
+        profile_index(tmp_path / "cut", reads=1, clock=HandClock(step_us=1_000), progress=SilentProgress())

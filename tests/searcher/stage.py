@@ -19,16 +19,6 @@ def questions(count: int, seed: int = 9) -> list[Float32]:
     return list(normalised(np.random.default_rng(seed).standard_normal((count, 16))))
 
 
-class HandClock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self, now_us: int) -> None:
-        self.now = now_us
-
-    def now_us(self) -> int:
-        return self.now
-
-
 class Gate:
     """An engine that holds every read of some clusters until the gate is opened."""
 

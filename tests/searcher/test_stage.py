@@ -11,8 +11,9 @@ import pytest
 
 from schemas.topics import RETRIEVALS
 from searcher.service import parts
+from tests.clocks import HandClock
 from tests.searcher.helpers import SmallIndex, exact_top_k, make_group, make_unit, normalised, running, write_index
-from tests.searcher.stage import Gate, HandClock, questions
+from tests.searcher.stage import Gate, questions
 
 
 @pytest.mark.parametrize("cache_policy", ["edgerag", "lru"])

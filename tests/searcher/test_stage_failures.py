@@ -15,8 +15,9 @@ from carpool.errors import DeploymentError
 from schemas.topics import ANSWERS
 from searcher.scoring_pool import ScoringPool
 from searcher.store.none import NoEngine
+from tests.clocks import HandClock
 from tests.searcher.helpers import SmallIndex, exact_top_k, make_group, make_unit, normalised, running, write_index
-from tests.searcher.stage import Gate, HandClock, questions
+from tests.searcher.stage import Gate, questions
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_what_waits_behind_others_and_expires_is_answered_before_their_turn(inde
         gate.arrived.acquire()
         run.stage.offer(make_unit(1, make_group(index, questions(2), sequence=1)), 0)
         run.stage.offer(make_unit(2, make_group(index, questions(1), sequence=2, deadline_us=2_000)), 0)
-        clock.now = 3_000
+        clock.time_us = 3_000
         gate.opened.set()
         run.sink.wait_done(4)
     assert run.sink.answers()["q2-0"].status == "expired"
@@ -117,7 +118,7 @@ def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(index
 
     class Slow(ScoringPool):
         def run(self, *given: Any) -> Any:
-            clock.now = 3_000
+            clock.time_us = 3_000
             return super().run(*given)
 
     with running(index, clock=clock, pool=Slow) as run:

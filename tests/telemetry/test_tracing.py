@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 from prometheus_client import CollectorRegistry
@@ -22,15 +17,9 @@ from carpool.telemetry.tracing.export import Exporting
 from carpool.telemetry.tracing.operation import Operation
 from carpool.telemetry.tracing.otel import OtelTracer
 from carpool.telemetry.tracing.queries import trace_id_of, with_traceparent
-from carpool.telemetry.tracing.setup import is_traced, make_tracer
 from schemas.group import Group, GroupedQuery
-from schemas.query import Query
 from schemas.record import ClusterId, Headers, Record, Source, header
-from tests.telemetry.collector import Collector
-
-ASKED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
-ASKED_HEADERS: Headers = (("traceparent", ASKED.encode()), ("tracestate", b"vendor=1"), ("x-app", b"y"))
+from tests.telemetry.spans import ASKED, ASKED_HEADERS, TRACE_ID, query
 
 
 class Traced:
@@ -70,10 +59,6 @@ def _closed_exporting() -> Exporting:
     exporting = Exporting(InMemorySpanExporter(), Metrics(CollectorRegistry()))
     exporting.close()
     return exporting
-
-
-def query(number: int) -> Query:
-    return Query(query_id=f"q-{number}", text="?")
 
 
 def output(topic: str, headers: Headers = ()) -> Output:
@@ -320,133 +305,3 @@ def test_a_dead_letter_keeps_every_header_that_it_came_with() -> None:
     dead, answer = traced.tracer.finished(done, 2_000_000).outputs
     assert dead.headers == ASKED_HEADERS
     assert traceparent_of(answer)[0] == TRACE_ID
-
-
-class SlowExporter(SpanExporter):
-    """Takes spans only when the test lets it."""
-
-    def __init__(self) -> None:
-        self.may_go_on = threading.Event()
-        self.result = SpanExportResult.SUCCESS
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.may_go_on.wait(10)
-        return self.result
-
-    def shutdown(self) -> None:
-        self.may_go_on.set()
-
-
-@pytest.fixture
-def slow() -> Iterator[tuple[SlowExporter, Exporting, Metrics]]:
-    exporter, metrics = SlowExporter(), Metrics(CollectorRegistry())
-    exporting = Exporting(exporter, metrics, queue_max=10, send_after_s=0.01)
-    yield exporter, exporting, metrics
-    exporter.may_go_on.set()
-    exporting.close()
-
-
-def outcomes(metrics: Metrics) -> dict[str, float]:
-    names = ("exported", "failed", "dropped")
-    found = {name: metrics.registry.get_sample_value("carpool_spans_total", {"outcome": name}) for name in names}
-    return {name: count for name, count in found.items() if count is not None}
-
-
-def spans_of(count: int) -> list[ReadableSpan]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    for _ in range(count):
-        provider.get_tracer("t").start_span("s").end()
-    return list(exporter.get_finished_spans())
-
-
-def test_a_slow_collector_holds_nobody_up_and_what_does_not_fit_is_counted(
-    slow: tuple[SlowExporter, Exporting, Metrics],
-) -> None:
-    exporter, exporting, metrics = slow
-    spans = spans_of(200)
-    exporting.on_end(spans[0])
-    time.sleep(0.1)  # the first is being exported now, and does not come back
-    started_s = time.monotonic()
-    for span in spans[1:]:
-        exporting.on_end(span)
-    assert time.monotonic() - started_s < 0.5
-    assert outcomes(metrics) == {"dropped": 189}
-    exporter.may_go_on.set()
-    exporting.close()
-    assert outcomes(metrics) == {"dropped": 189, "exported": 11}
-
-
-def test_what_a_collector_refuses_is_counted_and_an_exporter_that_raises_ends_nothing(
-    slow: tuple[SlowExporter, Exporting, Metrics], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exporter, exporting, metrics = slow
-    exporter.may_go_on.set()
-    exporter.result = SpanExportResult.FAILURE
-    first, second, third = spans_of(3)
-    exporting.on_end(first)
-    _wait_for(metrics, {"failed": 1})
-
-    def broken(spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        raise RuntimeError("broken")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(exporter, "export", broken)
-        exporting.on_end(second)
-        _wait_for(metrics, {"failed": 2})
-    exporter.result = SpanExportResult.SUCCESS
-    exporting.on_end(third)
-    _wait_for(metrics, {"failed": 2, "exported": 1})
-
-
-def _wait_for(metrics: Metrics, wanted: dict[str, float]) -> None:
-    deadline = time.monotonic() + 5
-    while outcomes(metrics) != wanted:
-        assert time.monotonic() < deadline, outcomes(metrics)
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize(
-    ("environ", "traced"),
-    [
-        ({}, False),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, True),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, True),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": " "}, False),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "True"}, False),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, False),
-    ],
-)
-def test_tracing_is_on_where_the_environment_names_a_collector(environ: dict[str, str], traced: bool) -> None:
-    assert is_traced(environ) is traced
-
-
-def test_spans_arrive_at_a_collector_under_the_name_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
-    with Collector() as collector:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        metrics = Metrics(CollectorRegistry())
-        tracer = make_tracer(service="grouper", group="carpool-grouper", metrics=metrics)
-        source = Source(topic="t", partition=0, offset=0)
-        message = Message(source=source, key=None, value=b"", headers=ASKED_HEADERS, received_us=1_000_000)
-        tracer.opened(Unit(id=1, record=query(1), message=message))
-        tracer.completed(Done(parts=((1, 0),), outputs=()), 2_000_000)
-        tracer.close()
-        (span,) = collector.spans
-    assert (span.service, span.name, span.trace_id) == ("carpool-grouper", "process t", TRACE_ID)
-    assert span.schema_url.startswith("https://opentelemetry.io/schemas/")
-    assert outcomes(metrics) == {"exported": 1}
-
-
-def test_without_a_collector_nothing_is_traced_and_no_library_is_loaded() -> None:
-    program = (
-        "import sys, carpool.chassis\n"
-        "from carpool.telemetry.metrics import Metrics\n"
-        "from carpool.telemetry.tracing.setup import make_tracer\n"
-        "print(type(make_tracer(service='grouper', group='g', metrics=Metrics())).__name__)\n"
-        "print(any(name.startswith('opentelemetry') for name in sys.modules))\n"
-    )
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["NoTracer", "False"]
