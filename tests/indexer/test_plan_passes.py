@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.disk.pages import choose_layout
+from carpool.disk.pages import PageLayout, choose_layout
 from indexer.plan_passes import encode_bytes, memory_min_bytes, pass_bytes, plan_passes, sample_rows_max
 
-LAYOUT = choose_layout(16, "float32")
+LAYOUT = PageLayout(dimension=16, vector_dtype="float32", page_bytes=4096)
 
 
 def test_a_sample_is_bounded_by_what_is_wished_what_there_is_and_what_fits() -> None:

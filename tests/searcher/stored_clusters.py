@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.clock import SystemClock
-from carpool.disk.pages import PageLayout, choose_layout, dense
+from carpool.disk.pages import PageLayout, dense
 from carpool.disk.segments import ClusterExtent, SegmentWriter, plan_extents, segment_name
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.disk import Fault, FaultyDisk
@@ -48,7 +48,7 @@ class Stored:
 
 
 def store(folder: Path, row_counts: tuple[int, ...], dimension: int, *, segment_bytes_max: int = 200_000) -> Stored:
-    layout = choose_layout(dimension, "float32")
+    layout = PageLayout(dimension=dimension, vector_dtype="float32", page_bytes=4096)
     extents = plan_extents(layout, row_counts, segment_bytes_max=segment_bytes_max)
     writer = SegmentWriter(folder, layout=layout, generation=GENERATION, extents=extents)
     generator = np.random.default_rng(5)

@@ -157,14 +157,14 @@ def longest_free_run(bitmap: list[bool]) -> int:
 @pytest.mark.parametrize(
     ("page_bytes", "mean_bytes", "block_bytes"),
     [
-        (8192, 15 << 20, 245760),
-        (8192, 1_500_000, 16384),
+        (8192, 15 << 20, 122880),
+        (8192, 1_500_000, 8192),
         (4096, 4096, 4096),
         (65536, 1 << 30, 1 << 20),
         (12288, 1 << 30, 1044480),
     ],
 )
-def test_a_block_is_about_a_64th_of_the_mean_cluster_in_whole_pages(
+def test_a_block_is_about_a_128th_of_the_mean_cluster_in_whole_pages(
     page_bytes: int, mean_bytes: int, block_bytes: int
 ) -> None:
     assert choose_block_bytes(page_bytes, mean_bytes) == block_bytes

@@ -17,7 +17,7 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
-from carpool.disk.pages import PageLayout, choose_layout
+from carpool.disk.pages import PageLayout
 from carpool.disk.segments import ClusterExtent, SegmentWriter, plan_extents, segment_name
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
@@ -73,7 +73,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Disk:
     vectors = normalised(rng.standard_normal((6000, DIMENSION)))
     centroids = normalised(rng.standard_normal((NLIST, DIMENSION)))
     assigned = probe(centroids, vectors, 1)[:, 0]
-    layout = choose_layout(DIMENSION, "float32")
+    layout = PageLayout(dimension=DIMENSION, vector_dtype="float32", page_bytes=4096)
     extents = plan_extents(layout, np.bincount(assigned, minlength=NLIST).tolist(), segment_bytes_max=1 << 18)
     folder = tmp_path_factory.mktemp("disk")
     writer = SegmentWriter(folder, layout=layout, generation=GENERATION, extents=extents)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HORIZON_WINDOWS = 4
 """As the grouper reads ahead unless told otherwise."""
-BESIDE_BYTES = 24 << 20
+BESIDE_BYTES = 12 << 20
 """What the process may grow by once it is opened, beside the budget: scores, results, stacks."""
 READ_TIMEOUT_MS = 60_000
 """On a machine that stands still a read comes late: that is a latency to report, not a cluster to skip."""
