@@ -33,9 +33,10 @@ from searcher.store.engine import BlockEngine
 from searcher.store.files import SegmentFiles
 from searcher.store.opening import open_engine
 
-READ_AHEAD_SHARE = 12
+READ_AHEAD_SHARE = 8
 PREFETCH_SHARE = 32
-READ_AHEAD_BYTES_MAX = 64 << 20
+READ_AHEAD_BYTES_MAX = 96 << 20
+"""Three times what is with the kernel: as much again is to be scored, and as much lines up, when all of that ends at once."""
 CLOSE_TIMEOUT_S = 0.5
 
 OpenEngine = Callable[[SegmentFiles], BlockEngine]

@@ -45,8 +45,8 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         int,
         msgspec.Meta(
             ge=0,
-            description="Bytes of clusters for queries in hand that are being read or wait to be scored; 0: a twelfth of the "
-            "budget, at most 64 MiB. Too low: the disk idles while a cluster is scored. Too high: less is kept.",
+            description="Bytes of clusters for queries in hand that are being read or wait to be scored; 0: an eighth of the "
+            "budget, at most 96 MiB. Too low: the disk idles while a cluster is scored. Too high: less is kept.",
         ),
     ] = 0
     slice_bytes_max: Annotated[
@@ -100,10 +100,11 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=1,
             le=4096,
-            description="Block reads with the kernel at a time, of up to 1 MiB each. Too low: the disk idles. Too high: a read "
-            "that matters now waits behind others.",
+            description="Block reads with the kernel at a time, of up to 1 MiB each. Too low: the disk idles, most of all a "
+            "virtual one, which tells of all that it was given at once. Too high: a read that matters now waits behind others, "
+            "and more must be read ahead (read_ahead_bytes).",
         ),
-    ] = 16
+    ] = 32
     prefetch_reads_max: Annotated[
         int,
         msgspec.Meta(

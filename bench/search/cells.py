@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from bench.agreement import Agreement
-from bench.disk import DiskFigures
+from bench.disk import DiskFigures, DiskRate
 from bench.machine import Revision
 from bench.search.cgroup import MemoryHeld
 from bench.search.measure import Measured
@@ -73,7 +73,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
 
 class DiskBlock(msgspec.Struct, frozen=True, kw_only=True, tag="disk"):
     """What the disk reached before, amid or after a block of cells. `figures`: by reads of whole clusters; `slices`: by reads of
-    our slices, where those are others; `spread`: by the smaller of these into as much memory as a cache has."""
+    our slices, where those are others; `spread`: by the smaller of these into as much memory as a cache has. Each is of
+    moments; `sustained`, `spread_sustained`: what the best of `figures` and `slices`, and of `spread`, reach for longer, measured
+    again."""
 
     settings_id: str
     seed: int
@@ -81,6 +83,8 @@ class DiskBlock(msgspec.Struct, frozen=True, kw_only=True, tag="disk"):
     figures: DiskFigures
     slices: DiskFigures | None = None
     spread: DiskFigures | None = None
+    sustained: DiskRate | None = None
+    spread_sustained: DiskRate | None = None
 
     def bytes_per_s(self, *, is_spread: bool) -> dict[tuple[str, int], float]:
         """Returns the rate of each size and depth: into a buffer for each read under way or, `is_spread`, into as much memory as

@@ -16,6 +16,8 @@ from bench.search.statistics import Range, over_seeds, paired_ratio
 Figure = Callable[[Cell], float | None]
 Rates = dict[tuple[int, int], float]
 """Bytes a second by (seed, window)."""
+AGAIN = ("sustained", 0)
+"""The best size and depth, measured again."""
 BASELINES = ("cagr-best-greedy", "faiss-ondisk")
 """What ratios are to where nobody says otherwise: the first of these that takes part."""
 
@@ -93,14 +95,17 @@ def summarise(lines: Iterable[Line], windows: Sequence[int], contestants: Sequen
 
 
 def disk_rates(blocks: Iterable[DiskBlock], *, is_spread: bool = False) -> Rates:
-    """Returns bytes a second: of each size and depth the median of the times that a block's disk was measured, and the best of
-    these; into a buffer for each read under way or, `is_spread`, into as much memory as a cache has.
+    """Returns bytes a second: what the best size and depth reached when they were measured again, for longer, the median of the
+    times that a block's disk was measured; into a buffer for each read under way or, `is_spread`, into as much memory as a
+    cache has. In runs of before 2026-11-23 nothing was measured again: the best of the medians of each size and depth.
 
-    The best of each time would say what luck gives for a moment: rates of shared machines swing by a fifth either way.
+    The best of what was measured would say what luck gives for a moment: rates of shared machines swing by a fifth either way.
     """
     found: dict[tuple[int, int], dict[tuple[str, int], list[float]]] = {}
     for block in blocks:
-        for way, rate in block.bytes_per_s(is_spread=is_spread).items():
+        again = block.spread_sustained if is_spread else block.sustained
+        ways = block.bytes_per_s(is_spread=is_spread) if again is None else {AGAIN: again.bytes_per_s}
+        for way, rate in ways.items():
             found.setdefault((block.seed, block.window), {}).setdefault(way, []).append(rate)
     return {key: max(map(median, ways.values())) for key, ways in found.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -139,6 +140,20 @@ def test_the_disk_of_a_block_is_the_best_median_of_a_size_and_depth() -> None:
 def test_a_moment_in_which_the_disk_was_lucky_does_not_count() -> None:
     blocks = [disk(0, 100_000_000, 60_000_000), disk(0, 60_000_000, 100_000_000), disk(0, 50_000_000, 60_000_000)]
     assert disk_rates(line for line in blocks if isinstance(line, DiskBlock)) == {(0, 20): 60e6}
+
+
+def test_what_was_measured_again_for_longer_counts_instead_of_the_best_of_what_was_tried() -> None:
+    def again(bytes_per_s: int, spread_bytes_per_s: int) -> DiskBlock:
+        tried = disk(0, 900_000_000, into_cache=figures(900_000_000))
+        return msgspec.structs.replace(
+            tried,
+            sustained=figures(bytes_per_s).rates[0],
+            spread_sustained=figures(spread_bytes_per_s).rates[0],
+        )
+
+    blocks = [again(100_000_000, 10_000_000), again(300_000_000, 30_000_000), again(200_000_000, 20_000_000)]
+    assert disk_rates(blocks) == {(0, 20): 200e6}
+    assert disk_rates(blocks, is_spread=True) == {(0, 20): 20e6}
 
 
 def test_reads_into_as_much_memory_as_a_cache_has_are_another_figure_and_blocks_without_them_are_left_out() -> None:
