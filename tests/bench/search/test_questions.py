@@ -16,7 +16,7 @@ from bench.search.blocks import Run, Tell
 from bench.search.cells import CELLS_NAME, Cell, CellFile
 from bench.search.command import Wishes, search
 from bench.search.dataset import open_view
-from bench.search.disks import slice_reads
+from bench.search.disks import SUSTAINED, measure_block, slice_reads
 from bench.search.plan import Plan
 from bench.search.questions import question_paths, read_asked
 from carpool.errors import ConfigError
@@ -124,6 +124,21 @@ def test_slices_of_clusters_are_measured_where_there_are_any(tiny_index: Path) -
     parts = slice_reads(view, 4096)
     assert {part.size_bytes for part in parts} == {4096}
     assert sum(part.size_bytes for part in parts) == sum(read.size_bytes for read in view.reads)
+
+
+def test_the_best_of_a_block_is_measured_again_for_longer(tiny_index: Path) -> None:
+    try:
+        block = measure_block(
+            open_view(tiny_index), settings_id="s", seed=0, window=20, duration_s=0.01, into_bytes=1 << 20
+        )
+    except ConfigError as error:
+        pytest.skip(str(error))
+    assert block.slices is None
+    for again, tried in ((block.sustained, block.figures), (block.spread_sustained, block.spread)):
+        assert again is not None
+        assert tried is not None
+        assert again.depth == max(tried.rates, key=lambda rate: rate.bytes_per_s).depth
+        assert again.duration_us >= 0.01 * SUSTAINED * 1e6
 
 
 def test_folders_that_cannot_be_written_are_errors_that_say_so(
