@@ -97,7 +97,7 @@ def summarise(lines: Iterable[Line], windows: Sequence[int], contestants: Sequen
 def disk_rates(blocks: Iterable[DiskBlock], *, is_spread: bool = False) -> Rates:
     """Returns bytes a second: what the best size and depth reached when they were measured again, for longer, the median of the
     times that a block's disk was measured; into a buffer for each read under way or, `is_spread`, into as much memory as a
-    cache has. In runs of before 2026-11-23 nothing was measured again: the best of the medians of each size and depth.
+    cache has. In older runs nothing was measured again: the best of the medians of each size and depth.
 
     The best of what was measured would say what luck gives for a moment: rates of shared machines swing by a fifth either way.
     """

@@ -238,8 +238,16 @@ def test_a_taken_port_is_an_error_that_says_so(server: LlmServer) -> None:
     assert f"cannot listen on 127.0.0.1:{server.port}" in ended.stderr
 
 
+INTERRUPTIBLE = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("carpool.testing.llm_server", run_name="__main__", alter_sys=True)
+"""
+"""As `python -m`, also where the tests themselves run in the background of a script, whose programs ignore SIGINT."""
+
+
 def test_it_runs_as_a_program_that_says_where_it_listens() -> None:
-    command = [sys.executable, "-m", "carpool.testing.llm_server", "--port", "0", "--model", "tiny"]
+    command = [sys.executable, "-c", INTERRUPTIBLE, "--port", "0", "--model", "tiny"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
