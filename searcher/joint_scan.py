@@ -13,10 +13,7 @@ import numpy as np
 
 from searcher.products import Products
 from searcher.scoring import Asked, Scoring
-from searcher.top_k import NO_FLOOR, Candidates, Float32, Scored, Slots
-
-LEAST = np.finfo(np.float32).min
-"""Below it is only what marks that there is no score."""
+from searcher.top_k import LEAST, NO_FLOOR, Candidates, Float32, Scored, Slots
 
 
 def score_jointly(scorings: Sequence[Scoring], asked: Asked, floors: Float32, top_ks: Slots) -> Scored:

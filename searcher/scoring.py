@@ -29,7 +29,8 @@ class Scoring(NamedTuple):
         """Of the pages."""
         return sum(piece.nbytes for piece in self.pages.pieces)
 
-
-def scoring_cost(size_bytes: int, queries: int) -> int:
-    """Returns what it costs to score so many bytes of pages: these, and the products in bytes that could be read meanwhile."""
-    return size_bytes * (BYTES_PER_PRODUCT + queries) // BYTES_PER_PRODUCT
+    @property
+    def cost(self) -> int:
+        """What it costs to score: the bytes of the rows, and the products in bytes that could be read meanwhile."""
+        row_bytes = self.pages.row_count * self.pages.layout.row_bytes
+        return row_bytes * (BYTES_PER_PRODUCT + len(self.members)) // BYTES_PER_PRODUCT

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from carpool.disk.pages import ClusterPages, UInt8
 from searcher.joint_scan import score_jointly
 from searcher.lone_scan import ROWS_MAX, LoneScan
 from searcher.scan import score_pages
-from searcher.scoring import Asked, Scoring, scoring_cost
+from searcher.scoring import Asked, Scoring
 from searcher.scoring_cores import ScoringCores
 from searcher.top_k import Float32, Scored, Slots, TopTable
+
+T = TypeVar("T")
 
 PARTS_PER_THREAD = 4
 """Parts that a thread's even share is cut into: more even out a core that is taken, and cost some 30 us each."""
@@ -40,7 +42,7 @@ class ScoringPool:
         """Starts `threads - 1` helpers. Raises `ValueError` when `threads` is below 1."""
         if threads < 1:
             raise ValueError(f"{threads} scoring threads: at least one is needed, the calling one")
-        self._runs: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
+        self._runs: queue.SimpleQueue[_Run[Any] | None] = queue.SimpleQueue()
         self._cores = ScoringCores()
         self._helpers = [
             threading.Thread(target=self._help, name=f"scoring-{number}", daemon=True) for number in range(1, threads)
@@ -57,17 +59,17 @@ class ScoringPool:
         """
         if not scorings:
             return []
-        sizes_bytes = [scoring.size_bytes for scoring in scorings]
         floors, top_ks = table.floors(asked.slots), table.top_ks(asked.slots)
-        if _are_small(sizes_bytes, len(asked.slots)):
+        costs = [scoring.cost for scoring in scorings]
+        cost, row_count = sum(costs), sum([scoring.pages.row_count for scoring in scorings])
+        if cost < PART_COST_MIN and _are_small(scorings):
             return [score_jointly(scorings, asked, floors, top_ks)]
-        costs = [scoring_cost(size, len(each.members)) for size, each in zip(sizes_bytes, scorings, strict=True)]
         # Waking a helper and waiting for it costs more than a little work does, most of all where cores are taken.
-        helpers = min(len(self._helpers), sum(costs) // PART_COST_MIN)
-        if len(asked.slots) == 1 and sum(scoring.pages.row_count for scoring in scorings) <= ROWS_MAX:
+        helpers = min(len(self._helpers), cost // PART_COST_MIN)
+        if len(asked.slots) == 1 and row_count <= ROWS_MAX:
             return [self._run_lone(scorings, asked, float(floors[0]), int(top_ks[0]), helpers)]
         work = _Parts(_cut(scorings, costs, 1 + helpers), asked, floors, top_ks)
-        self._share(_Run(len(work), work.score), helpers)
+        self._share(_Run(range(len(work)), work.score), min(helpers, len(work) - 1))
         return work.scored
 
     def _run_lone(self, scorings: Sequence[Scoring], asked: Asked, floor: float, top_k: int, helpers: int) -> Scored:
@@ -75,14 +77,13 @@ class ScoringPool:
             [scoring.pages for scoring in scorings], asked.vectors[0], top_k=top_k, floor=floor, threads=1 + helpers
         )
         try:
-            self._share(_Run(len(scan), scan.multiply), helpers)
+            self._share(_Run(scan.stretches(), scan.multiply), helpers)
             return scan.found(asked.slots)
         finally:
             scan.forget()
 
-    def _share(self, run: _Run, helpers: int) -> None:
+    def _share(self, run: _Run[Any], helpers: int) -> None:
         """Does the work of `run` together with so many helpers. Raises the first error, after all threads have stopped."""
-        helpers = min(helpers, len(run) - 1)
         cores: Collection[int] = ()
         if helpers > 0:
             # Any helper may take the run, so all of them keep off this thread's core.
@@ -91,9 +92,9 @@ class ScoringPool:
             for _ in range(helpers):
                 self._runs.put(run)
             run.work()
+            run.wait()
         finally:
             self._cores.join(cores)
-        run.wait()
 
     def close(self) -> None:
         """Ends the helpers and waits for them. Do not call `run` afterwards. Safe to call twice."""
@@ -119,47 +120,49 @@ class ScoringPool:
             del run  # or its results would live until the next
 
 
-class _Run:
-    """Pieces of work by number, for several threads: each takes the next that waits."""
+class _Run(Generic[T]):
+    """Pieces of work for several threads: each takes the next, until there is none, or one has failed."""
 
-    def __init__(self, count: int, do: Callable[[int], None]) -> None:
-        self._do: Callable[[int], None] | None = do
-        self._count = count
+    def __init__(self, pieces: Iterable[T], do: Callable[[T], None]) -> None:
+        self._pieces = iter(pieces)
+        self._do: Callable[[T], None] | None = do
         self._error: BaseException | None = None
-        self._waiting = iter(range(count))
-        self._left = count
+        self._busy = 0  # threads at a piece
+        self._has_ended = False
         self._lock = threading.Lock()
-        self._ended = threading.Event()
-
-    def __len__(self) -> int:
-        return self._count
+        self._until_ended = threading.Lock()
+        self._until_ended.acquire()
 
     def work(self) -> None:
-        """Does pieces until none is waiting."""
-        while (number := self._take()) is not None:
+        """Does pieces until none is left."""
+        while (piece := self._take()) is not None:
             do = self._do
             try:
-                if self._error is None and do is not None:
-                    do(number)
+                if do is not None:
+                    do(piece)
             except BaseException as error:
                 self._error = error
-            del do
+            del do, piece
             with self._lock:
-                self._left -= 1
-                if not self._left:
-                    self._ended.set()
+                self._busy -= 1
 
     def wait(self) -> None:
-        """Waits for the pieces that other threads have begun."""
-        if self._count:
-            self._ended.wait()
-        self._do = None  # a helper that wakes up late holds this object, and must not hold pages
+        """Waits for the pieces that other threads have begun, after `work`. Raises the first error of any."""
+        self._until_ended.acquire()
+        # A helper that wakes up late holds this object, and must not hold pages.
+        self._do, self._pieces = None, iter(())
         if self._error is not None:
             raise self._error
 
-    def _take(self) -> int | None:
+    def _take(self) -> T | None:
         with self._lock:
-            return next(self._waiting, None)
+            piece = None if self._error else next(self._pieces, None)
+            if piece is not None:
+                self._busy += 1
+            elif not self._busy and not self._has_ended:
+                self._has_ended = True
+                self._until_ended.release()
+            return piece
 
 
 class _Parts:
@@ -190,10 +193,9 @@ class _Parts:
         self._scored[number] = Scored(pages.cluster, self._asked.slots[members], found)
 
 
-def _are_small(sizes_bytes: Sequence[int], queries: int) -> bool:
-    """Whether clusters cost less together: little is copied for each, and all are soon scored for all queries."""
-    size_bytes = sum(sizes_bytes)
-    return size_bytes <= SMALL_BYTES_MAX * len(sizes_bytes) and scoring_cost(size_bytes, queries) < PART_COST_MIN
+def _are_small(scorings: Sequence[Scoring]) -> bool:
+    """Whether clusters cost less together: little is copied for each."""
+    return sum(scoring.size_bytes for scoring in scorings) <= SMALL_BYTES_MAX * len(scorings)
 
 
 def _cut(scorings: Sequence[Scoring], costs: Sequence[int], threads: int) -> list[Scoring]:

@@ -20,6 +20,8 @@ Int64 = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.intp]
 
 NO_FLOOR = np.float32(-np.inf)
+LEAST = np.finfo(np.float32).min
+"""Below it is only what marks that there is no score."""
 _SLOTS_AT_START = 128
 
 

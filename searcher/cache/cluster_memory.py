@@ -180,8 +180,7 @@ class ClusterMemory:
 
     def pages(self, cluster: ClusterId) -> ClusterPages:
         """Returns the pages of a cluster that is in memory, read-only, valid until it is evicted."""
-        with self._changed:
-            return self._resident[cluster][1]
+        return self._resident[cluster][1]  # one step of the interpreter: needs no lock
 
     def residents(self) -> frozenset[ClusterId]:
         """Returns the clusters that are in memory, whole."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,7 +50,7 @@ from searcher.plan.substage import SubstageBudget
 from searcher.scoring import Asked, Scoring
 from searcher.scoring_pool import ScoringPool
 from searcher.store.engine import CancelledRead
-from searcher.top_k import Slots, TopTable
+from searcher.top_k import Float32, Slots, TopTable
 
 WAIT_S_MAX = 60.0
 """The longest wait for mail: no deadline, however far away, is more than a wait can take."""
@@ -145,8 +145,9 @@ class ClusterMajor:
             if substage is None:
                 self._take_mail(finish, self._wait_s(began_us))
                 continue
-            took_us = self._score(substage)
+            scored = self._score(substage)
             self._tell(SubstageEnded(), finish)
+            took_us = self._note(substage, *scored)
             self._take_mail(finish, 0.0)
             self._budget.scheduled(self._clock.now_us() - began_us - took_us)
 
@@ -239,15 +240,12 @@ class ClusterMajor:
 
     def _tier(self, cluster: ClusterId) -> Tier:
         """Returns where a cluster is found by who asks for it now. In part in memory is not in memory."""
-        tier: Tier = "ram"
-        for number in self._slices.of(cluster):
-            is_here = self._planner.is_resident(number)
-            if not is_here:
-                tier = "ssd"
-            if number in self._ahead:
-                self._ahead.remove(number)
-                self._metrics.prefetches.labels(result="used" if is_here else "late").inc()
-        return tier
+        numbers = self._slices.of(cluster)
+        for number in self._ahead.intersection(numbers) if self._ahead else ():
+            self._ahead.remove(number)
+            result = "used" if self._planner.is_resident(number) else "late"
+            self._metrics.prefetches.labels(result=result).inc()
+        return "ram" if all(map(self._planner.is_resident, numbers)) else "ssd"
 
     def _waste(self, cluster: ClusterId) -> None:
         if cluster in self._ahead:
@@ -320,8 +318,8 @@ class ClusterMajor:
     def _cost_us(self, cluster: ClusterId, queries: int) -> int:
         return self._budget.cost_us(self._extents[cluster].row_count, queries)
 
-    def _score(self, substage: Substage) -> int:
-        """Scores a sub-stage; returns how long it took, in microseconds."""
+    def _score(self, substage: Substage) -> tuple[int, int]:
+        """Scores a sub-stage; returns when that began and ended, in epoch microseconds."""
         began_us = self._clock.now_us()
         places: dict[int, int] = {}  # of the queries, among those asked
         members: dict[tuple[int, ...], Slots] = {}
@@ -334,17 +332,27 @@ class ClusterMajor:
         queries = [self._queries[key] for key in places]
         asked = Asked(
             np.array([query.slot for query in queries], np.intp),
-            np.stack([query.search.vector for query in queries], axis=1).T,  # as the scan reads them fastest
+            _as_scanned([query.search.vector for query in queries]),
         )
         self._table.merge(self._pool.run(scorings, asked, self._table))
         ended_us = self._clock.now_us()
-        took_us = ended_us - began_us
-        share_us = took_us // len(substage.tasks)
+        share_us = (ended_us - began_us) // len(substage.tasks)
         for task in substage.tasks:
-            self._events.scored(self._slices.cluster(task.cluster), began_us, ended_us)
             for key in task.queries:
                 self._queries[key].search_us += share_us
+        return began_us, ended_us
+
+    def _note(self, substage: Substage, began_us: int, ended_us: int) -> int:
+        """Keeps what a sub-stage took, and returns it, in microseconds: after who was done with it has left."""
+        took_us = ended_us - began_us
+        for task in substage.tasks:
+            self._events.scored(self._slices.cluster(task.cluster), began_us, ended_us)
         self._budget.scored(
             tuple((self._extents[task.cluster].row_count, len(task.queries)) for task in substage.tasks), took_us
         )
         return took_us
+
+
+def _as_scanned(vectors: Sequence[Float32]) -> Float32:
+    """Puts vectors together, (dim,) each, as the scan reads them fastest: (n, dim), with (dim, n) contiguous."""
+    return vectors[0][None] if len(vectors) == 1 else np.stack(vectors, axis=1).T

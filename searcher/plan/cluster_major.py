@@ -171,13 +171,12 @@ class ClusterMajorPlanner:
     # ---- queries
 
     def _join(self, wanted: Wanted, actions: list[Action]) -> None:
-        self._demand.add(wanted.query, wanted.clusters, wanted.deadline_us)
-        in_scoring = {task.cluster for task in self._scoring}
+        in_scoring, unfetched = {task.cluster for task in self._scoring}, []
         for cluster in wanted.clusters:
             self._policy.touch(cluster)
             self._unread.pop(cluster, None)
             if cluster in self._ready or cluster in self._coming or cluster in in_scoring:
-                self._demand.fetched(cluster)
+                pass  # another query has seen to it
             elif cluster in self._ahead:
                 # Whether or not it has arrived: the order must not depend on that.
                 del self._ahead[cluster]
@@ -188,9 +187,11 @@ class ClusterMajorPlanner:
                     actions.append(Promote(cluster=cluster))
             elif self._memory.is_resident(cluster):
                 self._ready[cluster] = None
-                self._demand.fetched(cluster)
             elif self._memory.is_reading(cluster) and cluster not in self._cancelled:
                 self._expect(cluster)
+            else:
+                unfetched.append(cluster)
+        self._demand.add(wanted.query, wanted.clusters, wanted.deadline_us, unfetched=unfetched)
 
     def _expect(self, cluster: ClusterId) -> None:
         """`cluster` is being read, or was, for queries in hand: it stays until it is scored."""
@@ -231,17 +232,16 @@ class ClusterMajorPlanner:
         assert tasks, "no sub-stage was given out"
         may_read = self._wants_reads()
         for position, task in enumerate(tasks):
-            # The rest of the sub-stage counts as not scored yet, so that what is read does not depend on how clusters
-            # were put together in sub-stages.
-            self._scoring = tasks[position + 1 :]
             for done in self._demand.scored(task.cluster, task.queries):
                 actions.append(Finish(query=done.query, skipped=done.skipped))
-            self._memory.let_go(task.cluster)
             if self._demand.wanting(task.cluster):
+                self._memory.let_go(task.cluster)
                 self._ready[task.cluster] = None  # somebody joined while it was being scored
             else:
                 self._let_go(task.cluster, actions)
             if may_read:  # scoring never makes anything lacking that was not
+                # The rest counts as not scored yet: what is read must not depend on how sub-stages were put together.
+                self._scoring = tasks[position + 1 :]
                 self._read(actions)
 
     # ---- reads

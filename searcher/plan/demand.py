@@ -7,7 +7,7 @@ first; and one with a deadline is never overtaken at all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,16 +56,23 @@ class Demand:
         """Returns the queries that want `cluster` scored, in the order in which they came."""
         return tuple(self._wanted.get(cluster, ()))
 
-    def add(self, query: int, clusters: tuple[ClusterId, ...], deadline_us: int | None) -> None:
-        """Takes in a query that wants `clusters`, without repetition, at least one."""
+    def add(
+        self,
+        query: int,
+        clusters: tuple[ClusterId, ...],
+        deadline_us: int | None,
+        *,
+        unfetched: Collection[ClusterId],
+    ) -> None:
+        """Takes in a query that wants `clusters`, without repetition, at least one; `unfetched`: those that it lacks."""
         assert query not in self._queries and (not self._queries or query > next(reversed(self._queries)))
         wants = dict.fromkeys(clusters)
         self._queries[query] = _Query(
             number=query,
             deadline_us=deadline_us,
             missing=wants,
-            unfetched=dict(wants),
-            unfetched_bytes=sum(self._size_bytes[cluster] for cluster in wants),
+            unfetched=dict.fromkeys(unfetched),
+            unfetched_bytes=sum(self._size_bytes[cluster] for cluster in unfetched),
         )
         for cluster in wants:
             self._wanted.setdefault(cluster, {})[query] = None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from carpool.disk.pages import ClusterPages, VectorDtype, choose_layout, encode_pages
 from searcher import lone_scan, scoring_pool
-from searcher.lone_scan import LoneScan, _stretches
+from searcher.lone_scan import LoneScan
 from searcher.scoring import Asked, Scoring
 from searcher.scoring_pool import ScoringPool
 from searcher.top_k import TopTable
@@ -56,8 +56,9 @@ def test_it_finds_what_a_full_sort_finds(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lone_scan, "STRETCH_BYTES_MIN", stretch_bytes)
         scan = LoneScan(clusters, query, top_k=top_k, floor=floor, threads=2)
-        for number in generator.permutation(len(scan)).tolist():
-            scan.multiply(number)
+        stretches = list(scan.stretches())
+        for number in generator.permutation(len(stretches)).tolist():
+            scan.multiply(stretches[number])
         found = scan.found(np.array([0]))
     table = TopTable()
     slot = table.add(top_k)
@@ -83,8 +84,8 @@ def test_rows_worse_than_every_unused_row_of_a_page_are_found_and_unused_rows_ne
         floor=-np.inf,
         threads=1,
     )
-    for number in range(len(scan)):
-        scan.multiply(number)
+    for stretch in scan.stretches():
+        scan.multiply(stretch)
     found = scan.found(np.array([0]))
     assert found.candidates.rows.tolist() == [5, 6, 7, 5, 6, 7]
     assert np.asarray(found.cluster).tolist() == [0, 0, 0, 1, 1, 1]
@@ -94,16 +95,23 @@ def test_rows_worse_than_every_unused_row_of_a_page_are_found_and_unused_rows_ne
 def test_stretches_hold_every_page_once_and_become_shorter(threads: int) -> None:
     clusters, _, _ = make([40_000, 0, 9_000, 70_000], 40, "float32", np.random.default_rng(0))
     pieces = [piece for cluster in clusters for piece in cluster.pieces]
-    stretches = list(_stretches(clusters, clusters[0].layout.rows_per_page, threads))
-    assert np.array_equal(np.concatenate([stretch.pages for stretch in stretches]), np.concatenate(pieces))
+    scan = LoneScan(clusters, np.ones(40, np.float32), top_k=1, floor=0.0, threads=threads)
+    stretches = list(scan.stretches())
+    parts = [part for stretch in stretches for part in stretch.parts]
+    assert np.array_equal(np.concatenate([part.pages for part in parts]), np.concatenate(pieces))
     for cluster in clusters:
-        owned = [stretch for stretch in stretches if stretch.cluster == cluster.cluster]
-        assert sum(stretch.row_count for stretch in owned) == cluster.row_count
-        assert sum(len(stretch.pages) for stretch in owned) == sum(map(len, cluster.pieces))
-    sizes = [stretch.pages.nbytes for stretch in stretches]
+        owned = [part for part in parts if part.cluster == cluster.cluster]
+        assert sum(part.row_count for part in owned) == cluster.row_count
+        assert sum(len(part.pages) for part in owned) == sum(map(len, cluster.pieces))
+    rows_per_page = clusters[0].layout.rows_per_page
+    for stretch in stretches:
+        rooms = [len(part.pages) * rows_per_page for part in stretch.parts]
+        assert stretch.ends == np.cumsum(rooms).tolist()
+    sizes = [sum(part.pages.nbytes for part in stretch.parts) for stretch in stretches]
     if threads == 1:
-        assert len(stretches) == len(pieces)
+        assert len(stretches) == 1
     else:
+        assert sizes == sorted(sizes, reverse=True)
         assert sum(sizes[-threads:]) <= threads * lone_scan.STRETCH_BYTES_MIN, "threads end at about the same time"
 
 
