@@ -20,6 +20,9 @@ from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, poll_un
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
+PAUSE_S = 0.6
+"""Longer than the request that is under way when the pause begins, which the broker may keep for 0.5 seconds."""
+
 
 class Noting(confluent_kafka.Consumer):
     """Notes which partitions it asks for and lets go of, in order."""
@@ -66,25 +69,30 @@ def test_what_stays_is_asked_for_once_the_rest_is_gone(broker: Reached) -> None:
 
 
 @pytest.mark.parametrize("how", ["pause", "hold"])
-def test_after_a_pause_the_next_record_comes_at_once(how: str, broker: Reached) -> None:
+def test_after_a_pause_the_next_record_comes_sooner_than_from_librdkafka_alone(
+    how: str, broker: Reached, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker.write(*(broker.record("question", number % PARTITIONS) for number in range(40)))
     one = Member(broker, "a").await_partitions()
-    times_s = []
-    for _ in range(7):
+    times_s: dict[bool, list[float]] = {True: [], False: []}
+    for is_woken in (True, False) * 5:
         if how == "pause":
             one.consumer.pause()
         else:
             one.consumer.hold(frozenset(map(broker.at, range(PARTITIONS))))
-        paused_until_s = time.monotonic() + 0.2
+        paused_until_s = time.monotonic() + PAUSE_S
         while time.monotonic() < paused_until_s:
             assert one.consumer.poll(0.02) is None
-        began_s = time.monotonic()
-        if how == "pause":
-            one.consumer.resume()
-        else:
-            one.consumer.hold(frozenset())
-        read(one.consumer, 1)
-        times_s.append(time.monotonic() - began_s)
+        with monkeypatch.context() as patch:
+            if not is_woken:
+                patch.setattr(one.consumer, "_wake", lambda: None)
+            began_s = time.monotonic()
+            if how == "pause":
+                one.consumer.resume()
+            else:
+                one.consumer.hold(frozenset())
+            read(one.consumer, 1)
+        times_s[is_woken].append(time.monotonic() - began_s)
     one.close()
-    # librdkafka's sleep would have 0.8 seconds left, each time.
-    assert statistics.median(times_s) < 0.4
+    # Alone it sleeps on, to the end of its second. Should the two be alike one day, it needs no waking any more.
+    assert statistics.median(times_s[True]) < statistics.median(times_s[False]) / 2, times_s
