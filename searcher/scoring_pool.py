@@ -156,7 +156,10 @@ class _Run(Generic[T]):
 
     def _take(self) -> T | None:
         with self._lock:
-            piece = None if self._error else next(self._pieces, None)
+            try:
+                piece = next(self._pieces, None) if self._error is None else None
+            except BaseException as error:  # the rest of the work is lost: who waits must know
+                self._error, piece = error, None
             if piece is not None:
                 self._busy += 1
             elif not self._busy and not self._has_ended:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from carpool.disk.pages import ClusterPages, UInt8, choose_layout, encode_pages
 from searcher import lone_scan, scoring_pool
+from searcher.lone_scan import LoneScan, Stretch
 from searcher.products import Products
 from searcher.scoring import Asked, Scoring
 from searcher.scoring_pool import ScoringPool, cut_pages
@@ -114,6 +115,30 @@ def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on(
         assert 1 <= len(began) <= 3, "each thread that had begun stopped, and nobody took another part"
         table.merge(pool.run([Scoring(good, members)], queries, table))
     assert all(table.best(int(slot)).rows.tolist() == [0, 1, 2] for slot in slots)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_work_that_cannot_be_cut_further_is_an_error_and_never_a_part_of_the_answer(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
+    monkeypatch.setattr(lone_scan, "STRETCH_BYTES_MIN", 4096)
+    table = TopTable()
+    queries = Asked(np.array([table.add(3)]), np.ones((1, 16), np.float32))
+    good = cluster_of(0, np.ones((5000, 16), np.float32), np.arange(5000))
+    cut = LoneScan.stretches
+
+    def breaks(scan: LoneScan) -> Iterator[Stretch]:
+        yield next(cut(scan))
+        raise RuntimeError("it could not be cut")
+
+    with ScoringPool(threads) as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr(LoneScan, "stretches", breaks)
+            with pytest.raises(RuntimeError, match="could not be cut"):
+                pool.run([Scoring(good, np.array([0]))], queries, table)
+        table.merge(pool.run([Scoring(good, np.array([0]))], queries, table))
+    assert table.best(int(queries.slots[0])).rows.tolist() == [0, 1, 2]
 
 
 def test_no_scorings_give_no_results() -> None:
