@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
+from bench.disk import measure_disk
 from bench.grown.fitted import fitted_count
 from bench.search import disks
 from bench.search.blocks import Run, Tell
@@ -129,7 +130,7 @@ def test_slices_of_clusters_are_measured_where_there_are_any(tiny_index: Path) -
 
 def test_the_best_of_a_block_is_measured_again_for_longer(tiny_index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     durations_s: list[float] = []
-    measure = disks.measure_disk
+    measure = measure_disk
 
     def noting(*reads: Any, **how: Any) -> Any:
         durations_s.append(how["duration_s"])
