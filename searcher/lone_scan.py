@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from carpool.disk.pages import ClusterPages, UInt8
 from searcher.products import Products
-from searcher.top_k import LEAST, NO_FLOOR, Candidates, Float32, Scored, Slots
+from searcher.top_k import LEAST, NO_FLOOR, Float32, TopK
 
 ROWS_MAX = 1 << 20
 """Rows whose scores are held at a time: 4 MB. More clusters than that are better scored one by one."""
-STRETCH_BYTES_MIN = 1 << 20
+STRETCH_BYTES_MIN = 3 << 20
 """Shorter stretches cost more to hand out than they even out."""
+SHARES = 1.5
+"""Parts of what is left for each thread, of which the next stretch is one."""
 GROUP_ROWS_MAX = 256
 """Rows whose best score stands for all of them at first."""
 GROUPS_PER_RESULT = 8
@@ -35,33 +37,19 @@ _ROW_NUMBER = struct.Struct("<q")
 
 
 class Part(NamedTuple):
-    """Neighbouring pages of one cluster, a view of a piece, and how many of their rows are in use: the first ones."""
+    """Neighbouring pages of one cluster, a view of a piece; rows have the places from `start` on; `row_count` are in use."""
 
+    start: int
     cluster: int
     pages: UInt8
     row_count: int
 
 
-class Stretch(NamedTuple):
-    """What a thread takes at a time; its rows are numbered through, those that are not in use too."""
-
-    parts: list[Part]
-    ends: list[int]  # of the rows of each part
-
-
-class _Scores(NamedTuple):
-    """What a stretch gave. `scores`: (groups, rows of a group) float32; `highest`: (groups,) of them."""
-
-    stretch: Stretch
-    scores: Float32
-    highest: Float32
-
-
 class LoneScan:
     """The rows of `clusters`, at least one, of one layout, for one query (dim,) float32 that wants `top_k` of them.
 
-    `floor`: no score below it is wanted; -inf for none. Call `multiply` once for each of `stretches`, on any threads, and
-    then `found`. Holds 4 bytes a row, and the pages until `forget`. Vectors and query must be finite.
+    `floor`: no score below it is wanted; -inf for none. Do each piece of `work` once, on any threads, and then call `best`.
+    Holds 4 bytes a row, and the pages until `forget`. Vectors and query must be finite.
     """
 
     def __init__(
@@ -70,90 +58,96 @@ class LoneScan:
         self._clusters = clusters
         self._layout = clusters[0].layout
         self._rows_per_page, self._page_bytes = self._layout.rows_per_page, self._layout.page_bytes
-        self._products = Products(self._layout, query[None, :])
+        self._ids_offset_bytes = self._layout.ids_offset_bytes
+        self._query = query
         self._top_k = top_k
         self._floor = np.float32(floor)
         self._threads = threads
-        row_count = sum(cluster.row_count for cluster in clusters)
-        self._group_rows = max(1, min(GROUP_ROWS_MAX, row_count // (GROUPS_PER_RESULT * top_k)))
-        self._scores: list[_Scores] = []
+        self._parts: list[Part] = []
+        self._starts: list[int] = []  # of the parts
 
-    def stretches(self) -> Iterator[Stretch]:
-        """Yields all pages in order: at first what is left over twice the threads, less and less. One at a time."""
-        left_bytes = sum(piece.nbytes for cluster in self._clusters for piece in cluster.pieces)
-        stretch, room = Stretch([], []), self._pages_wanted(left_bytes)
+    def work(self) -> Iterator[Callable[[], None]]:
+        """Yields what is to be done, in order, each piece for one thread. Not thread-safe; the pieces are."""
+        self._products = Products(self._layout, self._query[None, :])
+        row_count = sum([cluster.row_count for cluster in self._clusters])
+        page_count = sum([len(piece) for cluster in self._clusters for piece in cluster.pieces])
+        self._group_rows = max(1, min(GROUP_ROWS_MAX, row_count // (GROUPS_PER_RESULT * self._top_k)))
+        stretches_max = page_count // self._pages_wanted(0) + 1  # each begins a group
+        group_count = page_count * self._rows_per_page // self._group_rows + 2 * stretches_max
+        self._scores = np.empty((group_count, self._group_rows), np.float32)
+        self._highest = np.full(group_count, NO_FLOOR)  # of each group
+        for stretch in self.stretches(page_count):
+            yield partial(self._multiply, stretch)
+
+    def stretches(self, page_count: int) -> Iterator[list[Part]]:
+        """Yields all pages in order, as neighbours: at first a part of what is left for each thread, less and less."""
+        stretch: list[Part] = []
+        start, room = 0, self._pages_wanted(page_count)
         for cluster in self._clusters:
             rows_left = cluster.row_count
             for piece in cluster.pieces:
-                start = 0
-                while start < len(piece):
-                    pages = piece[start : start + room]
+                first = 0
+                while first < len(piece):
+                    pages = piece[first : first + room]
                     rows = len(pages) * self._rows_per_page
-                    stretch.parts.append(Part(cluster.cluster, pages, min(rows_left, rows)))
-                    stretch.ends.append(rows + (stretch.ends[-1] if stretch.ends else 0))
-                    start += len(pages)
+                    part = Part(start, cluster.cluster, pages, min(rows_left, rows))
+                    stretch.append(part)
+                    self._parts.append(part)
+                    self._starts.append(start)
+                    start += rows
+                    first += len(pages)
                     room -= len(pages)
-                    rows_left -= min(rows_left, rows)
-                    left_bytes -= len(pages) * self._page_bytes
+                    rows_left -= part.row_count
+                    page_count -= len(pages)
                     if not room:
                         yield stretch
-                        stretch, room = Stretch([], []), self._pages_wanted(left_bytes)
-        if stretch.parts:
+                        stretch, room = [], self._pages_wanted(page_count)
+                        start += -start % self._group_rows
+        if stretch:
             yield stretch
 
-    def _pages_wanted(self, left_bytes: int) -> int:
-        shares = 1 if self._threads == 1 else 2 * self._threads
-        return max(1, max(STRETCH_BYTES_MIN, left_bytes // shares) // self._page_bytes)
+    def _pages_wanted(self, pages_left: int) -> int:
+        shares = 1 if self._threads == 1 else SHARES * self._threads
+        return max(1, STRETCH_BYTES_MIN // self._page_bytes, int(pages_left // shares))
 
-    def multiply(self, stretch: Stretch) -> None:
-        """Scores the rows of a stretch. Thread-safe; releases the GIL."""
-        scores = np.empty((-(-stretch.ends[-1] // self._group_rows), self._group_rows), np.float32)
-        flat = scores.reshape(-1, 1)
-        self._products.write([part.pages for part in stretch.parts], flat)
-        flat[stretch.ends[-1] :] = NO_FLOOR  # what is unused of the last group
-        start = 0
-        for part, end in zip(stretch.parts, stretch.ends, strict=True):
-            if part.row_count < end - start:
-                flat[start + part.row_count : end] = NO_FLOOR  # and of a cluster's last page
-            start = end
-        self._scores.append(_Scores(stretch, scores, scores.max(axis=1)))
+    def _multiply(self, stretch: list[Part]) -> None:
+        start, scores = stretch[0].start, self._scores.reshape(-1)
+        self._products.write([part.pages for part in stretch], scores[start:, None])
+        end = start
+        for part in stretch:
+            end = part.start + len(part.pages) * self._rows_per_page
+            scores[part.start + part.row_count : end] = NO_FLOOR  # what is unused of a cluster's last page
+        first, last = start // self._group_rows, -(-end // self._group_rows)
+        scores[end : last * self._group_rows] = NO_FLOOR  # and of the last group
+        self._scores[first:last].max(axis=1, out=self._highest[first:last])
 
-    def found(self, slots: Slots) -> Scored:
-        """Returns the best `top_k` of all rows whose score is not below the floor, and those that tie with the last.
-
-        `slots`: (1,), of the query, in the table that they are for.
-        """
-        highest = np.concatenate([scores.highest for scores in self._scores])
-        floor = _kth_best(highest, self._top_k, self._floor)  # so many rows are not below it
-        ends = list(accumulate(len(scores.highest) for scores in self._scores))
-        chosen = []
-        for group in np.flatnonzero(highest >= floor).tolist():
-            of_stretch = self._scores[number := bisect_right(ends, group)]
-            chosen.append((of_stretch, group - ends[number] + len(of_stretch.highest)))
-        scores = np.concatenate([scores[group] for (_, scores, _), group in chosen] or [highest[:0]])
-        least = max(_kth_best(scores, self._top_k, floor), LEAST)
-        hits = np.flatnonzero(scores >= least)
-        clusters, rows = [], []
-        for hit in hits.tolist():
-            (stretch, _, _), group = chosen[hit // self._group_rows]
-            cluster, row = self._number(stretch, group * self._group_rows + hit % self._group_rows)
-            clusters.append(cluster)
-            rows.append(row)
-        candidates = Candidates(np.zeros(len(rows), np.intp), scores[hits], np.array(rows, np.int64), np.array([floor]))
-        return Scored(np.array(clusters, np.int64), slots, candidates)
+    def best(self) -> TopK:
+        """Returns the best `top_k` of all rows whose score is not below the floor. Call it after all of `work`."""
+        floor = max(_kth_best(self._highest, self._top_k, self._floor), LEAST)  # so many rows are not below it
+        groups = np.flatnonzero(self._highest >= floor)
+        scores = self._scores[groups].reshape(-1)
+        hits = np.flatnonzero(scores >= _kth_best(scores, self._top_k, floor))
+        places = groups[hits // self._group_rows] * self._group_rows + hits % self._group_rows
+        found = sorted(  # as results are: best first, equal scores in the order of row numbers
+            (-score, *self._number(place)) for score, place in zip(scores[hits].tolist(), places.tolist(), strict=True)
+        )[: self._top_k]
+        return TopK(
+            np.array([-negative for negative, _, _ in found], np.float32),
+            np.array([row for _, row, _ in found], np.int64),
+            np.array([cluster for _, _, cluster in found], np.int64),
+        )
 
     def forget(self) -> None:
         """Lets go of the pages."""
         self._clusters = ()
-        self._scores = []
+        self._parts = []
 
-    def _number(self, stretch: Stretch, position: int) -> tuple[int, int]:
-        """Returns cluster and row number of a row of a stretch."""
-        at = bisect_right(stretch.ends, position)
-        cluster, pages, _ = stretch.parts[at]
-        page, place = divmod(position - (stretch.ends[at - 1] if at else 0), self._rows_per_page)
-        offset_bytes = page * self._page_bytes + self._layout.ids_offset_bytes + 8 * place
-        return cluster, _ROW_NUMBER.unpack_from(pages.data, offset_bytes)[0]
+    def _number(self, place: int) -> tuple[int, int]:
+        """Returns row number and cluster of the row at a place."""
+        part = self._parts[bisect_right(self._starts, place) - 1]
+        page, at = divmod(place - part.start, self._rows_per_page)
+        offset_bytes = page * self._page_bytes + self._ids_offset_bytes + 8 * at
+        return _ROW_NUMBER.unpack_from(part.pages.data, offset_bytes)[0], part.cluster
 
 
 def _kth_best(scores: Float32, top_k: int, floor: np.float32) -> np.float32:

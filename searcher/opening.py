@@ -24,7 +24,8 @@ from searcher.events import EventLog
 from searcher.execution.cluster_major import ClusterMajor
 from searcher.execution.executor import Executor
 from searcher.execution.query_by_query import QueryByQuery
-from searcher.plan.cluster_major import ClusterMajorLimits, ClusterMajorPlanner
+from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.limits import ClusterMajorLimits
 from searcher.plan.reads import ReadLimits, ReadPlanner
 from searcher.products import queries_few
 from searcher.scoring_pool import ScoringPool

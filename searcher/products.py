@@ -51,7 +51,14 @@ TRIALS = 3
 MARGIN = 32
 """Numbers that the dot products of one query run on for, into the hole at the end of a page."""
 CHECKSUM_BYTES = 8
+LINE_BYTES = 64
+"""Of the cache. Several queries begin at the start of a line: so they are multiplied up to a fifth faster (AMD EPYC, AVX-512)."""
+ONE_QUERY_AT = 8
+"""Bytes into a line where one query alone begins. Its rows come from memory, and come up to a sixth faster where the loads of
+query and row do not cross lines together; 4 to 24 are as good, and as fast as rows can be read at all there (AMD EPYC).
+"""
 
+_FLOAT32 = np.dtype("<f4")
 _measuring = threading.Lock()
 
 
@@ -66,7 +73,6 @@ class Products:
             raise ValueError(
                 f"dimension mismatch: queries of {queries.shape[1]} numbers, vectors of {layout.dimension}"
             )
-        self._rows_per_page = layout.rows_per_page
         self._wide = layout if layout.vector_dtype == "float16" else None
         self._way = (_DotProducts if len(queries) <= queries_few(layout) else _MatrixProducts)(layout, queries)
 
@@ -75,11 +81,7 @@ class Products:
 
         Releases the GIL meanwhile. Rows of a page that are not in use count as rows.
         """
-        start = 0
-        for pages in parts if self._wide is None else _widened(self._wide, parts):
-            end = start + len(pages) * self._rows_per_page
-            self._way.write(pages, scores[start:end])
-            start = end
+        self._way.write(parts if self._wide is None else _widened(self._wide, parts), scores)
 
 
 def queries_few(layout: PageLayout) -> int:
@@ -125,7 +127,7 @@ def _times_s(layout: PageLayout, counts: Iterable[int]) -> dict[int, tuple[float
 
 def _seconds(way: _DotProducts | _MatrixProducts, pages: UInt8, scores: Float32) -> float:
     began_s = time.perf_counter()
-    way.write(pages, scores)
+    way.write([pages], scores)
     return time.perf_counter() - began_s
 
 
@@ -145,20 +147,34 @@ class _DotProducts:
         self._dimension, self._rows_per_page = layout.dimension, layout.rows_per_page
         hole_bytes = _page_bytes(layout) - CHECKSUM_BYTES - self._rows_per_page * self._dimension * 4
         margin = min(MARGIN, max(0, hole_bytes // 4))
-        self._weights = np.zeros((len(queries), self._dimension + margin), np.float32)
+        self._weights = _zeros(len(queries), self._dimension + margin, ONE_QUERY_AT if len(queries) == 1 else 0)
         self._weights[:, : self._dimension] = queries
 
-    def write(self, pages: UInt8, scores: Float32) -> None:
-        """The rows of (n, page_bytes) `pages` times the queries, into (n * rows_per_page, q)."""
-        count, width = self._weights.shape
-        shape = (len(pages), self._rows_per_page, 1, width)
-        strides = (pages.shape[1], self._dimension * 4, 0, 4)
-        runs: Float32 = np.ndarray(shape, "<f4", pages, 0, strides)  # checks its bounds
-        out = scores.reshape(len(pages), self._rows_per_page, count)
+    def write(self, parts: Iterable[UInt8], scores: Float32) -> None:
+        """The rows of `parts`, (n, page_bytes) each, times the queries, into the first of (rows, q) `scores`."""
         with np.errstate(invalid="ignore"):
-            np.vecdot(runs, self._weights, out=out)
-        if math.isnan(out.min()):  # row numbers above 2**31 may read as infinite, and zero times that is none
-            np.vecdot(runs[..., : self._dimension], self._weights[:, : self._dimension], out=out)
+            end = self._write(parts, scores, self._weights)
+        # Row numbers above 2**31 may read as infinite, and zero times that is none.
+        if self._weights.shape[1] > self._dimension and end and math.isnan(scores[:end].min()):
+            self._write(parts, scores, self._weights[:, : self._dimension])
+
+    def _write(self, parts: Iterable[UInt8], scores: Float32, weights: Float32) -> int:
+        count, width = weights.shape
+        start = 0
+        for pages in parts:
+            shape = (len(pages), self._rows_per_page, 1, width)
+            runs: Float32 = np.ndarray(shape, _FLOAT32, pages, 0, (pages.shape[1], self._dimension * 4, 0, 4))
+            end = start + len(pages) * self._rows_per_page
+            np.vecdot(runs, weights, out=scores[start:end].reshape(len(pages), self._rows_per_page, count))
+            start = end
+        return start
+
+
+def _zeros(count: int, width: int, at: int) -> Float32:
+    """Zeros, (count, width), that begin `at` bytes into a line of the cache."""
+    room = np.zeros(count * width * 4 + LINE_BYTES + at, np.uint8)
+    start = -room.__array_interface__["data"][0] % LINE_BYTES + at
+    return room[start : start + count * width * 4].view(np.float32).reshape(count, width)
 
 
 class _MatrixProducts:
@@ -169,8 +185,15 @@ class _MatrixProducts:
         self._weights = np.ascontiguousarray(queries.T)
         self._batch_pages = None if len(queries) == 1 else _batch_pages(len(queries), self._dimension)
 
-    def write(self, pages: UInt8, scores: Float32) -> None:
-        """The rows of (n, page_bytes) `pages` times the queries, into (n * rows_per_page, q)."""
+    def write(self, parts: Iterable[UInt8], scores: Float32) -> None:
+        """The rows of `parts`, (n, page_bytes) each, times the queries, into the first of (rows, q) `scores`."""
+        start = 0
+        for pages in parts:
+            end = start + len(pages) * self._rows_per_page
+            self._write(pages, scores[start:end])
+            start = end
+
+    def _write(self, pages: UInt8, scores: Float32) -> None:
         row_numbers = self._rows_per_page * self._dimension
         vectors = pages[:, : row_numbers * 4].view("<f4").reshape(-1, self._rows_per_page, self._dimension)
         batch_pages = self._batch_pages or len(vectors)

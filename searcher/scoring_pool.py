@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Self
 
 import numpy as np
 
@@ -23,9 +24,7 @@ from searcher.lone_scan import ROWS_MAX, LoneScan
 from searcher.scan import score_pages
 from searcher.scoring import Asked, Scoring
 from searcher.scoring_cores import ScoringCores
-from searcher.top_k import Float32, Scored, Slots, TopTable
-
-T = TypeVar("T")
+from searcher.top_k import NO_FLOOR, Float32, Scored, Slots, TopK, TopTable, as_scored
 
 PARTS_PER_THREAD = 4
 """Parts that a thread's even share is cut into: more even out a core that is taken, and cost some 30 us each."""
@@ -42,7 +41,7 @@ class ScoringPool:
         """Starts `threads - 1` helpers. Raises `ValueError` when `threads` is below 1."""
         if threads < 1:
             raise ValueError(f"{threads} scoring threads: at least one is needed, the calling one")
-        self._runs: queue.SimpleQueue[_Run[Any] | None] = queue.SimpleQueue()
+        self._runs: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
         self._cores = ScoringCores()
         self._helpers = [
             threading.Thread(target=self._help, name=f"scoring-{number}", daemon=True) for number in range(1, threads)
@@ -67,22 +66,33 @@ class ScoringPool:
         # Waking a helper and waiting for it costs more than a little work does, most of all where cores are taken.
         helpers = min(len(self._helpers), cost // PART_COST_MIN)
         if len(asked.slots) == 1 and row_count <= ROWS_MAX:
-            return [self._run_lone(scorings, asked, float(floors[0]), int(top_ks[0]), helpers)]
-        work = _Parts(_cut(scorings, costs, 1 + helpers), asked, floors, top_ks)
-        self._share(_Run(range(len(work)), work.score), min(helpers, len(work) - 1))
-        return work.scored
+            clusters, floor = [scoring.pages for scoring in scorings], float(floors[0])
+            best = self._scan_alone(clusters, asked.vectors[0], int(top_ks[0]), floor, helpers)
+            return [as_scored(best, asked.slots, floor, int(top_ks[0]))]
+        parts = _Parts(_cut(scorings, costs, 1 + helpers), asked, floors, top_ks)
+        self._share(_Run(parts.work()), min(helpers, len(parts) - 1))
+        return parts.scored
 
-    def _run_lone(self, scorings: Sequence[Scoring], asked: Asked, floor: float, top_k: int, helpers: int) -> Scored:
-        scan = LoneScan(
-            [scoring.pages for scoring in scorings], asked.vectors[0], top_k=top_k, floor=floor, threads=1 + helpers
-        )
+    def best(self, clusters: Sequence[ClusterPages], vector: Float32, top_k: int) -> TopK:
+        """Returns the best rows of `clusters`, at least one, for one query (dim,) that wants `top_k`; all at once, of no table.
+
+        Holds 4 bytes a row. Blocks, raises, and holds no pages, as `run`.
+        """
+        row_bytes = clusters[0].layout.row_bytes * sum([cluster.row_count for cluster in clusters])
+        helpers = min(len(self._helpers), row_bytes // PART_COST_MIN)
+        return self._scan_alone(clusters, vector, top_k, float(NO_FLOOR), helpers)
+
+    def _scan_alone(
+        self, clusters: Sequence[ClusterPages], vector: Float32, top_k: int, floor: float, helpers: int
+    ) -> TopK:
+        scan = LoneScan(clusters, vector, top_k=top_k, floor=floor, threads=1 + helpers)
         try:
-            self._share(_Run(scan.stretches(), scan.multiply), helpers)
-            return scan.found(asked.slots)
+            self._share(_Run(scan.work()), helpers)
+            return scan.best()
         finally:
             scan.forget()
 
-    def _share(self, run: _Run[Any], helpers: int) -> None:
+    def _share(self, run: _Run, helpers: int) -> None:
         """Does the work of `run` together with so many helpers. Raises the first error, after all threads have stopped."""
         cores: Collection[int] = ()
         if helpers > 0:
@@ -120,12 +130,11 @@ class ScoringPool:
             del run  # or its results would live until the next
 
 
-class _Run(Generic[T]):
+class _Run:
     """Pieces of work for several threads: each takes the next, until there is none, or one has failed."""
 
-    def __init__(self, pieces: Iterable[T], do: Callable[[T], None]) -> None:
-        self._pieces = iter(pieces)
-        self._do: Callable[[T], None] | None = do
+    def __init__(self, pieces: Iterator[Callable[[], None]]) -> None:
+        self._pieces = pieces
         self._error: BaseException | None = None
         self._busy = 0  # threads at a piece
         self._has_ended = False
@@ -136,13 +145,11 @@ class _Run(Generic[T]):
     def work(self) -> None:
         """Does pieces until none is left."""
         while (piece := self._take()) is not None:
-            do = self._do
             try:
-                if do is not None:
-                    do(piece)
+                piece()
             except BaseException as error:
                 self._error = error
-            del do, piece
+            del piece
             with self._lock:
                 self._busy -= 1
 
@@ -150,11 +157,11 @@ class _Run(Generic[T]):
         """Waits for the pieces that other threads have begun, after `work`. Raises the first error of any."""
         self._until_ended.acquire()
         # A helper that wakes up late holds this object, and must not hold pages.
-        self._do, self._pieces = None, iter(())
+        self._pieces = iter(())
         if self._error is not None:
             raise self._error
 
-    def _take(self) -> T | None:
+    def _take(self) -> Callable[[], None] | None:
         with self._lock:
             try:
                 piece = next(self._pieces, None) if self._error is None else None
@@ -186,8 +193,11 @@ class _Parts:
         """What was scored, in order."""
         return [scored for scored in self._scored if scored is not None]
 
-    def score(self, number: int) -> None:
-        """Scores a part."""
+    def work(self) -> Iterator[Callable[[], None]]:
+        """Yields what is to be done, each piece by one thread."""
+        return (partial(self._score, number) for number in range(len(self)))
+
+    def _score(self, number: int) -> None:
         (pages, members), floors = self._parts[number], self._floors
         vectors = np.take(self._asked.vectors.T, members, axis=1).T  # as the scan reads them fastest
         found = score_pages(pages, vectors, floors[members], self._top_ks[members])

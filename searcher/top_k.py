@@ -181,6 +181,15 @@ class TopTable:
         self._free.extend(range(held + added - 1, held - 1, -1))
 
 
+def as_scored(best: TopK, slots: Slots, floor: float, top_k: int) -> Scored:
+    """Returns what was found at once, of several clusters, as candidates of the one query at `slots`: (1,), of a table.
+
+    `floor`: below which nothing was looked for; `top_k`: how many were.
+    """
+    floors = best.scores[-1:] if len(best.rows) == top_k else np.array([floor], np.float32)
+    return Scored(best.clusters, slots, Candidates(np.zeros(len(best.rows), np.intp), best.scores, best.rows, floors))
+
+
 def _clusters(part: Scored) -> Int64:
     """The cluster of each candidate."""
     if isinstance(part.cluster, int):

@@ -7,8 +7,7 @@ HedraRAG's sub-stages (section 4.2): between two sub-stages new queries join. A 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from schemas.record import ClusterId
@@ -33,24 +32,9 @@ from searcher.plan.cluster_steps import (
     Wanted,
 )
 from searcher.plan.demand import Demand
+from searcher.plan.limits import ClusterMajorLimits
 from searcher.plan.residency import Residency
 from searcher.plan.turn import Turn
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterMajorLimits:
-    """What bounds the planner.
-
-    `read_ahead_bytes`: clusters being read or read and not scored yet, for queries in hand; one is always allowed.
-    `prefetch_bytes`: the same for clusters that only the horizon wants; 0 turns that off. `overtaken_max`: see `Demand`.
-    `overtake_us`: how long scoring waits for the cluster whose turn it is while others are there.
-    """
-
-    budget_bytes: int
-    read_ahead_bytes: int
-    prefetch_bytes: int
-    overtaken_max: int = 100
-    overtake_us: int = 50_000
 
 
 class ClusterMajorPlanner:
@@ -131,6 +115,20 @@ class ClusterMajorPlanner:
         self._issue(actions)
         return tuple(actions)
 
+    def take_at_once(self, clusters: Collection[ClusterId], *, begins_window: bool) -> bool:
+        """Takes in a query that needs no plan: nobody is in hand, nothing is foreseen, and all `clusters` are in memory.
+
+        Returns whether that is so: then it is as if it had joined and left, score it now and tell nothing. Else it must join.
+        """
+        is_alone = not len(self._demand) and not self._horizon
+        if not is_alone or not all(c not in self._ahead and self._memory.is_resident(c) for c in clusters):
+            return False
+        if begins_window:
+            self._policy.foresee({})
+        for cluster in clusters:
+            self._policy.touch(cluster)
+        return True
+
     def next_substage(self, budget_us: int, cost_us: Callable[[ClusterId, int], int], now_us: int) -> Substage | None:
         """Returns what to score next: clusters in memory, in order, until `budget_us` is spent; at least one if there is one.
 
@@ -141,6 +139,9 @@ class ClusterMajorPlanner:
         `wake_us`. The one before must have ended.
         """
         assert not self._scoring, "the sub-stage before has not ended"
+        if not self._ready and not self._coming:
+            self._turn.forget()
+            return None
         tasks: list[Task] = []
         spent_us = spent_bytes = 0
         # What is under way lasts the disk for `read_ahead_bytes`: it must be given more before that is used up.
@@ -385,13 +386,12 @@ class ClusterMajorPlanner:
         self._demand.check_integrity()
         self._memory.check_integrity()
         scoring = {task.cluster for task in self._scoring}
-        reads = {cluster for cluster in scoring if cluster in self._scoring_read}
         assert not self._ready.keys() & self._coming.keys()
         assert not scoring & (self._ready.keys() | self._coming.keys())
         assert all(self.is_resident(cluster) for cluster in (*self._ready, *scoring))
         assert all(self._memory.is_resident(c) or self._memory.is_reading(c) for c in self._coming)
         assert all(self._demand.wanting(cluster) for cluster in (*self._ready, *self._coming))
-        assert self._memory.held() == self._coming.keys() | reads
+        assert self._memory.held() == self._coming.keys() | (scoring & self._scoring_read)
         assert not self._ahead.keys() & self._memory.held()
         assert self._leaving.keys() <= self._ready.keys() | scoring
         assert all(self._memory.is_reading(cluster) for cluster in self._unissued)

@@ -23,7 +23,7 @@ class Turn:
         """Returns those of `coming`, in the order of their reservations, that are resident and whose turn it is."""
         head = next(iter(coming), None)
         if head is None or is_resident(head):
-            self._late = None
+            self.forget()
             in_turn = []
             for cluster in coming:
                 if not is_resident(cluster):
@@ -37,6 +37,10 @@ class Turn:
             self._late = (head, now_us)
         wake_us = self.wake_us()
         return others if wake_us is not None and now_us >= wake_us else ()
+
+    def forget(self) -> None:
+        """Nothing is coming, or nothing is late."""
+        self._late = None
 
     def wake_us(self) -> int | None:
         """Returns when those that wait for the first may go before it, None when none waits."""

@@ -20,7 +20,8 @@ from bench.simulator.trace import Clusters, Trace, cut, horizons
 from bench.simulator.ways import WAYS
 from schemas.record import ClusterId
 from searcher.cache.policies import POLICY_NAMES, PolicyName, make_policy
-from searcher.plan.cluster_major import ClusterMajorLimits, ClusterMajorPlanner
+from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.limits import ClusterMajorLimits
 from searcher.plan.reads import ReadLimits, ReadPlanner
 from tests.bench.simulated import COSTS, PAGE, A, B, memory
 

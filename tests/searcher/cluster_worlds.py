@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from schemas.record import ClusterId
 from searcher.cache.lru import Lru
-from searcher.plan.cluster_major import ClusterMajorLimits, ClusterMajorPlanner
+from searcher.cache.policy import CachePolicy
+from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import (
     Action,
     Cancel,
@@ -22,6 +23,7 @@ from searcher.plan.cluster_steps import (
     SubstageEnded,
     Wanted,
 )
+from searcher.plan.limits import ClusterMajorLimits
 
 Window = Sequence[tuple[int, ...]]
 
@@ -36,6 +38,7 @@ class World:
 
     sizes: Mapping[ClusterId, int]
     limits: ClusterMajorLimits
+    policy: CachePolicy = field(default_factory=Lru)
     planner: ClusterMajorPlanner = field(init=False)
     resident: set[ClusterId] = field(default_factory=set)
     reading: dict[ClusterId, int | None] = field(default_factory=dict)
@@ -49,7 +52,7 @@ class World:
     now_us: int = 0
 
     def __post_init__(self) -> None:
-        self.planner = ClusterMajorPlanner(self.limits, self.sizes, Lru())
+        self.planner = ClusterMajorPlanner(self.limits, self.sizes, self.policy)
 
     def tell(self, event: Event) -> tuple[Action, ...]:
         actions = self.planner.step(event)
@@ -120,7 +123,13 @@ class World:
 
 
 def world(
-    sizes: Sequence[int], budget: int, *, read_ahead: int = 0, prefetch: int = 0, overtaken_max: int = 100
+    sizes: Sequence[int],
+    budget: int,
+    *,
+    read_ahead: int = 0,
+    prefetch: int = 0,
+    overtaken_max: int = 100,
+    policy: CachePolicy | None = None,
 ) -> World:
     return World(
         {ClusterId(cluster): size for cluster, size in enumerate(sizes)},
@@ -131,6 +140,7 @@ def world(
             overtaken_max=overtaken_max,
             overtake_us=1_000,
         ),
+        Lru() if policy is None else policy,
     )
 
 

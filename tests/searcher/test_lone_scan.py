@@ -56,21 +56,15 @@ def test_it_finds_what_a_full_sort_finds(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lone_scan, "STRETCH_BYTES_MIN", stretch_bytes)
         scan = LoneScan(clusters, query, top_k=top_k, floor=floor, threads=2)
-        stretches = list(scan.stretches())
-        for number in generator.permutation(len(stretches)).tolist():
-            scan.multiply(stretches[number])
-        found = scan.found(np.array([0]))
-    table = TopTable()
-    slot = table.add(top_k)
-    table.merge([found])
-    assert len(found.candidates.rows) <= top_k or len(set(found.candidates.scores.tolist())) < len(scores)
+        pieces = list(scan.work())
+        for number in generator.permutation(len(pieces)).tolist():
+            pieces[number]()
+        found = scan.best()
     expected = best[scores[best] >= floor]
-    result = table.best(slot)
-    kept = result.scores >= floor
-    assert result.rows[kept].tolist() == rows[expected].tolist()
-    assert result.scores[kept].tolist() == scores[expected].tolist()
+    assert found.rows.tolist() == rows[expected].tolist()
+    assert found.scores.tolist() == scores[expected].tolist()
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    assert result.clusters[kept].tolist() == owner[expected].tolist()
+    assert found.clusters.tolist() == owner[expected].tolist()
 
 
 def test_rows_worse_than_every_unused_row_of_a_page_are_found_and_unused_rows_never() -> None:
@@ -84,11 +78,11 @@ def test_rows_worse_than_every_unused_row_of_a_page_are_found_and_unused_rows_ne
         floor=-np.inf,
         threads=1,
     )
-    for stretch in scan.stretches():
-        scan.multiply(stretch)
-    found = scan.found(np.array([0]))
-    assert found.candidates.rows.tolist() == [5, 6, 7, 5, 6, 7]
-    assert np.asarray(found.cluster).tolist() == [0, 0, 0, 1, 1, 1]
+    for piece in scan.work():
+        piece()
+    found = scan.best()
+    assert found.rows.tolist() == [5, 5, 6, 6, 7, 7]
+    assert found.clusters.tolist() == [0, 1, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
@@ -96,18 +90,24 @@ def test_stretches_hold_every_page_once_and_become_shorter(threads: int) -> None
     clusters, _, _ = make([40_000, 0, 9_000, 70_000], 40, "float32", np.random.default_rng(0))
     pieces = [piece for cluster in clusters for piece in cluster.pieces]
     scan = LoneScan(clusters, np.ones(40, np.float32), top_k=1, floor=0.0, threads=threads)
-    stretches = list(scan.stretches())
-    parts = [part for stretch in stretches for part in stretch.parts]
+    works = list(scan.work())
+    stretches = list(scan.stretches(sum(map(len, pieces))))
+    assert len(works) == len(stretches)
+    parts = [part for stretch in stretches for part in stretch]
     assert np.array_equal(np.concatenate([part.pages for part in parts]), np.concatenate(pieces))
     for cluster in clusters:
         owned = [part for part in parts if part.cluster == cluster.cluster]
         assert sum(part.row_count for part in owned) == cluster.row_count
         assert sum(len(part.pages) for part in owned) == sum(map(len, cluster.pieces))
     rows_per_page = clusters[0].layout.rows_per_page
+    end = 0
     for stretch in stretches:
-        rooms = [len(part.pages) * rows_per_page for part in stretch.parts]
-        assert stretch.ends == np.cumsum(rooms).tolist()
-    sizes = [sum(part.pages.nbytes for part in stretch.parts) for stretch in stretches]
+        assert end <= stretch[0].start < end + lone_scan.GROUP_ROWS_MAX, "a stretch begins with the next group of rows"
+        assert stretch[0].start % lone_scan.GROUP_ROWS_MAX == 0
+        for part in stretch:
+            assert part is stretch[0] or part.start == end
+            end = part.start + len(part.pages) * rows_per_page
+    sizes = [sum(part.pages.nbytes for part in stretch) for stretch in stretches]
     if threads == 1:
         assert len(stretches) == 1
     else:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from carpool.disk.pages import ClusterPages, UInt8, choose_layout, encode_pages
 from searcher import lone_scan, scoring_pool
-from searcher.lone_scan import LoneScan, Stretch
+from searcher.lone_scan import LoneScan, Part
 from searcher.products import Products
 from searcher.scoring import Asked, Scoring
 from searcher.scoring_pool import ScoringPool, cut_pages
@@ -128,8 +128,8 @@ def test_work_that_cannot_be_cut_further_is_an_error_and_never_a_part_of_the_ans
     good = cluster_of(0, np.ones((5000, 16), np.float32), np.arange(5000))
     cut = LoneScan.stretches
 
-    def breaks(scan: LoneScan) -> Iterator[Stretch]:
-        yield next(cut(scan))
+    def breaks(scan: LoneScan, page_count: int) -> Iterator[list[Part]]:
+        yield next(cut(scan, page_count))
         raise RuntimeError("it could not be cut")
 
     with ScoringPool(threads) as pool:

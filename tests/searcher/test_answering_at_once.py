@@ -1,0 +1,84 @@
+"""A lone query that needs no plan: the same results without one, and only then."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from searcher import lone_scan, scoring_pool
+from searcher.execution import cluster_major
+from searcher.plan import substage
+from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.cluster_steps import Action, Event, Joined
+from tests.searcher.executor_rig import NLIST, Disk, make_disk, questions, running
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Disk:
+    return make_disk(tmp_path_factory.mktemp("disk"))
+
+
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[Joined]:
+    """What the planner is told of queries that join, from now on."""
+    told: list[Joined] = []
+    step = ClusterMajorPlanner.step
+
+    def listen(planner: ClusterMajorPlanner, event: Event) -> tuple[Action, ...]:
+        if isinstance(event, Joined):
+            told.append(event)
+        return step(planner, event)
+
+    monkeypatch.setattr(ClusterMajorPlanner, "step", listen)
+    return told
+
+
+@pytest.mark.parametrize("slice_bytes_max", [0, 4096])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_lone_query_whose_clusters_are_in_memory_is_answered_without_a_plan_and_as_exactly(
+    disk: Disk, threads: int, slice_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(substage, "LONE_US", 10_000_000)
+    monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
+    monkeypatch.setattr(lone_scan, "STRETCH_BYTES_MIN", 8192)
+    queries, clusters = questions(disk, 40, 5)
+    with running(disk, share=1.2, threads=threads, slice_bytes_max=slice_bytes_max) as here:
+        here.join(queries[:1], [tuple(range(NLIST))])
+        here.take(1)
+        bytes_read, told = here.bytes_read(), joined(monkeypatch)
+        for number, (query, probes) in enumerate(zip(queries, clusters, strict=True)):
+            (key,) = here.join(query[None], [probes])
+            found = here.take(1)[key]
+            assert found is not None and found.best.rows.tolist() == disk.exact(query, probes)
+            assert [(probe.cluster, probe.tier) for probe in found.probes] == [(cluster, "ram") for cluster in probes]
+            np.testing.assert_array_equal(found.best.clusters, disk.assigned[found.best.rows])
+            assert found.bytes_read == found.load_us == 0 and not found.skipped and not found.errors
+            requests = here.metrics.registry.get_sample_value("carpool_cluster_requests_total", {"tier": "ram"})
+            assert requests == 5 * (number + 1)
+        assert not told and here.bytes_read() == bytes_read
+        here.join(queries[:2], clusters[:2])
+        assert all(found is not None for found in here.take(2).values())
+        assert len(told) == 1, "two together need a plan"
+        here.join(queries[:1], clusters[:1], next_query=clusters[1])
+        here.take(1)
+        here.join(queries[:1], clusters[:1])  # forgets what was foreseen
+        here.take(1)
+        here.join(queries[:1], clusters[:1], horizon=dict.fromkeys(clusters[1], 1))
+        here.take(1)
+        assert [bool(each.horizon) for each in told] == [False, True, False, True], "what comes next must be told"
+
+
+def test_a_lone_query_that_is_late_expires_and_one_that_would_take_long_is_planned(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(substage, "LONE_US", 10_000_000)
+    queries, clusters = questions(disk, 2, 5)
+    with running(disk, share=1.2) as here:
+        here.join(queries[:1], [tuple(range(NLIST))])
+        here.take(1)
+        here.join(queries[:1], clusters[:1], deadline_us=1)
+        assert list(here.take(1).values()) == [None]
+        told = joined(monkeypatch)
+        monkeypatch.setattr(cluster_major, "ROWS_MAX", 10)
+        (key,) = here.join(queries[1:], clusters[1:])
+        found = here.take(1)[key]
+        assert len(told) == 1 and found is not None and found.best.rows.tolist() == disk.exact(queries[1], clusters[1])
