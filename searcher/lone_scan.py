@@ -127,10 +127,11 @@ class LoneScan:
         groups = np.flatnonzero(self._highest >= floor)
         scores = self._scores[groups].reshape(-1)
         hits = np.flatnonzero(scores >= _kth_best(scores, self._top_k, floor))
-        places = groups[hits // self._group_rows] * self._group_rows + hits % self._group_rows
-        found = sorted(  # as results are: best first, equal scores in the order of row numbers
-            (-score, *self._number(place)) for score, place in zip(scores[hits].tolist(), places.tolist(), strict=True)
-        )[: self._top_k]
+        found = []
+        for hit, score in zip(hits.tolist(), scores[hits].tolist(), strict=True):
+            group, at = divmod(hit, self._group_rows)
+            found.append((-score, *self._number(int(groups[group]) * self._group_rows + at)))
+        found = sorted(found)[: self._top_k]  # as results are: best first, equal scores in the order of row numbers
         return TopK(
             np.array([-negative for negative, _, _ in found], np.float32),
             np.array([row for _, row, _ in found], np.int64),

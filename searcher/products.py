@@ -172,9 +172,9 @@ class _DotProducts:
 
 def _zeros(count: int, width: int, at: int) -> Float32:
     """Zeros, (count, width), that begin `at` bytes into a line of the cache."""
-    room = np.zeros(count * width * 4 + LINE_BYTES + at, np.uint8)
-    start = -room.__array_interface__["data"][0] % LINE_BYTES + at
-    return room[start : start + count * width * 4].view(np.float32).reshape(count, width)
+    room = np.zeros(count * width + (LINE_BYTES + at) // 4, np.float32)
+    start = (-room.__array_interface__["data"][0] % LINE_BYTES + at) // 4
+    return room[start : start + count * width].reshape(count, width)
 
 
 class _MatrixProducts:

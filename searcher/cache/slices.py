@@ -41,7 +41,7 @@ class Slices:
 
     def of_all(self, clusters: Iterable[int]) -> tuple[ClusterId, ...]:
         """Returns the slices of clusters, in their order."""
-        return tuple(number for cluster in clusters for number in self.of(cluster))
+        return tuple([number for cluster in clusters for number in self.of(cluster)])
 
     def cluster(self, number: int) -> ClusterId:
         """Returns the cluster that a slice is of."""

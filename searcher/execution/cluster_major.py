@@ -248,8 +248,7 @@ class ClusterMajor:
             return False
         search, started_us = group.searches[0], self._clock.now_us()
         numbers = self._slices.of_all(search.clusters)
-        tasks = tuple([(self._extents[number].row_count, 1) for number in numbers])
-        row_count = sum([rows for rows, _ in tasks])
+        row_count = sum([self._extents[number].row_count for number in numbers])
         if row_count > ROWS_MAX or self._budget.cost_us(row_count, 1) > self._budget.budget_us_for(1):
             return False  # who comes meanwhile would wait for long
         if not numbers or (search.deadline_us is not None and started_us >= search.deadline_us):
@@ -273,7 +272,7 @@ class ClusterMajor:
         )
         finish(search, found)
         self._budget.retrieved(ended_us - started_us)
-        self._budget.scored(tasks, ended_us - started_us)
+        self._budget.scored(((row_count, 1),), ended_us - started_us)
         for cluster in search.clusters:
             self._events.scored(cluster, started_us, ended_us)
         return True

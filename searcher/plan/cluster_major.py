@@ -121,7 +121,7 @@ class ClusterMajorPlanner:
         Returns whether that is so: then it is as if it had joined and left, score it now and tell nothing. Else it must join.
         """
         is_alone = not len(self._demand) and not self._horizon
-        if not is_alone or not all(c not in self._ahead and self._memory.is_resident(c) for c in clusters):
+        if not is_alone or not self._memory.holds(clusters) or not self._ahead.keys().isdisjoint(clusters):
             return False
         if begins_window:
             self._policy.foresee({})

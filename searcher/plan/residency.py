@@ -8,7 +8,7 @@ what was scored meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 
 from schemas.record import ClusterId
 from searcher.cache.policy import CachePolicy
@@ -48,6 +48,10 @@ class Residency:
     def is_resident(self, cluster: ClusterId) -> bool:
         """Whether all of `cluster` is in memory."""
         return cluster in self._resident
+
+    def holds(self, clusters: Collection[ClusterId]) -> bool:
+        """Whether all of `clusters` are in memory, whole."""
+        return self._resident.issuperset(clusters)
 
     def is_reading(self, cluster: ClusterId) -> bool:
         """Whether `cluster` is being read (stuck reads are not counted: they were given up)."""
