@@ -295,6 +295,7 @@ def pool_search(pages: Callable[[int], ClusterPages], pool: ScoringPool) -> Sear
         slot = table.add(top_k)
         asked = Asked(np.array([slot]), vector[None, :])
         table.merge(pool.run([Scoring(pages(cluster), ONLY) for cluster in wanted.tolist()], asked, table))
+        pool.rest()
         best = table.best(slot)
         table.remove(slot)
         return best.scores, best.rows

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from carpool.disk.pages import ClusterPages, UInt8
+from carpool.disk.pages import ClusterPages, PageLayout, UInt8
 from searcher.products import Products
 from searcher.top_k import LEAST, NO_FLOOR, Float32, TopK
 
@@ -46,43 +46,55 @@ class Part(NamedTuple):
 
 
 class LoneScan:
-    """The rows of `clusters`, at least one, of one layout, for one query (dim,) float32 that wants `top_k` of them.
+    """The rows of some clusters of `layout` for one query, and then of others for the next. Not for two at a time.
 
-    `floor`: no score below it is wanted; -inf for none. Do each piece of `work` once, on any threads, and then call `best`.
-    Holds 4 bytes a row, and the pages until `forget`. Vectors and query must be finite.
+    For each query `begin`, do each piece of `work` once, on any threads, call `best`, and `forget`. Keeps scratch of 4 bytes a
+    row of the largest scan so far. Vectors and queries must be finite.
     """
 
-    def __init__(
-        self, clusters: Sequence[ClusterPages], query: Float32, *, top_k: int, floor: float, threads: int
-    ) -> None:
-        self._clusters = clusters
-        self._layout = clusters[0].layout
-        self._rows_per_page, self._page_bytes = self._layout.rows_per_page, self._layout.page_bytes
-        self._ids_offset_bytes = self._layout.ids_offset_bytes
-        self._query = query
-        self._top_k = top_k
-        self._floor = np.float32(floor)
-        self._threads = threads
+    def __init__(self, layout: PageLayout) -> None:
+        self.layout = layout
+        self._rows_per_page, self._page_bytes = layout.rows_per_page, layout.page_bytes
+        self._ids_offset_bytes = layout.ids_offset_bytes
+        self._products = Products(layout, np.zeros((1, layout.dimension), np.float32))
+        self._room = np.empty(0, np.float32)
+        self._highest = np.empty(0, np.float32)
+        self._clusters: Sequence[ClusterPages] = ()
         self._parts: list[Part] = []
         self._starts: list[int] = []  # of the parts
 
+    def begin(
+        self, clusters: Sequence[ClusterPages], query: Float32, *, top_k: int, floor: float, threads: int
+    ) -> None:
+        """`query`: (dim,) float32, wants `top_k` of the rows of `clusters`, and none below `floor`; -inf for any.
+
+        Raises `ValueError` for another dimension. Holds the pages until `forget`.
+        """
+        self._products.load(query[None, :])
+        self._clusters = clusters
+        self._top_k = top_k
+        self._floor = np.float32(floor)
+        self._threads = threads
+        row_count = sum([cluster.row_count for cluster in clusters])
+        self._page_count = sum([len(piece) for cluster in clusters for piece in cluster.pieces])
+        self._group_rows = max(1, min(GROUP_ROWS_MAX, row_count // (GROUPS_PER_RESULT * top_k)))
+        stretches_max = self._page_count // self._pages_wanted(0) + 1  # each begins a group
+        group_count = self._page_count * self._rows_per_page // self._group_rows + 2 * stretches_max
+        if len(self._room) < group_count * self._group_rows:
+            self._room = np.empty(group_count * self._group_rows, np.float32)
+        if len(self._highest) < group_count:
+            self._highest = np.empty(group_count, np.float32)
+        self._highest.fill(NO_FLOOR)  # of each group
+
     def work(self) -> Iterator[Callable[[], None]]:
         """Yields what is to be done, in order, each piece for one thread. Not thread-safe; the pieces are."""
-        self._products = Products(self._layout, self._query[None, :])
-        row_count = sum([cluster.row_count for cluster in self._clusters])
-        page_count = sum([len(piece) for cluster in self._clusters for piece in cluster.pieces])
-        self._group_rows = max(1, min(GROUP_ROWS_MAX, row_count // (GROUPS_PER_RESULT * self._top_k)))
-        stretches_max = page_count // self._pages_wanted(0) + 1  # each begins a group
-        group_count = page_count * self._rows_per_page // self._group_rows + 2 * stretches_max
-        self._scores = np.empty((group_count, self._group_rows), np.float32)
-        self._highest = np.full(group_count, NO_FLOOR)  # of each group
-        for stretch in self.stretches(page_count):
-            yield partial(self._multiply, stretch)
+        return (partial(self._multiply, stretch) for stretch in self.stretches())
 
-    def stretches(self, page_count: int) -> Iterator[list[Part]]:
+    def stretches(self) -> Iterator[list[Part]]:
         """Yields all pages in order, as neighbours: at first a part of what is left for each thread, less and less."""
         stretch: list[Part] = []
-        start, room = 0, self._pages_wanted(page_count)
+        start, page_count = 0, self._page_count
+        room = self._pages_wanted(page_count)
         for cluster in self._clusters:
             rows_left = cluster.row_count
             for piece in cluster.pieces:
@@ -111,7 +123,7 @@ class LoneScan:
         return max(1, STRETCH_BYTES_MIN // self._page_bytes, int(pages_left // shares))
 
     def _multiply(self, stretch: list[Part]) -> None:
-        start, scores = stretch[0].start, self._scores.reshape(-1)
+        start, scores = stretch[0].start, self._room
         self._products.write([part.pages for part in stretch], scores[start:, None])
         end = start
         for part in stretch:
@@ -119,13 +131,13 @@ class LoneScan:
             scores[part.start + part.row_count : end] = NO_FLOOR  # what is unused of a cluster's last page
         first, last = start // self._group_rows, -(-end // self._group_rows)
         scores[end : last * self._group_rows] = NO_FLOOR  # and of the last group
-        self._scores[first:last].max(axis=1, out=self._highest[first:last])
+        self._groups(first, last).max(axis=1, out=self._highest[first:last])
 
     def best(self) -> TopK:
         """Returns the best `top_k` of all rows whose score is not below the floor. Call it after all of `work`."""
         floor = max(_kth_best(self._highest, self._top_k, self._floor), LEAST)  # so many rows are not below it
         groups = np.flatnonzero(self._highest >= floor)
-        scores = self._scores[groups].reshape(-1)
+        scores = self._groups(0, len(self._room) // self._group_rows)[groups].reshape(-1)
         hits = np.flatnonzero(scores >= _kth_best(scores, self._top_k, floor))
         found = []
         for hit, score in zip(hits.tolist(), scores[hits].tolist(), strict=True):
@@ -140,8 +152,11 @@ class LoneScan:
 
     def forget(self) -> None:
         """Lets go of the pages."""
-        self._clusters = ()
-        self._parts = []
+        self._clusters, self._parts, self._starts = (), [], []
+
+    def _groups(self, first: int, last: int) -> Float32:
+        """The scores of some groups: (last - first, rows of a group), a view."""
+        return self._room[first * self._group_rows : last * self._group_rows].reshape(-1, self._group_rows)
 
     def _number(self, place: int) -> tuple[int, int]:
         """Returns row number and cluster of the row at a place."""

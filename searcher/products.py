@@ -69,12 +69,16 @@ class Products:
     """
 
     def __init__(self, layout: PageLayout, queries: Float32) -> None:
-        if queries.shape[1] != layout.dimension:
-            raise ValueError(
-                f"dimension mismatch: queries of {queries.shape[1]} numbers, vectors of {layout.dimension}"
-            )
+        self._dimension = layout.dimension
         self._wide = layout if layout.vector_dtype == "float16" else None
-        self._way = (_DotProducts if len(queries) <= queries_few(layout) else _MatrixProducts)(layout, queries)
+        self._way = (_DotProducts if len(queries) <= queries_few(layout) else _MatrixProducts)(layout, len(queries))
+        self.load(queries)
+
+    def load(self, queries: Float32) -> None:
+        """Takes other queries, as many: (q, dim) float32, copied. Raises `ValueError` for another dimension."""
+        if queries.shape[1] != self._dimension:
+            raise ValueError(f"dimension mismatch: queries of {queries.shape[1]} numbers, vectors of {self._dimension}")
+        self._way.load(queries)
 
     def write(self, parts: Sequence[UInt8], scores: Float32) -> None:
         """Writes the scores of the rows of `parts`, (n, page_bytes) each, in order, into the first of `scores`: (rows, q).
@@ -119,7 +123,9 @@ def _times_s(layout: PageLayout, counts: Iterable[int]) -> dict[int, tuple[float
         for count in counts:
             queries = np.ones((layout.dimension, count), np.float32).T
             scores = np.empty((len(pages) * layout.rows_per_page, count), np.float32)
-            dots, matrix = _DotProducts(layout, queries), _MatrixProducts(layout, queries)
+            dots, matrix = _DotProducts(layout, count), _MatrixProducts(layout, count)
+            dots.load(queries)
+            matrix.load(queries)
             tries = [(_seconds(dots, pages, scores), _seconds(matrix, pages, scores)) for _ in range(TRIALS)]
             times[count] = (min(dots_s for dots_s, _ in tries), min(matrix_s for _, matrix_s in tries))
     return times
@@ -143,11 +149,14 @@ class _DotProducts:
     cost 2.5 times as much; so every dot product runs on for `MARGIN` numbers, which its query multiplies by zero.
     """
 
-    def __init__(self, layout: PageLayout, queries: Float32) -> None:
+    def __init__(self, layout: PageLayout, count: int) -> None:
         self._dimension, self._rows_per_page = layout.dimension, layout.rows_per_page
         hole_bytes = _page_bytes(layout) - CHECKSUM_BYTES - self._rows_per_page * self._dimension * 4
         margin = min(MARGIN, max(0, hole_bytes // 4))
-        self._weights = _zeros(len(queries), self._dimension + margin, ONE_QUERY_AT if len(queries) == 1 else 0)
+        self._weights = _zeros(count, self._dimension + margin, ONE_QUERY_AT if count == 1 else 0)
+
+    def load(self, queries: Float32) -> None:
+        """The queries: (q, dim)."""
         self._weights[:, : self._dimension] = queries
 
     def write(self, parts: Iterable[UInt8], scores: Float32) -> None:
@@ -180,10 +189,14 @@ def _zeros(count: int, width: int, at: int) -> Float32:
 class _MatrixProducts:
     """Matrix products of as many rows as suit the kernels."""
 
-    def __init__(self, layout: PageLayout, queries: Float32) -> None:
+    def __init__(self, layout: PageLayout, count: int) -> None:
         self._dimension, self._rows_per_page = layout.dimension, layout.rows_per_page
-        self._weights = np.ascontiguousarray(queries.T)
-        self._batch_pages = None if len(queries) == 1 else _batch_pages(len(queries), self._dimension)
+        self._weights = np.empty((self._dimension, count), np.float32)
+        self._batch_pages = None if count == 1 else _batch_pages(count, self._dimension)
+
+    def load(self, queries: Float32) -> None:
+        """The queries: (q, dim)."""
+        self._weights[:] = queries.T
 
     def write(self, parts: Iterable[UInt8], scores: Float32) -> None:
         """The rows of `parts`, (n, page_bytes) each, times the queries, into the first of (rows, q) `scores`."""

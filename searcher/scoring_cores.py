@@ -1,4 +1,4 @@
-"""Which core a thread of the scoring pool runs on: for the time of a run, each on cores of its own.
+"""Which core a thread of the scoring pool runs on: as long as there is work, each on cores of its own.
 
 Linux often wakes a thread on the core of whoever woke it, although another one is idle, most of all in a virtual machine,
 whose idle cores it takes for busy ones. The two then take turns until the kernel balances its load, milliseconds later: on
@@ -7,8 +7,10 @@ two cores of a virtual machine, idle before, that befell two runs in three, and 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import threading
 from collections.abc import Callable, Collection, Sequence
 
 
@@ -21,33 +23,42 @@ class ScoringCores:
     def __init__(self) -> None:
         """Looks whether the system can."""
         self._current_core = _current_core()
+        self._caller = 0  # native id
+        self._cores: Collection[int] = ()  # that the caller had, while it has one
+        self._parted: tuple[int, Collection[int], Sequence[int]] | None = (
+            None  # its core, its cores, and the helpers then
+        )
 
-    def part(self, helpers: Sequence[int]) -> Collection[int]:
+    def part(self, helpers: Sequence[int]) -> None:
         """Gives the calling thread the core that it is on, and `helpers` (native ids of threads) the others of its cores.
 
-        Returns the cores that the calling thread had: give them to `join` soon. None of them: nothing was done. Costs a few
-        microseconds; helpers that sleep are moved when they wake up, and keep their cores until the next call.
+        Call `join` before the calling thread waits for anything else. Costs some microseconds, and nothing until then; helpers
+        that sleep are moved when they wake up, and keep their cores until the calling thread comes on another one.
         """
-        if self._current_core is None:
-            return ()
+        if self._current_core is None or self._cores:
+            return
         cores = os.sched_getaffinity(0)
         here = self._current_core()
         others = sorted(cores - {here})
         if not others or here not in cores:
-            return ()
+            return
         try:
-            for number, helper in enumerate(helpers):
-                os.sched_setaffinity(helper, others[number % len(others) :: len(helpers)])
+            if self._parted != (here, cores, helpers):
+                for number, helper in enumerate(helpers):
+                    os.sched_setaffinity(helper, others[number % len(others) :: len(helpers)])
+                self._parted = (here, cores, helpers)
             os.sched_setaffinity(0, {here})
         except OSError:  # not allowed here; the next call would not be, either
             self._current_core = None
-            return ()
-        return cores
+            return
+        self._caller, self._cores = threading.get_native_id(), cores
 
-    def join(self, cores: Collection[int]) -> None:
-        """Lets the calling thread run on `cores` again, as `part` returned them."""
-        if cores:
-            os.sched_setaffinity(0, cores)
+    def join(self) -> None:
+        """Lets the thread that called `part` run on all its cores again; from any thread. Safe to call twice."""
+        if self._cores:
+            with contextlib.suppress(OSError):  # it has ended
+                os.sched_setaffinity(self._caller, self._cores)
+            self._cores = ()
 
 
 def _current_core() -> Callable[[], int] | None:

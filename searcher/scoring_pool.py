@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -35,7 +35,10 @@ SMALL_BYTES_MAX = 128 << 10
 
 
 class ScoringPool:
-    """Scores sub-stages on some threads, the calling one among them. For one calling thread; close it at the end."""
+    """Scores sub-stages on some threads, the calling one among them, which keeps to its core until it calls `rest`.
+
+    For one calling thread; close it at the end.
+    """
 
     def __init__(self, threads: int) -> None:
         """Starts `threads - 1` helpers. Raises `ValueError` when `threads` is below 1."""
@@ -43,6 +46,7 @@ class ScoringPool:
             raise ValueError(f"{threads} scoring threads: at least one is needed, the calling one")
         self._runs: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
         self._cores = ScoringCores()
+        self._lone_scan: LoneScan | None = None  # of the index that was searched last
         self._helpers = [
             threading.Thread(target=self._help, name=f"scoring-{number}", daemon=True) for number in range(1, threads)
         ]
@@ -82,11 +86,18 @@ class ScoringPool:
         helpers = min(len(self._helpers), row_bytes // PART_COST_MIN)
         return self._scan_alone(clusters, vector, top_k, float(NO_FLOOR), helpers)
 
+    def rest(self) -> None:
+        """There is nothing to score for now. Call it before the calling thread waits: it may run on every core again."""
+        self._cores.join()
+
     def _scan_alone(
         self, clusters: Sequence[ClusterPages], vector: Float32, top_k: int, floor: float, helpers: int
     ) -> TopK:
-        scan = LoneScan(clusters, vector, top_k=top_k, floor=floor, threads=1 + helpers)
+        scan, layout = self._lone_scan, clusters[0].layout
+        if scan is None or scan.layout is not layout:
+            scan = self._lone_scan = LoneScan(layout)
         try:
+            scan.begin(clusters, vector, top_k=top_k, floor=floor, threads=1 + helpers)
             self._share(_Run(scan.work()), helpers)
             return scan.best()
         finally:
@@ -94,20 +105,17 @@ class ScoringPool:
 
     def _share(self, run: _Run, helpers: int) -> None:
         """Does the work of `run` together with so many helpers. Raises the first error, after all threads have stopped."""
-        cores: Collection[int] = ()
         if helpers > 0:
             # Any helper may take the run, so all of them keep off this thread's core.
-            cores = self._cores.part([helper.native_id for helper in self._helpers if helper.native_id is not None])
-        try:
-            for _ in range(helpers):
-                self._runs.put(run)
-            run.work()
-            run.wait()
-        finally:
-            self._cores.join(cores)
+            self._cores.part([helper.native_id for helper in self._helpers if helper.native_id is not None])
+        for _ in range(helpers):
+            self._runs.put(run)
+        run.work()
+        run.wait()
 
     def close(self) -> None:
         """Ends the helpers and waits for them. Do not call `run` afterwards. Safe to call twice."""
+        self.rest()
         for _ in self._helpers:
             self._runs.put(None)
         for helper in self._helpers:

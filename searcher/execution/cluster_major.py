@@ -144,6 +144,7 @@ class ClusterMajor:
             budget_us = self._budget.budget_us_for(len(self._planner))
             substage = self._planner.next_substage(budget_us, self._cost_us, began_us)
             if substage is None:
+                self._pool.rest()
                 self._take_mail(finish, self._wait_s(began_us))
                 continue
             scored = self._score(substage)

@@ -123,6 +123,7 @@ class Running:
     metrics: Metrics
     trouble: Trouble
     found: queue.SimpleQueue[tuple[Search, Found | None]]
+    thread: threading.Thread
     keys: int = 0
 
     def join(
@@ -210,7 +211,7 @@ def running(
         thread = threading.Thread(target=executor.run, args=(lambda search, result: found.put((search, result)),))
         thread.start()
         try:
-            yield Running(executor, memory, metrics, trouble, found)
+            yield Running(executor, memory, metrics, trouble, found, thread)
         finally:
             trouble.released.set()
             executor.stop()

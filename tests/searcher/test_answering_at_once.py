@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
+
 import numpy as np
 import pytest
 
@@ -82,3 +85,31 @@ def test_a_lone_query_that_is_late_expires_and_one_that_would_take_long_is_plann
         (key,) = here.join(queries[1:], clusters[1:])
         found = here.take(1)[key]
         assert len(told) == 1 and found is not None and found.best.rows.tolist() == disk.exact(queries[1], clusters[1])
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores to choose from"
+)
+@pytest.mark.parametrize("together", [1, 2])
+def test_the_search_thread_may_run_on_every_core_while_it_waits(
+    disk: Disk, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
+    narrowed: list[int] = []
+    change = os.sched_setaffinity
+
+    def note(thread: int, cores: Collection[int]) -> None:
+        if thread in (0, here.thread.native_id):
+            narrowed.append(len(cores))
+        change(thread, cores)
+
+    monkeypatch.setattr(os, "sched_setaffinity", note)
+    queries, clusters = questions(disk, 2, 5)
+    with running(disk, share=1.2) as here:
+        for _ in range(5):
+            here.join(queries[:together], clusters[:together])
+            here.take(together)
+        here.executor.stop()
+        here.thread.join(10)
+        assert 1 in narrowed and narrowed[-1] == len(os.sched_getaffinity(0))
+        assert all(narrowed[place : place + 2] == [1, narrowed[-1]] for place in range(0, len(narrowed), 2))

@@ -55,7 +55,14 @@ def test_it_finds_what_a_full_sort_finds(
     floor = float(scores[best[len(best) // 2]]) if has_floor and len(best) else -np.inf
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lone_scan, "STRETCH_BYTES_MIN", stretch_bytes)
-        scan = LoneScan(clusters, query, top_k=top_k, floor=floor, threads=2)
+        scan = LoneScan(clusters[0].layout)
+        others, _, _ = make([300, 7], dimension, dtype, generator)
+        scan.begin(others, query, top_k=100, floor=-np.inf, threads=1)  # leaves nothing behind
+        for piece in scan.work():
+            piece()
+        assert scan.best().scores[0] == max(scan.best().scores)
+        scan.forget()
+        scan.begin(clusters, query, top_k=top_k, floor=floor, threads=2)
         pieces = list(scan.work())
         for number in generator.permutation(len(pieces)).tolist():
             pieces[number]()
@@ -71,7 +78,8 @@ def test_rows_worse_than_every_unused_row_of_a_page_are_found_and_unused_rows_ne
     layout = choose_layout(8, "float32")
     vectors = np.full((3, 8), -1, np.float32)  # below the zeros of unused rows
     pages = encode_pages(layout, vectors, np.array([5, 6, 7]), seed=0)
-    scan = LoneScan(
+    scan = LoneScan(layout)
+    scan.begin(
         [ClusterPages(0, layout, 3, (pages,)), ClusterPages(1, layout, 3, (pages,))],
         np.ones(8, np.float32),
         top_k=10,
@@ -89,9 +97,10 @@ def test_rows_worse_than_every_unused_row_of_a_page_are_found_and_unused_rows_ne
 def test_stretches_hold_every_page_once_and_become_shorter(threads: int) -> None:
     clusters, _, _ = make([40_000, 0, 9_000, 70_000], 40, "float32", np.random.default_rng(0))
     pieces = [piece for cluster in clusters for piece in cluster.pieces]
-    scan = LoneScan(clusters, np.ones(40, np.float32), top_k=1, floor=0.0, threads=threads)
+    scan = LoneScan(clusters[0].layout)
+    scan.begin(clusters, np.ones(40, np.float32), top_k=1, floor=0.0, threads=threads)
     works = list(scan.work())
-    stretches = list(scan.stretches(sum(map(len, pieces))))
+    stretches = list(scan.stretches())
     assert len(works) == len(stretches)
     parts = [part for stretch in stretches for part in stretch]
     assert np.array_equal(np.concatenate([part.pages for part in parts]), np.concatenate(pieces))

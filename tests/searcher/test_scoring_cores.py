@@ -41,13 +41,13 @@ def test_each_thread_gets_cores_apart_from_the_callers_and_the_caller_gets_its_o
 ) -> None:
     before = os.sched_getaffinity(0)
     cores = ScoringCores()
-    was = cores.part(helpers[:count])
+    cores.part(helpers[:count])
     try:
         mine = os.sched_getaffinity(0)
         theirs = [os.sched_getaffinity(helper) for helper in helpers[:count]]
     finally:
-        cores.join(was)
-    assert os.sched_getaffinity(0) == before == set(was)
+        cores.join()
+    assert os.sched_getaffinity(0) == before
     assert len(mine) == 1
     assert all(each and each <= before - mine for each in theirs)
     assert set().union(*theirs) == before - mine or count < len(before) - 1
@@ -59,9 +59,8 @@ def test_nothing_is_done_where_one_core_is_all_there_is(helpers: list[int], monk
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0})
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: pytest.fail("cores were changed"))
     cores = ScoringCores()
-    was = cores.part(helpers)
-    assert not was
-    cores.join(was)
+    cores.part(helpers)
+    cores.join()
 
 
 @needs_cores
@@ -74,13 +73,41 @@ def test_a_system_that_does_not_allow_it_is_asked_once(helpers: list[int], monke
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     cores = ScoringCores()
-    assert not cores.part(helpers)
-    assert not cores.part(helpers)
+    cores.part(helpers)
+    cores.part(helpers)
+    cores.join()
     assert asked == helpers[:1]
 
 
 @needs_cores
-def test_the_thread_that_scores_has_all_its_cores_after_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helpers_are_moved_again_only_when_the_caller_is_on_another_core_or_has_others(
+    helpers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[tuple[int, list[int]]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: moved.append((thread, sorted(cores))))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {4, 5, 6})
+    cores = ScoringCores()
+
+    def turn(core: int, *asked: int) -> list[tuple[int, list[int]]]:
+        monkeypatch.setattr(cores, "_current_core", lambda: core)
+        moved.clear()
+        cores.part(asked)
+        cores.part(asked)  # it has its core already
+        cores.join()
+        cores.join()
+        return list(moved)
+
+    me = threading.get_native_id()
+    assert turn(4, 71, 72) == [(71, [5]), (72, [6]), (0, [4]), (me, [4, 5, 6])]
+    assert turn(4, 71, 72) == [(0, [4]), (me, [4, 5, 6])]
+    assert turn(5, 71, 72) == [(71, [4]), (72, [6]), (0, [5]), (me, [4, 5, 6])]
+    assert turn(5, 71) == [(71, [4, 6]), (0, [5]), (me, [4, 5, 6])]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {5, 6})
+    assert turn(5, 71) == [(71, [6]), (0, [5]), (me, [5, 6])]
+
+
+@needs_cores
+def test_the_thread_that_scores_has_all_its_cores_when_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
     layout = choose_layout(16, "float32")
     pages = encode_pages(layout, np.ones((5_000, 16), np.float32), np.arange(5_000), seed=0)
@@ -98,7 +125,10 @@ def test_the_thread_that_scores_has_all_its_cores_after_a_run(monkeypatch: pytes
     slots = np.array([table.add(3), table.add(3)])
     with ScoringPool(2) as pool:
         pool.run([Scoring(cluster, np.arange(2))], Asked(slots, np.ones((2, 16), np.float32)), table)
+        assert narrowed == [len(before) - 1, 1]
+        pool.rest()
         assert narrowed == [len(before) - 1, 1, len(before)]
         with pytest.raises(ValueError, match="mismatch"):
             pool.run([Scoring(cluster, np.arange(2))], Asked(slots, np.ones((2, 9), np.float32)), table)
+        assert os.sched_getaffinity(0) != before
     assert os.sched_getaffinity(0) == before

@@ -128,8 +128,8 @@ def test_work_that_cannot_be_cut_further_is_an_error_and_never_a_part_of_the_ans
     good = cluster_of(0, np.ones((5000, 16), np.float32), np.arange(5000))
     cut = LoneScan.stretches
 
-    def breaks(scan: LoneScan, page_count: int) -> Iterator[list[Part]]:
-        yield next(cut(scan, page_count))
+    def breaks(scan: LoneScan) -> Iterator[list[Part]]:
+        yield next(cut(scan))
         raise RuntimeError("it could not be cut")
 
     with ScoringPool(threads) as pool:
