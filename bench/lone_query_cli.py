@@ -47,7 +47,7 @@ def lone(
     """What does a lone query cost whose clusters are in memory, beside the same FAISS call?
 
     One query at a time, with its vector and its clusters, no Kafka and no disk. With --index it goes the searcher's way: to
-    the search thread, through the plan, scored on some threads, and back. An IVF-Flat of FAISS on as many threads, given
+    the search thread, scored on some threads, and back. An IVF-Flat of FAISS on as many threads, given
     the same clusters, takes turns with it. Needs twice the bytes of the vectors.
 
     After a call FAISS's threads go on spinning for some 10 ms, and threads that sleep are woken late; so every rest

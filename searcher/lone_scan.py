@@ -48,8 +48,8 @@ class Part(NamedTuple):
 class LoneScan:
     """The rows of some clusters of `layout` for one query, and then of others for the next. Not for two at a time.
 
-    For each query `begin`, do each piece of `work` once, on any threads, call `best`, and `forget`. Keeps scratch of 4 bytes a
-    row of the largest scan so far. Vectors and queries must be finite.
+    For each query `begin`, do each piece of `work` once, on any threads, call `best`, and `forget`. Keeps scratch of 4 to 8
+    bytes for each place of a row in the pages of the largest scan so far. Vectors and queries must be finite.
     """
 
     def __init__(self, layout: PageLayout) -> None:

@@ -63,7 +63,7 @@ _measuring = threading.Lock()
 
 
 class Products:
-    """The products of rows of `layout` with some queries, computed the way that is faster here. Thread-safe.
+    """The products of rows of `layout` with some queries, computed the way that is faster here. `write` is thread-safe.
 
     `queries`: (q, dim) float32, q >= 1, fastest where (dim, q) is contiguous. Raises `ValueError` for another dimension.
     """

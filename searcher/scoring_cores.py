@@ -25,15 +25,14 @@ class ScoringCores:
         self._current_core = _current_core()
         self._caller = 0  # native id
         self._cores: Collection[int] = ()  # that the caller had, while it has one
-        self._parted: tuple[int, Collection[int], Sequence[int]] | None = (
-            None  # its core, its cores, and the helpers then
-        )
+        # The caller's core, its cores and the helpers when these were moved last.
+        self._parted: tuple[int, Collection[int], Sequence[int]] | None = None
 
     def part(self, helpers: Sequence[int]) -> None:
         """Gives the calling thread the core that it is on, and `helpers` (native ids of threads) the others of its cores.
 
-        Call `join` before the calling thread waits for anything else. Costs some microseconds, and nothing until then; helpers
-        that sleep are moved when they wake up, and keep their cores until the calling thread comes on another one.
+        Call `join` before the calling thread waits for anything else; until then, calling this again does nothing. Costs some
+        microseconds; helpers that sleep are moved when they wake up, and keep their cores until the calling thread is on another.
         """
         if self._current_core is None or self._cores:
             return

@@ -80,7 +80,7 @@ class ScoringPool:
     def best(self, clusters: Sequence[ClusterPages], vector: Float32, top_k: int) -> TopK:
         """Returns the best rows of `clusters`, at least one, for one query (dim,) that wants `top_k`; all at once, of no table.
 
-        Holds 4 bytes a row. Blocks, raises, and holds no pages, as `run`.
+        Keeps scratch of 4 to 8 bytes a row. Blocks, raises, and holds no pages, as `run`.
         """
         row_bytes = clusters[0].layout.row_bytes * sum([cluster.row_count for cluster in clusters])
         helpers = min(len(self._helpers), row_bytes // PART_COST_MIN)

@@ -2,7 +2,8 @@
 
 Everything that happens elsewhere (groups that join, queries dropped, reads that ended) is left in a mailbox. Between two
 sub-stages the search thread empties it, does what the planner says, and scores what the planner gives out, on several
-threads at once. Reads go on meanwhile: enough are under way at any time (`read_ahead_bytes`).
+threads at once; a lone query that needs nothing read is scored as it is taken out. Reads go on meanwhile: enough are under
+way at any time (`read_ahead_bytes`).
 
 What the planner knows as clusters are slices of them (`searcher.cache.slices`); queries ask for, and are told of, clusters.
 """
@@ -117,6 +118,7 @@ class ClusterMajor:
         self._errors: dict[ClusterId, ReadError] = {}  # why the read that just failed did
         self._budget = SubstageBudget()
         self._ahead: set[ClusterId] = set()  # read for nobody but the horizon, not wanted so far
+        self._at_once_us = 0  # that queries took which needed no sub-stage
         self._is_stopped = False
 
     # ---- from any thread
@@ -149,9 +151,12 @@ class ClusterMajor:
                 continue
             scored = self._score(substage)
             self._tell(SubstageEnded(), finish)
+            self._pool.rest()
             took_us = self._note(substage, *scored)
+            self._at_once_us = 0
             self._take_mail(finish, 0.0)
-            self._budget.scheduled(self._clock.now_us() - began_us - took_us)
+            self._budget.scheduled(self._clock.now_us() - began_us - took_us - self._at_once_us)
+        self._pool.rest()
 
     def check_integrity(self) -> None:
         """Checks the books of planner and memory against each other; see `Executor.check_integrity`."""
@@ -165,8 +170,7 @@ class ClusterMajor:
     def _take_mail(self, finish: Finish, wait_s: float | None) -> None:
         """Takes everything that is there; waits for the first for `wait_s`, for as long as it takes if that is None."""
         groups: list[SearchGroup] = []
-        letters = self._letters(wait_s)
-        for letter in letters:
+        for letter in self._letters(wait_s):
             if isinstance(letter, SearchGroup):
                 groups.append(letter)  # what came together joins together
                 continue
@@ -241,21 +245,18 @@ class ClusterMajor:
         self._tell(Joined(queries=tuple(wanted), horizon=horizon), finish)
 
     def _answer_at_once(self, group: SearchGroup, finish: Finish) -> bool:
-        """Searches a query that is alone and whose clusters are all in memory; returns whether it was one.
-
-        A plan, and books of who waits for what, would cost it a quarter of a millisecond.
-        """
+        """Searches a query that is alone and has all its clusters in memory, without a plan; whether it was one."""
         if len(group.searches) != 1 or group.horizon or group.next_query:
             return False
         search, started_us = group.searches[0], self._clock.now_us()
         numbers = self._slices.of_all(search.clusters)
         row_count = sum([self._extents[number].row_count for number in numbers])
-        if row_count > ROWS_MAX or self._budget.cost_us(row_count, 1) > self._budget.budget_us_for(1):
-            return False  # who comes meanwhile would wait for long
-        if not numbers or (search.deadline_us is not None and started_us >= search.deadline_us):
+        is_late = search.deadline_us is not None and started_us >= search.deadline_us
+        is_long = row_count > ROWS_MAX or self._budget.cost_us(row_count, 1) > self._budget.budget_us_for(1)
+        if not numbers or is_late or is_long:  # who comes while a long one is scored would wait
             return False
         begins_window = group.window is None or group.window != self._window
-        if not self._planner.take_at_once(numbers, begins_window=begins_window):
+        if not (self._ahead.isdisjoint(numbers) and self._planner.take_at_once(numbers, begins_window=begins_window)):
             return False
         self._window = group.window
         self._requests["ram"].inc(len(search.clusters))
@@ -272,6 +273,7 @@ class ClusterMajor:
             search_us=ended_us - started_us,
         )
         finish(search, found)
+        self._at_once_us += self._clock.now_us() - started_us
         self._budget.retrieved(ended_us - started_us)
         self._budget.scored(((row_count, 1),), ended_us - started_us)
         for cluster in search.clusters:

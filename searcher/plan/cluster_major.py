@@ -116,7 +116,7 @@ class ClusterMajorPlanner:
         return tuple(actions)
 
     def take_at_once(self, clusters: Collection[ClusterId], *, begins_window: bool) -> bool:
-        """Takes in a query that needs no plan: nobody is in hand, nothing is foreseen, and all `clusters` are in memory.
+        """Takes in a query that needs no plan: nobody is in hand, nothing is foreseen, all `clusters` are in memory and in use.
 
         Returns whether that is so: then it is as if it had joined and left, score it now and tell nothing. Else it must join.
         """

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import pytest
 
+from schemas.record import ClusterId
 from searcher import lone_scan, scoring_pool
 from searcher.execution import cluster_major
+from searcher.execution.cluster_major import ClusterMajor
 from searcher.plan import substage
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import Action, Event, Joined
+from searcher.scoring_pool import ScoringPool
+from searcher.top_k import TopK
 from tests.searcher.executor_rig import NLIST, Disk, make_disk, questions, running
 
 
@@ -87,6 +93,22 @@ def test_a_lone_query_that_is_late_expires_and_one_that_would_take_long_is_plann
         assert len(told) == 1 and found is not None and found.best.rows.tolist() == disk.exact(queries[1], clusters[1])
 
 
+def test_what_was_read_ahead_is_counted_as_used_by_a_lone_query_too(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(substage, "LONE_US", 10_000_000)
+    queries, clusters = questions(disk, 1, 5)
+    with running(disk, share=1.2) as here:
+        here.join(queries, [tuple(range(NLIST))])
+        here.take(1)
+        here.executor._ahead.add(ClusterId(clusters[0][0]))
+        for _ in range(2):
+            here.join(queries, clusters)
+            here.take(1)
+        used = here.metrics.registry.get_sample_value("carpool_prefetches_total", {"result": "used"})
+        assert used == 1 and not here.executor._ahead
+
+
 @pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores to choose from"
 )
@@ -113,3 +135,38 @@ def test_the_search_thread_may_run_on_every_core_while_it_waits(
         here.thread.join(10)
         assert 1 in narrowed and narrowed[-1] == len(os.sched_getaffinity(0))
         assert all(narrowed[place : place + 2] == [1, narrowed[-1]] for place in range(0, len(narrowed), 2))
+
+
+def test_the_time_of_a_query_that_is_answered_at_once_is_no_overhead_of_sub_stages(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(substage, "LONE_US", 10_000_000)
+    overheads_us: list[int] = []
+    monkeypatch.setattr(substage.SubstageBudget, "scheduled", lambda budget, took_us: overheads_us.append(took_us))
+    best, finish = ScoringPool.best, ClusterMajor._finish
+    at_once: list[int] = []
+
+    def slow(pool: ScoringPool, *asked: Any) -> TopK:
+        time.sleep(0.5)
+        at_once.append(1)
+        return best(pool, *asked)
+
+    def then_one_more(executor: ClusterMajor, action: Any, done: Any) -> None:
+        finish(executor, action, done)
+        if not executor._queries and not at_once:
+            here.join(queries[2:], clusters[2:])
+
+    monkeypatch.setattr(ScoringPool, "best", slow)
+    monkeypatch.setattr(ClusterMajor, "_finish", then_one_more)
+    queries, clusters = questions(disk, 3, 5)
+    with running(disk, share=1.2) as here:
+        at_once.append(0)
+        here.join(queries[:1], [tuple(range(NLIST))])
+        here.take(1)
+        at_once.clear()
+        overheads_us.clear()
+        here.join(queries[:2], clusters[:2])
+        assert all(found is not None for found in here.take(3).values())
+        here.executor.stop()
+        here.thread.join(10)
+    assert at_once == [1] and overheads_us and max(overheads_us) < 500_000
