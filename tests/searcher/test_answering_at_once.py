@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,13 @@ from tests.searcher.executor_rig import NLIST, Disk, make_disk, questions, runni
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Disk:
     return make_disk(tmp_path_factory.mktemp("disk"))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < until_s, "it did not come about"
+        time.sleep(0.001)
 
 
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[Joined]:
@@ -126,15 +133,25 @@ def test_the_search_thread_may_run_on_every_core_while_it_waits(
         change(thread, cores)
 
     monkeypatch.setattr(os, "sched_setaffinity", note)
+    monkeypatch.setattr(substage, "LONE_US", 10_000_000)
     queries, clusters = questions(disk, 2, 5)
     with running(disk, share=1.2) as here:
+        here.join(queries[:1], [tuple(range(NLIST))])
+        here.take(1)
+        whole, thread = os.sched_getaffinity(0), here.thread.native_id
+        assert thread is not None
+        monkeypatch.setattr(
+            substage.SubstageBudget, "budget_us_for", lambda budget, count: 10_000_000 if count < 2 else 0
+        )
         for _ in range(5):
+            wait_until(lambda: os.sched_getaffinity(thread) == whole)
+            narrowed.clear()
             here.join(queries[:together], clusters[:together])
             here.take(together)
-        here.executor.stop()
-        here.thread.join(10)
-        assert 1 in narrowed and narrowed[-1] == len(os.sched_getaffinity(0))
-        assert all(narrowed[place : place + 2] == [1, narrowed[-1]] for place in range(0, len(narrowed), 2))
+            wait_until(lambda: os.sched_getaffinity(thread) == whole)
+            turns = len(narrowed) // 2
+            assert narrowed == [1, len(whole)] * turns
+            assert turns == 1 if together == 1 else turns > 1, "sub-stages are of one cluster each"
 
 
 def test_the_time_of_a_query_that_is_answered_at_once_is_no_overhead_of_sub_stages(
