@@ -54,8 +54,8 @@ CHECKSUM_BYTES = 8
 LINE_BYTES = 64
 """Of the cache. Several queries begin at the start of a line: so they are multiplied up to a fifth faster (AMD EPYC, AVX-512)."""
 ONE_QUERY_AT = 8
-"""Bytes into a line where one query alone begins. Its rows come from memory, and come up to a sixth faster where the loads of
-query and row do not cross lines together; 4 to 24 are as good, and as fast as rows can be read at all there (AMD EPYC).
+"""Bytes into a line where one query alone begins. Its rows come from memory: with 4 to 24 bytes as fast as memory is read,
+from the start of a line or its middle up to a sixth slower (measured on an AMD EPYC; why is not known).
 """
 
 _FLOAT32 = np.dtype("<f4")

@@ -150,6 +150,11 @@ class Running:
         self.executor.join(SearchGroup(searches=searches, window=object(), next_query=after, horizon=foreseen))
         return tuple(search.key for search in searches)
 
+    def read_all(self, query: Float32) -> None:
+        """Has every cluster read by a query, (1, dim)."""
+        self.join(query, [tuple(range(NLIST))])
+        self.take(1)
+
     def take(self, count: int) -> dict[int, Found | None]:
         return {search.key: found for search, found in (self.found.get(timeout=10) for _ in range(count))}
 

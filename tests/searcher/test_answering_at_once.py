@@ -19,7 +19,7 @@ from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import Action, Event, Joined
 from searcher.scoring_pool import ScoringPool
 from searcher.top_k import TopK
-from tests.searcher.executor_rig import NLIST, Disk, make_disk, questions, running
+from tests.searcher.executor_rig import Disk, make_disk, questions, running
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,7 @@ def test_a_lone_query_whose_clusters_are_in_memory_is_answered_without_a_plan_an
     monkeypatch.setattr(lone_scan, "STRETCH_BYTES_MIN", 8192)
     queries, clusters = questions(disk, 40, 5)
     with running(disk, share=1.2, threads=threads, slice_bytes_max=slice_bytes_max) as here:
-        here.join(queries[:1], [tuple(range(NLIST))])
-        here.take(1)
+        here.read_all(queries[:1])
         bytes_read, told = here.bytes_read(), joined(monkeypatch)
         for number, (query, probes) in enumerate(zip(queries, clusters, strict=True)):
             (key,) = here.join(query[None], [probes])
@@ -89,8 +88,7 @@ def test_a_lone_query_that_is_late_expires_and_one_that_would_take_long_is_plann
     monkeypatch.setattr(substage, "LONE_US", 10_000_000)
     queries, clusters = questions(disk, 2, 5)
     with running(disk, share=1.2) as here:
-        here.join(queries[:1], [tuple(range(NLIST))])
-        here.take(1)
+        here.read_all(queries[:1])
         here.join(queries[:1], clusters[:1], deadline_us=1)
         assert list(here.take(1).values()) == [None]
         told = joined(monkeypatch)
@@ -106,8 +104,7 @@ def test_what_was_read_ahead_is_counted_as_used_by_a_lone_query_too(
     monkeypatch.setattr(substage, "LONE_US", 10_000_000)
     queries, clusters = questions(disk, 1, 5)
     with running(disk, share=1.2) as here:
-        here.join(queries, [tuple(range(NLIST))])
-        here.take(1)
+        here.read_all(queries)
         here.executor._ahead.add(ClusterId(clusters[0][0]))
         for _ in range(2):
             here.join(queries, clusters)
@@ -136,8 +133,7 @@ def test_the_search_thread_may_run_on_every_core_while_it_waits(
     monkeypatch.setattr(substage, "LONE_US", 10_000_000)
     queries, clusters = questions(disk, 2, 5)
     with running(disk, share=1.2) as here:
-        here.join(queries[:1], [tuple(range(NLIST))])
-        here.take(1)
+        here.read_all(queries[:1])
         whole, thread = os.sched_getaffinity(0), here.thread.native_id
         assert thread is not None
         monkeypatch.setattr(
@@ -178,8 +174,7 @@ def test_the_time_of_a_query_that_is_answered_at_once_is_no_overhead_of_sub_stag
     queries, clusters = questions(disk, 3, 5)
     with running(disk, share=1.2) as here:
         at_once.append(0)
-        here.join(queries[:1], [tuple(range(NLIST))])
-        here.take(1)
+        here.read_all(queries[:1])
         at_once.clear()
         overheads_us.clear()
         here.join(queries[:2], clusters[:2])
