@@ -1,4 +1,6 @@
-"""Do two searches agree? Found ids against those of an exact search, where equals may stand in any order. Pure functions."""
+"""Do two searches agree? SearchResult ids against those of an exact search, where equals may stand
+in any order. Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Literal
 import msgspec
 
 TOLERANCE = 1e-5
-"""Scores nearer than this are equal: sums of float32 products in another order differ in their last bits."""
+"""Scores nearer than this are equal: sums of float32 products in another order differ in their last
+bits.
+"""
 
 Verdict = Literal["same", "tied", "different"]
 
@@ -39,18 +43,24 @@ def compare(
 ) -> tuple[Verdict, str]:
     """Returns the verdict on one query, and why where it is `different`.
 
-    `true_scores` are those of `found.ids`, computed here from the vectors: what a search says of its own scores is
-    checked, not believed. `same`: equal ids at every rank. `tied`: where ids differ, the true score of the found one is
-    within `tolerance` of the expected one at that rank. Anything else is `different`: fewer or more hits, an id twice,
-    a score that is wrong by `tolerance` or more.
+    `true_scores` are those of `found.ids`, computed here from the vectors: what a search says of
+    its own scores is checked, not believed. `same`: equal ids at every rank. `tied`: where ids
+    differ, the true score of the found one is within `tolerance` of the expected one at that rank.
+    Anything else is `different`: fewer or more hits, an id twice, a score that is wrong by
+    `tolerance` or more.
     """
     if len(found.ids) != len(expected.ids):
         return "different", f"{len(found.ids)} hits instead of {len(expected.ids)}"
     if len(set(found.ids)) != len(found.ids):
         return "different", f"an id is there twice: {found.ids}"
     for rank, (said, true) in enumerate(zip(found.scores, true_scores, strict=True), start=1):
-        if not abs(said - true) < tolerance:  # so that NaN, the score of what there is not, is wrong
-            return "different", f"rank {rank}: {found.ids[rank - 1]} has score {true:.7f}, and {said:.7f} was said"
+        if (
+            not abs(said - true) < tolerance
+        ):  # so that NaN, the score of what there is not, is wrong
+            return (
+                "different",
+                f"rank {rank}: {found.ids[rank - 1]} has score {true:.7f}, and {said:.7f} was said",
+            )
     is_same = True
     for rank, (ours, theirs) in enumerate(zip(found.ids, expected.ids, strict=True)):
         if ours == theirs:
@@ -58,7 +68,10 @@ def compare(
         is_same = False
         gap = abs(true_scores[rank] - expected.scores[rank])
         if not gap < tolerance:
-            return "different", f"rank {rank + 1}: {ours} instead of {theirs}, scores {gap:.2e} apart"
+            return (
+                "different",
+                f"rank {rank + 1}: {ours} instead of {theirs}, scores {gap:.2e} apart",
+            )
     return ("same" if is_same else "tied"), ""
 
 
@@ -70,4 +83,9 @@ def agreement(verdicts: Iterable[tuple[str, Verdict, str]], examples_max: int = 
         counts[verdict] += 1
         if verdict == "different" and len(examples) < examples_max:
             examples.append(f"{query_id}: {why}")
-    return Agreement(same=counts["same"], tied=counts["tied"], different=counts["different"], examples=tuple(examples))
+    return Agreement(
+        same=counts["same"],
+        tied=counts["tied"],
+        different=counts["different"],
+        examples=tuple(examples),
+    )

@@ -1,7 +1,9 @@
-"""`carpool bench claims`: do the services find what an exact search finds, and is what they find evidence?
+"""`carpool bench claims`: do the services find what an exact search finds, and is what they find
+evidence?
 
-Every claim goes through broker, grouper and searcher. What comes back is compared with FAISS in memory, given the query
-vectors that the grouper used; a number of claims go on through the generator.
+Every claim goes through broker, grouper and searcher. What comes back is compared with FAISS in
+memory, given the query vectors that the grouper used; a number of claims go on through the
+generator.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ Tell = Callable[[str, int, int], None]
 
 
 class ClaimsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. `nprobe` None: what the index was measured for. `generate`: claims that go through the generator."""
+    """What to run. `nprobe` None: what the index was measured for. `generate`: claims that go
+    through the generator.
+    """
 
     bootstrap: str | None
     work_dir: Path
@@ -60,7 +64,9 @@ class ClaimsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. Shares are of claims with an evidence page among the first five; `promises` says what held."""
+    """What came of it. Shares are of claims with an evidence page among the first five; `promises`
+    says what held.
+    """
 
     retrievals: Books
     ids: Agreement
@@ -75,7 +81,9 @@ class ClaimsResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True):
-    """What the services wrote of the claims, by query id, and which claim each was. `asked_for_answers`: ids."""
+    """What the services wrote of the claims, by query id, and which claim each was.
+    `asked_for_answers`: ids.
+    """
 
     claim_of: dict[str, str]
     asked_for_answers: frozenset[str]
@@ -94,13 +102,19 @@ def run_claims(
     search: MemorySearch,
     tell: Tell,
 ) -> ClaimsResult:
-    """Runs the claims and judges what came back. Blocks for minutes. Raises `CarpoolError` when the run itself broke."""
+    """Runs the claims and judges what came back. Blocks for minutes. Raises `CarpoolError` when the
+    run itself broke.
+    """
     heard = _hear(request, index, claims, tell)
     return judge(request, index, heard, evidence, search)
 
 
-def _hear(request: ClaimsRequest, index: BenchIndex, claims: Sequence[Question], tell: Tell) -> Heard:
-    """Publishes the claims and returns what came back: first those that are to be answered, with the generator running."""
+def _hear(
+    request: ClaimsRequest, index: BenchIndex, claims: Sequence[Question], tell: Tell
+) -> Heard:
+    """Publishes the claims and returns what came back: first those that are to be answered, with
+    the generator running.
+    """
     services = ("grouper", "searcher", "generator") if request.generate else ("grouper", "searcher")
     with (
         open_session(
@@ -114,7 +128,9 @@ def _hear(request: ClaimsRequest, index: BenchIndex, claims: Sequence[Question],
         MemoryWatch({name: session.stack[name].pid for name in services}) as watch,
     ):
         claim_of: dict[str, str] = {}
-        first = _ask(session, request, claims[: request.generate], ANSWERS.name, STALLED_LLM_S, tell)
+        first = _ask(
+            session, request, claims[: request.generate], ANSWERS.name, STALLED_LLM_S, tell
+        )
         claim_of |= _claims_of(first, claims)
         if request.generate:
             # What comes now is not for it: it would answer all that is retrieved.
@@ -125,7 +141,10 @@ def _hear(request: ClaimsRequest, index: BenchIndex, claims: Sequence[Question],
         records = session.reader.records(RETRIEVALS.name)
         answers = answers_of(session.reader.records(ANSWERS.name), claim_of.keys())
         groups = groups_of(session.reader.records(GROUPS.name), claim_of.keys())
-    retrievals = {query_id: found for query_id, (found, _) in final_retrievals(records, claim_of.keys()).items()}
+    retrievals = {
+        query_id: found
+        for query_id, (found, _) in final_retrievals(records, claim_of.keys()).items()
+    }
     hits = {query_id: [hit.doc_id for hit in found.hits] for query_id, found in retrievals.items()}
     asked = frozenset(first.sent) if first is not None else frozenset()
     return Heard(
@@ -134,7 +153,9 @@ def _hear(request: ClaimsRequest, index: BenchIndex, claims: Sequence[Question],
         retrievals=retrievals,
         vectors=query_vectors(groups),
         books=retrieval_books(claim_of.keys(), records, answers),
-        generated=generated(asked, [answer for answer in answers if answer.query_id in asked], hits) if asked else None,
+        generated=generated(asked, [answer for answer in answers if answer.query_id in asked], hits)
+        if asked
+        else None,
         memory=watch.peaks(),
     )
 
@@ -176,26 +197,35 @@ def judge(
     evidence: Mapping[str, frozenset[str]],
     search: MemorySearch,
 ) -> ClaimsResult:
-    """Returns what came of a run: ids against FAISS with the same centroids and nprobe, evidence against exact search."""
+    """Returns what came of a run: ids against FAISS with the same centroids and nprobe, evidence
+    against exact search.
+    """
     nprobe = request.nprobe or index.manifest.nprobe_default
     query_ids = sorted(heard.retrievals.keys() & heard.vectors.keys())
     if not query_ids:
-        raise CarpoolError("no claim came back with the vector that was searched with; see the logs of the services")
+        raise CarpoolError(
+            "no claim came back with the vector that was searched with; see the logs of the "
+            "services"
+        )
     queries = np.stack([heard.vectors[query_id] for query_id in query_ids])
     ids = _agreement(heard, query_ids, queries, search, nprobe)
     wanted = {claim: evidence[claim] for claim in heard.claim_of.values() if claim in evidence}
     claims = [heard.claim_of[query_id] for query_id in query_ids]
 
     def share(rankings: Sequence[Ranking]) -> float:
-        return evidence_share({claim: found.ids for claim, found in zip(claims, rankings, strict=True)}, wanted, FIRST)
+        return evidence_share(
+            {claim: found.ids for claim, found in zip(claims, rankings, strict=True)}, wanted, FIRST
+        )
 
     ours = {
-        heard.claim_of[query_id]: [hit.doc_id for hit in found.hits] for query_id, found in heard.retrievals.items()
+        heard.claim_of[query_id]: [hit.doc_id for hit in found.hits]
+        for query_id, found in heard.retrievals.items()
     }
     found, exact = evidence_share(ours, wanted, FIRST), share(search.flat(queries, FIRST))
     promises = {
         "each claim has one retrieval": heard.books.holds,
-        "ids equal FAISS IVF-Flat's, but for equal scores": ids.holds and len(query_ids) == len(heard.claim_of),
+        "ids equal FAISS IVF-Flat's, but for equal scores": ids.holds
+        and len(query_ids) == len(heard.claim_of),
         "evidence within 1 point of exact search": found >= exact - EVIDENCE_MARGIN,
     }
     if heard.generated is not None:
@@ -220,11 +250,18 @@ def judge(
 def _agreement(
     heard: Heard, query_ids: Sequence[str], queries: Float32, search: MemorySearch, nprobe: int
 ) -> Agreement:
-    top_k = max((len(heard.retrievals[query_id].hits) for query_id in query_ids), default=FIRST) or FIRST
+    top_k = (
+        max((len(heard.retrievals[query_id].hits) for query_id in query_ids), default=FIRST)
+        or FIRST
+    )
     verdicts = []
-    for query_id, query, expected in zip(query_ids, queries, search.ivf(queries, top_k, nprobe), strict=True):
+    for query_id, query, expected in zip(
+        query_ids, queries, search.ivf(queries, top_k, nprobe), strict=True
+    ):
         hits = heard.retrievals[query_id].hits
-        found = Ranking(ids=tuple(hit.doc_id for hit in hits), scores=tuple(hit.score for hit in hits))
+        found = Ranking(
+            ids=tuple(hit.doc_id for hit in hits), scores=tuple(hit.score for hit in hits)
+        )
         verdict, why = compare(found, expected, search.true_scores(query, found.ids))
         verdicts.append((heard.claim_of[query_id], verdict, why))
     return agreement(verdicts)

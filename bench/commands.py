@@ -1,4 +1,6 @@
-"""What the commands of `carpool bench` do: data and index, the runs, the report. `bench.cli` has their options."""
+"""What the commands of `carpool bench` do: data and index, the runs, the report. `bench.cli` has
+their options.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,27 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from bench.claims import ClaimsRequest, run_claims
 from bench.data import CLAIMS, CORPUS, TRAFFIC, EvaluationData, find_data
 from bench.index import BenchIndex, corpus_index, memory_search, tiny_index
 from bench.machine import Machine, data_file, program, this_machine, this_revision
-from bench.report import IndexFacts, Report, print_claims, print_promises, print_traffic, write_report
+from bench.report import (
+    IndexFacts,
+    Report,
+    print_claims,
+    print_promises,
+    print_traffic,
+    write_report,
+)
 from bench.traffic import (
     Arrivals,
     Footprint,
@@ -43,7 +59,9 @@ STAND_IN = "stand-in"
 
 
 class Common(msgspec.Struct, frozen=True, kw_only=True):
-    """What both commands are told. `model` None: the default embedding model. `settings`: SECTION.NAME=VALUE each."""
+    """What both commands are told. `model` None: the default embedding model. `settings`:
+    SECTION.NAME=VALUE each.
+    """
 
     data: Path | None
     bootstrap: str | None
@@ -69,7 +87,9 @@ class ClaimsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `traffic` is told besides. A rate of 0 leaves the run out; `footprint`: measure what the searcher takes by itself."""
+    """What `traffic` is told besides. A rate of 0 leaves the run out; `footprint`: measure what the
+    searcher takes by itself.
+    """
 
     text_rate_per_s: float
     vector_rate_per_s: float
@@ -95,7 +115,9 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True):
 def claims(common: Common, options: ClaimsOptions) -> bool:
     """Runs `carpool bench claims`; returns whether its promises held. Raises `CarpoolError`."""
     if options.generate and not options.llm_url:
-        raise ConfigError(f"--generate needs an LLM: name its server with --llm-url, or say --llm-url {STAND_IN}")
+        raise ConfigError(
+            f"--generate needs an LLM: name its server with --llm-url, or say --llm-url {STAND_IN}"
+        )
     run = _prepare(common, "claims", _llm_settings(options))
     asked = _as_asked(run, CLAIMS, options.kind, run.data.questions(CLAIMS, common.limit))
     request = ClaimsRequest(
@@ -122,21 +144,35 @@ def traffic(common: Common, options: TrafficOptions) -> bool:
     budget_bytes = int(run.index.segment_bytes * options.budget_share)
     budget_name = environment_name("searcher", "budget_bytes")
     if budget_name in run.settings:
-        raise ConfigError("the searcher's budget is set by --budget-share here, not by --set searcher.budget_bytes")
+        raise ConfigError(
+            "the searcher's budget is set by --budget-share here, not by --set "
+            "searcher.budget_bytes"
+        )
     run.settings[budget_name] = str(budget_bytes)
     asked = run.data.questions(TRAFFIC, common.limit)
-    rates: dict[Kind, float] = {"text": options.text_rate_per_s, "vectors": options.vector_rate_per_s}
+    rates: dict[Kind, float] = {
+        "text": options.text_rate_per_s,
+        "vectors": options.vector_rate_per_s,
+    }
     results: list[TrafficResult] = []
     footprint: Footprint | None = None
     with _telling() as tell:
         for kind, rate in rates.items():
             if rate > 0:
                 request = _traffic_request(run, options, kind, rate)
-                results.append(run_traffic(request, run.index, _as_asked(run, TRAFFIC, kind, asked), tell))
+                results.append(
+                    run_traffic(request, run.index, _as_asked(run, TRAFFIC, kind, asked), tell)
+                )
         if options.footprint:
-            tiny = tiny_index(run.data, work_dir=run.work_dir, nlist=common.nlist, embedding=run.embedding)
-            request = _traffic_request(run, options, "vectors", rates["vectors"] or FOOTPRINT_RATE_PER_S)
-            footprint = measure_footprint(request, tiny, _as_asked(run, TRAFFIC, "vectors", asked), tell)
+            tiny = tiny_index(
+                run.data, work_dir=run.work_dir, nlist=common.nlist, embedding=run.embedding
+            )
+            request = _traffic_request(
+                run, options, "vectors", rates["vectors"] or FOOTPRINT_RATE_PER_S
+            )
+            footprint = measure_footprint(
+                request, tiny, _as_asked(run, TRAFFIC, "vectors", asked), tell
+            )
     report = _report(
         run,
         "traffic",
@@ -145,7 +181,11 @@ def traffic(common: Common, options: TrafficOptions) -> bool:
         traffic_promises(results, footprint, budget_bytes),
         {"budget_bytes": budget_bytes, "runs": results, "footprint": footprint},
     )
-    return _finish(report, common.json_file, lambda console: print_traffic(console, results, footprint, budget_bytes))
+    return _finish(
+        report,
+        common.json_file,
+        lambda console: print_traffic(console, results, footprint, budget_bytes),
+    )
 
 
 def _llm_settings(options: ClaimsOptions) -> dict[str, str]:
@@ -183,25 +223,33 @@ def _prepare(common: Common, command: str, settings: dict[str, str]) -> _Run:
 
 
 def parse_settings(given: Sequence[str]) -> dict[str, str]:
-    """Returns SECTION.NAME=VALUE as environment variables of the services. Raises `ConfigError` for anything else."""
+    """Returns SECTION.NAME=VALUE as environment variables of the services. Raises `ConfigError` for
+    anything else.
+    """
     variables = {}
     for text in given:
         name, equals, value = text.partition("=")
         section, dot, setting = name.partition(".")
         if not (equals and dot and section and setting):
-            raise ConfigError(f"--set {text}: write SECTION.NAME=VALUE, for example grouper.policy=none")
+            raise ConfigError(
+                f"--set {text}: write SECTION.NAME=VALUE, for example grouper.policy=none"
+            )
         variables[environment_name(section, setting)] = value
     return variables
 
 
-def _as_asked(run: _Run, name: str, kind: Kind, questions: Sequence[Question]) -> tuple[Question, ...]:
+def _as_asked(
+    run: _Run, name: str, kind: Kind, questions: Sequence[Question]
+) -> tuple[Question, ...]:
     """The questions as text, or with the vectors of their rows and without text."""
     if kind == "text":
         return tuple(questions)
     return with_vectors(questions, Vectors(run.data.vectors_path(name)), keep_text=False)
 
 
-def _traffic_request(run: _Run, options: TrafficOptions, kind: Kind, rate_per_s: float) -> TrafficRequest:
+def _traffic_request(
+    run: _Run, options: TrafficOptions, kind: Kind, rate_per_s: float
+) -> TrafficRequest:
     return TrafficRequest(
         kind=kind,
         bootstrap=run.common.bootstrap,
@@ -252,10 +300,19 @@ def _report(
 
 @contextmanager
 def _telling() -> Iterator[Tell]:
-    """Yields what shows progress on standard error: a bar for each step on a terminal, nothing elsewhere."""
+    """Yields what shows progress on standard error: a bar for each step on a terminal, nothing
+    elsewhere.
+    """
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, refresh_per_second=2) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, disable=not console.is_terminal, refresh_per_second=2
+    ) as progress:
         tasks: dict[str, TaskID] = {}
 
         def tell(step: str, done: int, total: int) -> None:

@@ -1,7 +1,9 @@
-"""The evaluation data: corpus, claims with their evidence, questions, and their vectors, out of one folder.
+"""The evaluation data: corpus, claims with their evidence, questions, and their vectors, out of one
+folder.
 
-`CORPUS` and its vectors, `CLAIMS` with `EVIDENCE`, `TRAFFIC`; vectors lie in `embeddings/`, rows as in the file of the
-same name. Any corpus may stand behind these names; ids of evidence are ids of passages.
+`CORPUS` and its vectors, `CLAIMS` with `EVIDENCE`, `TRAFFIC`; vectors lie in `embeddings/`, rows as
+in the file of the same name. Any corpus may stand behind these names; ids of evidence are ids of
+passages.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class _Passage(msgspec.Struct):
 
 
 class EvaluationData(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder of evaluation data. Files are looked for when they are asked for: each command needs its own."""
+    """A folder of evaluation data. Files are looked for when they are asked for: each command needs
+    its own.
+    """
 
     folder: Path
 
@@ -66,24 +70,30 @@ class EvaluationData(msgspec.Struct, frozen=True, kw_only=True):
         path = self.folder / name
         if not path.is_file():
             raise ConfigError(
-                f"the evaluation data at {self.folder} have no {name}: this benchmark measures on it; name the right folder "
-                f"with --data or {DATA_VARIABLE}"
+                f"the evaluation data at {self.folder} have no {name}: this benchmark measures on "
+                f"it; name the right folder with --data or {DATA_VARIABLE}"
             )
         return path
 
 
 def find_data(folder: Path | None, environ: Mapping[str, str] = os.environ) -> EvaluationData:
-    """Returns the data in `folder`, else in the folder that CARPOOL_DATA names. Raises `ConfigError` without either."""
+    """Returns the data in `folder`, else in the folder that CARPOOL_DATA names. Raises
+    `ConfigError` without either.
+    """
     named = folder or (Path(environ[DATA_VARIABLE]) if environ.get(DATA_VARIABLE) else None)
     if named is None:
-        raise ConfigError(f"which evaluation data? Name their folder with --data, or set {DATA_VARIABLE}")
+        raise ConfigError(
+            f"which evaluation data? Name their folder with --data, or set {DATA_VARIABLE}"
+        )
     if not named.is_dir():
         raise ConfigError(f"there is no folder {named}; check --data or {DATA_VARIABLE}")
     return EvaluationData(folder=named)
 
 
 def read_evidence(path: Path) -> dict[str, frozenset[str]]:
-    """Returns passage ids by query id out of tab-separated lines. Raises `ConfigError` that names a line that is not."""
+    """Returns passage ids by query id out of tab-separated lines. Raises `ConfigError` that names a
+    line that is not.
+    """
     evidence: dict[str, frozenset[str]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
@@ -96,7 +106,9 @@ def read_evidence(path: Path) -> dict[str, frozenset[str]]:
 
 
 def read_passage_ids(path: Path) -> tuple[str, ...]:
-    """Returns the ids of a corpus of JSON lines (gzip or not), in order. Raises `ConfigError` that names a bad line."""
+    """Returns the ids of a corpus of JSON lines (gzip or not), in order. Raises `ConfigError` that
+    names a bad line.
+    """
     decoder = msgspec.json.Decoder(_Passage)
     ids = []
     for number, line in enumerate(_lines(path), start=1):
@@ -118,7 +130,9 @@ def read_vectors(path: Path) -> Float32:
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read vectors from {path}: {error}") from error
     if loaded.ndim != 2 or not len(loaded) or not np.issubdtype(loaded.dtype, np.floating):
-        raise ConfigError(f"{path} holds {loaded.dtype} of shape {loaded.shape}; it must hold rows of floats")
+        raise ConfigError(
+            f"{path} holds {loaded.dtype} of shape {loaded.shape}; it must hold rows of floats"
+        )
     try:
         return normalised(loaded.astype(np.float32))
     except ConfigError as error:
@@ -126,13 +140,15 @@ def read_vectors(path: Path) -> Float32:
 
 
 def normalised(vectors: Float32) -> Float32:
-    """Returns `vectors`, (rows, dim) float32, each divided by its length. Raises `ConfigError` that names a row that has none."""
+    """Returns `vectors`, (rows, dim) float32, each divided by its length. Raises `ConfigError` that
+    names a row that has none.
+    """
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     wrong = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
     if len(wrong):
         raise ConfigError(
-            f"the vector in row {wrong[0]} (the first is 0) is zero or not finite, so it has no direction: make the vectors "
-            f"anew ({len(wrong)} of {len(vectors)} are like that)"
+            f"the vector in row {wrong[0]} (the first is 0) is zero or not finite, so it has no "
+            f"direction: make the vectors anew ({len(wrong)} of {len(vectors)} are like that)"
         )
     divided: Float32 = (vectors / lengths).astype(np.float32)
     return divided

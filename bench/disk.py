@@ -1,4 +1,6 @@
-"""What the disk can do: O_DIRECT reads of given sizes in random order at several depths, as fio would, without verifying."""
+"""What the disk can do: O_DIRECT reads of given sizes in random order at several depths, as fio
+would, without verifying.
+"""
 
 from __future__ import annotations
 
@@ -57,11 +59,13 @@ def measure_disk(
     duration_s: float = DURATION_S,
     into_bytes: int = 0,
 ) -> DiskFigures:
-    """Returns what these reads reach in random order, `duration_s` for each depth, again from the start when all were made.
+    """Returns what these reads reach in random order, `duration_s` for each depth, again from the
+    start when all were made.
 
-    A thread for each outstanding read. They read into `into_bytes` of memory in turn, at least a buffer for each thread: few
-    buffers stay in the processor's caches, where a disk may write sooner than to memory, and a cache that keeps what it reads
-    has none such. Blocks. Raises `ConfigError` where the file system has no O_DIRECT or no disk: memory would be measured.
+    A thread for each outstanding read. They read into `into_bytes` of memory in turn, at least a
+    buffer for each thread: few buffers stay in the processor's caches, where a disk may write
+    sooner than to memory, and a cache that keeps what it reads has none such. Blocks. Raises
+    `ConfigError` where the file system has no O_DIRECT or no disk: memory would be measured.
     """
     if not reads:
         raise ValueError("no reads to measure with")
@@ -70,19 +74,28 @@ def measure_disk(
     order = np.random.default_rng(seed).permutation(len(reads))
     with ExitStack() as stack:
         files = {path: _opened(path, stack) for path in sorted({read.path for read in reads})}
-        jobs = [(files[reads[at].path], reads[at].offset_bytes, reads[at].size_bytes) for at in order]
+        jobs = [
+            (files[reads[at].path], reads[at].offset_bytes, reads[at].size_bytes) for at in order
+        ]
         memory = _memory(count * buffer_bytes)
         stack.callback(memory.close)
         whole = stack.enter_context(memoryview(memory))
-        buffers = [stack.enter_context(whole[at * buffer_bytes : (at + 1) * buffer_bytes]) for at in range(count)]
+        buffers = [
+            stack.enter_context(whole[at * buffer_bytes : (at + 1) * buffer_bytes])
+            for at in range(count)
+        ]
         return DiskFigures(
-            rates=tuple(_rate(jobs, buffers if into_bytes else buffers[:depth], depth, duration_s) for depth in depths)
+            rates=tuple(
+                _rate(jobs, buffers if into_bytes else buffers[:depth], depth, duration_s)
+                for depth in depths
+            )
         )
 
 
 def _memory(size_bytes: int) -> mmap.mmap:
-    """Returns memory in large pages where there are any, as the arena's: requests to the disk are larger then. Used once
-    before, so that the system's giving it is not measured."""
+    """Returns memory in large pages where there are any, as the arena's: requests to the disk are
+    larger then. Used once before, so that the system's giving it is not measured.
+    """
     buffer = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         buffer.madvise(mmap.MADV_HUGEPAGE)
@@ -104,7 +117,10 @@ def _opened(path: Path, stack: ExitStack) -> int:
 
 
 def _rate(
-    jobs: Sequence[tuple[int, int, int]], buffers: Sequence[memoryview], depth: int, duration_s: float
+    jobs: Sequence[tuple[int, int, int]],
+    buffers: Sequence[memoryview],
+    depth: int,
+    duration_s: float,
 ) -> DiskRate:
     """Buffers are used in turn, at least `depth` of them: one is free again when its turn comes."""
     lock = threading.Lock()

@@ -1,4 +1,6 @@
-"""From records to figures: spreads, stage times, cache use, windows. Pure functions; times in microseconds go in, ms come out."""
+"""From records to figures: spreads, stage times, cache use, windows. Pure functions; times in
+microseconds go in, ms come out.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,15 @@ STAGES = (
     "return",
     "total",
 )
-"""The way of a query, in order. `send_delay`, `return` and `total` are seen from outside, the rest the services say."""
+"""The way of a query, in order. `send_delay`, `return` and `total` are seen from outside, the rest
+the services say.
+"""
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How values are spread: percentiles over all of them, none left out, nothing averaged twice."""
+    """How values are spread: percentiles over all of them, none left out, nothing averaged
+    twice.
+    """
 
     count: int
     mean: float
@@ -38,18 +44,26 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Returns the spread of `values` (percentiles interpolate between neighbours), or None where there are none."""
+    """Returns the spread of `values` (percentiles interpolate between neighbours), or None where
+    there are none.
+    """
     array = np.fromiter(values, dtype=np.float64)
     if not array.size:
         return None
     p50, p99 = np.percentile(array, (50, 99))
     return Spread(
-        count=int(array.size), mean=float(array.mean()), p50=float(p50), p99=float(p99), max=float(array.max())
+        count=int(array.size),
+        mean=float(array.mean()),
+        p50=float(p50),
+        p99=float(p99),
+        max=float(array.max()),
     )
 
 
 class Trip(msgspec.Struct, frozen=True, kw_only=True):
-    """One query as it was sent and came back. Epoch microseconds; `arrived_us`: its retrieval was read by the benchmark."""
+    """One query as it was sent and came back. Epoch microseconds; `arrived_us`: its retrieval was
+    read by the benchmark.
+    """
 
     intended_us: int
     sent_us: int
@@ -69,7 +83,8 @@ class Trip(msgspec.Struct, frozen=True, kw_only=True):
 def stage_spreads_ms(timings_us: Iterable[Mapping[str, int]]) -> dict[str, Spread]:
     """Returns the spread of each stage in milliseconds, known stages first and in their order.
 
-    A stage that a query did not go through does not count for it, so that `count` may differ between stages.
+    A stage that a query did not go through does not count for it, so that `count` may differ
+    between stages.
     """
     by_stage: dict[str, list[float]] = {}
     for timings in timings_us:
@@ -80,7 +95,9 @@ def stage_spreads_ms(timings_us: Iterable[Mapping[str, int]]) -> dict[str, Sprea
 
 
 class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Clusters that queries probed, by the tier where they were found, and the bytes that were read because of queries."""
+    """Clusters that queries probed, by the tier where they were found, and the bytes that were read
+    because of queries.
+    """
 
     gpu: int
     ram: int
@@ -118,7 +135,8 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def windows(groups: Iterable[Group]) -> Windows | None:
-    """Returns the sizes of windows and groups, or None without groups. A group that was cut counts as its pieces.
+    """Returns the sizes of windows and groups, or None without groups. A group that was cut counts
+    as its pieces.
 
     Windows are told apart by the process that planned them and its number for them.
     """
@@ -130,15 +148,26 @@ def windows(groups: Iterable[Group]) -> Windows | None:
     window_queries, group_queries = spread(queries.values()), spread(sizes)
     if window_queries is None or group_queries is None:
         return None
-    return Windows(windows=len(queries), groups=len(sizes), window_queries=window_queries, group_queries=group_queries)
+    return Windows(
+        windows=len(queries),
+        groups=len(sizes),
+        window_queries=window_queries,
+        group_queries=group_queries,
+    )
 
 
-def evidence_share(found: Mapping[str, Sequence[str]], evidence: Mapping[str, frozenset[str]], first: int = 5) -> float:
+def evidence_share(
+    found: Mapping[str, Sequence[str]], evidence: Mapping[str, frozenset[str]], first: int = 5
+) -> float:
     """Returns the share of queries with one of its evidence pages among its `first` hits.
 
-    Both map query ids; a query of `evidence` that found nothing counts as missed. Raises `ValueError` without evidence.
+    Both map query ids; a query of `evidence` that found nothing counts as missed. Raises
+    `ValueError` without evidence.
     """
     if not evidence:
         raise ValueError("no query has evidence: a share of nothing means nothing")
-    hits = sum(not pages.isdisjoint(found.get(query_id, ())[:first]) for query_id, pages in evidence.items())
+    hits = sum(
+        not pages.isdisjoint(found.get(query_id, ())[:first])
+        for query_id, pages in evidence.items()
+    )
     return hits / len(evidence)

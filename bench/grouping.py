@@ -1,4 +1,6 @@
-"""What a plan costs, and what it is worth: windows of real questions, grouped and ordered as the grouper does it."""
+"""What a plan costs, and what it is worth: windows of real questions, grouped and ordered as the
+grouper does it.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,20 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from bench.data import CORPUS, Float32, find_data, read_vectors
 from bench.figures import Spread, spread
 from bench.grouping_replay import Clusters, ReplayRow, replay
-from bench.machine import DataFile, Machine, Revision, data_file, program, this_machine, this_revision
+from bench.machine import (
+    DataFile,
+    Machine,
+    Revision,
+    data_file,
+    program,
+    this_machine,
+    this_revision,
+)
 from bench.report import print_promises, write_report
 from carpool.disk.centroids import probe
-from grouper.plan.grouping import BEFORE_QUERIES, plan_groups
-from grouper.plan.orders import ORDER_NAMES, OrderName, group_order
-from grouper.plan.policies import LINKAGE_NAMES, GroupingPolicy, PolicyName, grouping_policy
+from grouper.plan.grouping import LINKAGE_NAMES, GroupingPolicy, PolicyName, grouping_policy
+from grouper.plan.order import ORDER_NAMES, OrderName, group_order
+from grouper.plan.plan_groups import BEFORE_QUERIES, plan_groups
 from grouper.settings import GrouperSettings
 
 QUESTIONS = ("queries-hotpotqa", "queries-nq")
@@ -48,7 +58,9 @@ class GroupingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds a window, on one thread. `plan`: Jaccard, groups and order; `plan_cpu`: what the thread got of it."""
+    """Milliseconds a window, on one thread. `plan`: Jaccard, groups and order; `plan_cpu`: what the
+    thread got of it.
+    """
 
     plan: Spread
     plan_cpu: Spread
@@ -78,7 +90,9 @@ class GroupingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(data_dir: Path | None, options: GroupingOptions, json_file: Path | None) -> bool:
-    """Measures, prints, writes the JSON; returns whether the promise held. Raises `ConfigError` for missing data."""
+    """Measures, prints, writes the JSON; returns whether the promise held. Raises `ConfigError` for
+    missing data.
+    """
     started_s, machine = time.time(), this_machine()
     data = find_data(data_dir)
     paths = [data.vectors_path(name) for name in (CORPUS, *QUESTIONS)]
@@ -113,14 +127,24 @@ def measure(corpus: Float32, questions: Float32, options: GroupingOptions) -> Gr
     order = np.random.default_rng(options.seed)
     return GroupingResult(
         times_ms=plan_times(centroids, questions, clusters, options, order),
-        replayed=replay_all(_all_once(clusters, options.window_queries, order), sizes_bytes, options),
+        replayed=replay_all(
+            _all_once(clusters, options.window_queries, order), sizes_bytes, options
+        ),
     )
 
 
 def trained(corpus: Float32, nlist: int, seed: int) -> tuple[Float32, npt.NDArray[np.int64]]:
-    """Returns centroids, (nlist, dim) float32, and the bytes of each cluster as float32 rows with their numbers."""
+    """Returns centroids, (nlist, dim) float32, and the bytes of each cluster as float32 rows with
+    their numbers.
+    """
     kmeans = faiss.Kmeans(
-        corpus.shape[1], nlist, niter=20, seed=seed, spherical=True, min_points_per_centroid=1, verbose=False
+        corpus.shape[1],
+        nlist,
+        niter=20,
+        seed=seed,
+        spherical=True,
+        min_points_per_centroid=1,
+        verbose=False,
     )
     kmeans.train(corpus)
     centroids: Float32 = np.ascontiguousarray(kmeans.centroids, dtype=np.float32)
@@ -140,7 +164,9 @@ def plan_times(
     options: GroupingOptions,
     chooser: np.random.Generator,
 ) -> PlanTimes:
-    """Times `options.windows` windows, each of distinct questions chosen at random, one after the other."""
+    """Times `options.windows` windows, each of distinct questions chosen at random, one after the
+    other.
+    """
     policy = grouping_policy(options.policy, jaccard_similarity_min=options.jaccard_similarity_min)
     order = group_order(options.order)
     plan_s, cpu_s, probe_s = [], [], []
@@ -158,18 +184,31 @@ def plan_times(
         plan_s.append(wall_s)
         cpu_s.append(thread_s)
         before = tuple(window[-BEFORE_QUERIES:])
-    plan, plan_cpu, probing = (spread(took * 1_000 for took in each) for each in (plan_s, cpu_s, probe_s))
-    assert plan is not None and plan_cpu is not None and probing is not None, "at least one window is timed"
+    plan, plan_cpu, probing = (
+        spread(took * 1_000 for took in each) for each in (plan_s, cpu_s, probe_s)
+    )
+    assert plan is not None and plan_cpu is not None and probing is not None, (
+        "at least one window is timed"
+    )
     return PlanTimes(plan=plan, plan_cpu=plan_cpu, probe=probing)
 
 
 def replay_all(
-    windows: Sequence[Sequence[Clusters]], sizes_bytes: npt.NDArray[np.int64], options: GroupingOptions
+    windows: Sequence[Sequence[Clusters]],
+    sizes_bytes: npt.NDArray[np.int64],
+    options: GroupingOptions,
 ) -> tuple[ReplayRow, ...]:
     """Returns a row for every policy and order; the cache holds `cache_share` of the clusters."""
     cache_clusters = max(1, round(options.nlist * options.cache_share))
     return tuple(
-        replay(windows, policy, group_order(order), name=name, sizes_bytes=sizes_bytes, cache_clusters=cache_clusters)
+        replay(
+            windows,
+            policy,
+            group_order(order),
+            name=name,
+            sizes_bytes=sizes_bytes,
+            cache_clusters=cache_clusters,
+        )
         for name, policy in _policies(options.jaccard_similarity_min)
         for order in reversed(ORDER_NAMES)
     )
@@ -177,7 +216,13 @@ def replay_all(
 
 def print_result(console: Console, options: GroupingOptions, result: GroupingResult) -> None:
     """Prints times and replay as tables."""
-    times = Table("ms a window", "p50", "p99", "max", title=f"{options.windows} windows of {options.window_queries}")
+    times = Table(
+        "ms a window",
+        "p50",
+        "p99",
+        "max",
+        title=f"{options.windows} windows of {options.window_queries}",
+    )
     names = {
         f"group ({options.policy}) and order ({options.order})": result.times_ms.plan,
         "  of it on the CPU": result.times_ms.plan_cpu,
@@ -188,9 +233,16 @@ def print_result(console: Console, options: GroupingOptions, result: GroupingRes
     console.print(times)
     base = result.replayed[0]
     table = Table(
-        "policy", "order", "records", "by query", "of none", "by record", "done after",
-        title=f"MB read a query: nlist {options.nlist}, nprobe {options.nprobe}, room for {options.cache_share:.0%}",
-    )  # fmt: skip
+        "policy",
+        "order",
+        "records",
+        "by query",
+        "of none",
+        "by record",
+        "done after",
+        title=f"MB read a query: nlist {options.nlist}, nprobe {options.nprobe}, room for "
+        f"{options.cache_share:.0%}",
+    )
     for row in result.replayed:
         table.add_row(
             row.policy.replace("agglomerative, ", "aggl. "),
@@ -220,7 +272,9 @@ def _policies(theta: float) -> list[tuple[str, GroupingPolicy]]:
     return [*found, ("whole", grouping_policy("whole", jaccard_similarity_min=theta))]
 
 
-def _all_once(clusters: Sequence[Clusters], window_queries: int, chooser: np.random.Generator) -> list[list[Clusters]]:
+def _all_once(
+    clusters: Sequence[Clusters], window_queries: int, chooser: np.random.Generator
+) -> list[list[Clusters]]:
     """All questions, each once, in windows: full ones only."""
     shuffled = [clusters[question] for question in chooser.permutation(len(clusters))]
     full = len(shuffled) // window_queries * window_queries

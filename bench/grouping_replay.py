@@ -1,8 +1,10 @@
-"""What an order of queries is worth: windows replayed against a cache of clusters, on paper. No index, no disk, no time.
+"""What an order of queries is worth: windows replayed against a cache of clusters, on paper. No
+index, no disk, no time.
 
-Two searchers. *By query*: one query after the other, a cache of so many clusters, least recently used goes first (the
-setting of CaGR-RAG). *By record*: one record after the other, each cluster of a record read once for all its queries;
-resident clusters first, then those of the query that lacks the fewest bytes.
+Two searchers. *By query*: one query after the other, a cache of so many clusters, least recently
+used goes first (the setting of CaGR-RAG). *By record*: one record after the other, each cluster of
+a record read once for all its queries; resident clusters first, then those of the query that lacks
+the fewest bytes.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from grouper.plan.grouping import BEFORE_QUERIES, plan_groups
-from grouper.plan.orders import GroupOrder
-from grouper.plan.policies import GroupingPolicy, Groups
+from grouper.plan.grouping import GroupingPolicy, Groups
+from grouper.plan.order import GroupOrder
+from grouper.plan.plan_groups import BEFORE_QUERIES, plan_groups
 
 Clusters = tuple[int, ...]
 
@@ -24,7 +26,8 @@ Clusters = tuple[int, ...]
 class ReplayRow(msgspec.Struct, frozen=True, kw_only=True):
     """What one way of grouping and ordering comes to. Means over all queries of all windows.
 
-    `completion_mb`: what a searcher by record has read, from the beginning of the query's window to its last cluster.
+    `completion_mb`: what a searcher by record has read, from the beginning of the query's window to
+    its last cluster.
     """
 
     policy: str
@@ -58,11 +61,15 @@ class EntryCache:
 def ordered_windows(
     windows: Sequence[Sequence[Clusters]], policy: GroupingPolicy, order: GroupOrder
 ) -> list[list[list[Clusters]]]:
-    """Returns each window as its records, each as C(q) of its queries, as the grouper would write them."""
+    """Returns each window as its records, each as C(q) of its queries, as the grouper would write
+    them.
+    """
     before: deque[Clusters] = deque(maxlen=BEFORE_QUERIES)
     result = []
     for window in windows:
-        groups: Groups = plan_groups(window, before=tuple(before), deadlines=(), policy=policy, order=order)
+        groups: Groups = plan_groups(
+            window, before=tuple(before), deadlines=(), policy=policy, order=order
+        )
         records = [[window[member] for member in members] for members in groups]
         before.extend(query for record in records for query in record)
         result.append(records)
@@ -78,7 +85,9 @@ def replay(
     sizes_bytes: npt.NDArray[np.int64],
     cache_clusters: int,
 ) -> ReplayRow:
-    """Returns what `policy` and `order` come to over `windows`. `sizes_bytes`: (nlist,) int64; `name`: of the policy."""
+    """Returns what `policy` and `order` come to over `windows`. `sizes_bytes`: (nlist,) int64;
+    `name`: of the policy.
+    """
     planned = ordered_windows(windows, policy, order)
     queries = sum(len(window) for window in windows)
     by_record, completion = _by_record(planned, sizes_bytes, cache_clusters)
@@ -92,29 +101,40 @@ def replay(
     )
 
 
-def _by_query(planned: list[list[list[Clusters]]], sizes_bytes: npt.NDArray[np.int64], capacity: int) -> int:
+def _by_query(
+    planned: list[list[list[Clusters]]], sizes_bytes: npt.NDArray[np.int64], capacity: int
+) -> int:
     cache = EntryCache(capacity)
     queries = (query for records in planned for record in records for query in record)
-    return sum(int(sizes_bytes[cluster]) for query in queries for cluster in query if cache.touch(cluster))
+    return sum(
+        int(sizes_bytes[cluster]) for query in queries for cluster in query if cache.touch(cluster)
+    )
 
 
 def _by_record(
     planned: list[list[list[Clusters]]], sizes_bytes: npt.NDArray[np.int64], capacity: int
 ) -> tuple[int, int]:
-    """Bytes read, and the sum over the queries of what their window had read when they were done."""
+    """Bytes read, and the sum over the queries of what their window had read when they were
+    done.
+    """
     cache = EntryCache(capacity)
     read_bytes = completion_bytes = 0
     for records in planned:
         window_bytes = 0
         for record in records:
             left = [set(query) for query in record]
-            for cluster in sorted({cluster for query in record for cluster in query if cluster in cache}):
+            for cluster in sorted(
+                {cluster for query in record for cluster in query if cluster in cache}
+            ):
                 cache.touch(cluster)
                 for lacking in left:
                     lacking.discard(cluster)
             waiting = set(range(len(record)))
             while waiting:
-                lacks = {query: sum(int(sizes_bytes[cluster]) for cluster in left[query]) for query in waiting}
+                lacks = {
+                    query: sum(int(sizes_bytes[cluster]) for cluster in left[query])
+                    for query in waiting
+                }
                 chosen = min(waiting, key=lambda query: (lacks[query], query))
                 for cluster in sorted(left[chosen]):
                     cache.touch(cluster)

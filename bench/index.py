@@ -1,4 +1,6 @@
-"""The indexes of a run: the corpus from its precomputed vectors, built once and used again, and one with next to nothing."""
+"""The indexes of a run: the corpus from its precomputed vectors, built once and used again, and one
+with next to nothing.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ class BenchIndex(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def segment_bytes(self) -> int:
         """Bytes of all clusters as they lie on disk."""
-        return sum(self.manifest.file(segment_name(n)).size_bytes for n in range(self.manifest.segment_count))
+        return sum(
+            self.manifest.file(segment_name(n)).size_bytes
+            for n in range(self.manifest.segment_count)
+        )
 
 
 def corpus_index(
@@ -46,10 +51,11 @@ def corpus_index(
     embedding: EmbeddingSettings,
     note: Callable[[str], None],
 ) -> BenchIndex:
-    """Returns the index of the corpus in `index_dir`, built there from the precomputed vectors unless it is there already.
+    """Returns the index of the corpus in `index_dir`, built there from the precomputed vectors
+    unless it is there already.
 
-    The vectors are brought to float32 and to length one first. Raises `ConfigError` where the index that is there is of
-    another model, number of clusters or number of passages.
+    The vectors are brought to float32 and to length one first. Raises `ConfigError` where the index
+    that is there is of another model, number of clusters or number of passages.
     """
     fingerprint = fingerprint_of(embedding)
     if (index_dir / MANIFEST_NAME).exists():
@@ -62,7 +68,9 @@ def corpus_index(
             if getattr(found.manifest, name) != value
         ]
         if wrong:
-            raise ConfigError(f"the index at {index_dir} is another one: {'; '.join(wrong)}. Name another --index")
+            raise ConfigError(
+                f"the index at {index_dir} is another one: {'; '.join(wrong)}. Name another --index"
+            )
         note(f"index: {index_dir} is there already")
         return found
     note(f"index: building {index_dir} from precomputed vectors")
@@ -77,8 +85,11 @@ def corpus_index(
     )
 
 
-def tiny_index(data: EvaluationData, *, work_dir: Path, nlist: int, embedding: EmbeddingSettings) -> BenchIndex:
-    """Returns an index of the first few passages a cluster: a searcher on it shows what it takes beside its budget.
+def tiny_index(
+    data: EvaluationData, *, work_dir: Path, nlist: int, embedding: EmbeddingSettings
+) -> BenchIndex:
+    """Returns an index of the first few passages a cluster: a searcher on it shows what it takes
+    beside its budget.
 
     As many clusters as the real one has, so that queries probe as many and records are as large.
     """
@@ -92,7 +103,9 @@ def tiny_index(data: EvaluationData, *, work_dir: Path, nlist: int, embedding: E
 
 
 def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: str) -> BenchIndex:
-    """Returns an index of `texts`, embedded with `model`; the one in `index_dir`, where it is of as many and of that model."""
+    """Returns an index of `texts`, embedded with `model`; the one in `index_dir`, where it is of as
+    many and of that model.
+    """
     embedding = EmbeddingSettings(model=model)
     if (index_dir / MANIFEST_NAME).exists():
         manifest = read_manifest(index_dir)
@@ -103,7 +116,8 @@ def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: 
     index_dir.parent.mkdir(parents=True, exist_ok=True)
     corpus = index_dir.with_name(index_dir.name + "-corpus.jsonl")
     rows = (
-        {"id": f"passage-{number}", "title": f"Passage {number}", "text": text} for number, text in enumerate(texts)
+        {"id": f"passage-{number}", "title": f"Passage {number}", "text": text}
+        for number, text in enumerate(texts)
     )
     corpus.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
     vectors = load_embedder(embedding).encode(texts)
@@ -111,13 +125,23 @@ def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: 
 
 
 def memory_search(data: EvaluationData, index: BenchIndex) -> MemorySearch:
-    """Returns FAISS over the vectors that the index was built from, with the centroids of the index."""
+    """Returns FAISS over the vectors that the index was built from, with the centroids of the
+    index.
+    """
     vectors = read_vectors(data.vectors_path(CORPUS))
-    return MemorySearch(read_passage_ids(data.corpus_path), vectors, read_centroids(index.dir, index.manifest))
+    return MemorySearch(
+        read_passage_ids(data.corpus_path), vectors, read_centroids(index.dir, index.manifest)
+    )
 
 
 def _build(
-    corpus: Path, vectors: Float32, index_dir: Path, *, nlist: int, seed: int, embedding: EmbeddingSettings
+    corpus: Path,
+    vectors: Float32,
+    index_dir: Path,
+    *,
+    nlist: int,
+    seed: int,
+    embedding: EmbeddingSettings,
 ) -> BenchIndex:
     vectors_path = index_dir.with_name(index_dir.name + "-vectors.npy")
     np.save(vectors_path, vectors)
@@ -133,7 +157,9 @@ def _build(
         fingerprint=fingerprint_of(embedding),
     )
     try:
-        report = build_index(request, IndexerConfig(embedding=embedding), SystemClock(), SilentProgress())
+        report = build_index(
+            request, IndexerConfig(embedding=embedding), SystemClock(), SilentProgress()
+        )
     finally:
         vectors_path.unlink()
     return BenchIndex(dir=index_dir, manifest=report.manifest)
@@ -142,5 +168,7 @@ def _build(
 def nprobes_to_try(
     nlist: int, nprobe_default: int, wished: Sequence[int] = (1, 2, 5, 10, 15, 20, 30, 40, 50)
 ) -> list[int]:
-    """Returns the nprobes of a table: round ones up to half of nlist, the default, and nlist (exact)."""
+    """Returns the nprobes of a table: round ones up to half of nlist, the default, and nlist
+    (exact).
+    """
     return sorted({nprobe for nprobe in wished if nprobe <= nlist // 2} | {nprobe_default, nlist})

@@ -1,4 +1,6 @@
-"""What the benchmarks of the Kafka core share: made-up passages in a small index, questions about them, and the report."""
+"""What the benchmarks of the Kafka core share: made-up passages in a small index, questions about
+them, and the report.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,30 @@ PASSAGES = 400
 NLIST = 16
 QUESTIONS = 500
 """Different questions; a longer load asks them again, each time under an id of its own."""
-
-# fmt: off
 WORDS = (
-    "river", "mountain", "painter", "treaty", "orbit", "enzyme", "harbour", "violin", "glacier", "senate", "lantern",
-    "copper", "meadow", "comet", "dialect", "castle", "desert", "engine", "orchard", "market", "temple", "canal",
+    "river",
+    "mountain",
+    "painter",
+    "treaty",
+    "orbit",
+    "enzyme",
+    "harbour",
+    "violin",
+    "glacier",
+    "senate",
+    "lantern",
+    "copper",
+    "meadow",
+    "comet",
+    "dialect",
+    "castle",
+    "desert",
+    "engine",
+    "orchard",
+    "market",
+    "temple",
+    "canal",
 )
-# fmt: on
 
 ENVIRONMENT = {"CARPOOL_EMBEDDING_MODEL": MODEL, "CARPOOL_LLM_ENGINE": "none"}
 """Settings of the services: no model for vectors and none for answers."""
@@ -43,18 +62,25 @@ LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 def made_up_index(folder: Path) -> BenchIndex:
-    """Returns an index of `PASSAGES` made-up passages in `folder`, built unless it is there. Blocks for a second."""
+    """Returns an index of `PASSAGES` made-up passages in `folder`, built unless it is there. Blocks
+    for a second.
+    """
     rng = random.Random(7)
     texts = [_words(rng, 30) for _ in range(PASSAGES)]
     return index_of_texts(texts, index_dir=folder / "made-up-index", nlist=NLIST, model=MODEL)
 
 
 def made_up_questions(count: int) -> tuple[Question, ...]:
-    """Returns `count` questions with text and the vector of it, of which `QUESTIONS` are different."""
+    """Returns `count` questions with text and the vector of it, of which `QUESTIONS` are
+    different.
+    """
     rng = random.Random(11)
     texts = ["what of the " + _words(rng, 4) for _ in range(min(count, QUESTIONS))]
     rows = HashingEmbedder(DIMENSION).encode(texts)
-    different = [Question(text=text, vector=row.astype("<f4").tobytes()) for text, row in zip(texts, rows, strict=True)]
+    different = [
+        Question(text=text, vector=row.astype("<f4").tobytes())
+        for text, row in zip(texts, rows, strict=True)
+    ]
     return tuple(different[number % len(different)] for number in range(count))
 
 
@@ -70,7 +96,9 @@ def by_label(samples: Mapping[str, float], metric: str, label: str) -> dict[str,
 
 @contextmanager
 def fresh_folder(folder: Path) -> Iterator[Path]:
-    """Yields an empty folder for the data of brokers, and removes it with all that is in it after."""
+    """Yields an empty folder for the data of brokers, and removes it with all that is in it
+    after.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
@@ -82,7 +110,10 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
 def require_kafka() -> None:
     """Raises `ConfigError` where no broker can be started."""
     if kafka_home() is None:
-        raise ConfigError("this benchmark starts brokers: set KAFKA_HOME to a Kafka distribution, and install Java 17")
+        raise ConfigError(
+            "this benchmark starts brokers: set KAFKA_HOME to a Kafka distribution, and install "
+            "Java 17"
+        )
 
 
 def kafka_report(
@@ -95,7 +126,9 @@ def kafka_report(
     promises: dict[str, bool],
     results: Any,
 ) -> Report:
-    """Returns the report of a run on brokers that were started for it. `index`: None where none was searched."""
+    """Returns the report of a run on brokers that were started for it. `index`: None where none was
+    searched.
+    """
     return Report(
         benchmark=benchmark,
         command=program(),

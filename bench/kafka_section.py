@@ -1,4 +1,6 @@
-"""The section `kafka` of the settings as a benchmark's own clients read it: what `--set kafka.NAME=VALUE` says reaches them."""
+"""The section `kafka` of the settings as a benchmark's own clients read it: what `--set
+kafka.NAME=VALUE` says reaches them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,8 @@ class _Sections(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kafka_section(environ: Mapping[str, str], **flags: str) -> KafkaSettings:
-    """Returns what the environment variables say; `flags` go before them. Raises `ConfigError` for what is wrong in either."""
+    """Returns what the environment variables say; `flags` go before them. Raises `ConfigError` for
+    what is wrong in either.
+    """
     found = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
     return load_settings(_Sections, file=None, environ=found, flags={"kafka": flags}).kafka

@@ -1,7 +1,9 @@
-"""Reading what the services write, exactly: every record of some topics from where they ended when the reader was made.
+"""Reading what the services write, exactly: every record of some topics from where they ended when
+the reader was made.
 
-No consumer group: partitions are assigned, offsets are taken before anything is published, nothing is skipped. Records
-are kept as bytes with their time of arrival and decoded after the run, so that reading costs the run little.
+No consumer group: partitions are assigned, offsets are taken before anything is published, nothing
+is skipped. Records are kept as bytes with their time of arrival and decoded after the run, so that
+reading costs the run little.
 """
 
 from __future__ import annotations
@@ -41,8 +43,11 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
 class TopicReader:
     """Reads whole topics on a thread. A context manager."""
 
-    def __init__(self, kafka: KafkaSettings, topics: Sequence[str], clock: Clock, *, from_beginning: bool) -> None:
-        """Takes the offsets to begin at: the ends of now, or the beginnings (of a broker that was made for the run).
+    def __init__(
+        self, kafka: KafkaSettings, topics: Sequence[str], clock: Clock, *, from_beginning: bool
+    ) -> None:
+        """Takes the offsets to begin at: the ends of now, or the beginnings (of a broker that was
+        made for the run).
 
         Raises `RetryableError` when no broker answers.
         """
@@ -56,7 +61,8 @@ class TopicReader:
         self._consumer = confluent_kafka.Consumer(
             client_config(kafka)
             | {
-                "group.id": f"carpool-bench-reader-{uuid.uuid4()}",  # librdkafka wants a name; nothing joins under it
+                # librdkafka wants a name; nothing joins under it
+                "group.id": f"carpool-bench-reader-{uuid.uuid4()}",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "error",
@@ -83,7 +89,9 @@ class TopicReader:
             return len(ids & set().union(*(self._counts[topic].keys() for topic in topics)))
 
     def distinct(self, topic: str) -> int:
-        """Returns how many different keys the records of `topic` had so far. Raises what stopped the reader."""
+        """Returns how many different keys the records of `topic` had so far. Raises what stopped
+        the reader.
+        """
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -98,14 +106,18 @@ class TopicReader:
         settle_s: float,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> bool:
-        """Waits until every id was seen in one of `topics`, and `settle_s` longer, for what may come twice.
+        """Waits until every id was seen in one of `topics`, and `settle_s` longer, for what may
+        come twice.
 
-        Returns whether all were seen: False after `stalled_s` without any record. Raises what stopped the reader.
+        Returns whether all were seen: False after `stalled_s` without any record. Raises what
+        stopped the reader.
         """
         started_s = time.monotonic()
         while (seen := self.seen(topics, ids)) < len(ids):
             on_progress(seen)
-            time.sleep(POLL_S)  # not woken by each record: at a high rate that would load the machine being measured
+            time.sleep(
+                POLL_S
+            )  # not woken by each record: at a high rate that would load the machine being measured
             with self._lock:
                 if self._failure is not None:
                     raise self._failure
@@ -123,7 +135,10 @@ class TopicReader:
             error = message.error()
             if error is not None:
                 if error.code() == confluent_kafka.KafkaError._AUTO_OFFSET_RESET or error.fatal():
-                    self._fail(f"the topics cannot be read to their end ({error.str()}), so nothing can be counted")
+                    self._fail(
+                        f"the topics cannot be read to their end ({error.str()}), so nothing can "
+                        "be counted"
+                    )
                 continue
             arrived_us = self._clock.now_us()
             self._keep(message, arrived_us)
@@ -152,7 +167,10 @@ class TopicReader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Stops reading."""
         self._stopping.set()
@@ -164,8 +182,12 @@ class _NoTopicError(RetryableError):
     """A broker knows of no such topic."""
 
 
-def end_offsets(consumer: confluent_kafka.Consumer, topic: str) -> list[confluent_kafka.TopicPartition]:
-    """Returns every partition of `topic` with its end as its offset. Blocks up to `TIMEOUT_S`. Raises `RetryableError`."""
+def end_offsets(
+    consumer: confluent_kafka.Consumer, topic: str
+) -> list[confluent_kafka.TopicPartition]:
+    """Returns every partition of `topic` with its end as its offset. Blocks up to `TIMEOUT_S`.
+    Raises `RetryableError`.
+    """
     now_s = time.monotonic()
     until_s, missing_until_s = now_s + TIMEOUT_S, now_s + MISSING_S
     while True:
@@ -175,7 +197,8 @@ def end_offsets(consumer: confluent_kafka.Consumer, topic: str) -> list[confluen
             # A topic that was made a moment ago has no leader yet.
             if time.monotonic() > until_s:
                 raise RetryableError(
-                    f"the brokers do not say where {topic} ends: {error.args[0].str()}; are they running?"
+                    f"the brokers do not say where {topic} ends: {error.args[0].str()}; are they "
+                    "running?"
                 ) from error
         except _NoTopicError:
             # Or not every broker has heard of it.
@@ -184,12 +207,18 @@ def end_offsets(consumer: confluent_kafka.Consumer, topic: str) -> list[confluen
         time.sleep(POLL_S)
 
 
-def _end_offsets(consumer: confluent_kafka.Consumer, topic: str) -> list[confluent_kafka.TopicPartition]:
+def _end_offsets(
+    consumer: confluent_kafka.Consumer, topic: str
+) -> list[confluent_kafka.TopicPartition]:
     # Asked for all: asking for one by name would make some brokers create it.
     found = consumer.list_topics(timeout=TIMEOUT_S).topics.get(topic)
     if found is None:
-        raise _NoTopicError(f"there is no topic {topic} at the brokers; make the topics: carpool topics create")
-    places = [confluent_kafka.TopicPartition(topic, partition) for partition in sorted(found.partitions)]
+        raise _NoTopicError(
+            f"there is no topic {topic} at the brokers; make the topics: carpool topics create"
+        )
+    places = [
+        confluent_kafka.TopicPartition(topic, partition) for partition in sorted(found.partitions)
+    ]
     for place in places:
         place.offset = consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)[1]
     return places

@@ -1,9 +1,11 @@
-"""A lone query whose clusters lie in memory: what a search costs beside the same FAISS call, and whether both find the same.
+"""A lone query whose clusters lie in memory: what a search costs beside the same FAISS call, and
+whether both find the same.
 
-All search the same vectors in the same clusters, in turns of `TURN` queries, another one first each time. Before a turn the
-machine settles: FAISS's threads go on spinning for some 10 ms after a call, on cores that another would need. How long the
-machine rests after each call decides much, too: threads that spin need not be woken, and those that sleep are woken
-late. So several rests are measured.
+All search the same vectors in the same clusters, in turns of `TURN` queries, another one first each
+time. Before a turn the machine settles: FAISS's threads go on spinning for some 10 ms after a call,
+on cores that another would need. How long the machine rests after each call decides much, too:
+threads that spin need not be woken, and those that sleep are woken late. So several rests are
+measured.
 """
 
 from __future__ import annotations
@@ -26,17 +28,21 @@ from bench.figures import Spread, spread
 from bench.machine import Machine, Revision, this_machine, this_revision
 from carpool.disk.centroids import probe
 from carpool.disk.pages import ClusterPages, choose_layout, encode_pages
-from searcher.scoring import Asked, Scoring
-from searcher.scoring_pool import ScoringPool
-from searcher.top_k import TopTable
+from searcher.scoring.pool import ScoringPool
+from searcher.scoring.query_batch import QueryBatch, Scoring
+from searcher.scoring.top_k import TopTable
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 Search = Callable[[Float32, Int64, int], tuple[Float32, Int64]]
-"""(vector (dim,) float32, its clusters (nprobe,), top_k) -> (n,) scores and (n,) row numbers, best first."""
+"""(vector (dim,) float32, its clusters (nprobe,), top_k) -> (n,) scores and (n,) row numbers, best
+first.
+"""
 
 NOISE = 0.08
-"""Of each of a vector's numbers around its centroid's, which has length one: neighbouring clusters overlap."""
+"""Of each of a vector's numbers around its centroid's, which has length one: neighbouring clusters
+overlap.
+"""
 TURN = 25
 """Queries that one of them answers before the next has its turn."""
 SETTLE_S = 0.1
@@ -47,7 +53,9 @@ SIZE_SIGMA = 0.5
 
 
 class LoneOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured. `rows`, `dimension` and `nlist` are those of made-up data, or of the index."""
+    """What is measured. `rows`, `dimension` and `nlist` are those of made-up data, or of the
+    index.
+    """
 
     rows: Annotated[int, msgspec.Meta(ge=1)] = 1_000_000
     dimension: Annotated[int, msgspec.Meta(ge=1)] = 384
@@ -62,7 +70,9 @@ class LoneOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoneData(Protocol):
-    """What is searched and asked. `queries`: (warm_up + queries, dim) float32; `probes`: (.., nprobe) int64, C(q) of each."""
+    """What is searched and asked. `queries`: (warm_up + queries, dim) float32; `probes`: (..,
+    nprobe) int64, C(q) of each.
+    """
 
     queries: Float32
     probes: Int64
@@ -89,7 +99,9 @@ class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoneTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """At one rest between calls: times in ms, who found what, and how much longer ours took than FAISS, at p50 and p99."""
+    """At one rest between calls: times in ms, who found what, and how much longer ours took than
+    FAISS, at p50 and p99.
+    """
 
     rest_ms: int
     times: dict[str, Spread]
@@ -112,7 +124,9 @@ class LoneReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def different(self) -> int:
         """Results that are neither the same nor tied."""
-        return sum(verdicts.different for times in self.at_rest for verdicts in times.verdicts.values())
+        return sum(
+            verdicts.different for times in self.at_rest for verdicts in times.verdicts.values()
+        )
 
     @property
     def over_ms_max(self) -> float:
@@ -126,22 +140,34 @@ Contestants = AbstractContextManager[Mapping[str, Search]]
 
 
 class LoneIndex:
-    """Made-up vectors in clusters, held twice: as pages, and in an IVF-Flat of FAISS. Takes twice the vectors' bytes."""
+    """Made-up vectors in clusters, held twice: as pages, and in an IVF-Flat of FAISS. Takes twice
+    the vectors' bytes.
+    """
 
     def __init__(self, options: LoneOptions) -> None:
-        """Makes them: unit vectors around random directions, in clusters of uneven sizes. The seed decides all."""
+        """Makes them: unit vectors around random directions, in clusters of uneven sizes. The seed
+        decides all.
+        """
         generator = np.random.default_rng(options.seed)
         self._dimension = options.dimension
-        self.centroids = _units(generator.standard_normal((options.nlist, options.dimension), dtype=np.float32))
+        self.centroids = _units(
+            generator.standard_normal((options.nlist, options.dimension), dtype=np.float32)
+        )
         shares = generator.lognormal(0, SIZE_SIGMA, options.nlist)
         ends = np.round(np.cumsum(shares) / shares.sum() * options.rows).astype(np.int64)
         self._starts = np.concatenate([[0], ends])
-        self._quantizer = faiss.IndexFlatIP(options.dimension)  # kept: the IVF index does not own it
+        self._quantizer = faiss.IndexFlatIP(
+            options.dimension
+        )  # kept: the IVF index does not own it
         self._quantizer.add(self.centroids)
         self._ivf: Any = faiss.IndexIVFFlat(
             self._quantizer, options.dimension, options.nlist, faiss.METRIC_INNER_PRODUCT
         )
-        self._ivf.is_trained, self._ivf.nprobe, self._ivf.ntotal = True, options.nprobe, options.rows
+        self._ivf.is_trained, self._ivf.nprobe, self._ivf.ntotal = (
+            True,
+            options.nprobe,
+            options.rows,
+        )
         lists: Any = self._ivf.invlists
         layout = choose_layout(options.dimension, "float32")
         self.clusters: list[ClusterPages] = []
@@ -149,7 +175,10 @@ class LoneIndex:
             vectors = _units(self.centroids[cluster] + NOISE * self._noise(generator, end - start))
             rows = np.arange(start, end, dtype=np.int64)
             lists.add_entries(
-                cluster, len(rows), faiss.swig_ptr(rows), faiss.swig_ptr(vectors.view(np.uint8).reshape(-1))
+                cluster,
+                len(rows),
+                faiss.swig_ptr(rows),
+                faiss.swig_ptr(vectors.view(np.uint8).reshape(-1)),
             )
             pages = encode_pages(layout, vectors, rows, seed=cluster)
             self.clusters.append(ClusterPages(cluster, layout, len(rows), (pages,)))
@@ -158,7 +187,9 @@ class LoneIndex:
         self.probes: Int64 = probe(self.centroids, self.queries, options.nprobe).astype(np.int64)
 
     def faiss_search(self, vector: Float32, clusters: Int64, top_k: int) -> tuple[Float32, Int64]:
-        """The best rows as FAISS finds them, with as many threads as OpenMP has: one a cluster at a time."""
+        """The best rows as FAISS finds them, with as many threads as OpenMP has: one a cluster at a
+        time.
+        """
         return faiss_search(self._ivf, vector, clusters, top_k)
 
     def rows_scanned(self) -> list[int]:
@@ -191,8 +222,11 @@ def faiss_search(ivf: Any, vector: Float32, clusters: Int64, top_k: int) -> tupl
     return scores[0][found], rows[0][found]
 
 
-def measure(ours: Mapping[str, Search], data: LoneData, options: LoneOptions, rest_ms: int) -> LoneTimes:
-    """Times `ours` and FAISS on every query of `data`, in turns, and compares what they find. Blocks.
+def measure(
+    ours: Mapping[str, Search], data: LoneData, options: LoneOptions, rest_ms: int
+) -> LoneTimes:
+    """Times `ours` and FAISS on every query of `data`, in turns, and compares what they find.
+    Blocks.
 
     The first `options.warm_up` queries are compared and not timed.
     """
@@ -209,7 +243,9 @@ def measure(ours: Mapping[str, Search], data: LoneData, options: LoneOptions, re
             found: dict[str, list[tuple[Float32, Int64]]] = {}
             for place in range(len(names)):
                 name = names[(place + turn) % len(names)]
-                took_ms, found[name] = _take_turn(searches[name], data, asked, options.top_k, rest_ms)
+                took_ms, found[name] = _take_turn(
+                    searches[name], data, asked, options.top_k, rest_ms
+                )
                 times[name] += took_ms[max(0, options.warm_up - first) :]
             for name in ours:
                 for number, mine, theirs in zip(asked, found[name], found[FAISS], strict=True):
@@ -248,7 +284,9 @@ def _take_turn(
 
 
 def run(options: LoneOptions) -> LoneReport:
-    """Measures the searcher's scoring alone, on made-up data, beside FAISS. Blocks; needs twice the vectors' bytes."""
+    """Measures the searcher's scoring alone, on made-up data, beside FAISS. Blocks; needs twice the
+    vectors' bytes.
+    """
     index = LoneIndex(options)
     return measure_all(
         f"{options.rows:,} x {options.dimension} made-up vectors",
@@ -258,7 +296,9 @@ def run(options: LoneOptions) -> LoneReport:
     )
 
 
-def measure_all(what: str, data: LoneData, options: LoneOptions, contestants: Contestants) -> LoneReport:
+def measure_all(
+    what: str, data: LoneData, options: LoneOptions, contestants: Contestants
+) -> LoneReport:
     """Measures at every rest, and FAISS on one thread; enters and leaves `contestants`. Blocks."""
     threads_before = faiss.omp_get_max_threads()
     try:
@@ -281,8 +321,12 @@ def measure_all(what: str, data: LoneData, options: LoneOptions, contestants: Co
 
 
 @contextmanager
-def pool_searches(clusters: Sequence[ClusterPages], options: LoneOptions) -> Iterator[Mapping[str, Search]]:
-    """Yields the search of pages in memory by the searcher's scoring alone: no cache, no plan, no queues."""
+def pool_searches(
+    clusters: Sequence[ClusterPages], options: LoneOptions
+) -> Iterator[Mapping[str, Search]]:
+    """Yields the search of pages in memory by the searcher's scoring alone: no cache, no plan, no
+    queues.
+    """
     with ScoringPool(options.threads) as pool:
         yield {SCORING: pool_search(clusters.__getitem__, pool)}
 
@@ -293,8 +337,10 @@ def pool_search(pages: Callable[[int], ClusterPages], pool: ScoringPool) -> Sear
 
     def search(vector: Float32, wanted: Int64, top_k: int) -> tuple[Float32, Int64]:
         slot = table.add(top_k)
-        asked = Asked(np.array([slot]), vector[None, :])
-        table.merge(pool.run([Scoring(pages(cluster), ONLY) for cluster in wanted.tolist()], asked, table))
+        asked = QueryBatch(np.array([slot]), vector[None, :])
+        table.merge(
+            pool.run([Scoring(pages(cluster), ONLY) for cluster in wanted.tolist()], asked, table)
+        )
         pool.rest()
         best = table.best(slot)
         table.remove(slot)
@@ -308,7 +354,8 @@ def lines(report: LoneReport) -> Iterator[str]:
     options = report.options
     yield (
         f"{report.what}, {options.nlist} clusters, nprobe {options.nprobe}, top {options.top_k}: "
-        f"{report.rows_scanned.p50:,.0f} rows a query; {options.queries} queries, {options.threads} threads, "
+        f"{report.rows_scanned.p50:,.0f} rows a query; {options.queries} queries, "
+        f"{options.threads} threads, "
         f"load {report.machine.load_1min:.1f} on {report.machine.cores} cores"
     )
     yield f"{'':24}{'p50 ms':>9}{'p99 ms':>9}"
@@ -321,13 +368,17 @@ def lines(report: LoneReport) -> Iterator[str]:
     yield f"{'FAISS, 1 thread':24}{alone.p50:9.2f}{alone.p99:9.2f}"
     every = [verdicts for at_rest in report.at_rest for verdicts in at_rest.verdicts.values()]
     yield (
-        f"results: {sum(each.same for each in every)} the same, {sum(each.tied for each in every)} but for scores within "
-        f"{TOLERANCE:g}, {report.different} different"
+        f"results: {sum(each.same for each in every)} the same, {sum(each.tied for each in every)} "
+        f"but for scores within {TOLERANCE:g}, {report.different} different"
     )
 
 
-def _verdict(data: LoneData, vector: Float32, ours: tuple[Float32, Int64], theirs: tuple[Float32, Int64]) -> int:
-    """0: the same rows; 1: others, whose scores are within the tolerance at each rank; 2: anything else."""
+def _verdict(
+    data: LoneData, vector: Float32, ours: tuple[Float32, Int64], theirs: tuple[Float32, Int64]
+) -> int:
+    """0: the same rows; 1: others, whose scores are within the tolerance at each rank; 2: anything
+    else.
+    """
     rows, their_rows = ours[1], theirs[1]
     if np.array_equal(rows, their_rows):
         return 0

@@ -17,7 +17,8 @@ def lone(
         typer.Option(
             "--index",
             metavar="DIR",
-            help="Measure the searcher's executor on this index, all of it in memory. Default: made-up data, scoring alone.",
+            help="Measure the searcher's executor on this index, all of it in memory. Default: "
+            "made-up data, scoring alone.",
             show_default=False,
         ),
     ] = None,
@@ -30,31 +31,44 @@ def lone(
             show_default=False,
         ),
     ] = None,
-    rows: Annotated[int, typer.Option("--rows", min=1, help="Vectors, made up; held twice in memory.")] = 1_000_000,
+    rows: Annotated[
+        int, typer.Option("--rows", min=1, help="Vectors, made up; held twice in memory.")
+    ] = 1_000_000,
     dimension: Annotated[int, typer.Option("--dimension", min=1, help="Of a vector.")] = 384,
     nlist: Annotated[int, typer.Option("--nlist", min=1, help="Clusters.")] = 100,
     nprobe: Annotated[int, typer.Option("--nprobe", min=1, help="Clusters a query probes.")] = 10,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, max=TOP_K_MAX, help="Results of a query.")] = 10,
+    top_k: Annotated[
+        int, typer.Option("--top-k", min=1, max=TOP_K_MAX, help="Results of a query.")
+    ] = 10,
     queries: Annotated[int, typer.Option("--queries", min=1, help="Queries that are timed.")] = 500,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="That score, ours and FAISS's.")] = 2,
+    threads: Annotated[
+        int, typer.Option("--threads", min=1, help="That score, ours and FAISS's.")
+    ] = 2,
     rest: Annotated[
         str,
-        typer.Option("--rest", metavar="MS,MS", help="How long the machine rests after each call: a table for each."),
+        typer.Option(
+            "--rest",
+            metavar="MS,MS",
+            help="How long the machine rests after each call: a table for each.",
+        ),
     ] = "0,10,50",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of vectors, clusters and queries.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Of vectors, clusters and queries.")
+    ] = 0,
     json_file: JsonOption = None,
 ) -> None:
     """What does a lone query cost whose clusters are in memory, beside the same FAISS call?
 
-    One query at a time, with its vector and its clusters, no Kafka and no disk. With --index it goes the searcher's way: to
-    the search thread, scored on some threads, and back. An IVF-Flat of FAISS on as many threads, given
-    the same clusters, takes turns with it. Needs twice the bytes of the vectors.
+    One query at a time, with its vector and its clusters, no Kafka and no disk. With --index it
+    goes the searcher's way: to the search thread, scored on some threads, and back. An IVF-Flat of
+    FAISS on as many threads, given the same clusters, takes turns with it. Needs twice the bytes of
+    the vectors.
 
-    After a call FAISS's threads go on spinning for some 10 ms, and threads that sleep are woken late; so every rest
-    between calls has its own figures.
+    After a call FAISS's threads go on spinning for some 10 ms, and threads that sleep are woken
+    late; so every rest between calls has its own figures.
 
-    Ends with 1 when median or p99 take over 1 ms longer after any rest, or a result differs by more than scores within
-    0.00001.
+    Ends with 1 when median or p99 take over 1 ms longer after any rest, or a result differs by more
+    than scores within 0.00001.
 
     Example:  carpool bench lone --index my-index --questions questions.npy --json lone.json
     """
@@ -82,7 +96,9 @@ def lone(
     if index is None:
         report = bench.run(options)
     elif questions is None:
-        raise typer.BadParameter("which questions? Give a .npy file of their vectors with --questions")
+        raise typer.BadParameter(
+            "which questions? Give a .npy file of their vectors with --questions"
+        )
     else:
         report = run_on_index(index, questions, options)
     is_on_stdout = json_file is not None and str(json_file) == "-"

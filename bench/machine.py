@@ -1,4 +1,6 @@
-"""Where a figure was measured: machine, versions, revision of the source, and the data, as plain values for the JSON."""
+"""Where a figure was measured: machine, versions, revision of the source, and the data, as plain
+values for the JSON.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,11 @@ PACKAGES = (
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine of a run. `cores`: those that this process may use. `load_1min`: how busy it was before the run.
+    """The machine of a run. `cores`: those that this process may use. `load_1min`: how busy it was
+    before the run.
 
-    `blas`: libraries behind matrix products that this process has loaded, and the kernels they take, such as SkylakeX.
+    `blas`: libraries behind matrix products that this process has loaded, and the kernels they
+    take, such as SkylakeX.
     """
 
     system: str
@@ -70,13 +74,19 @@ def this_machine() -> Machine:
     return Machine(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=_cpu_name(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         load_1min=os.getloadavg()[0],
         python=platform.python_version(),
         packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
         blas=tuple(
-            f"{library['internal_api']} {library['version']} {library.get('architecture', '')}".rstrip()
+            " ".join(
+                filter(
+                    None, (library["internal_api"], library["version"], library.get("architecture"))
+                )
+            )
             for library in threadpool_info()
             if library["user_api"] == "blas"
         ),
@@ -84,11 +94,15 @@ def this_machine() -> Machine:
 
 
 def this_revision() -> Revision | None:
-    """Returns the commit of the folder that this module lies in, or None where there is no git to ask."""
+    """Returns the commit of the folder that this module lies in, or None where there is no git to
+    ask.
+    """
     commit = _git("rev-parse", "HEAD")
     if not commit:
         return None
-    return Revision(commit=commit, is_modified=bool(_git("status", "--porcelain", "--untracked-files=no")))
+    return Revision(
+        commit=commit, is_modified=bool(_git("status", "--porcelain", "--untracked-files=no"))
+    )
 
 
 def data_file(path: Path) -> DataFile:

@@ -15,14 +15,18 @@ KIB = 1024
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of a process. `anonymous`: its own, no file behind it (RssAnon); `resident`: all that it holds (VmRSS)."""
+    """Memory of a process. `anonymous`: its own, no file behind it (RssAnon); `resident`: all that
+    it holds (VmRSS).
+    """
 
     anonymous_bytes: int
     resident_bytes: int
 
 
 class MemoryPeaks(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that was seen of each, in `samples` looks; between two looks there may have been more."""
+    """The most that was seen of each, in `samples` looks; between two looks there may have been
+    more.
+    """
 
     anonymous_bytes_max: int
     resident_bytes_max: int
@@ -30,7 +34,9 @@ class MemoryPeaks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_status(text: str) -> MemoryUse:
-    """Returns the memory that a /proc/PID/status tells. Raises `ValueError` where it tells none (a process that ended)."""
+    """Returns the memory that a /proc/PID/status tells. Raises `ValueError` where it tells none (a
+    process that ended).
+    """
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     try:
         anonymous, resident = (int(fields[name].split()[0]) * KIB for name in ("RssAnon", "VmRSS"))
@@ -40,13 +46,17 @@ def parse_status(text: str) -> MemoryUse:
 
 
 def memory_of(pid: int) -> MemoryUse:
-    """Returns the memory of a process now. Raises `ValueError` when it has ended, `ConfigError` where there is no /proc."""
+    """Returns the memory of a process now. Raises `ValueError` when it has ended, `ConfigError`
+    where there is no /proc.
+    """
     path = Path(f"/proc/{pid}/status")
     try:
         return parse_status(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ProcessLookupError):
         if not Path("/proc/self/status").exists():
-            raise ConfigError("memory is measured from /proc, which this system does not have; run on Linux") from None
+            raise ConfigError(
+                "memory is measured from /proc, which this system does not have; run on Linux"
+            ) from None
         raise ValueError(f"process {pid} has ended") from None
 
 
@@ -54,7 +64,10 @@ class MemoryWatch:
     """Looks at processes every `interval_s` until it is left. A context manager."""
 
     def __init__(
-        self, pids: Mapping[str, int], interval_s: float = 0.2, look: Callable[[int], MemoryUse] = memory_of
+        self,
+        pids: Mapping[str, int],
+        interval_s: float = 0.2,
+        look: Callable[[int], MemoryUse] = memory_of,
     ) -> None:
         """`pids`: name to process id."""
         self._pids = dict(pids)
@@ -92,7 +105,10 @@ class MemoryWatch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Ends."""
         self._stopping.set()

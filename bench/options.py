@@ -10,19 +10,27 @@ import typer
 DataOption = Annotated[
     Path | None,
     typer.Option(
-        "--data", metavar="DIR", help="Folder of the evaluation data. Default: CARPOOL_DATA.", show_default=False
+        "--data",
+        metavar="DIR",
+        help="Folder of the evaluation data. Default: CARPOOL_DATA.",
+        show_default=False,
     ),
 ]
 JsonOption = Annotated[
     Path | None,
     typer.Option(
-        "--json", metavar="FILE", help="Where the figures go as JSON; - is standard output.", show_default=False
+        "--json",
+        metavar="FILE",
+        help="Where the figures go as JSON; - is standard output.",
+        show_default=False,
     ),
 ]
 WorkOption = Annotated[
     Path,
     typer.Option(
-        "--work", metavar="DIR", help="Folder for index and logs, on a disk: the searcher reads with O_DIRECT."
+        "--work",
+        metavar="DIR",
+        help="Folder for index and logs, on a disk: the searcher reads with O_DIRECT.",
     ),
 ]
 ServiceSettingOption = Annotated[

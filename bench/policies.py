@@ -1,8 +1,10 @@
-"""What is each cache policy worth, and what does knowing the future add? A study on cluster ids: nothing is read.
+"""What is each cache policy worth, and what does knowing the future add? A study on cluster ids:
+nothing is read.
 
-The model: a window reads each cluster that it wants and that is not resident, once. Clusters come into memory one after the
-other and may go again as soon as they were scored. The memory that holds residents is the budget less a share that is
-always set aside for reads in flight; the searcher needs less, since nothing is in flight when a window ends.
+The model: a window reads each cluster that it wants and that is not resident, once. Clusters come
+into memory one after the other and may go again as soon as they were scored. The memory that holds
+residents is the budget less a share that is always set aside for reads in flight; the searcher
+needs less, since nothing is in flight when a window ends.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import numpy as np
 from bench.search.oracles import oracle_static
 from bench.simulator.trace import Trace, horizons
 from schemas.record import ClusterId
-from searcher.cache.farthest_next_use import FarthestNextUse
-from searcher.cache.policies import POLICY_NAMES, make_policy
-from searcher.cache.policy import CachePolicy
+from searcher.plan.eviction.farthest_next_use import FarthestNextUse
+from searcher.plan.eviction.policies import POLICY_NAMES, make_policy
+from searcher.plan.eviction.policy import CachePolicy
 
 NOBODY: frozenset[ClusterId] = frozenset()
 HORIZONS: tuple[int | None, ...] = (0, 1, 2, 4, 8, None)
@@ -31,7 +33,9 @@ READ_BYTES_PER_US = 1000.0
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that one way of caching reads for a whole trace. `to_static`: over those of the static oracle."""
+    """Bytes that one way of caching reads for a whole trace. `to_static`: over those of the static
+    oracle.
+    """
 
     name: str
     budget_share: float
@@ -40,7 +44,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def static_oracle_bytes(trace: Trace, budget_bytes: int) -> int:
-    """Returns what the best fixed set reads, chosen knowing the whole trace: `bench.search.oracles.oracle_static`."""
+    """Returns what the best fixed set reads, chosen knowing the whole trace:
+    `bench.search.oracles.oracle_static`.
+    """
     windows = Counter(cluster for clusters in trace.wanted() for cluster in clusters)
     clusters = sorted(windows)
     counts = np.array([windows[cluster] for cluster in clusters], dtype=np.int64)
@@ -49,9 +55,11 @@ def static_oracle_bytes(trace: Trace, budget_bytes: int) -> int:
 
 
 def belady_bytes(trace: Trace, budget_bytes: int) -> int:
-    """Returns the fewest bytes that any cache can read: Belady's MIN over bytes, so that parts of clusters may stay.
+    """Returns the fewest bytes that any cache can read: Belady's MIN over bytes, so that parts of
+    clusters may stay.
 
-    Each byte is a page of one unit, and MIN is optimal for those; only reads of whole clusters are dearer. Starts empty.
+    Each byte is a page of one unit, and MIN is optimal for those; only reads of whole clusters are
+    dearer. Starts empty.
     """
     wanted = trace.wanted()
     held: dict[ClusterId, int] = {}
@@ -67,13 +75,19 @@ def belady_bytes(trace: Trace, budget_bytes: int) -> int:
     return read
 
 
-def replay(trace: Trace, policy: CachePolicy, *, resident_bytes_max: int, windows_ahead: int | None) -> int:
-    """Returns the bytes that `policy` has read for the whole trace, from an empty cache; see the model above."""
+def replay(
+    trace: Trace, policy: CachePolicy, *, resident_bytes_max: int, windows_ahead: int | None
+) -> int:
+    """Returns the bytes that `policy` has read for the whole trace, from an empty cache; see the
+    model above.
+    """
     wanted = trace.wanted()
     resident: set[ClusterId] = set()
     used = read = 0
-    for window, clusters, horizon in zip(trace.windows, wanted, horizons(wanted, windows_ahead), strict=True):
-        policy.foresee(horizon)
+    for window, clusters, horizon in zip(
+        trace.windows, wanted, horizons(wanted, windows_ahead), strict=True
+    ):
+        policy.set_horizon(horizon)
         for query in window:
             for cluster in query:
                 policy.touch(cluster)
@@ -105,10 +119,14 @@ def _all_rows(trace: Trace, budget: int, static: int) -> Iterable[tuple[str, int
     yield "static oracle", static
     yield "belady, parts of clusters", belady_bytes(trace, budget)
     yield "nothing kept", replay(trace, FarthestNextUse(), resident_bytes_max=0, windows_ahead=0)
-    latency_us = {c: int(READ_OVERHEAD_US + size / READ_BYTES_PER_US) for c, size in trace.size_bytes.items()}
+    latency_us = {
+        c: int(READ_OVERHEAD_US + size / READ_BYTES_PER_US) for c, size in trace.size_bytes.items()
+    }
     for name in POLICY_NAMES:
         if name != "farthest_next_use":
-            policy = make_policy(name, size_bytes=trace.size_bytes, budget_bytes=budget, read_latency_us=latency_us)
+            policy = make_policy(
+                name, size_bytes=trace.size_bytes, budget_bytes=budget, read_latency_us=latency_us
+            )
             yield (
                 name + ", the popularity cache" * (name == "lfu"),
                 replay(trace, policy, resident_bytes_max=budget, windows_ahead=0),

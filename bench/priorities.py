@@ -1,6 +1,8 @@
-"""`carpool bench priorities`: does batch work, or one loud tenant, make others wait? Whole way, no model and no embedder.
+"""`carpool bench priorities`: does batch work, or one loud tenant, make others wait? Whole way, no
+model and no embedder.
 
-Every load is open: a question is due at its time whether or not earlier ones are back, and its time counts from then.
+Every load is open: a question is due at its time whether or not earlier ones are back, and its time
+counts from then.
 """
 
 from __future__ import annotations
@@ -42,8 +44,10 @@ Tell = Callable[[str, int, int], None]
 
 
 class PrioritiesOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked. `rate_per_s`: of interactive questions; `tenant_rate_per_s`: of all tenants, the loud one's share of it
-    is `loud_share`; `warm_up_s`: how long both classes are asked before anything is measured."""
+    """What is asked. `rate_per_s`: of interactive questions; `tenant_rate_per_s`: of all tenants,
+    the loud one's share of it is `loud_share`; `warm_up_s`: how long both classes are asked before
+    anything is measured.
+    """
 
     batch: int
     rate_per_s: float
@@ -55,7 +59,8 @@ class PrioritiesOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
-    """Questions of one kind, in one condition: times in ms from when each was due until its answer was read.
+    """Questions of one kind, in one condition: times in ms from when each was due until its answer
+    was read.
 
     `stages_ms`: what the answers say of it.
     """
@@ -67,8 +72,9 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrioritiesResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. `batch_left`: batch questions without an answer when the last interactive one was due: where it is 0
-    the backlog was too short to say anything."""
+    """What came of it. `batch_left`: batch questions without an answer when the last interactive
+    one was due: where it is 0 the backlog was too short to say anything.
+    """
 
     interactive_alone: Asking
     interactive_beside_batch: Asking
@@ -92,11 +98,14 @@ class PrioritiesResult(msgspec.Struct, frozen=True, kw_only=True):
             self.loud_tenant,
         )
         return {
-            f"interactive p99 beside batch at most {BATCH_SLOWDOWN_MAX:g}x": _slowdown(alone, beside)
+            f"interactive p99 beside batch at most {BATCH_SLOWDOWN_MAX:g}x": _slowdown(
+                alone, beside
+            )
             <= BATCH_SLOWDOWN_MAX,
             "batch questions were waiting all the time": self.batch_left > 0,
             f"other tenants' p99 beside a loud one at most {TENANT_SLOWDOWN_MAX:g}x": (
-                _slowdown(self.quiet_tenants_alone, self.quiet_tenants_beside_loud) <= TENANT_SLOWDOWN_MAX
+                _slowdown(self.quiet_tenants_alone, self.quiet_tenants_beside_loud)
+                <= TENANT_SLOWDOWN_MAX
             ),
             "each question has one answer": all(asking.books.holds for asking in askings),
         }
@@ -124,7 +133,9 @@ def _slowdown(alone: Asking, beside: Asking) -> float:
 
 @contextmanager
 def real_broker(bootstrap: str | None, folder: Path) -> Iterator[str | None]:
-    """Yields the brokers that are named, or one of Apache Kafka where `KAFKA_HOME` says how; None: the embedded one."""
+    """Yields the brokers that are named, or one of Apache Kafka where `KAFKA_HOME` says how; None:
+    the embedded one.
+    """
     if bootstrap is not None or kafka_home() is None:
         yield bootstrap
         return
@@ -140,10 +151,16 @@ def made_up_index(folder: Path) -> BenchIndex:
 
 
 def run_priorities(
-    options: PrioritiesOptions, bootstrap: str | None, index: BenchIndex, work_dir: Path, settings: Mapping[str, str],
+    options: PrioritiesOptions,
+    bootstrap: str | None,
+    index: BenchIndex,
+    work_dir: Path,
+    settings: Mapping[str, str],
     tell: Tell,
-) -> PrioritiesReport:  # fmt: skip
-    """Runs all conditions, one after the other, on the same services. Blocks. Raises `CarpoolError`."""
+) -> PrioritiesReport:
+    """Runs all conditions, one after the other, on the same services. Blocks. Raises
+    `CarpoolError`.
+    """
     machine = this_machine()  # its load as it was before the run
     services = {
         "CARPOOL_EMBEDDING_MODEL": MODEL,
@@ -154,7 +171,11 @@ def run_priorities(
     with (
         real_broker(bootstrap, work_dir / "kafka") as brokers,
         open_session(
-            bootstrap=brokers, index_dir=index.dir, work_dir=work_dir, services=SERVICES, settings=services
+            bootstrap=brokers,
+            index_dir=index.dir,
+            work_dir=work_dir,
+            services=SERVICES,
+            settings=services,
         ) as session,
     ):
         result = _Run(session, options, tell).all()
@@ -163,7 +184,8 @@ def run_priorities(
         command=program(),
         machine=machine,
         revision=this_revision(),
-        broker=bootstrap or ("embedded" if brokers is None else "Apache Kafka, one broker of its own"),
+        broker=bootstrap
+        or ("embedded" if brokers is None else "Apache Kafka, one broker of its own"),
         options=options,
         services=services,
         promises=result.promises,
@@ -187,12 +209,16 @@ class _Run:
         batch = self._send(LoadPlan(priority="batch"), BATCH_RATE_PER_S, options.batch)
         batch_ids = batch.keys()
         seen_before = self._seen(batch_ids)
-        beside = self._send(LoadPlan(), options.rate_per_s, self._count(options.rate_per_s, options.duration_s))
+        beside = self._send(
+            LoadPlan(), options.rate_per_s, self._count(options.rate_per_s, options.duration_s)
+        )
         batch_left = len(batch) - self._seen(batch_ids)
         beside_asked = self._back("beside batch", beside)
         batch_asked = self._back("batch", batch)
         quiet_rate = options.tenant_rate_per_s * (1 - options.loud_share)
-        quiet_alone = self._ask("other tenants alone", LoadPlan(tenant="quiet"), quiet_rate, options.duration_s)
+        quiet_alone = self._ask(
+            "other tenants alone", LoadPlan(tenant="quiet"), quiet_rate, options.duration_s
+        )
         loud_rate = options.tenant_rate_per_s * options.loud_share
         loud, quiet = self._both(loud_rate, quiet_rate)
         return PrioritiesResult(
@@ -207,9 +233,13 @@ class _Run:
         )
 
     def _warm_up(self) -> None:
-        """Asks of both classes, so that nothing is measured on a broker that compiles itself, and waits for all answers."""
+        """Asks of both classes, so that nothing is measured on a broker that compiles itself, and
+        waits for all answers.
+        """
         options = self._options
-        batch = self._send(LoadPlan(priority="batch"), BATCH_RATE_PER_S, max(1, options.batch // WARM_UP_SHARE))
+        batch = self._send(
+            LoadPlan(priority="batch"), BATCH_RATE_PER_S, max(1, options.batch // WARM_UP_SHARE)
+        )
         self._ask("warm-up", LoadPlan(), options.rate_per_s, options.warm_up_s)
         self._back("warm-up, batch", batch)
 
@@ -235,7 +265,9 @@ class _Run:
         return sent, quiet
 
     def _ask(self, condition: str, plan: LoadPlan, rate_per_s: float, duration_s: float) -> Asking:
-        return self._back(condition, self._send(plan, rate_per_s, self._count(rate_per_s, duration_s)))
+        return self._back(
+            condition, self._send(plan, rate_per_s, self._count(rate_per_s, duration_s))
+        )
 
     @staticmethod
     def _count(rate_per_s: float, duration_s: float) -> int:
@@ -269,9 +301,12 @@ class _Run:
         answers = [decode(Answer, record.value, record.headers) for record in arrived]
         return Asking(
             condition=condition,
-            total_ms=spread((record.arrived_us - sent[record.key].intended_us) / 1_000 for record in arrived),
+            total_ms=spread(
+                (record.arrived_us - sent[record.key].intended_us) / 1_000 for record in arrived
+            ),
             stages_ms=stage_spreads_ms(
-                {name: int(time_ms * 1_000) for name, time_ms in answer.timings_ms.items()} for answer in answers
+                {name: int(time_ms * 1_000) for name, time_ms in answer.timings_ms.items()}
+                for answer in answers
             ),
             books=close_books(
                 sent,
@@ -298,14 +333,19 @@ def lines(result: PrioritiesResult) -> Sequence[str]:
     ):
         times = asking.total_ms
         shown = (
-            f"{times.p50:>9.1f}{times.p99:>9.1f}{times.max:>9.1f}" if times is not None else f"{'none came back':>27}"
+            f"{times.p50:>9.1f}{times.p99:>9.1f}{times.max:>9.1f}"
+            if times is not None
+            else f"{'none came back':>27}"
         )
         rows.append(f"{asking.condition:<34}{asking.books.published:>8}{shown}")
     waits = [
-        f"{stage} {times.p50:.0f}/{times.p99:.0f}" for stage, times in result.interactive_beside_batch.stages_ms.items()
+        f"{stage} {times.p50:.0f}/{times.p99:.0f}"
+        for stage, times in result.interactive_beside_batch.stages_ms.items()
     ]
     rows.append("interactive beside batch, p50/p99 ms by stage: " + ", ".join(waits))
     rows.append(f"batch questions left when the last interactive one was due: {result.batch_left}")
     rows.append(f"batch questions answered a second meanwhile: {result.batch_per_s:.0f}")
-    rows += [f"{'held  ' if held else 'BROKEN'}  {promise}" for promise, held in result.promises.items()]
+    rows += [
+        f"{'held  ' if held else 'BROKEN'}  {promise}" for promise, held in result.promises.items()
+    ]
     return rows

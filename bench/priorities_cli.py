@@ -16,29 +16,37 @@ def priorities(
         typer.Option(
             "--bootstrap",
             metavar="HOST:PORT",
-            help="Brokers to use; no other services of Carpool may run on them. Default: an Apache Kafka of its own where "
-            "KAFKA_HOME names one, else an embedded broker.",
+            help="Brokers to use; no other services of Carpool may run on them. Default: an Apache "
+            "Kafka of its own where KAFKA_HOME names one, else an embedded broker.",
             show_default=False,
         ),
     ] = None,
-    work: Annotated[Path, typer.Option("--work", metavar="DIR", help="Folder for index, logs and broker.")] = Path(
-        ".carpool/bench"
-    ),
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch questions that are queued at once.")] = 20_000,
-    rate: Annotated[float, typer.Option("--rate", min=0.1, help="Interactive questions a second.")] = 20.0,
+    work: Annotated[
+        Path, typer.Option("--work", metavar="DIR", help="Folder for index, logs and broker.")
+    ] = Path(".carpool/bench"),
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, help="Batch questions that are queued at once.")
+    ] = 20_000,
+    rate: Annotated[
+        float, typer.Option("--rate", min=0.1, help="Interactive questions a second.")
+    ] = 20.0,
     tenant_rate: Annotated[
         float, typer.Option("--tenant-rate", min=1, help="Questions a second of all tenants.")
     ] = 200.0,
     loud_share: Annotated[
-        float, typer.Option("--loud-share", min=0.01, max=0.99, help="What of them one tenant asks.")
+        float,
+        typer.Option("--loud-share", min=0.01, max=0.99, help="What of them one tenant asks."),
     ] = 0.9,
-    seconds: Annotated[float, typer.Option("--seconds", min=1, help="How long each condition is measured.")] = 20.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, help="How long each condition is measured.")
+    ] = 20.0,
     warm_up: Annotated[
         float,
         typer.Option(
             "--warm-up",
             min=1,
-            help="Seconds for which both classes are asked first: a JVM compiles for its first minute.",
+            help="Seconds for which both classes are asked first: a JVM compiles for its first "
+            "minute.",
         ),
     ] = 60.0,
     settings: Annotated[
@@ -55,12 +63,14 @@ def priorities(
 ) -> None:
     """Do batch questions, or a tenant that asks a lot, make others wait?
 
-    Whole way through grouper, searcher and generator, with hashed words for embeddings and no language model, over a
-    made-up index. Interactive questions are asked alone, then with --batch questions of the class batch queued before
-    them; a tenant's questions alone, then beside another tenant that asks --loud-share of all.
+    Whole way through grouper, searcher and generator, with hashed words for embeddings and no
+    language model, over a made-up index. Interactive questions are asked alone, then with --batch
+    questions of the class batch queued before them; a tenant's questions alone, then beside another
+    tenant that asks --loud-share of all.
 
-    Ends with 1 when a promise is broken: interactive p99 over twice, other tenants' p99 over one and a half times what it
-    is alone, a question without its one answer, or a backlog that was gone before the end.
+    Ends with 1 when a promise is broken: interactive p99 over twice, other tenants' p99 over one
+    and a half times what it is alone, a question without its one answer, or a backlog that was gone
+    before the end.
 
     Example:  KAFKA_HOME=kafka carpool bench priorities --seconds 30 --json priorities.json
     """
@@ -86,7 +96,12 @@ def priorities(
 
     index = bench.made_up_index((work / "priorities-index").resolve())
     report = bench.run_priorities(
-        options, bootstrap, index, (work / "priorities").resolve(), parse_settings(settings or ()), tell
+        options,
+        bootstrap,
+        index,
+        (work / "priorities").resolve(),
+        parse_settings(settings or ()),
+        tell,
     )
     for line in bench.lines(report.results):
         typer.echo(line, err=str(json_file) == "-")

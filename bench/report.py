@@ -1,4 +1,6 @@
-"""What a benchmark leaves behind: one JSON with everything that a figure depends on, and tables for people."""
+"""What a benchmark leaves behind: one JSON with everything that a figure depends on, and tables for
+people.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class IndexFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and where it ran. `settings` are those of the benchmark, and under `services` those given to the services.
+    """A run and where it ran. `settings` are those of the benchmark, and under `services` those
+    given to the services.
 
     `index`: None where nothing was searched.
     """
@@ -58,7 +61,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_report(report: msgspec.Struct, path: Path) -> None:
-    """Writes the report as JSON; `-` is standard output. Raises `ConfigError` where it cannot be written."""
+    """Writes the report as JSON; `-` is standard output. Raises `ConfigError` where it cannot be
+    written.
+    """
     content = msgspec.json.format(msgspec.json.encode(report), indent=2)
     if str(path) == "-":
         sys.stdout.write(content.decode() + "\n")
@@ -67,14 +72,23 @@ def write_report(report: msgspec.Struct, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content + b"\n")
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; name another file with --json") from error
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}; name another file with --json"
+        ) from error
 
 
 def print_claims(console: Console, result: ClaimsResult) -> None:
     """Prints what came of the claims."""
     ids, books = result.ids, result.retrievals
     table = Table(
-        "claims", "retrieved", "missing", "duplicates", "ids equal", "equal scores", "different", title="Claims"
+        "claims",
+        "retrieved",
+        "missing",
+        "duplicates",
+        "ids equal",
+        "equal scores",
+        "different",
+        title="Claims",
     )
     table.add_row(
         *map(str, (books.published, books.answered, books.missing, books.duplicates)),
@@ -92,7 +106,13 @@ def print_claims(console: Console, result: ClaimsResult) -> None:
     made = result.generated
     if made is not None:
         answers = Table(
-            "asked", "by status", "valid citations", "first token ms p50", "total ms p50", "model", title="Answers"
+            "asked",
+            "by status",
+            "valid citations",
+            "first token ms p50",
+            "total ms p50",
+            "model",
+            title="Answers",
         )
         statuses = ", ".join(f"{status} {count}" for status, count in made.by_status.items())
         first, total = made.time_to_first_token_ms, made.total_ms
@@ -129,8 +149,9 @@ def print_traffic(
     if footprint is not None:
         at_rest, in_use = footprint.at_rest.anonymous_bytes, footprint.beside_budget_bytes
         console.print(
-            f"searcher: a budget of {budget_bytes / MIB:.1f} MiB, and beside it {at_rest / MIB:.1f} MiB at rest and "
-            f"{in_use / MIB:.1f} MiB at most with this traffic, as measured on an index with next to nothing in it"
+            f"searcher: a budget of {budget_bytes / MIB:.1f} MiB, and beside it "
+            f"{at_rest / MIB:.1f} MiB at rest and {in_use / MIB:.1f} MiB at most with this "
+            "traffic, as measured on an index with next to nothing in it"
         )
 
 
@@ -142,18 +163,18 @@ def traffic_facts(results: list[TrafficResult]) -> dict[str, list[str]]:
         cells = {
             "questions": f"{result.retrievals.published}",
             "offered / retrieved a second": f"{load.rate_per_s:.1f} / {result.retrieved_per_s:.1f}",
-            "retrieved / missing / twice": f"{result.retrievals.answered} / {result.retrievals.missing} / "
-            f"{result.retrievals.duplicates}",
+            "retrieved / missing / twice": f"{result.retrievals.answered} / "
+            f"{result.retrievals.missing} / {result.retrievals.duplicates}",
             "clusters found in RAM": f"{result.cache_hit_share:.1%} of {result.cache.requests:,}",
             "clusters read for a query": f"{result.cache.ssd:,}",
-            "read ahead: used / late / wasted": f"{counters.prefetches_used} / {counters.prefetches_late} / "
-            f"{counters.prefetches_wasted}",
+            "read ahead: used / late / wasted": f"{counters.prefetches_used} / "
+            f"{counters.prefetches_late} / {counters.prefetches_wasted}",
             "bytes read a query": f"{result.bytes_a_query:,.0f}",
             "  of these because it lacked them": f"{result.demand_bytes_a_query:,.0f}",
             "window, queries p50 / p99": _short(found.window_queries) if found else "-",
             "group, queries p50 / p99": _short(found.group_queries) if found else "-",
-            "searcher, anonymous MiB at most": f"{memory['searcher'].anonymous_bytes_max / MIB:.1f}",
-            "grouper, resident MiB at most": f"{memory['grouper'].resident_bytes_max / MIB:.1f}",
+            "searcher, peak anonymous MiB": f"{memory['searcher'].anonymous_bytes_max / MIB:.1f}",
+            "grouper, peak resident MiB": f"{memory['grouper'].resident_bytes_max / MIB:.1f}",
         }
         for name, cell in cells.items():
             rows.setdefault(name, []).append(cell)

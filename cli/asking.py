@@ -23,7 +23,9 @@ from schemas.query import Generation
 FAILED_STATUS = 1
 ANSWERED = ("ok", "partial")
 
-TopKOption = typer.Option(None, "--top-k", min=1, max=100, help="Passages for the model.", show_default=False)
+TopKOption = typer.Option(
+    None, "--top-k", min=1, max=100, help="Passages for the model.", show_default=False
+)
 NprobeOption = typer.Option(None, "--nprobe", min=1, help="Clusters to search.", show_default=False)
 PriorityOption = typer.Option(0, "--priority", min=-1_000, max=1_000, help="Lower is sooner.")
 
@@ -50,8 +52,8 @@ def ask(
 ) -> None:
     """Ask a question and wait for its answer, which is shown as it is written.
 
-    Finds a `carpool up` of this folder by itself. Exit status 1: there is no answer, and why is said. --json prints the
-    answer record of rag.answers.v1.
+    Finds a `carpool up` of this folder by itself. Exit status 1: there is no answer, and why is
+    said. --json prints the answer record of rag.answers.v1.
 
     \b
     Examples:
@@ -83,14 +85,22 @@ def ask(
 
 
 async def _ask(
-    settings: ClientSide, question: str, timeout_s: float | None, arguments: QuestionArgs, console: Console | None
+    settings: ClientSide,
+    question: str,
+    timeout_s: float | None,
+    arguments: QuestionArgs,
+    console: Console | None,
 ) -> Answer:
-    """Returns the terminal answer; with a console, its text is written there as it comes, and whole at the end."""
+    """Returns the terminal answer; with a console, its text is written there as it comes, and whole
+    at the end.
+    """
     async with Client(kafka=settings.kafka, settings=settings.client) as client:
         if console is None:
             return await client.ask(question, timeout_s=timeout_s, **arguments)
         shown, generation_id = "", None
-        async with aclosing(client.ask_stream(question, timeout_s=timeout_s, **arguments)) as events:
+        async with aclosing(
+            client.ask_stream(question, timeout_s=timeout_s, **arguments)
+        ) as events:
             async for event in events:
                 if isinstance(event, PartialAnswer):
                     if generation_id not in (None, event.generation_id):
@@ -106,7 +116,9 @@ async def _ask(
 
 
 def _finish(console: Console, shown: str, answer: Answer) -> None:
-    """Pieces are best effort and the answer is what counts: what is missing is added, what differs is written anew."""
+    """Pieces are best effort and the answer is what counts: what is missing is added, what differs
+    is written anew.
+    """
     text = answer.answer or ""
     if answer.status not in ANSWERED:
         console.print()
@@ -117,8 +129,12 @@ def _finish(console: Console, shown: str, answer: Answer) -> None:
 
 
 def publish(
-    question: str = typer.Argument(help="The question, in quotes; - reads one a line from standard input."),
-    query_id: str | None = typer.Option(None, "--id", help="Its id. Default: a new UUID.", show_default=False),
+    question: str = typer.Argument(
+        help="The question, in quotes; - reads one a line from standard input."
+    ),
+    query_id: str | None = typer.Option(
+        None, "--id", help="Its id. Default: a new UUID.", show_default=False
+    ),
     top_k: int | None = TopKOption,
     nprobe: int | None = NprobeOption,
     priority: int = PriorityOption,

@@ -1,4 +1,6 @@
-"""One child process of `carpool up`: in a process group of its own, its output in a file, its end noticed."""
+"""One child process of `carpool up`: in a process group of its own, its output in a file, its end
+noticed.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,16 @@ from cli.guard import Guard
 LOG_TAIL_LINES = 12
 
 Probe = Callable[[], str]
-"""Asks a child whether it is ready: empty when it is, else what is missing, in words. May block for a second."""
+"""Asks a child whether it is ready: empty when it is, else what is missing, in words. May block for
+a second.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildSpec:
-    """What to run, and how to tell that it works. `is_restarted` False: its end is the end of all (what it held is gone)."""
+    """What to run, and how to tell that it works. `is_restarted` False: its end is the end of all
+    (what it held is gone).
+    """
 
     name: str
     command: Sequence[str]
@@ -47,7 +53,8 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                process_group=0,  # a Ctrl-C on the terminal reaches `carpool up` alone, which ends them in order
+                # a Ctrl-C on the terminal reaches `carpool up` alone, which ends them in order
+                process_group=0,
             )
         guard.add(self._process.pid)
 
@@ -57,7 +64,9 @@ class Child:
         return self._process.pid
 
     def has_ended(self) -> bool:
-        """Returns whether the process has ended; if so, what it left behind in its group is ended too."""
+        """Returns whether the process has ended; if so, what it left behind in its group is ended
+        too.
+        """
         if self.exit_status is not None:
             return True
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -70,9 +79,13 @@ class Child:
         return True
 
     def ask_to_end(self) -> None:
-        """Sends SIGTERM to the process, which passes on to its own children what it thinks right."""
+        """Sends SIGTERM to the process, which passes on to its own children what it thinks
+        right.
+        """
         if not self.has_ended():
-            os.kill(self.pid, signal.SIGTERM)  # not Popen.send_signal: it would reap behind `has_ended`
+            os.kill(
+                self.pid, signal.SIGTERM
+            )  # not Popen.send_signal: it would reap behind `has_ended`
 
     def kill(self) -> None:
         """Ends the whole group at once, and waits for the process."""

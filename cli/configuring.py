@@ -34,8 +34,12 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config(
-    section: str | None = typer.Argument(None, help="One section; default: all.", show_default=False),
-    shape: Literal["text", "toml"] = typer.Option("text", "--format", help="toml: a settings file, with comments."),
+    section: str | None = typer.Argument(
+        None, help="One section; default: all.", show_default=False
+    ),
+    shape: Literal["text", "toml"] = typer.Option(
+        "text", "--format", help="toml: a settings file, with comments."
+    ),
     bootstrap: BootstrapOption = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
@@ -43,8 +47,9 @@ def config(
 ) -> None:
     """Print the settings in force: each with what it bounds, and where its value came from.
 
-    Defaults are overruled by a TOML file (--config), that by the environment (CARPOOL_SECTION_NAME), that by flags. Secrets
-    come from the environment only, and are never printed.
+    Defaults are overruled by a TOML file (--config), that by the environment
+    (CARPOOL_SECTION_NAME), that by flags. Secrets come from the environment only, and are never
+    printed.
 
     \b
     Examples:
@@ -74,7 +79,9 @@ def config(
 
 
 def as_toml(effective: list[Effective]) -> str:
-    """Returns a settings file: what is at its default is a comment, so that a later default is not held back."""
+    """Returns a settings file: what is at its default is a comment, so that a later default is not
+    held back.
+    """
     lines: list[str] = []
     section = None
     for each in effective:
@@ -111,7 +118,9 @@ def _effective(doc: SettingDoc, value: Any, chosen: Given) -> Effective:
 
 
 def _toml_value(value: Any) -> str:
-    """Returns a value as TOML writes it: JSON's notation, for all the kinds of value that settings have."""
+    """Returns a value as TOML writes it: JSON's notation, for all the kinds of value that settings
+    have.
+    """
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -123,7 +132,9 @@ def _print_sections(effective: list[Effective]) -> None:
             section = each.section
             console.print(Text(f"[{section}]", style="bold"))
         value = each.value if _is_secret(each) else _toml_value(each.value)
-        line = Text(f"  {each.name} = ") + Text(value, style="default" if each.origin == "default" else "cyan")
+        line = Text(f"  {each.name} = ") + Text(
+            value, style="default" if each.origin == "default" else "cyan"
+        )
         console.print(line + Text(f"  {each.origin}", style="dim"), soft_wrap=True)
         for wrapped in textwrap.wrap(each.description, WIDTH):
             console.print(Text(f"      {wrapped}", style="dim"), soft_wrap=True)

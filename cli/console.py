@@ -1,4 +1,6 @@
-"""Where words go: to people on standard error or output, in colour on a terminal; to programs as JSON."""
+"""Where words go: to people on standard error or output, in colour on a terminal; to programs as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,16 @@ from rich.console import Console
 
 
 def people() -> Console:
-    """Returns the console for progress and remarks: standard error, so that `--json` stays clean."""
+    """Returns the console for progress and remarks: standard error, so that `--json` stays
+    clean.
+    """
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def output() -> Console:
-    """Returns the console for results. Colours are left out where it is no terminal, or NO_COLOR is set."""
+    """Returns the console for results. Colours are left out where it is no terminal, or NO_COLOR is
+    set.
+    """
     return Console(highlight=False)
 
 

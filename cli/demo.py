@@ -1,4 +1,6 @@
-"""Questions asked through the real client, while everything runs: what `carpool up --demo-questions` shows."""
+"""Questions asked through the real client, while everything runs: what `carpool up
+--demo-questions` shows.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,16 @@ from schemas.answer import Answer
 
 
 class DemoRun:
-    """Asks on a thread of its own, one question after the other, so that its owner can go on supervising."""
+    """Asks on a thread of its own, one question after the other, so that its owner can go on
+    supervising.
+    """
 
     def __init__(
-        self, kafka: KafkaSettings, client: ClientSettings, questions: Sequence[str], console: Console
+        self,
+        kafka: KafkaSettings,
+        client: ClientSettings,
+        questions: Sequence[str],
+        console: Console,
     ) -> None:
         self._kafka = kafka
         self._client = client
@@ -63,7 +71,9 @@ class DemoRun:
 
 
 def conclude(run: DemoRun, console: Console, how_to_ask: str) -> None:
-    """Prints where the time went, the share of valid citations, and how to ask another. Raises what the run failed with."""
+    """Prints where the time went, the share of valid citations, and how to ask another. Raises what
+    the run failed with.
+    """
     answers = run.answers
     if answers:
         valid = sum(has_valid_citations(answer) for answer in answers)
@@ -72,10 +82,14 @@ def conclude(run: DemoRun, console: Console, how_to_ask: str) -> None:
         console.print()
         console.print(timing_table(answers))
         console.print(
-            f"{answered} of {len(answers)} answered{f' ({cut} cut short)' if cut else ''}; {valid} of {len(answers)} with valid"
-            f" citations ({valid / len(answers):.0%}).",
+            f"{answered} of {len(answers)} answered{f' ({cut} cut short)' if cut else ''}; {valid} "
+            f"of {len(answers)} with valid citations ({valid / len(answers):.0%}).",
             soft_wrap=True,
         )
     if run.error is not None:
-        raise run.error if isinstance(run.error, CarpoolError) else CarpoolError(f"the demo failed: {run.error!r}")
+        raise (
+            run.error
+            if isinstance(run.error, CarpoolError)
+            else CarpoolError(f"the demo failed: {run.error!r}")
+        )
     console.print(f"Ask another:  {how_to_ask}")

@@ -1,4 +1,6 @@
-"""The list of process groups that must not outlive this process, kept by a reaper on the other end of a pipe."""
+"""The list of process groups that must not outlive this process, kept by a reaper on the other end
+of a pipe.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from pathlib import Path
 
 
 class Guard:
-    """Starts the reaper. While this process lives the reaper only listens; when it dies, the listed groups are ended."""
+    """Starts the reaper. While this process lives the reaper only listens; when it dies, the listed
+    groups are ended.
+    """
 
     def __init__(self) -> None:
         self._reaper = subprocess.Popen(

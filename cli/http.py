@@ -1,4 +1,6 @@
-"""Asking processes on this machine over HTTP: are they there, are they ready, what do they measure?"""
+"""Asking processes on this machine over HTTP: are they there, are they ready, what do they
+measure?
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ Labels = tuple[tuple[str, str], ...]
 
 
 def get(url: str, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
-    """Returns (status, body) of a page; (0, reason) when nothing answers. Blocks for up to `timeout_s` a step."""
+    """Returns (status, body) of a page; (0, reason) when nothing answers. Blocks for up to
+    `timeout_s` a step.
+    """
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)

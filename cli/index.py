@@ -39,10 +39,14 @@ def build(
     corpus: Annotated[
         Path,
         typer.Argument(
-            metavar="CORPUS", help='JSON lines, plain or gzip: {"id", "title", "text", "metadata"} a passage.'
+            metavar="CORPUS",
+            help='JSON lines, plain or gzip: {"id", "title", "text", "metadata"} a passage.',
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the index; made if it is not there.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="DIR", help="Folder of the index; made if it is not there."),
+    ],
     model: Annotated[
         str | None,
         typer.Option(
@@ -54,42 +58,56 @@ def build(
     nlist: Annotated[
         int,
         typer.Option(
-            min=0, help="Clusters; 0: the square root of the passages, rounded to one digit (100 for 16,000)."
+            min=0,
+            help="Clusters; 0: the square root of the passages, rounded to one digit (100 for "
+            "16,000).",
         ),
     ] = 0,
     vectors: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.npy",
-            help="Precomputed vectors, float16 or float32, normalised, one a good line: skips embedding.",
+            help="Precomputed vectors, float16 or float32, normalised, one a good line: skips "
+            "embedding.",
         ),
     ] = None,
     fingerprint: Annotated[
         str,
         typer.Option(
-            metavar="HEX", help="With --vectors: fingerprint of the model that made them; else taken from --model."
+            metavar="HEX",
+            help="With --vectors: fingerprint of the model that made them; else taken from "
+            "--model.",
         ),
     ] = "",
     vector_dtype: Annotated[
         str | None,
         typer.Option(
             metavar="float32|float16",
-            help="Numbers on disk. float16 halves every read, and may swap results whose scores differ by under 0.001. "
-            "Default: indexer.vector_dtype (float32, exact).",
+            help="Numbers on disk. float16 halves every read, and may swap results whose scores "
+            "differ by under 0.001. Default: indexer.vector_dtype (float32, exact).",
             show_default=False,
         ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse a corpus that has a bad line, instead of skipping it.")
+        bool,
+        typer.Option(
+            "--strict", help="Refuse a corpus that has a bad line, instead of skipping it."
+        ),
     ] = False,
     seed: Annotated[
-        int, typer.Option(min=0, help="Of the sample and of k-means: the same seed gives the same bytes.")
+        int,
+        typer.Option(
+            min=0, help="Of the sample and of k-means: the same seed gives the same bytes."
+        ),
     ] = 0,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an index at DIR, once the new one is complete.")
     ] = False,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Throw away an interrupted build of another corpus or model.")
+        bool,
+        typer.Option(
+            "--restart", help="Throw away an interrupted build of another corpus or model."
+        ),
     ] = False,
     config: ConfigOption = None,
     assignments: SetOption = None,
@@ -97,27 +115,33 @@ def build(
 ) -> None:
     """Build an index: read, embed, cluster, write, measure.
 
-    Killed at any moment, the same command goes on where it was: passages, vectors, clusters and finished segments are kept in
-    DIR/.build. Bad lines are counted, listed with their number and skipped.
+    Killed at any moment, the same command goes on where it was: passages, vectors, clusters and
+    finished segments are kept in DIR/.build. Bad lines are counted, listed with their number and
+    skipped.
 
-    Memory does not grow with the corpus, but for 20 bytes a passage: vectors are read from front to back, once to sample,
-    once to assign, and once for each indexer.memory_bytes (1 GiB) of them that is written. On disk, a build that embeds
-    takes twice the vectors (4 * dimension bytes a passage) until it is in place.
+    Memory does not grow with the corpus, but for 20 bytes a passage: vectors are read from front to
+    back, once to sample, once to assign, and once for each indexer.memory_bytes (1 GiB) of them
+    that is written. On disk, a build that embeds takes twice the vectors (4 * dimension bytes a
+    passage) until it is in place.
 
-    Clusters that come out far too large are split, and the smallest ones dissolved for it, so that there are exactly as many
-    as asked for (indexer.cluster_rows_max_factor, indexer.cluster_rows_min_factor).
+    Clusters that come out far too large are split, and the smallest ones dissolved for it, so that
+    there are exactly as many as asked for (indexer.cluster_rows_max_factor,
+    indexer.cluster_rows_min_factor).
 
     Example: carpool index build corpus.jsonl.gz --out my-index
 
-    Example: carpool index build corpus.jsonl --out my-index --vectors vectors.npy --fingerprint 0123abcd
-    --nlist 1000 --vector-dtype float16 --set indexer.memory_bytes=2147483648
+    Example: carpool index build corpus.jsonl --out my-index --vectors vectors.npy --fingerprint
+    0123abcd --nlist 1000 --vector-dtype float16 --set indexer.memory_bytes=2147483648
     """
     from indexer.build import BuildRequest, build_index, describe_problems
     from indexer.settings import IndexerConfig
     from indexer.stats import index_stats
 
     settings = load(
-        IndexerConfig, given(config, assignments, embedding={"model": model}, indexer={"vector_dtype": vector_dtype})
+        IndexerConfig,
+        given(
+            config, assignments, embedding={"model": model}, indexer={"vector_dtype": vector_dtype}
+        ),
     )
     request = BuildRequest(
         corpus=corpus,
@@ -135,13 +159,25 @@ def build(
         report = build_index(request, settings, SystemClock(), progress)
     if report.documents.problem_count:
         console.print(
-            describe_problems(report.documents), markup=False, highlight=False, style="yellow", soft_wrap=True
+            describe_problems(report.documents),
+            markup=False,
+            highlight=False,
+            style="yellow",
+            soft_wrap=True,
         )
-        console.print("They were skipped; --strict refuses a corpus that has any.", style="yellow", soft_wrap=True)
+        console.print(
+            "They were skipped; --strict refuses a corpus that has any.",
+            style="yellow",
+            soft_wrap=True,
+        )
     stats = index_stats(out)
     if as_json:
         _print_json(
-            {"index": stats, "bad_lines": report.documents.problem_count, "problems": report.documents.problems}
+            {
+                "index": stats,
+                "bad_lines": report.documents.problem_count,
+                "problems": report.documents.problems,
+            }
         )
     else:
         _print_stats(out, stats)
@@ -165,13 +201,15 @@ def profile(
 ) -> None:
     """Measure how long a cold read of each cluster takes on this disk, and keep it in the index.
 
-    The searcher's cache may weigh it: what is dear to read again stays longer (searcher.cache_policy edgerag and gdsf). A
-    build measures at its end; do it again when the index was copied to another disk or machine. Reads past the page cache
-    (O_DIRECT); refuses where the file system cannot, or keeps files in memory (tmpfs). Every cluster is read several times,
-    so it takes that many times the size of the index at the speed of the disk; whatever else reads meanwhile is measured
-    too.
+    The searcher's cache may weigh it: what is dear to read again stays longer
+    (searcher.cache_policy edgerag and gdsf). A build measures at its end; do it again when the
+    index was copied to another disk or machine. Reads past the page cache (O_DIRECT); refuses where
+    the file system cannot, or keeps files in memory (tmpfs). Every cluster is read several times,
+    so it takes that many times the size of the index at the speed of the disk; whatever else reads
+    meanwhile is measured too.
 
-    The manifest is replaced at once or not at all; a searcher that has the index open takes it at its next start.
+    The manifest is replaced at once or not at all; a searcher that has the index open takes it at
+    its next start.
 
     Example: carpool index profile my-index
     """
@@ -181,7 +219,9 @@ def profile(
 
     settings = load(IndexerConfig, given(config, assignments, indexer={"profile_reads": reads}))
     with _progress(Console(stderr=True)) as progress:
-        profile_index(index_dir, reads=settings.indexer.profile_reads, clock=SystemClock(), progress=progress)
+        profile_index(
+            index_dir, reads=settings.indexer.profile_reads, clock=SystemClock(), progress=progress
+        )
     found = index_stats(index_dir)
     if as_json:
         _print_json(found)
@@ -191,10 +231,12 @@ def profile(
 
 @app.command()
 def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
-    """Read all of an index and check every checksum and count. Exit code 1, with a list, when something is damaged.
+    """Read all of an index and check every checksum and count. Exit code 1, with a list, when
+    something is damaged.
 
-    Each page of vectors and each document is sealed with its place and its build: a flipped byte, a swapped or missing part,
-    and a file of an older index are all found. Reads everything once; memory: a cluster.
+    Each page of vectors and each document is sealed with its place and its build: a flipped byte, a
+    swapped or missing part, and a file of an older index are all found. Reads everything once;
+    memory: a cluster.
     """
     from indexer.verify import verify_index
 
@@ -212,17 +254,22 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
             }
         )
     else:
-        _print_verdict(index_dir, report.problems, f"{report.row_count:,} rows in {report.cluster_count:,} clusters")
+        _print_verdict(
+            index_dir,
+            report.problems,
+            f"{report.row_count:,} rows in {report.cluster_count:,} clusters",
+        )
     if report.problems:
         raise typer.Exit(1)
 
 
 @app.command()
 def stats(index_dir: IndexDir, as_json: JsonOption = False) -> None:
-    """Show rows, clusters and how uneven they are, pages and bytes, model, read times, and how many clusters a query probes.
+    """Show rows, clusters and how uneven they are, pages and bytes, model, read times, and how many
+    clusters a query probes.
 
-    Reads the manifest and the table of clusters, not the clusters. "skew" is how many times the mean the cluster of a random
-    passage holds: what uneven clusters cost each probe.
+    Reads the manifest and the table of clusters, not the clusters. "skew" is how many times the
+    mean the cluster of a random passage holds: what uneven clusters cost each probe.
     """
     from indexer.stats import index_stats
 
@@ -256,7 +303,9 @@ def _print_verdict(index_dir: Path, problems: tuple[str, ...], what: str) -> Non
         console.print(f"[green]whole[/green]: {what}; every checksum and count is right")
         return
     count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-    console.print(f"[red]damaged[/red]: {count} in {index_dir}; restore it from a copy or build it again")
+    console.print(
+        f"[red]damaged[/red]: {count} in {index_dir}; restore it from a copy or build it again"
+    )
     for problem in problems[:PROBLEMS_SHOWN]:
         console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
     if len(problems) > PROBLEMS_SHOWN:
@@ -264,29 +313,39 @@ def _print_verdict(index_dir: Path, problems: tuple[str, ...], what: str) -> Non
 
 
 def _print_stats(index_dir: Path, found: IndexStats) -> None:
-    table = Table(title=f"{index_dir}", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        title=f"{index_dir}",
+        title_justify="left",
+        show_header=False,
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     table.add_row("version", f"{found.index_version}, format {found.format}")
-    table.add_row("passages", f"{found.row_count:,} of dimension {found.dimension}, {found.codec} {found.vector_dtype}")
+    table.add_row(
+        "passages",
+        f"{found.row_count:,} of dimension {found.dimension}, {found.codec} {found.vector_dtype}",
+    )
     table.add_row("model", f"{found.embedding_model_name} ({found.embedding_model})")
     table.add_row(
-        "clusters", f"{found.nlist:,} (centroids {found.centroids_fingerprint}), {found.clusters_empty} empty"
+        "clusters",
+        f"{found.nlist:,} (centroids {found.centroids_fingerprint}), {found.clusters_empty} empty",
     )
     table.add_row("probed by default", f"{found.nprobe_default} clusters a query")
     table.add_row("passages a cluster", _spread(found.cluster_rows, ""))
     table.add_row(
         "evenness",
-        f"largest {found.cluster_rows_max_factor}x the mean, smallest {found.cluster_rows_min_factor}x, "
-        f"skew {found.cluster_skew}",
+        f"largest {found.cluster_rows_max_factor}x the mean, smallest "
+        f"{found.cluster_rows_min_factor}x, skew {found.cluster_skew}",
     )
     table.add_row("bytes a cluster", _spread(found.cluster_size_bytes, ""))
     if found.read_latency_us is not None:
         table.add_row("read of a cluster", _spread(found.read_latency_us, " us"))
     table.add_row(
         "pages",
-        f"{found.page_bytes:,} bytes, {found.rows_per_page} passages each, {100 * found.page_use:.1f} % used, in "
-        f"{found.segment_count} segments",
+        f"{found.page_bytes:,} bytes, {found.rows_per_page} passages each, "
+        f"{100 * found.page_use:.1f} % used, in {found.segment_count} segments",
     )
     for name, size_bytes in found.files_bytes.items():
         table.add_row(name, f"{size_bytes:,} bytes")
@@ -295,4 +354,7 @@ def _print_stats(index_dir: Path, found: IndexStats) -> None:
 
 
 def _spread(spread: Spread, unit: str) -> str:
-    return f"min {spread.min:,}{unit}, median {spread.p50:,}{unit}, p95 {spread.p95:,}{unit}, max {spread.max:,}{unit}"
+    return (
+        f"min {spread.min:,}{unit}, median {spread.p50:,}{unit}, p95 {spread.p95:,}{unit}, "
+        f"max {spread.max:,}{unit}"
+    )

@@ -39,13 +39,25 @@ def load(
     arrivals: ArrivalProcess = typer.Option(
         "poisson", "--arrivals", help="When they come; recorded: at the file's `at_ms`."
     ),
-    duration: float | None = typer.Option(None, "--duration", metavar="SECONDS", help="How long.", show_default=False),
-    limit: int | None = typer.Option(
-        None, "--limit", min=1, help="How many at most. Default: each question once.", show_default=False
+    duration: float | None = typer.Option(
+        None, "--duration", metavar="SECONDS", help="How long.", show_default=False
     ),
-    seed: int = typer.Option(0, "--seed", help="Of the Poisson process: the same seed sends at the same times."),
+    limit: int | None = typer.Option(
+        None,
+        "--limit",
+        min=1,
+        help="How many at most. Default: each question once.",
+        show_default=False,
+    ),
+    seed: int = typer.Option(
+        0, "--seed", help="Of the Poisson process: the same seed sends at the same times."
+    ),
     vectors: Path | None = typer.Option(
-        None, "--vectors", metavar="FILE.npy", help="A vector a question, sent instead of its text.", show_default=False
+        None,
+        "--vectors",
+        metavar="FILE.npy",
+        help="A vector a question, sent instead of its text.",
+        show_default=False,
     ),
     fingerprint: str | None = typer.Option(
         None,
@@ -57,7 +69,9 @@ def load(
     keep_text: bool = typer.Option(
         False, "--keep-text", help="With --vectors: send the text too; the generator needs it."
     ),
-    keep_ids: bool = typer.Option(False, "--keep-ids", help="Publish the file's ids, not new ones."),
+    keep_ids: bool = typer.Option(
+        False, "--keep-ids", help="Publish the file's ids, not new ones."
+    ),
     deadline: float | None = typer.Option(
         None, "--deadline", metavar="SECONDS", help="From the intended time.", show_default=False
     ),
@@ -77,8 +91,8 @@ def load(
 ) -> None:
     """Publish questions at a rate, answered or not, and say what became of them.
 
-    The load is open: each question is due at its time, whatever happened to the ones before. When the questions run out
-    before --duration or --limit, they begin again.
+    The load is open: each question is due at its time, whatever happened to the ones before. When
+    the questions run out before --duration or --limit, they begin again.
 
     \b
     Examples:
@@ -88,7 +102,9 @@ def load(
     """
     settings = load_beside(given(config, assignments, kafka={"bootstrap": bootstrap}))
     if (vectors is None) != (fingerprint is None):
-        raise ConfigError("--vectors and --fingerprint belong together: a vector means nothing without its model")
+        raise ConfigError(
+            "--vectors and --fingerprint belong together: a vector means nothing without its model"
+        )
     rows = read_questions(questions)
     if vectors is not None:
         rows = with_vectors(rows, Vectors(vectors), keep_text=keep_text)
@@ -97,7 +113,13 @@ def load(
         duration_s=duration,
         limit=limit if limit is not None or duration is not None else len(rows),
     )
-    plan = LoadPlan(embedding_model=fingerprint, top_k=top_k, nprobe=nprobe, deadline_s=deadline, keep_ids=keep_ids)
+    plan = LoadPlan(
+        embedding_model=fingerprint,
+        top_k=top_k,
+        nprobe=nprobe,
+        deadline_s=deadline,
+        keep_ids=keep_ids,
+    )
     asyncio.run(_check_brokers(settings))
     publisher = Publisher(settings.kafka, settings.client)
     timeout_s = settings.client.publish_timeout_ms / 1_000
@@ -124,7 +146,9 @@ def load(
         raise typer.Exit(FAILED_STATUS)
 
 
-def _times(arrivals: ArrivalProcess, rows: tuple[Question, ...], rate: float, seed: int) -> Iterator[int]:
+def _times(
+    arrivals: ArrivalProcess, rows: tuple[Question, ...], rate: float, seed: int
+) -> Iterator[int]:
     if arrivals == "poisson":
         return poisson(rate, seed)
     if arrivals == "even":
@@ -132,7 +156,8 @@ def _times(arrivals: ArrivalProcess, rows: tuple[Question, ...], rate: float, se
     times_ms = [row.at_ms for row in rows if row.at_ms is not None]
     if len(times_ms) != len(rows):
         raise ConfigError(
-            f"--arrivals recorded needs `at_ms` on every line; {len(rows) - len(times_ms)} of {len(rows)} lack it"
+            f"--arrivals recorded needs `at_ms` on every line; {len(rows) - len(times_ms)} of "
+            f"{len(rows)} lack it"
         )
     return recorded(times_ms, rate)
 
@@ -144,7 +169,9 @@ async def _check_brokers(settings: ClientSide) -> None:
 
 
 class _Recorder:
-    """Writes what was sent as JSON lines, or nothing. Raises `ConfigError` when the file cannot be made."""
+    """Writes what was sent as JSON lines, or nothing. Raises `ConfigError` when the file cannot be
+    made.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._file: IO[bytes] | None = None
@@ -152,7 +179,9 @@ class _Recorder:
             try:
                 self._file = path.open("wb")
             except OSError as error:
-                raise ConfigError(f"cannot write {path}: {error.strerror}; check --record") from error
+                raise ConfigError(
+                    f"cannot write {path}: {error.strerror}; check --record"
+                ) from error
 
     def sent(self, sent: Sent) -> None:
         """Writes one line."""
@@ -175,7 +204,8 @@ def _progress(console: Console) -> Callable[[LoadProgress], None]:
             next_s = time.monotonic() + PROGRESS_S
             end = "\r" if console.is_terminal else "\n"
             console.print(
-                f"{progress.elapsed_us / 1_000_000:6.0f} s  {progress.sent:,} sent  {progress.acknowledged:,} acknowledged "
+                f"{progress.elapsed_us / 1_000_000:6.0f} s  {progress.sent:,} sent  "
+                f"{progress.acknowledged:,} acknowledged "
                 f" {progress.errors:,} errors  {progress.behind_us / 1_000:,.1f} ms behind",
                 end=end,
             )
@@ -185,10 +215,15 @@ def _progress(console: Console) -> Callable[[LoadProgress], None]:
 
 def _print_summary(summary: LoadSummary) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_row("sent", f"{summary.sent:,} in {summary.duration_s:,.1f} s ({summary.rate_per_s:,.1f} a second)")
+    table.add_row(
+        "sent",
+        f"{summary.sent:,} in {summary.duration_s:,.1f} s ({summary.rate_per_s:,.1f} a second)",
+    )
     table.add_row("acknowledged", f"{summary.acknowledged:,}")
     table.add_row(
-        "errors", f"{summary.errors:,}" + (f", the first: {summary.first_error}" if summary.first_error else "")
+        "errors",
+        f"{summary.errors:,}"
+        + (f", the first: {summary.first_error}" if summary.first_error else ""),
     )
     table.add_row("unacknowledged", f"{summary.unacknowledged:,}")
     table.add_row("latest", f"{summary.behind_ms_max:,.1f} ms behind its time")

@@ -57,7 +57,9 @@ PASSED_THROUGH = {
     "allow_interspersed_args": False,
     "help_option_names": [],
 }
-"""For commands whose options are read by an application of their own, imported only when it is called for."""
+"""For commands whose options are read by an application of their own, imported only when it is
+called for.
+"""
 
 app.command()(up.up)
 app.command()(asking.ask)
@@ -107,14 +109,19 @@ def _version_of(name: str) -> str | None:
 
 
 def main() -> None:
-    """Runs the command line and exits: 0 well, 1 it failed, 2 something must be changed first, 130 interrupted."""
+    """Runs the command line and exits: 0 well, 1 it failed, 2 something must be changed first, 130
+    interrupted.
+    """
     try:
         app(prog_name="carpool")
     except ModuleNotFoundError as error:
         extra = extra_of(error.name or "")
         if extra is None:
             raise
-        _tell(f"this command needs {error.name}, which is not installed: pip install 'carpool[{extra}]'")
+        _tell(
+            f"this command needs {error.name}, which is not installed: pip install "
+            f"'carpool[{extra}]'"
+        )
         sys.exit(2)
     except ConfigError as error:
         _tell(str(error))
@@ -123,7 +130,9 @@ def main() -> None:
         _tell(str(error))
         sys.exit(1)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has what it wanted: `| head`
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader has what it wanted: `| head`
         sys.exit(0)
 
 

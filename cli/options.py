@@ -14,7 +14,9 @@ from cli.settings import CONFIG_VARIABLE, Given, parse_assignments
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help=f"Settings file (TOML); also {CONFIG_VARIABLE}.", show_default=False),
+    typer.Option(
+        "--config", "-c", help=f"Settings file (TOML); also {CONFIG_VARIABLE}.", show_default=False
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -30,7 +32,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 BootstrapOption = Annotated[
     str | None,
     typer.Option(
-        "--bootstrap", "-b", metavar="HOST:PORT", help="Brokers. Default: kafka.bootstrap.", show_default=False
+        "--bootstrap",
+        "-b",
+        metavar="HOST:PORT",
+        help="Brokers. Default: kafka.bootstrap.",
+        show_default=False,
     ),
 ]
 
@@ -47,11 +53,14 @@ BesideOption = Annotated[
 
 
 def given(config: Path | None, assignments: list[str] | None, **flags: dict[str, Any]) -> Given:
-    """Returns where the settings of this call come from; `flags` are a command's own options, by section.
+    """Returns where the settings of this call come from; `flags` are a command's own options, by
+    section.
 
     Raises `ConfigError` when an assignment has another shape, or names what is no setting.
     """
-    file = config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
+    file = config or (
+        Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None
+    )
     if file is not None and not file.exists():
         raise ConfigError(f"there is no settings file {file}; check --config and {CONFIG_VARIABLE}")
     found = Given(file=file, environ=os.environ, flags=parse_assignments(assignments or []))
@@ -72,4 +81,7 @@ class Passed:
     def arguments(self) -> list[str]:
         """Returns them as a command line's arguments."""
         config = [] if self.config is None else ["--config", str(self.config)]
-        return [*config, *(part for assignment in self.assignments for part in ("--set", assignment))]
+        return [
+            *config,
+            *(part for assignment in self.assignments for part in ("--set", assignment)),
+        ]

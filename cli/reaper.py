@@ -1,7 +1,9 @@
-"""Ends what `carpool up` started, when `carpool up` itself ends without doing so (SIGKILL, a crash).
+"""Ends what `carpool up` started, when `carpool up` itself ends without doing so (SIGKILL, a
+crash).
 
-A process of its own that reads `+GROUP` and `-GROUP` lines from the pipe it was given; when the pipe closes, its writer is
-gone, and every process group that is still listed is ended. Run as a file, with nothing but the standard library:
+A process of its own that reads `+GROUP` and `-GROUP` lines from the pipe it was given; when the
+pipe closes, its writer is gone, and every process group that is still listed is ended. Run as a
+file, with nothing but the standard library:
 
     python -I reaper.py < PIPE
 """
@@ -18,7 +20,9 @@ GRACE_S = 5.0
 
 
 def main() -> None:
-    """Keeps the list until the pipe closes, then ends what is on it: SIGTERM, and SIGKILL `GRACE_S` later."""
+    """Keeps the list until the pipe closes, then ends what is on it: SIGTERM, and SIGKILL `GRACE_S`
+    later.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it goes when its writer goes, not before
     groups: dict[int, None] = {}

@@ -1,4 +1,6 @@
-"""What runs on this machine and where: `run.json`, written by `carpool up` and read by the other commands."""
+"""What runs on this machine and where: `run.json`, written by `carpool up` and read by the other
+commands.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class RunFile:
         Path(name).replace(self.path)
 
     def read(self) -> Run | None:
-        """Returns what runs, or None: no file, one that cannot be read, or one of a process that is gone."""
+        """Returns what runs, or None: no file, one that cannot be read, or one of a process that is
+        gone.
+        """
         try:
             run = msgspec.json.decode(self.path.read_bytes(), type=Run)
         except (OSError, msgspec.DecodeError):

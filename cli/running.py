@@ -25,13 +25,20 @@ from cli.stack import STOP_ORDER, Plan, broker_spec, service_specs, vllm_spec
 from cli.supervise import ChildView, Interrupted, Supervisor
 from cli.up_settings import UpSettings
 
-STATE_STYLES = {"ready": "green", "starting": "yellow", "restarting": "red", "stopping": "dim", "ended": "dim"}
+STATE_STYLES = {
+    "ready": "green",
+    "starting": "yellow",
+    "restarting": "red",
+    "stopping": "dim",
+    "ended": "dim",
+}
 
 
 def run_everything(
     settings: CarpoolSettings, plan: Plan, passed: Passed, questions: Sequence[str], *, stays: bool
 ) -> None:
-    """Starts what the plan says, asks the questions, and stays until Ctrl-C if it is to. Nothing is left running.
+    """Starts what the plan says, asks the questions, and stays until Ctrl-C if it is to. Nothing is
+    left running.
 
     Raises `Interrupted` after an orderly end by signal, `CarpoolError` when a part failed.
     """
@@ -40,12 +47,17 @@ def run_everything(
     other = run_file.read()
     if other is not None and other.pid != os.getpid():
         raise ConfigError(
-            f"`carpool up` runs here already (process {other.pid}, state in {settings.up.state_dir}): end it first, or give this"
+            f"`carpool up` runs here already (process {other.pid}, state in "
+            f"{settings.up.state_dir}): end it first, or give this"
             " one a folder of its own with --state-dir"
         )
     supervisor = Supervisor(settings.up, note=lambda line: console.print(f"[yellow]{line}[/]"))
     run = Run(
-        pid=os.getpid(), bootstrap=plan.bootstrap, http=plan.http, llm_url=plan.llm_url, index_dir=settings.index.dir
+        pid=os.getpid(),
+        bootstrap=plan.bootstrap,
+        http=plan.http,
+        llm_url=plan.llm_url,
+        index_dir=settings.index.dir,
     )
     with supervisor:
         try:
@@ -68,16 +80,23 @@ def run_everything(
 
 def ask_command(settings: UpSettings) -> str:
     """Returns the command that asks a question of this run, from another shell."""
-    other = [] if settings.state_dir == UpSettings().state_dir else ["--set", f"up.state_dir={settings.state_dir}"]
+    other = (
+        []
+        if settings.state_dir == UpSettings().state_dir
+        else ["--set", f"up.state_dir={settings.state_dir}"]
+    )
     return " ".join(["carpool", "ask", *map(shlex.quote, other), '"Who wrote Hamlet?"'])
 
 
-def _start(supervisor: Supervisor, settings: CarpoolSettings, plan: Plan, passed: Passed, console: Console) -> None:
+def _start(
+    supervisor: Supervisor, settings: CarpoolSettings, plan: Plan, passed: Passed, console: Console
+) -> None:
     with _live_list(supervisor, console) as show:
         if plan.broker_port is not None:
             supervisor.start(broker_spec(plan, settings.up))
             supervisor.wait_ready(show)
-        # Before any client looks for them: a broker that makes topics on demand would make them in another shape.
+        # Before any client looks for them: a broker that makes topics on demand would make them in
+        # another shape.
         create_topics(msgspec.structs.replace(settings.kafka, bootstrap=plan.bootstrap))
         if plan.vllm_port is not None:
             supervisor.start(vllm_spec(plan, settings))
@@ -90,12 +109,15 @@ def _tell_ready(plan: Plan, settings: UpSettings, console: Console) -> None:
     if plan.broker_port is not None:
         console.print(f"[dim]{LIMITS}[/]")
     console.print(
-        f"Everything is ready. Logs: {settings.state_dir}. Ask, in another shell:  {ask_command(settings)}",
+        f"Everything is ready. Logs: {settings.state_dir}. Ask, in another shell:  "
+        f"{ask_command(settings)}",
         markup=False,
     )
 
 
-def _ask(supervisor: Supervisor, settings: CarpoolSettings, plan: Plan, questions: Sequence[str]) -> None:
+def _ask(
+    supervisor: Supervisor, settings: CarpoolSettings, plan: Plan, questions: Sequence[str]
+) -> None:
     console = output()
     kafka = msgspec.structs.replace(settings.kafka, bootstrap=plan.bootstrap)
     demo = DemoRun(kafka, settings.client, questions, console)
@@ -109,7 +131,9 @@ def _ask(supervisor: Supervisor, settings: CarpoolSettings, plan: Plan, question
 
 @contextmanager
 def _live_list(supervisor: Supervisor, console: Console) -> Iterator[Callable[[], None]]:
-    """A table that is drawn over and over on a terminal; elsewhere, a line whenever something changes."""
+    """A table that is drawn over and over on a terminal; elsewhere, a line whenever something
+    changes.
+    """
     if not console.is_terminal:
         told: dict[str, str] = {}
 
@@ -118,21 +142,30 @@ def _live_list(supervisor: Supervisor, console: Console) -> Iterator[Callable[[]
                 line = _line(view)
                 if told.get(view.name) != line:
                     told[view.name] = line
-                    console.print(f"{line} after {view.since_s:.1f} s" if view.state == "ready" else line, markup=False)
+                    console.print(
+                        f"{line} after {view.since_s:.1f} s" if view.state == "ready" else line,
+                        markup=False,
+                    )
 
         yield tell
         return
-    with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+    with Live(
+        console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+    ) as live:
         yield lambda: live.update(_table(supervisor.views()), refresh=True)
 
 
 def _line(view: ChildView) -> str:
-    return f"{view.name}: {view.state}" + (f" ({view.missing})" if view.missing else f" at {view.address}")
+    return f"{view.name}: {view.state}" + (
+        f" ({view.missing})" if view.missing else f" at {view.address}"
+    )
 
 
 def _table(views: Sequence[ChildView]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for view in views:
         state = f"[{STATE_STYLES[view.state]}]{view.state}[/]"
-        table.add_row(f"[bold]{view.name}[/]", state, f"{view.since_s:.1f} s", view.missing or view.address)
+        table.add_row(
+            f"[bold]{view.name}[/]", state, f"{view.since_s:.1f} s", view.missing or view.address
+        )
     return table

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from carpool.kafka.intake import PriorityClass
 from carpool.kafka.settings import KafkaSettings
+from carpool.loop.priority.intake_queues import PriorityClass
 from cli.options import BootstrapOption, ConfigOption, SetOption, given
 from cli.settings import Given, load
 from schemas.codec import decode, decode_query
@@ -14,7 +14,9 @@ from schemas.query import Query
 from schemas.retrieval import Retrieval
 from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS
 
-IndexOption = typer.Option(None, "--index", metavar="DIR", help="Folder of the index.", show_default=False)
+IndexOption = typer.Option(
+    None, "--index", metavar="DIR", help="Folder of the index.", show_default=False
+)
 PortOption = typer.Option(
     None, "--port", help="Port of /healthz, /readyz, /metrics; 0: a free one.", show_default=False
 )
@@ -29,13 +31,22 @@ def grouper(
 ) -> None:
     """Run the grouper: which queries should share a trip, and in which order?
 
-    Reads rag.queries.v1, writes rag.groups.v1. SIGTERM finishes what is in hand; a second one stops at once.
+    Reads rag.queries.v1, writes rag.groups.v1. SIGTERM finishes what is in hand; a second one stops
+    at once.
 
     \b
     Example:
       carpool grouper --index .carpool/index --set grouper.policy=agglomerative
     """
-    run_grouper(given(config, assignments, kafka={"bootstrap": bootstrap}, index={"dir": index}, http={"port": port}))
+    run_grouper(
+        given(
+            config,
+            assignments,
+            kafka={"bootstrap": bootstrap},
+            index={"dir": index},
+            http={"port": port},
+        )
+    )
 
 
 def searcher(
@@ -47,13 +58,22 @@ def searcher(
 ) -> None:
     """Run the searcher: clusters from disk within a memory budget, a result for each query.
 
-    Reads rag.groups.v1, writes rag.retrievals.v1. SIGTERM finishes what is in hand; a second one stops at once.
+    Reads rag.groups.v1, writes rag.retrievals.v1. SIGTERM finishes what is in hand; a second one
+    stops at once.
 
     \b
     Example:
       carpool searcher --index .carpool/index --set searcher.budget_bytes=1073741824
     """
-    run_searcher(given(config, assignments, kafka={"bootstrap": bootstrap}, index={"dir": index}, http={"port": port}))
+    run_searcher(
+        given(
+            config,
+            assignments,
+            kafka={"bootstrap": bootstrap},
+            index={"dir": index},
+            http={"port": port},
+        )
+    )
 
 
 def generator(
@@ -68,28 +88,36 @@ def generator(
 ) -> None:
     """Run the generator: prompts to the LLM server, cited answers to the log.
 
-    Reads rag.retrievals.v1, writes rag.answers.v1 (and pieces to rag.answers.partial.v1). An LLM server that is away pauses
-    it. SIGTERM finishes what is in hand; a second one stops at once.
+    Reads rag.retrievals.v1, writes rag.answers.v1 (and pieces to rag.answers.partial.v1). An LLM
+    server that is away pauses it. SIGTERM finishes what is in hand; a second one stops at once.
 
     \b
     Example:
       carpool generator --llm-url http://127.0.0.1:8000/v1 --model my-model
     """
     flags = {"base_url": llm_url, "model": model}
-    run_generator(given(config, assignments, kafka={"bootstrap": bootstrap}, llm=flags, http={"port": port}))
+    run_generator(
+        given(config, assignments, kafka={"bootstrap": bootstrap}, llm=flags, http={"port": port})
+    )
 
 
 def batch_class(topic: str, kafka: KafkaSettings, queries_max: int) -> tuple[PriorityClass, ...]:
-    """Returns the class `batch` beside a topic, as it is read by a service that holds `queries_max` queries."""
+    """Returns the class `batch` beside a topic, as it is read by a service that holds `queries_max`
+    queries.
+    """
     held_max = max(1, int(kafka.batch_held_share * queries_max))
-    return (PriorityClass(topic=BATCH[topic].name, held_max=held_max, cpu_wait_us_max=kafka.batch_cpu_wait_us_max),)
+    return (
+        PriorityClass(
+            topic=BATCH[topic].name, held_max=held_max, cpu_wait_us_max=kafka.batch_cpu_wait_us_max
+        ),
+    )
 
 
 def run_grouper(chosen: Given) -> None:
     """Runs the grouper until it is told to stop. Raises `CarpoolError`."""
-    from carpool.chassis import run_service
-    from carpool.kafka.intake import Intake
-    from carpool.kafka.stage import Message
+    from carpool.kafka.records import Message
+    from carpool.loop.priority.intake_queues import Intake
+    from carpool.run_service import run_service
     from cli.all_settings import CarpoolSettings
     from grouper.service import build_stage
 
@@ -118,8 +146,8 @@ def run_grouper(chosen: Given) -> None:
 
 def run_searcher(chosen: Given) -> None:
     """Runs the searcher until it is told to stop. Raises `CarpoolError`."""
-    from carpool.chassis import run_service
-    from carpool.kafka.intake import Intake
+    from carpool.loop.priority.intake_queues import Intake
+    from carpool.run_service import run_service
     from cli.all_settings import CarpoolSettings
     from searcher.service import build_stage
 
@@ -135,7 +163,9 @@ def run_searcher(chosen: Given) -> None:
             beside=batch_class(GROUPS.name, settings.kafka, settings.searcher.queries_in_hand_max),
             parts=lambda group: len(group.queries),
         ),
-        build_stage=lambda metrics, clock: build_stage(settings.searcher, settings.index, metrics, clock),
+        build_stage=lambda metrics, clock: build_stage(
+            settings.searcher, settings.index, metrics, clock
+        ),
         kafka=settings.kafka,
         http=settings.http,
         logs=settings.log,
@@ -144,11 +174,11 @@ def run_searcher(chosen: Given) -> None:
 
 def run_generator(chosen: Given) -> None:
     """Runs the generator until it is told to stop. Raises `CarpoolError`."""
-    from carpool.chassis import run_service
-    from carpool.kafka.intake import Intake
+    from carpool.loop.priority.intake_queues import Intake
+    from carpool.run_service import run_service
     from cli.all_settings import CarpoolSettings
-    from generator.answer_ledger.librdkafka import KafkaAnswersReader
-    from generator.answer_ledger.stage import LedgerStage
+    from generator.dedup.librdkafka import KafkaAnswersReader
+    from generator.dedup.stage import DedupStage
     from generator.service import build_stage
 
     settings = load(CarpoolSettings, chosen)
@@ -160,9 +190,11 @@ def run_generator(chosen: Given) -> None:
             decode=lambda message: decode(Retrieval, message.value, message.headers),
             bad_input="stop",
             weight=settings.kafka.interactive_weight,
-            beside=batch_class(RETRIEVALS.name, settings.kafka, settings.generator.intake_records_max),
+            beside=batch_class(
+                RETRIEVALS.name, settings.kafka, settings.generator.intake_records_max
+            ),
         ),
-        build_stage=lambda metrics, clock: LedgerStage(
+        build_stage=lambda metrics, clock: DedupStage(
             build_stage(settings.generator, settings.llm, metrics, clock),
             KafkaAnswersReader(settings.kafka, clock),
             settings.generator,

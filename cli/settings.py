@@ -51,14 +51,18 @@ class ClientSide(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """Where settings come from: a TOML file, the environment, and flags by section and name, the last winning."""
+    """Where settings come from: a TOML file, the environment, and flags by section and name, the
+    last winning.
+    """
 
     file: Path | None
     environ: Mapping[str, str]
     flags: Mapping[str, Mapping[str, Any]]
 
     def origin(self, doc: SettingDoc) -> str:
-        """Returns where a setting's value comes from, in words: default, a file, the environment, a flag."""
+        """Returns where a setting's value comes from, in words: default, a file, the environment, a
+        flag.
+        """
         if self.flags.get(doc.section, {}).get(doc.name) is not None:
             return "flag"
         if doc.environment in self.environ:
@@ -78,18 +82,22 @@ class Given:
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, dict[str, str]]:
-    """Returns `section.name=value` flags by section and name. Raises `ConfigError` on any other shape."""
+    """Returns `section.name=value` flags by section and name. Raises `ConfigError` on any other
+    shape.
+    """
     parsed: dict[str, dict[str, str]] = {}
     for assignment in assignments:
         path, equals, value = assignment.partition("=")
         section, dot, name = path.strip().partition(".")
         if not equals or not dot:
             raise ConfigError(
-                f"--set {assignment!r}: write section.name=value, such as --set searcher.reads_in_flight_max=8"
+                f"--set {assignment!r}: write section.name=value, such as --set "
+                "searcher.reads_in_flight_max=8"
             )
         if section not in SECTIONS:
             raise ConfigError(
-                f"--set {assignment!r}: there is no section {section!r}; there are: {', '.join(SECTIONS)}"
+                f"--set {assignment!r}: there is no section {section!r}; there are: "
+                f"{', '.join(SECTIONS)}"
             )
         parsed.setdefault(section, {})[name] = value
     return parsed
@@ -101,7 +109,8 @@ def section_kinds(kind: type[msgspec.Struct]) -> dict[str, type[Settings]]:
 
 
 def load(kind: type[T], given: Given) -> T:
-    """Returns the effective settings of `kind`; what is said of sections that it lacks is passed over.
+    """Returns the effective settings of `kind`; what is said of sections that it lacks is passed
+    over.
 
     Raises `ConfigError` that lists all that is wrong.
     """
@@ -109,20 +118,28 @@ def load(kind: type[T], given: Given) -> T:
     flags = {section: values for section, values in given.flags.items() if section in kinds}
     for section, values in flags.items():
         _check_flags(section, kinds[section], values)
-    return load_settings(kind, file=given.file, environ=given.environ, flags=flags, elsewhere=SECTIONS)
+    return load_settings(
+        kind, file=given.file, environ=given.environ, flags=flags, elsewhere=SECTIONS
+    )
 
 
 def _check_flags(section: str, kind: type[Settings], values: Mapping[str, Any]) -> None:
     docs = {doc.name: doc for doc in describe(section, kind)}
     for name in values:
         if name not in docs:
-            raise ConfigError(f"--set {section}.{name}: [{section}] has no {name!r}; it has: {', '.join(docs)}")
+            raise ConfigError(
+                f"--set {section}.{name}: [{section}] has no {name!r}; it has: {', '.join(docs)}"
+            )
         if docs[name].is_secret:
-            raise ConfigError(f"--set {section}.{name}: a secret is read from {docs[name].environment} only")
+            raise ConfigError(
+                f"--set {section}.{name}: a secret is read from {docs[name].environment} only"
+            )
 
 
 def load_beside(given: Given) -> ClientSide:
-    """As `load`, for commands that talk to what runs: where nothing says which brokers, those of a running `carpool up`."""
+    """As `load`, for commands that talk to what runs: where nothing says which brokers, those of a
+    running `carpool up`.
+    """
     settings = load(ClientSide, given)
     run = RunFile(Path(settings.up.state_dir)).read()
     doc = next(doc for doc in describe("kafka", KafkaSettings) if doc.name == "bootstrap")

@@ -1,4 +1,6 @@
-"""What `carpool up` starts: broker, services, vLLM, each as a child on loopback with its address and its log."""
+"""What `carpool up` starts: broker, services, vLLM, each as a child on loopback with its address
+and its log.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,17 @@ class Plan:
 
 
 def choose_port(wanted: int, default: int, name: str) -> int:
-    """Returns the port to use: the wanted one, or a free one where 0 is wanted, or where the default is taken.
+    """Returns the port to use: the wanted one, or a free one where 0 is wanted, or where the
+    default is taken.
 
     Raises `ConfigError` when a port that somebody chose is taken.
     """
     if wanted == 0:
         return free_port()
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a server that just ended left behind is free
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # what a server that just ended left behind is free
         try:
             probe.bind((LOOPBACK, wanted))
             return wanted
@@ -60,19 +65,28 @@ def choose_port(wanted: int, default: int, name: str) -> int:
             if wanted == default:
                 return free_port()
             raise ConfigError(
-                f"port {wanted} for {name} is taken ({error.strerror}); choose another with --set, or 0 for a free one"
+                f"port {wanted} for {name} is taken ({error.strerror}); choose another with --set, "
+                "or 0 for a free one"
             ) from error
 
 
 def make_plan(settings: CarpoolSettings, *, is_embedded: bool, llm_url: str | None) -> Plan:
-    """Returns where everything will be, having checked that it can be. Raises `ConfigError` that says what to do."""
+    """Returns where everything will be, having checked that it can be. Raises `ConfigError` that
+    says what to do.
+    """
     _check_index(settings)
     up, defaults = settings.up, UpSettings()
     broker_port = (
-        choose_port(up.broker_port, defaults.broker_port, "the broker (up.broker_port)") if is_embedded else None
+        choose_port(up.broker_port, defaults.broker_port, "the broker (up.broker_port)")
+        if is_embedded
+        else None
     )
-    wanted = {name: (getattr(up, f"{name}_port"), getattr(defaults, f"{name}_port")) for name in SERVICES}
-    ports = {name: choose_port(*pair, f"the {name} (up.{name}_port)") for name, pair in wanted.items()}
+    wanted = {
+        name: (getattr(up, f"{name}_port"), getattr(defaults, f"{name}_port")) for name in SERVICES
+    }
+    ports = {
+        name: choose_port(*pair, f"the {name} (up.{name}_port)") for name, pair in wanted.items()
+    }
     vllm_port = None
     if llm_url is not None:
         _check_llm_server(llm_url)
@@ -84,7 +98,8 @@ def make_plan(settings: CarpoolSettings, *, is_embedded: bool, llm_url: str | No
         broker_port=broker_port,
         ports=ports,
         vllm_port=vllm_port,
-        llm_url=llm_url or (f"http://{LOOPBACK}:{vllm_port}/v1" if vllm_port else settings.llm.base_url),
+        llm_url=llm_url
+        or (f"http://{LOOPBACK}:{vllm_port}/v1" if vllm_port else settings.llm.base_url),
         llm_model=model_name(settings.vllm) if vllm_port else settings.llm.model,
     )
 
@@ -139,7 +154,16 @@ def service_specs(plan: Plan, settings: CarpoolSettings, passed: Passed) -> list
         specs.append(
             ChildSpec(
                 name=name,
-                command=[sys.executable, "-P", "-m", "cli.main", name, *arguments, "--port", str(plan.ports[name])],
+                command=[
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "cli.main",
+                    name,
+                    *arguments,
+                    "--port",
+                    str(plan.ports[name]),
+                ],
                 environ=dict(os.environ),
                 log_file=Path(settings.up.state_dir) / f"{name}.log",
                 probe=ready_probe(address),
@@ -152,8 +176,8 @@ def service_specs(plan: Plan, settings: CarpoolSettings, passed: Passed) -> list
 def _check_index(settings: CarpoolSettings) -> None:
     if not (Path(settings.index.dir) / "manifest.json").is_file():
         raise ConfigError(
-            f"there is no index at {settings.index.dir}: make one with `carpool index build CORPUS.jsonl --out"
-            f" {settings.index.dir}`, or name another with --index"
+            f"there is no index at {settings.index.dir}: make one with `carpool index build "
+            f"CORPUS.jsonl --out {settings.index.dir}`, or name another with --index"
         )
 
 
@@ -164,5 +188,6 @@ def _check_llm_server(llm_url: str) -> None:
     status, reason = get(f"{llm_url.rstrip('/')}/models", 5.0)
     if status == 0:
         raise ConfigError(
-            f"no LLM server answers at {llm_url} ({reason.decode(errors='replace')}): start it, or correct --llm-url"
+            f"no LLM server answers at {llm_url} ({reason.decode(errors='replace')}): start it, or "
+            "correct --llm-url"
         )

@@ -1,4 +1,6 @@
-"""`carpool status`: who is stuck, are the services ready, are the topics there, how much waits where?"""
+"""`carpool status`: who is stuck, are the services ready, are the topics there, how much waits
+where?
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ LOOK_S = 1.0
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at a glance. `stuck`: what stands still, a sentence a service. `topics_missing` is None when no broker answers,
-    and `broker_error` says why; `groups` is None where the brokers do not tell, and `groups_error` says why.
+    """Everything at a glance. `stuck`: what stands still, a sentence a service. `topics_missing` is
+    None when no broker answers, and `broker_error` says why; `groups` is None where the brokers do
+    not tell, and `groups_error` says why.
     """
 
     is_ready: bool
@@ -48,7 +51,8 @@ def status(
         "--url",
         "-u",
         metavar="NAME=HOST:PORT",
-        help="A service's HTTP address, once for each of its processes. Default: those of `carpool up`, or its default ports.",
+        help="A service's HTTP address, once for each of its processes. Default: those of `carpool "
+        "up`, or its default ports.",
         show_default=False,
     ),
     stuck_after_s: float = typer.Option(
@@ -63,10 +67,12 @@ def status(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Show who is stuck, which services are ready, what each still lacks, and how many records wait for it.
+    """Show who is stuck, which services are ready, what each still lacks, and how many records wait
+    for it.
 
-    Asks the brokers for the consumer groups, and each service for its own pages. Exit status 1: something is stuck or not ready.
-    Without `carpool up` on this machine, say where the services are with --url.
+    Asks the brokers for the consumer groups, and each service for its own pages. Exit status 1:
+    something is stuck or not ready. Without `carpool up` on this machine, say where the services
+    are with --url.
 
     \b
     Examples:
@@ -75,7 +81,10 @@ def status(
       carpool status --url searcher=10.0.0.6:9464 --url searcher=10.0.0.7:9464
     """
     settings = load_beside(given(config, assignments, kafka={"bootstrap": bootstrap}))
-    services = [ask_service(name, address, SERVICES[name]) for name, address in _addresses(settings, urls or [])]
+    services = [
+        ask_service(name, address, SERVICES[name])
+        for name, address in _addresses(settings, urls or [])
+    ]
     missing, broker_error = _topics(settings)
     groups, groups_error = (None, None) if missing is None else _groups(settings)
     stuck = [
@@ -83,12 +92,17 @@ def status(
         for name, group in zip(SERVICES, groups or (), strict=False)
         if (
             sentence := who_is_stuck(
-                name, group, [each for each in services if each.name == name], stuck_after_s=stuck_after_s
+                name,
+                group,
+                [each for each in services if each.name == name],
+                stuck_after_s=stuck_after_s,
             )
         )
     ]
     found = Status(
-        is_ready=not stuck and all(service.state == "ready" for service in services) and missing == [],
+        is_ready=not stuck
+        and all(service.state == "ready" for service in services)
+        and missing == [],
         stuck=stuck,
         bootstrap=settings.kafka.bootstrap,
         broker_error=broker_error,
@@ -111,7 +125,9 @@ def _addresses(settings: ClientSide, urls: list[str]) -> list[tuple[str, str]]:
         pairs = [url.partition("=") for url in urls]
         for name, equals, address in pairs:
             if not equals or name not in SERVICES or ":" not in address:
-                raise typer.BadParameter(f"--url {name}{equals}{address}: write one of {', '.join(SERVICES)}=HOST:PORT")
+                raise typer.BadParameter(
+                    f"--url {name}{equals}{address}: write one of {', '.join(SERVICES)}=HOST:PORT"
+                )
         return [(name, address) for name, _, address in pairs]
     run = RunFile(Path(settings.up.state_dir)).read()
     if run is not None:
@@ -124,14 +140,19 @@ def _topics(settings: ClientSide) -> tuple[list[str] | None, str | None]:
     from carpool.kafka.admin import describe_topics
 
     try:
-        return [state.topic.name for state in describe_topics(settings.kafka) if state.partitions == 0], None
+        return [
+            state.topic.name for state in describe_topics(settings.kafka) if state.partitions == 0
+        ], None
     except CarpoolError as error:
         return None, str(error)
 
 
 def _groups(settings: ClientSide) -> tuple[list[GroupStatus] | None, str | None]:
     """The consumer groups of `SERVICES`, in their order."""
-    reads = {settings.kafka.group_of(name): (topic, BATCH[topic].name) for name, topic in SERVICES.items()}
+    reads = {
+        settings.kafka.group_of(name): (topic, BATCH[topic].name)
+        for name, topic in SERVICES.items()
+    }
     try:
         return Brokers(settings.kafka).groups(reads, look_s=LOOK_S), None
     except CarpoolError as error:
@@ -149,7 +170,11 @@ def _print(found: Status) -> None:
     if found.broker_error is not None:
         say(found.broker_error, "red")
     elif found.topics_missing:
-        say(f"missing topics: {', '.join(found.topics_missing)}; `carpool topics create` makes them", "red")
+        say(
+            f"missing topics: {', '.join(found.topics_missing)}; `carpool topics create` makes "
+            "them",
+            "red",
+        )
     elif not found.stuck:
         moving = "nothing is stuck" if found.groups is not None else "all topics are there"
         say(f"brokers at {found.bootstrap}: {moving}", "green")
@@ -164,7 +189,9 @@ def _print(found: Status) -> None:
 
 
 def _services_table(services: list[ServiceStatus]) -> Table:
-    table = _table("service", "state", "waiting", "in flight", "taken in", "refused", "answers", "address")
+    table = _table(
+        "service", "state", "waiting", "in flight", "taken in", "refused", "answers", "address"
+    )
     for service in services:
         style = {"ready": "green", "down": "red"}.get(service.state, "yellow")
         counts = (service.lag_records, service.in_flight, service.consumed, service.dead_letters)
@@ -188,7 +215,9 @@ def _partitions_table(groups: list[GroupStatus]) -> Table:
                     f"{partition.topic}[{partition.number}]",
                     f"{partition.waiting:,}",
                     "" if partition.oldest_s is None else f"{partition.oldest_s:,.1f} s",
-                    Text("yes", style="green") if partition.has_moved else Text("no", style="yellow"),
+                    Text("yes", style="green")
+                    if partition.has_moved
+                    else Text("no", style="yellow"),
                     partition.member or Text("nobody", style="red"),
                 )
     return table

@@ -1,4 +1,6 @@
-"""What the brokers know of a service: who is in its consumer group, who has which partition, what waits there and since when."""
+"""What the brokers know of a service: who is in its consumer group, who has which partition, what
+waits there and since when.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from carpool.errors import RetryableError
+from carpool.kafka.commit_metadata import decode_metadata
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
-from carpool.kafka.progress import decode_metadata
 from carpool.kafka.settings import KafkaSettings, client_config
 
 PEEK_S = 3.0
@@ -37,8 +39,9 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits in a partition, committed records aside. `waiting` may count transaction markers between records, never at the
-    end. `oldest_s`: how long ago the first record that waits was written; None where none does, or it could not be read.
+    """What waits in a partition, committed records aside. `waiting` may count transaction markers
+    between records, never at the end. `oldest_s`: how long ago the first record that waits was
+    written; None where none does, or it could not be read.
     """
 
     topic: str
@@ -65,7 +68,9 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Brokers:
-    """Asks the brokers of `settings`. Every call blocks for up to its request time-out, and raises `RetryableError`."""
+    """Asks the brokers of `settings`. Every call blocks for up to its request time-out, and raises
+    `RetryableError`.
+    """
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -86,13 +91,21 @@ class Brokers:
         if any(count for counts in waiting.values() for count, _ in counts.values()):
             time.sleep(look_s)
         return [
-            _status(group, *described[group], waiting[group], before[group], self._committed(group, places[group]))
+            _status(
+                group,
+                *described[group],
+                waiting[group],
+                before[group],
+                self._committed(group, places[group]),
+            )
             for group in reads
         ]
 
     def _describe(self, groups: list[str]) -> dict[str, tuple[str, list[Member]]]:
         found: dict[str, tuple[str, list[Member]]] = {}
-        for group, future in self._admin.describe_consumer_groups(groups, request_timeout=self._timeout_s).items():
+        for group, future in self._admin.describe_consumer_groups(
+            groups, request_timeout=self._timeout_s
+        ).items():
             try:
                 description = _result(future)
             except _MissingError:
@@ -108,7 +121,10 @@ class Brokers:
         except KafkaException as error:
             raise _unreachable(error) from error
         return [
-            (name, number) for name in topics if name in metadata.topics for number in metadata.topics[name].partitions
+            (name, number)
+            for name in topics
+            if name in metadata.topics
+            for number in metadata.topics[name].partitions
         ]
 
     def _committed(self, group: str, places: list[Place]) -> dict[Place, tuple[int, str]]:
@@ -116,21 +132,35 @@ class Brokers:
         if not places:
             return {}
         try:
-            raws = committed_so_far(self._settings, group, [TopicPartition(*place) for place in places])
+            raws = committed_so_far(
+                self._settings, group, [TopicPartition(*place) for place in places]
+            )
         except KafkaException as error:
             raise _unreachable(error) from error
-        return {(raw.topic, raw.partition): (max(-1, raw.offset), raw.metadata or "") for raw in raws}
+        return {
+            (raw.topic, raw.partition): (max(-1, raw.offset), raw.metadata or "") for raw in raws
+        }
 
-    def _waiting(self, committed: dict[Place, tuple[int, str]]) -> dict[Place, tuple[int, float | None]]:
-        """How many records wait in each partition, and how long the first of them has, in seconds."""
+    def _waiting(
+        self, committed: dict[Place, tuple[int, str]]
+    ) -> dict[Place, tuple[int, float | None]]:
+        """How many records wait in each partition, and how long the first of them has, in
+        seconds.
+        """
         if not committed:
             return {}
         spec = {TopicPartition(*place): OffsetSpec.latest() for place in committed}
         futures = self._admin.list_offsets(
             spec, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
         )
-        ends = {(raw.topic, raw.partition): _result(future).offset for raw, future in futures.items()}
-        unsure = {place: offset for place, (offset, _) in committed.items() if ends[place] > max(0, offset)}
+        ends = {
+            (raw.topic, raw.partition): _result(future).offset for raw, future in futures.items()
+        }
+        unsure = {
+            place: offset
+            for place, (offset, _) in committed.items()
+            if ends[place] > max(0, offset)
+        }
         firsts = self._first_records(unsure)
         found: dict[Place, tuple[int, float | None]] = dict.fromkeys(committed, (0, None))
         for place, offset in unsure.items():
@@ -142,9 +172,12 @@ class Brokers:
                 found[place] = (max(0, ends[place] - first[0] - len(done)), first[1])
         return found
 
-    def _first_records(self, offsets: dict[Place, int]) -> dict[Place, tuple[int | None, float | None]]:
-        """The offset of the first record at or after each of `offsets`, and its age in seconds. (None, None): there is none, only
-        the end. Partitions that do not answer in time are left out.
+    def _first_records(
+        self, offsets: dict[Place, int]
+    ) -> dict[Place, tuple[int | None, float | None]]:
+        """The offset of the first record at or after each of `offsets`, and its age in seconds.
+        (None, None): there is none, only the end. Partitions that do not answer in time are left
+        out.
         """
         if not offsets:
             return {}
@@ -163,7 +196,10 @@ class Brokers:
         found: dict[Place, tuple[int | None, float | None]] = {}
         try:
             consumer.assign(
-                [TopicPartition(*at, offset if offset >= 0 else OFFSET_BEGINNING) for at, offset in offsets.items()]
+                [
+                    TopicPartition(*at, offset if offset >= 0 else OFFSET_BEGINNING)
+                    for at, offset in offsets.items()
+                ]
             )
             until = time.monotonic() + PEEK_S
             while len(found) < len(offsets) and time.monotonic() < until:
@@ -172,7 +208,9 @@ class Brokers:
                     error = message.error()
                     if error is None:
                         written_ms = message.timestamp()[1]
-                        age_s = max(0.0, time.time() - written_ms / 1_000) if written_ms > 0 else None
+                        age_s = (
+                            max(0.0, time.time() - written_ms / 1_000) if written_ms > 0 else None
+                        )
                         found.setdefault(place, (message.offset(), age_s))
                     elif error.code() == KafkaError._PARTITION_EOF:
                         found.setdefault(place, (None, None))
@@ -207,10 +245,16 @@ def _status(
 
 
 def _member(raw: Any) -> Member:
-    """A member by its client id, which says host and service where it was set; its address otherwise."""
+    """A member by its client id, which says host and service where it was set; its address
+    otherwise.
+    """
     host = (raw.host or "").lstrip("/")
     named = raw.client_id if raw.client_id and raw.client_id != "rdkafka" else host
-    places = [(at.topic, at.partition) for at in raw.assignment.topic_partitions] if raw.assignment else []
+    places = (
+        [(at.topic, at.partition) for at in raw.assignment.topic_partitions]
+        if raw.assignment
+        else []
+    )
     return Member(name=named or raw.member_id, host=host, partitions=sorted(places))
 
 
@@ -228,4 +272,6 @@ def _result(future: Future[Any]) -> Any:
 
 
 def _unreachable(error: KafkaException) -> RetryableError:
-    return RetryableError(f"the brokers do not tell how the consumer groups are: {error.args[0].str()}")
+    return RetryableError(
+        f"the brokers do not tell how the consumer groups are: {error.args[0].str()}"
+    )

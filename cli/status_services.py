@@ -1,4 +1,6 @@
-"""What a service says of itself, on its HTTP pages: is it ready, what does it lack, what has it done, when did it last move?"""
+"""What a service says of itself, on its HTTP pages: is it ready, what does it lack, what has it
+done, when did it last move?
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ Samples = dict[tuple[str, Labels], float]
 
 
 class PartitionIdle(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition that the service has, and for how many seconds it has not moved while something waited in it."""
+    """A partition that the service has, and for how many seconds it has not moved while something
+    waited in it.
+    """
 
     topic: str
     number: int
@@ -20,7 +24,8 @@ class PartitionIdle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a service. `lag_records`: what waits for it, counted from its position; None where it does not answer.
+    """One process of a service. `lag_records`: what waits for it, counted from its position; None
+    where it does not answer.
 
     `idle_s`: seconds since it last took in or finished something, or nothing waited.
     """
@@ -47,10 +52,14 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask_service(name: str, address: str, reads: str) -> ServiceStatus:
-    """Returns what the service at `address` says. Blocks for a few seconds where nothing answers."""
+    """Returns what the service at `address` says. Blocks for a few seconds where nothing
+    answers.
+    """
     code, body = get(f"http://{address}/readyz")
     if code == 0:
-        return ServiceStatus(name=name, address=address, state="down", missing=["nothing answers there"], reads=reads)
+        return ServiceStatus(
+            name=name, address=address, state="down", missing=["nothing answers there"], reads=reads
+        )
     page_code, page = get(f"http://{address}/metrics")
     samples = parse_metrics(page.decode(errors="replace")) if page_code == 200 else {}
     progress_s = samples.get(("carpool_last_progress_timestamp_seconds", ()))
@@ -77,7 +86,11 @@ def _partitions(samples: Samples) -> list[PartitionIdle]:
     for (sample, labels), moved_s in sorted(samples.items()):
         if sample == "carpool_partition_moved_timestamp_seconds":
             at = dict(labels)
-            found.append(PartitionIdle(topic=at["topic"], number=int(at["partition"]), idle_s=_ago_s(moved_s)))
+            found.append(
+                PartitionIdle(
+                    topic=at["topic"], number=int(at["partition"]), idle_s=_ago_s(moved_s)
+                )
+            )
     return found
 
 

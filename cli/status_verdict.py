@@ -1,4 +1,6 @@
-"""Who is stuck? From what the brokers and the services say to one sentence a service. Pure: values in, words out."""
+"""Who is stuck? From what the brokers and the services say to one sentence a service. Pure: values
+in, words out.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ def who_is_stuck(
 ) -> str | None:
     """Returns what stands still in a service, in one sentence, or None.
 
-    A partition stands still where records wait, no commit went by while we looked, and either nobody is there to work on it (no
-    owner, or an owner that does not answer), or the service itself has not moved for `stuck_after_s`. Where the service does not
-    say (its address is not known), the age of the oldest record that waits stands for that.
+    A partition stands still where records wait, no commit went by while we looked, and either
+    nobody is there to work on it (no owner, or an owner that does not answer), or the service
+    itself has not moved for `stuck_after_s`. Where the service does not say (its address is not
+    known), the age of the oldest record that waits stands for that.
     """
     still = [
         (partition, why)
@@ -28,11 +31,17 @@ def who_is_stuck(
     worst, why = max(still, key=lambda found: (found[0].waiting, -found[0].number))
     others = sum(partition.waiting for partition, _ in still) - worst.waiting
     more = f" ({others} more in {len(still) - 1} other partitions)" if others else ""
-    return f"{name} is stuck: {worst.topic}[{worst.number}] has {worst.waiting} waiting{more}{_since(worst, processes)}; {why}"
+    return (
+        f"{name} is stuck: {worst.topic}[{worst.number}] has {worst.waiting} "
+        f"waiting{more}{_since(worst, processes)}; {why}"
+    )
 
 
 def _why(
-    partition: Partition, group: GroupStatus, processes: Sequence[ServiceStatus], stuck_after_s: float
+    partition: Partition,
+    group: GroupStatus,
+    processes: Sequence[ServiceStatus],
+    stuck_after_s: float,
 ) -> str | None:
     idle_s = _idle_s(partition, processes)
     is_late = (idle_s if idle_s is not None else partition.oldest_s or 0.0) >= stuck_after_s
@@ -51,7 +60,9 @@ def _why(
         return f"member {partition.member} is assigned it; say where it is with --url to ask it why"
     reasons = "; ".join(speaker.missing)
     paused = "has paused its intake" if speaker.is_paused else "lives"
-    return f"member {partition.member} is assigned it and {paused}" + (f": {reasons}" if reasons else "")
+    return f"member {partition.member} is assigned it and {paused}" + (
+        f": {reasons}" if reasons else ""
+    )
 
 
 def _since(partition: Partition, processes: Sequence[ServiceStatus]) -> str:
@@ -62,12 +73,16 @@ def _since(partition: Partition, processes: Sequence[ServiceStatus]) -> str:
 
 
 def _idle_s(partition: Partition, processes: Sequence[ServiceStatus]) -> float | None:
-    """Seconds for which neither the partition has moved nor its service done anything, as the owner has it; None: not known."""
+    """Seconds for which neither the partition has moved nor its service done anything, as the owner
+    has it; None: not known.
+    """
     owner = _owner(partition, processes)
     if owner is None:
         return None
     own = next(
-        each.idle_s for each in owner.partitions if (each.topic, each.number) == (partition.topic, partition.number)
+        each.idle_s
+        for each in owner.partitions
+        if (each.topic, each.number) == (partition.topic, partition.number)
     )
     return own if owner.idle_s is None else min(own, owner.idle_s)
 
@@ -75,6 +90,9 @@ def _idle_s(partition: Partition, processes: Sequence[ServiceStatus]) -> float |
 def _owner(partition: Partition, processes: Sequence[ServiceStatus]) -> ServiceStatus | None:
     """The process that answers and says that it has this partition."""
     for process in processes:
-        if any((each.topic, each.number) == (partition.topic, partition.number) for each in process.partitions):
+        if any(
+            (each.topic, each.number) == (partition.topic, partition.number)
+            for each in process.partitions
+        ):
             return process
     return None

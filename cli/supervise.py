@@ -57,17 +57,21 @@ class _Slot:
 
 
 def restart_delay_s(restarts: int, settings: UpSettings) -> float | None:
-    """Returns the pause before restart number `restarts` + 1, doubled each time; None when there were enough."""
+    """Returns the pause before restart number `restarts` + 1, doubled each time; None when there
+    were enough.
+    """
     if restarts >= settings.restarts_max:
         return None
     return min(settings.restart_delay_s * 2.0**restarts, RESTART_DELAY_S_MAX)
 
 
 class Supervisor:
-    """Starts children, waits until they are ready, restarts those that end, and ends all: first those that make work.
+    """Starts children, waits until they are ready, restarts those that end, and ends all: first
+    those that make work.
 
-    A context manager: on leaving, however that happens, no child is left. SIGINT and SIGTERM are its own meanwhile; the
-    first raises `Interrupted` from the waiting methods, the second kills everything.
+    A context manager: on leaving, however that happens, no child is left. SIGINT and SIGTERM are
+    its own meanwhile; the first raises `Interrupted` from the waiting methods, the second kills
+    everything.
     """
 
     def __init__(self, settings: UpSettings, *, note: Callable[[str], None]) -> None:
@@ -86,7 +90,10 @@ class Supervisor:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Ends what still runs, in order, and gives the signals back."""
         try:
@@ -97,12 +104,15 @@ class Supervisor:
                 signal.signal(number, handler)  # type: ignore[arg-type]
 
     def start(self, spec: ChildSpec) -> None:
-        """Starts a child; children are ended in the order in which they are named to `stop`, the rest last first.
+        """Starts a child; children are ended in the order in which they are named to `stop`, the
+        rest last first.
 
         Raises `ConfigError` when its command cannot be run.
         """
         assert spec.name not in self._slots, f"{spec.name} runs already"
-        self._slots[spec.name] = _Slot(spec=spec, child=self._spawn(spec), started_s=time.monotonic())
+        self._slots[spec.name] = _Slot(
+            spec=spec, child=self._spawn(spec), started_s=time.monotonic()
+        )
 
     def views(self) -> tuple[ChildView, ...]:
         """Returns every child as it is now."""
@@ -122,8 +132,8 @@ class Supervisor:
     def wait_ready(self, show: Callable[[], None] = lambda: None) -> None:
         """Waits until every child is ready; `show` is called in between, to draw.
 
-        Raises `Interrupted`; `CarpoolError` with the end of its log when a child ends before it was ready once, or takes
-        longer than `up.ready_timeout_s`.
+        Raises `Interrupted`; `CarpoolError` with the end of its log when a child ends before it was
+        ready once, or takes longer than `up.ready_timeout_s`.
         """
         deadline_s = time.monotonic() + self._settings.ready_timeout_s
         while True:
@@ -137,13 +147,16 @@ class Supervisor:
             if time.monotonic() > deadline_s:
                 slot = waiting[0]
                 raise CarpoolError(
-                    f"{slot.spec.name} is not ready after {self._settings.ready_timeout_s:g} s: {slot.missing}. See"
+                    f"{slot.spec.name} is not ready after {self._settings.ready_timeout_s:g} s: "
+                    f"{slot.missing}. See"
                     f" {slot.spec.log_file}; on a slow machine raise up.ready_timeout_s."
                 )
             self.sleep(TURN_S)
 
     def watch(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Keeps the children running until `is_over`. Raises `Interrupted`, and `CarpoolError` when one is given up."""
+        """Keeps the children running until `is_over`. Raises `Interrupted`, and `CarpoolError` when
+        one is given up.
+        """
         while not is_over():
             self.step()
             for slot in self._slots.values():
@@ -152,7 +165,9 @@ class Supervisor:
             self.sleep(4 * TURN_S)
 
     def step(self) -> None:
-        """Notices children that ended, and starts them again when it is time. Raises as `watch` does."""
+        """Notices children that ended, and starts them again when it is time. Raises as `watch`
+        does.
+        """
         if self._signals:
             raise Interrupted
         now_s = time.monotonic()
@@ -166,7 +181,9 @@ class Supervisor:
                 slot.restarts = 0
 
     def stop(self, order: Sequence[str] = ()) -> None:
-        """Ends the children of `order` one after the other, then the others, last started first. Nothing is left running."""
+        """Ends the children of `order` one after the other, then the others, last started first.
+        Nothing is left running.
+        """
         left = [name for name in reversed(self._slots) if name not in order]
         patience = self._signals
         for name in (*order, *left):
@@ -191,7 +208,10 @@ class Supervisor:
             if self._signals > max(patience, 1):
                 child.kill()
             elif time.monotonic() > deadline_s:
-                self._note(f"{child.spec.name} did not end within {self._settings.stop_timeout_s:g} s and is killed")
+                self._note(
+                    f"{child.spec.name} did not end within {self._settings.stop_timeout_s:g} s and "
+                    "is killed"
+                )
                 child.kill()
             time.sleep(TURN_S / 2)
 
@@ -199,7 +219,9 @@ class Supervisor:
         try:
             return Child(spec, self._guard)
         except OSError as error:
-            raise ConfigError(f"cannot start {spec.name} ({spec.command[0]}): {error.strerror}") from error
+            raise ConfigError(
+                f"cannot start {spec.name} ({spec.command[0]}): {error.strerror}"
+            ) from error
 
     def _probe(self, slot: _Slot) -> None:
         if slot.child is None:
@@ -214,19 +236,25 @@ class Supervisor:
 
     def _ended(self, slot: _Slot, child: Child, now_s: float) -> None:
         spec, status = slot.spec, child.exit_status
-        how = f"ended by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
+        how = (
+            f"ended by signal {-status}"
+            if status is not None and status < 0
+            else f"ended with status {status}"
+        )
         tail = f" Its log ends:\n{child.log_tail()}" if child.log_tail() else ""
         if not slot.was_ready:
             kind = ConfigError if status == CONFIG_EXIT_STATUS else CarpoolError
             raise kind(f"{spec.name} {how} before it was ready; see {spec.log_file}.{tail}")
         if not spec.is_restarted:
             raise CarpoolError(
-                f"{spec.name} {how}, and what it held is gone: everything is stopped. See {spec.log_file}.{tail}"
+                f"{spec.name} {how}, and what it held is gone: everything is stopped. See "
+                f"{spec.log_file}.{tail}"
             )
         delay_s = restart_delay_s(slot.restarts, self._settings)
         if delay_s is None:
             raise CarpoolError(
-                f"{spec.name} {how} once more, after {slot.restarts} restarts: it is given up. See {spec.log_file}.{tail}"
+                f"{spec.name} {how} once more, after {slot.restarts} restarts: it is given up. See "
+                f"{spec.log_file}.{tail}"
             )
         self._note(f"{spec.name} {how}; started again in {delay_s:g} s (see {spec.log_file})")
         slot.child, slot.state, slot.ready_s = None, "restarting", None

@@ -29,11 +29,17 @@ app = typer.Typer(
 )
 
 PartitionsOption = Annotated[
-    int | None, typer.Option("--partitions", min=1, help="Partitions of the keyed topics.", show_default=False)
+    int | None,
+    typer.Option("--partitions", min=1, help="Partitions of the keyed topics.", show_default=False),
 ]
 ReplicationOption = Annotated[
     int | None,
-    typer.Option("--replication", min=0, help="Copies of each; 0: three, or as many as brokers.", show_default=False),
+    typer.Option(
+        "--replication",
+        min=0,
+        help="Copies of each; 0: three, or as many as brokers.",
+        show_default=False,
+    ),
 ]
 
 
@@ -46,9 +52,11 @@ def create(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Make the topics that are missing; those that exist stay as they are. Run it as often as you like.
+    """Make the topics that are missing; those that exist stay as they are. Run it as often as you
+    like.
 
-    Exit status 1: a topic exists in another shape than it should have; `topics describe` says which.
+    Exit status 1: a topic exists in another shape than it should have; `topics describe` says
+    which.
 
     \b
     Example:
@@ -85,10 +93,20 @@ def list_topics(as_json: JsonOption = False) -> None:
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("topic", "partition by", "keeps", "largest", "what"):
-        table.add_column(column, header_style="dim", min_width=16 if column == "what" else None, overflow="fold")
+        table.add_column(
+            column, header_style="dim", min_width=16 if column == "what" else None, overflow="fold"
+        )
     for topic in TOPICS:
-        keeps = f"{topic.retention_ms // HOUR_MS} h" + (", then compacted" if topic.cleanup == "compact" else "")
-        table.add_row(topic.name, topic.partition_by, keeps, f"{topic.max_message_bytes // 1024:,} KiB", topic.purpose)
+        keeps = f"{topic.retention_ms // HOUR_MS} h" + (
+            ", then compacted" if topic.cleanup == "compact" else ""
+        )
+        table.add_row(
+            topic.name,
+            topic.partition_by,
+            keeps,
+            f"{topic.max_message_bytes // 1024:,} KiB",
+            topic.purpose,
+        )
     output().print(table)
 
 
@@ -99,7 +117,8 @@ def describe(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Show the topics as the brokers have them, and what differs from what they should be. Exit status 1: something does.
+    """Show the topics as the brokers have them, and what differs from what they should be. Exit
+    status 1: something does.
 
     \b
     Example:
@@ -113,7 +132,9 @@ def describe(
         for column in ("topic", "partitions", "copies", "differs"):
             table.add_column(column, header_style="dim", overflow="fold")
         for state in states:
-            differs = f"[yellow]{'; '.join(state['drift'])}[/]" if state["drift"] else "[green]no[/]"
+            differs = (
+                f"[yellow]{'; '.join(state['drift'])}[/]" if state["drift"] else "[green]no[/]"
+            )
             table.add_row(state["topic"], str(state["partitions"]), str(state["replicas"]), differs)
         output().print(table)
     if any(state["drift"] for state in states):
@@ -127,10 +148,11 @@ def check(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Check what every service checks before it starts, without starting one. Exit status 1: one would not start.
+    """Check what every service checks before it starts, without starting one. Exit status 1: one
+    would not start.
 
-    Topics and their settings, copies, unread records against retention, and what the brokers can. Warnings do not stop a
-    service, and are worth mending.
+    Topics and their settings, copies, unread records against retention, and what the brokers can.
+    Warnings do not stop a service, and are worth mending.
 
     \b
     Example:
@@ -141,12 +163,20 @@ def check(
     kafka = _settings(bootstrap, config, assignments)
     found = {
         service: check_deployment(
-            kafka, kafka.delivery, TOPICS, group=kafka.group_of(service), inputs=(topic.name, BATCH[topic.name].name)
+            kafka,
+            kafka.delivery,
+            TOPICS,
+            group=kafka.group_of(service),
+            inputs=(topic.name, BATCH[topic.name].name),
         )
         for service, topic in INPUTS.items()
     }
-    problems = list(dict.fromkeys(each for deployment in found.values() for each in deployment.problems))
-    warnings = list(dict.fromkeys(each for deployment in found.values() for each in deployment.warnings))
+    problems = list(
+        dict.fromkeys(each for deployment in found.values() for each in deployment.problems)
+    )
+    warnings = list(
+        dict.fromkeys(each for deployment in found.values() for each in deployment.warnings)
+    )
     first = next(iter(found.values()))
     if as_json:
         facts = {"delivery": first.delivery, "abilities": asdict(first.abilities)}

@@ -16,7 +16,9 @@ from cli.supervise import Interrupted
 
 
 def up(
-    index: str | None = typer.Option(None, "--index", metavar="DIR", help="Folder of the index.", show_default=False),
+    index: str | None = typer.Option(
+        None, "--index", metavar="DIR", help="Folder of the index.", show_default=False
+    ),
     model: str | None = typer.Option(
         None,
         "--model",
@@ -25,7 +27,11 @@ def up(
         show_default=False,
     ),
     llm: str | None = typer.Option(
-        None, "--llm", metavar="DIR", help="Folder of the language model that vLLM is to serve.", show_default=False
+        None,
+        "--llm",
+        metavar="DIR",
+        help="Folder of the language model that vLLM is to serve.",
+        show_default=False,
     ),
     llm_url: str | None = typer.Option(
         None,
@@ -35,7 +41,11 @@ def up(
         show_default=False,
     ),
     llm_model: str | None = typer.Option(
-        None, "--llm-model", metavar="NAME", help="With --llm-url: the model to ask for.", show_default=False
+        None,
+        "--llm-model",
+        metavar="NAME",
+        help="With --llm-url: the model to ask for.",
+        show_default=False,
     ),
     bootstrap: str | None = typer.Option(
         None,
@@ -67,8 +77,9 @@ def up(
 ) -> None:
     """Start everything on this machine: broker, grouper, searcher, generator, vLLM.
 
-    All of it listens on loopback only. Without --bootstrap a broker comes along that keeps records in memory. Output goes to
-    files in the state folder; what crashes is started again. One Ctrl-C ends all in order, a second one at once.
+    All of it listens on loopback only. Without --bootstrap a broker comes along that keeps records
+    in memory. Output goes to files in the state folder; what crashes is started again. One Ctrl-C
+    ends all in order, a second one at once.
 
     \b
     Examples:
@@ -81,8 +92,12 @@ def up(
     from cli.stack import EMBEDDED, make_plan
     from producers.questions import read_questions
 
-    questions = [question.text or "" for question in read_questions(demo)] if demo is not None else []
-    is_embedded = bootstrap == EMBEDDED or (bootstrap is None and _names_no_brokers(given(config, assignments)))
+    questions = (
+        [question.text or "" for question in read_questions(demo)] if demo is not None else []
+    )
+    is_embedded = bootstrap == EMBEDDED or (
+        bootstrap is None and _names_no_brokers(given(config, assignments))
+    )
     chosen = given(
         config,
         assignments,

@@ -12,12 +12,20 @@ Port = Annotated[int, Meta(ge=0, le=65_535)]
 
 
 class UpSettings(Settings, frozen=True, kw_only=True):
-    """Addresses on loopback and patience of `carpool up`. A default port that is taken gives way to a free one."""
+    """Addresses on loopback and patience of `carpool up`. A default port that is taken gives way to
+    a free one.
+    """
 
     state_dir: Annotated[
-        str, Meta(min_length=1, description="Folder for the logs of what is started, and its addresses (run.json).")
+        str,
+        Meta(
+            min_length=1,
+            description="Folder for the logs of what is started, and its addresses (run.json).",
+        ),
     ] = ".carpool/run"
-    broker_port: Annotated[int, Meta(ge=0, le=65_535, description="Port of the embedded broker; 0: a free one.")] = 9092
+    broker_port: Annotated[
+        int, Meta(ge=0, le=65_535, description="Port of the embedded broker; 0: a free one.")
+    ] = 9092
     grouper_port: Annotated[
         int, Meta(ge=0, le=65_535, description="Port of the grouper's HTTP pages; 0: a free one.")
     ] = 9101
@@ -32,7 +40,8 @@ class UpSettings(Settings, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=3_600,
-            description="How long each part may take to be ready, s. Low: slow machines give up; high: hangs last.",
+            description="How long each part may take to be ready, s. Low: slow machines give up; "
+            "high: hangs last.",
         ),
     ] = 300.0
     stop_timeout_s: Annotated[
@@ -40,7 +49,8 @@ class UpSettings(Settings, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=600,
-            description="How long each part may take to end, s, before it is killed. Low: work is done again.",
+            description="How long each part may take to end, s, before it is killed. Low: work is "
+            "done again.",
         ),
     ] = 35.0
     restarts_max: Annotated[
@@ -48,12 +58,21 @@ class UpSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=1_000,
-            description="Restarts of a part that ends by itself, without a quiet time between, before all is ended.",
+            description="Restarts of a part that ends by itself, without a quiet time between, "
+            "before all is ended.",
         ),
     ] = 5
     restart_delay_s: Annotated[
-        float, Meta(gt=0, le=60, description="Pause before the first restart, s; doubled for each more, to 30 s.")
+        float,
+        Meta(
+            gt=0,
+            le=60,
+            description="Pause before the first restart, s; doubled for each more, to 30 s.",
+        ),
     ] = 0.5
     quiet_s: Annotated[
-        float, Meta(gt=0, le=86_400, description="Time ready after which earlier restarts are forgotten, s.")
+        float,
+        Meta(
+            gt=0, le=86_400, description="Time ready after which earlier restarts are forgotten, s."
+        ),
     ] = 60.0

@@ -1,4 +1,6 @@
-"""What a query ends in on the wire: its answer, or the words that say why there is none. And its answer so far."""
+"""What a query ends in on the wire: its answer, or the words that say why there is none. And its
+answer so far.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 import carpool
-from carpool.kafka.stage import Output
+from carpool.kafka.records import Output
 from generator.llm.protocol import Finished
 from generator.plan.answer_text import Written
 from generator.plan.citations import Citations, Cited, cite
@@ -66,14 +68,18 @@ def answered(
 ) -> tuple[Answer, Citations]:
     """Returns the answer that the model wrote, and its citations as they were counted.
 
-    `ok`: a whole object, its text within bounds, and all clusters searched. `partial`: the text was cut off (then
-    `finish_reason` is `length`) or is no object of ours, or damaged clusters were skipped (then `error` says so).
-    `failed`: there is no text.
+    `ok`: a whole object, its text within bounds, and all clusters searched. `partial`: the text was
+    cut off (then `finish_reason` is `length`) or is no object of ours, or damaged clusters were
+    skipped (then `error` says so). `failed`: there is no text.
     """
     written, finished = generated.written, generated.finished
-    citations = cite(written.answer, written.numbers, passages=len(prepared.given), citations_max=citations_max)
+    citations = cite(
+        written.answer, written.numbers, passages=len(prepared.given), citations_max=citations_max
+    )
     is_full = len(written.answer) >= prepared.answer_chars_max
-    finish_reason = "length" if is_full and finished.finish_reason == "stop" else finished.finish_reason
+    finish_reason = (
+        "length" if is_full and finished.finish_reason == "stop" else finished.finish_reason
+    )
     error = _skipped(retrieval)
     status: Status = "ok" if written.is_complete and not is_full and error is None else "partial"
     if not written.answer.strip():
@@ -113,7 +119,8 @@ def answered(
 def replayed(stored: Answer, retrieval: Retrieval, timings: Timings) -> Answer:
     """Returns the `ok` answer of an id once more, for another record with that id and question.
 
-    Text, citations, passages, usage and provenance are those of the stored answer; source and timings are this record's.
+    Text, citations, passages, usage and provenance are those of the stored answer; source and
+    timings are this record's.
     """
     return msgspec.structs.replace(
         stored, replayed=True, source=retrieval.source, timings_ms=timings_ms(retrieval, timings)
@@ -147,8 +154,8 @@ def not_answered(
 def timings_ms(retrieval: Retrieval, timings: Timings) -> dict[str, float]:
     """Returns the milliseconds of every stage: those of the retrieval, and ours.
 
-    `queue_llm` ends when the request that was answered was sent, pauses and earlier tries included; `total` begins with
-    the timestamp of the query's record.
+    `queue_llm` ends when the request that was answered was sent, pauses and earlier tries included;
+    `total` begins with the timestamp of the query's record.
     """
     sent_us = timings.ended_us if timings.sent_us is None else timings.sent_us
     ours = {"queue_llm": sent_us - timings.arrived_us}
@@ -160,12 +167,19 @@ def timings_ms(retrieval: Retrieval, timings: Timings) -> dict[str, float]:
 
 
 def answer_output(answer: Answer, retrieval: Retrieval, now_us: int) -> Output:
-    """Returns the record of `answer`. One that its topic would not take is replaced by a `failed` answer that says so."""
+    """Returns the record of `answer`. One that its topic would not take is replaced by a `failed`
+    answer that says so.
+    """
     output = _output(answer, retrieval, now_us)
-    size_bytes = len(output.value) + sum(len(name) + len(value or b"") for name, value in output.headers)
+    size_bytes = len(output.value) + sum(
+        len(name) + len(value or b"") for name, value in output.headers
+    )
     if size_bytes <= ANSWERS.max_message_bytes - RECORD_EXTRA_BYTES:
         return output
-    message = f"the answer's record has {size_bytes} bytes, and {ANSWERS.name} takes {ANSWERS.max_message_bytes}"
+    message = (
+        f"the answer's record has {size_bytes} bytes, and {ANSWERS.name} takes "
+        f"{ANSWERS.max_message_bytes}"
+    )
     too_large = unanswered(
         query_id=answer.query_id,
         status="failed",
@@ -178,7 +192,9 @@ def answer_output(answer: Answer, retrieval: Retrieval, now_us: int) -> Output:
     return _output(too_large, msgspec.structs.replace(retrieval, headers=()), now_us)
 
 
-def partial_output(retrieval: Retrieval, generation_id: str, seq: int, text: str, now_us: int) -> Output:
+def partial_output(
+    retrieval: Retrieval, generation_id: str, seq: int, text: str, now_us: int
+) -> Output:
     """Returns the record of a piece of an answer."""
     query_id = retrieval.query.query_id
     value, headers = encode(
@@ -206,7 +222,9 @@ def _output(answer: Answer, retrieval: Retrieval, now_us: int) -> Output:
 def _citation(cited: Cited, prepared: Prepared) -> Citation:
     hit = prepared.given[cited.n - 1]
     title = hit.title[:TITLE_CHARS_MAX]
-    return Citation(n=cited.n, doc_id=hit.doc_id, title=title, start=cited.start, end=cited.end, score=hit.score)
+    return Citation(
+        n=cited.n, doc_id=hit.doc_id, title=title, start=cited.start, end=cited.end, score=hit.score
+    )
 
 
 def _cache_use(retrieval: Retrieval, kv_hit_tokens: int) -> CacheUse:
@@ -226,8 +244,8 @@ def _skipped(retrieval: Retrieval) -> AnswerError | None:
     clusters = ", ".join(map(str, retrieval.skipped_clusters[:20]))
     return AnswerError(
         type="index_damaged",
-        message=f"{len(retrieval.skipped_clusters)} clusters could not be read and were not searched ({clusters}); better"
-        " passages may be missing",
+        message=f"{len(retrieval.skipped_clusters)} clusters could not be read and were not "
+        f"searched ({clusters}); better passages may be missing",
         retryable=True,
         stage="searcher",
     )

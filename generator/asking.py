@@ -1,4 +1,6 @@
-"""One request from its first to its last token: what it has written so far, and what it comes to."""
+"""One request from its first to its last token: what it has written so far, and what it comes
+to.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from generator.llm.protocol import Finished, LlmEngine, LlmRefusal, LlmRequest, 
 from generator.plan.answer_text import AnswerReader, written
 
 RAW_CHARS_PER_TOKEN_MAX = 64
-"""Beyond so many characters a token that was asked for, a server does not keep to `max_tokens`, and is broken off."""
+"""Beyond so many characters a token that was asked for, a server does not keep to `max_tokens`, and
+is broken off.
+"""
 
 
 async def generate(
@@ -23,8 +27,9 @@ async def generate(
 ) -> Generated:
     """Sends one request and returns what it came to. Raises what the engine raises.
 
-    `on_text(generation_id, seq, text)` gets the answer's text as it is written, out of the object around it. Every call
-    makes a generation of its own, with its own id. Cancelling it ends the request at the server.
+    `on_text(generation_id, seq, text)` gets the answer's text as it is written, out of the object
+    around it. Every call makes a generation of its own, with its own id. Cancelling it ends the
+    request at the server.
     """
     generation_id = str(uuid.uuid4())
     reader = AnswerReader()
@@ -42,10 +47,15 @@ async def generate(
             pieces.append(event.text)
             chars_left -= len(event.text)
             if chars_left < 0:
-                raise LlmRefusal("broken", f"it writes on beyond the {request.max_tokens} tokens that it was asked for")
+                raise LlmRefusal(
+                    "broken",
+                    f"it writes on beyond the {request.max_tokens} tokens that it was asked for",
+                )
             text = reader.feed(event.text)
             if text:
                 on_text(generation_id, seq, text)
                 seq += 1
     assert finished is not None, "an engine ends in Finished, or raises"
-    return Generated(generation_id=generation_id, written=written("".join(pieces)), finished=finished)
+    return Generated(
+        generation_id=generation_id, written=written("".join(pieces)), finished=finished
+    )

@@ -1,4 +1,6 @@
-"""From a retrieval to a request: which template, which passages, which wishes; and what of it is refused."""
+"""From a retrieval to a request: which template, which passages, which wishes; and what of it is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ from schemas.topics import priority_in_class
 BUILT_IN = Path(__file__).parent / "templates"
 SUFFIX = ".txt"
 ANSWER_CHARS_PER_TOKEN = 2
-"""The text of an answer is held to so many characters a token of `max_tokens` (a token of prose has about four), so that
-the object around it, with the citations behind it, is complete before the tokens are used up."""
+"""The text of an answer is held to so many characters a token of `max_tokens` (a token of prose has
+about four), so that the object around it, with the citations behind it, is complete before the
+tokens are used up.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A request, the passages that stand in its prompt (numbered from 1), and the bound of its answer's text."""
+    """A request, the passages that stand in its prompt (numbered from 1), and the bound of its
+    answer's text.
+    """
 
     request: LlmRequest
     prompt_hash: str
@@ -35,7 +41,9 @@ class Prepared:
 
 
 def load_templates(settings: GeneratorSettings) -> Mapping[str, Template]:
-    """Returns all templates by name. Raises `ConfigError` if the folder, a file, or the default one cannot be used."""
+    """Returns all templates by name. Raises `ConfigError` if the folder, a file, or the default one
+    cannot be used.
+    """
     folder = Path(settings.template_dir) if settings.template_dir else BUILT_IN
     templates = {}
     try:
@@ -48,24 +56,27 @@ def load_templates(settings: GeneratorSettings) -> Mapping[str, Template]:
         ) from error
     if settings.template not in templates:
         raise ConfigError(
-            f"there is no prompt template {settings.template!r} in {folder}, only: {', '.join(templates) or 'none'};"
-            " see generator.template and generator.template_dir"
+            f"there is no prompt template {settings.template!r} in {folder}, only: "
+            f"{', '.join(templates) or 'none'}; see generator.template and generator.template_dir"
         )
     return MappingProxyType(templates)
 
 
-def prepare(retrieval: Retrieval, settings: GeneratorSettings, templates: Mapping[str, Template]) -> Prepared:
+def prepare(
+    retrieval: Retrieval, settings: GeneratorSettings, templates: Mapping[str, Template]
+) -> Prepared:
     """Returns the request for a retrieval. The same retrieval gives the same request.
 
-    Where nothing was found, the model is asked all the same: its prompt says so, and it can cite nothing. Raises
-    `RecordError` for a query without text (a vector is no question), a template that is not there, a question too long.
+    Where nothing was found, the model is asked all the same: its prompt says so, and it can cite
+    nothing. Raises `RecordError` for a query without text (a vector is no question), a template
+    that is not there, a question too long.
     """
     query = retrieval.query
     if query.text is None:
         raise RecordError(
             "unsupported",
-            "text: a query with only a vector has no question that a model could answer; send its text along, or read its"
-            " passages from rag.retrievals.v1",
+            "text: a query with only a vector has no question that a model could answer; send its "
+            "text along, or read its passages from rag.retrievals.v1",
             field="$.text",
         )
     wishes = query.generation or Generation()
@@ -74,7 +85,8 @@ def prepare(retrieval: Retrieval, settings: GeneratorSettings, templates: Mappin
     if template is None:
         raise RecordError(
             "invalid_value",
-            f"generation.template: there is no template {name!r}; there are: {', '.join(templates)}",
+            f"generation.template: there is no template {name!r}; there are: "
+            f"{', '.join(templates)}",
             field="$.generation.template",
         )
     limits = PromptLimits(

@@ -1,6 +1,8 @@
-"""What the event loop does: it asks the model, in a thread of its own, and says what becomes of each request.
+"""What the event loop does: it asks the model, in a thread of its own, and says what becomes of
+each request.
 
-Everything but `start`, `soon` and `close` runs in the event loop. What is decided, and what an answer is made of, is the stage's.
+Everything but `start`, `soon` and `close` runs in the event loop. What is decided, and what an
+answer is made of, is the stage's.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Heard(Protocol):
 
 
 class Requests:
-    """The requests in flight, by the id of their query; `CHECK_ID` is the question whether the server has the model."""
+    """The requests in flight, by the id of their query; `CHECK_ID` is the question whether the
+    server has the model.
+    """
 
     def __init__(self, engine: LlmEngine, heard: Heard, metrics: Metrics, clock: Clock) -> None:
         self._engine = engine
@@ -61,11 +65,15 @@ class Requests:
         self._thread.start()
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Has the event loop make a call, after those that were asked for before. Not after `close`."""
+        """Has the event loop make a call, after those that were asked for before. Not after
+        `close`.
+        """
         self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
-        """Breaks off what still runs, and closes the connections. Once; blocks for up to `CLOSE_TIMEOUT_S`."""
+        """Breaks off what still runs, and closes the connections. Once; blocks for up to
+        `CLOSE_TIMEOUT_S`.
+        """
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(CLOSE_TIMEOUT_S)
@@ -151,7 +159,9 @@ class Requests:
     def _first_token(self, id: int, work: Work) -> None:
         work.first_token_us = self._clock.now_us()
         assert work.sent_us is not None
-        self._metrics.time_to_first_token_seconds.observe((work.first_token_us - work.sent_us) / 1_000_000)
+        self._metrics.time_to_first_token_seconds.observe(
+            (work.first_token_us - work.sent_us) / 1_000_000
+        )
         self._heard.happened(Accepted(id=id))
 
     def _refused(self, id: int | None, refusal: LlmRefusal) -> None:

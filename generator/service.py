@@ -1,7 +1,8 @@
-"""The generator as a stage: takes retrievals, asks the model for up to `concurrency` of them at once, hands over answers.
+"""The generator as a stage: takes retrievals, asks the model for up to `concurrency` of them at
+once, hands over answers.
 
-The polling thread and the event loop (`generator.requests`) share the dispatcher under one lock. Its actions are carried out by
-the event loop, in the order in which they were decided.
+The polling thread and the event loop (`generator.requests`) share the dispatcher under one lock.
+Its actions are carried out by the event loop, in the order in which they were decided.
 """
 
 from __future__ import annotations
@@ -14,10 +15,18 @@ import structlog
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
-from carpool.kafka.stage import Credit, Done, Late, Output, QueryFailure, Sink, TopicPartition, Unit
+from carpool.kafka.records import Output, TopicPartition
+from carpool.loop.stage import Credit, Done, Late, QueryFailure, Sink, Unit
+from carpool.loop.tracing.operation import Operation
 from carpool.telemetry.metrics import Metrics
-from carpool.telemetry.tracing.operation import Operation
-from generator.answers import Generated, Timings, answer_output, answered, not_answered, partial_output
+from generator.answers import (
+    Generated,
+    Timings,
+    answer_output,
+    answered,
+    not_answered,
+    partial_output,
+)
 from generator.llm.none import NoneEngine
 from generator.llm.openai_api import OpenAiEngine
 from generator.llm.protocol import LlmEngine, LlmRefusal
@@ -49,11 +58,15 @@ from schemas.retrieval import Retrieval
 log = structlog.get_logger()
 
 WAKE_US = 50_000
-"""Longest wait between two ticks while there is work: pauses begin between ticks, where the polling thread sees none."""
+"""Longest wait between two ticks while there is work: pauses begin between ticks, where the polling
+thread sees none.
+"""
 TOO_LATE = "the deadline passed before an answer was written; ask again with a later one"
 
 
-def build_stage(settings: GeneratorSettings, llm: LlmSettings, metrics: Metrics, clock: Clock) -> GeneratorStage:
+def build_stage(
+    settings: GeneratorSettings, llm: LlmSettings, metrics: Metrics, clock: Clock
+) -> GeneratorStage:
     """Returns the stage. Raises `ConfigError` for a prompt template that cannot be used.
 
     The server is not asked yet: that happens from `start` on, and `not_ready` says what came of it.
@@ -63,9 +76,10 @@ def build_stage(settings: GeneratorSettings, llm: LlmSettings, metrics: Metrics,
 
 
 class GeneratorStage:
-    """Implements `Stage[Retrieval]`; see `carpool.kafka.stage` for what each method promises.
+    """Implements `Stage[Retrieval]`; see `carpool.loop.stage` for what each method promises.
 
-    While the LLM server refuses, nothing is taken in (`credit` is zero), what is in hand is kept, and `not_ready` says why.
+    While the LLM server refuses, nothing is taken in (`credit` is zero), what is in hand is kept,
+    and `not_ready` says why.
     """
 
     def __init__(
@@ -122,7 +136,12 @@ class GeneratorStage:
         except RecordError as error:
             timings = Timings(arrived_us=now_us, ended_us=now_us)
             answer = not_answered(
-                retrieval, timings, status="failed", error_type=error.reason, message=str(error), retryable=False
+                retrieval,
+                timings,
+                status="failed",
+                error_type=error.reason,
+                message=str(error),
+                retryable=False,
             )
             self._hand_over(unit, answer, now_us)
             return
@@ -131,7 +150,7 @@ class GeneratorStage:
             self._in_hand_bytes += unit.message.size_bytes
         self.happened(Arrived(prompt=prompt_of(unit, now_us)))
 
-    def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
+    def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Expires what is late, and ends pauses."""
         self.happened(Ticked())
         with self._lock:
@@ -199,10 +218,18 @@ class GeneratorStage:
             self._metrics.answers.labels(stage="generator", status=answer.status).inc()
         for stage in ("queue_llm", "decode", "total"):
             if stage in answer.timings_ms:
-                self._metrics.stage_seconds.labels(stage=stage).observe(answer.timings_ms[stage] / 1_000)
+                self._metrics.stage_seconds.labels(stage=stage).observe(
+                    answer.timings_ms[stage] / 1_000
+                )
         output = answer_output(answer, unit.record, now_us)
         self._sink.done(
-            Done(parts=((unit.id, 0),), outputs=(output,), operations=operations, failure=failure, late=late)
+            Done(
+                parts=((unit.id, 0),),
+                outputs=(output,),
+                operations=operations,
+                failure=failure,
+                late=late,
+            )
         )
 
     # ---- the event loop
@@ -225,7 +252,10 @@ class GeneratorStage:
             case Expire(id=id, attempts=attempts):
                 self._end(id, "expired", "expired", TOO_LATE, attempts)
             case GiveUp(id=id, attempts=attempts):
-                message = f"the LLM server answers others, and did not answer this query in {attempts} tries"
+                message = (
+                    "the LLM server answers others, and did not answer this query in "
+                    f"{attempts} tries"
+                )
                 self._end(id, "failed", "llm_refused", message, attempts, add_trouble=True)
             case Deliver(id=id, attempts=attempts):
                 self._deliver(id, attempts)
@@ -237,12 +267,16 @@ class GeneratorStage:
             self._requests.send(id, work)
 
     def broke(self, error: Exception) -> None:
-        """Ends the service over an error that nobody foresaw: going on would lose a query silently."""
+        """Ends the service over an error that nobody foresaw: going on would lose a query
+        silently.
+        """
         log.error("a request failed in a way that was not foreseen", exc_info=error)
         assert self._sink is not None
         what = f"{type(error).__name__}: {error}"
         self._sink.fail(
-            CarpoolError(f"the generator failed over a query ({what}); the log says where. Nothing is lost.")
+            CarpoolError(
+                f"the generator failed over a query ({what}); the log says where. Nothing is lost."
+            )
         )
 
     def written(self, work: Work, generation_id: str, seq: int, text: str) -> None:
@@ -250,7 +284,9 @@ class GeneratorStage:
         if not self._settings.partials:
             return
         assert self._sink is not None
-        self._sink.hint(partial_output(work.unit.record, generation_id, seq, text, self._clock.now_us()))
+        self._sink.hint(
+            partial_output(work.unit.record, generation_id, seq, text, self._clock.now_us())
+        )
 
     def refused(self, id: int | None, refusal: LlmRefusal) -> None:
         """See `generator.requests.Heard`."""
@@ -258,7 +294,12 @@ class GeneratorStage:
         with self._lock:
             is_news, self._trouble = trouble != self._trouble, trouble
         if is_news:
-            log.warning("the LLM server refuses", address=self._engine.address, kind=refusal.kind, refusal=str(refusal))
+            log.warning(
+                "the LLM server refuses",
+                address=self._engine.address,
+                kind=refusal.kind,
+                refusal=str(refusal),
+            )
         asked_us = None if refusal.retry_after_s is None else int(refusal.retry_after_s * 1_000_000)
         self.happened(Refused(id=id, retry_after_us=asked_us, suspect=refusal.is_suspect))
 
@@ -272,7 +313,9 @@ class GeneratorStage:
             return
         now_us = self._clock.now_us()
         deadline_us = deadline_us_of(work.unit.record)
-        if deadline_us is not None and now_us >= deadline_us:  # decided in time, by a loop that was busy then
+        if (
+            deadline_us is not None and now_us >= deadline_us
+        ):  # decided in time, by a loop that was busy then
             self._end(id, "expired", "expired", TOO_LATE, attempts)
             return
         timings = work.timings(now_us)
@@ -292,8 +335,14 @@ class GeneratorStage:
         self._metrics.citations.labels(result="dropped").inc(citations.dropped)
         with self._lock:
             self._forget(id)
-        operation = inference(work.prepared.request, finished, timings, model=self._model, url=self._engine.address)
-        late = None if deadline_us is None else Late(deadline_us, partial(self._expired, work, attempts))
+        operation = inference(
+            work.prepared.request, finished, timings, model=self._model, url=self._engine.address
+        )
+        late = (
+            None
+            if deadline_us is None
+            else Late(deadline_us, partial(self._expired, work, attempts))
+        )
         self._hand_over(work.unit, answer, now_us, (operation,), late=late)
 
     def _expired(self, work: Work, attempts: int) -> tuple[Output]:

@@ -1,16 +1,21 @@
-"""What a trace shows of the generator: the request to the model, by the semantic conventions for generative AI."""
+"""What a trace shows of the generator: the request to the model, by the semantic conventions for
+generative AI.
+"""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from carpool.telemetry.tracing.operation import Attribute, Operation
+from carpool.loop.tracing.operation import Attribute, Operation
 from generator.answers import Timings
 from generator.llm.protocol import Finished, LlmRequest
 
 
-def inference(request: LlmRequest, finished: Finished, timings: Timings, *, model: str, url: str) -> Operation:
-    """Returns the request that was answered, from when it was sent. It says nothing of prompt and answer but their tokens.
+def inference(
+    request: LlmRequest, finished: Finished, timings: Timings, *, model: str, url: str
+) -> Operation:
+    """Returns the request that was answered, from when it was sent. It says nothing of prompt and
+    answer but their tokens.
 
     `model` is the one that was asked for, `url` the server's (a name, for engines without one).
     """
@@ -30,7 +35,9 @@ def inference(request: LlmRequest, finished: Finished, timings: Timings, *, mode
     if request.seed is not None:
         attributes["gen_ai.request.seed"] = request.seed
     if timings.sent_us is not None and timings.first_token_us is not None:
-        attributes["gen_ai.response.time_to_first_chunk"] = (timings.first_token_us - timings.sent_us) / 1_000_000
+        attributes["gen_ai.response.time_to_first_chunk"] = (
+            timings.first_token_us - timings.sent_us
+        ) / 1_000_000
     server = urlsplit(url)
     if server.hostname is not None:
         attributes["server.address"] = server.hostname

@@ -1,10 +1,12 @@
-"""A query in the generator's hands, from the retrieval that came in to what its last request came to."""
+"""A query in the generator's hands, from the retrieval that came in to what its last request came
+to.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.kafka.stage import Unit
+from carpool.loop.stage import Unit
 from generator.answers import Generated, Timings
 from generator.llm.protocol import PromptRefused
 from generator.plan.dispatch import Limits
@@ -17,7 +19,9 @@ from schemas.topics import priority_in_class
 
 @dataclass(kw_only=True, slots=True)
 class Work:
-    """A query in hand. `outcome` is what its last request came to, `trouble` why its last try came to nothing."""
+    """A query in hand. `outcome` is what its last request came to, `trouble` why its last try came
+    to nothing.
+    """
 
     unit: Unit[Retrieval]
     prepared: Prepared
@@ -49,7 +53,9 @@ def prompt_of(unit: Unit[Retrieval], arrived_us: int) -> Prompt:
 
 
 def deadline_us_of(retrieval: Retrieval) -> int | None:
-    """Returns when a query's answer comes too late, in epoch microseconds: as the grouper reckoned it, else as published."""
+    """Returns when a query's answer comes too late, in epoch microseconds: as the grouper reckoned
+    it, else as published.
+    """
     if retrieval.deadline_us is None and retrieval.query.deadline is not None:
         return retrieval.query.deadline * 1_000
     return retrieval.deadline_us

@@ -1,4 +1,6 @@
-"""Does a query fit this index? What types cannot say: vector, model, clusters to probe, time left."""
+"""Does a query fit this index? What types cannot say: vector, model, clusters to probe, time
+left.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from carpool.kafka.stage import Unit
+from carpool.loop.stage import Unit
 from schemas.errors import Reason, RecordError
 from schemas.query import Query
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexFacts:
-    """What the grouper must know of an index. `nprobe_default` is what a query probes that does not say."""
+    """What the grouper must know of an index. `nprobe_default` is what a query probes that does not
+    say.
+    """
 
     index_version: str
     centroids_fingerprint: str
@@ -28,7 +32,9 @@ class IndexFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Admitted:
-    """A query that can be planned. `vector`: (dim,) float32, L2-normalised, or None where its text is to be embedded."""
+    """A query that can be planned. `vector`: (dim,) float32, L2-normalised, or None where its text
+    is to be embedded.
+    """
 
     unit: Unit[Query]
     vector: NDArray[np.float32] | None
@@ -43,7 +49,8 @@ class Admitted:
 def admit(unit: Unit[Query], facts: IndexFacts) -> Admitted:
     """Returns the query of `unit`, ready to be planned. Does not look at the clock.
 
-    A query with text and vector is searched by its vector. Raises `RecordError` that carries the query's id.
+    A query with text and vector is searched by its vector. Raises `RecordError` that carries the
+    query's id.
     """
     query = unit.record
     nprobe = query.nprobe or facts.nprobe_default
@@ -77,17 +84,24 @@ def _vector(query: Query, content: bytes, facts: IndexFacts) -> NDArray[np.float
             "wrong_model",
             "embedding_model",
             f"is {query.embedding_model!r}; scores against an index of another model mean nothing. "
-            f"Embed with {facts.embedding_model_name} and say {facts.embedding_model!r}, or send text",
+            f"Embed with {facts.embedding_model_name} and say {facts.embedding_model!r}, or send "
+            "text",
         )
-    # In float64 no sum of squares of float32 values overflows, and none of a non-zero vector vanishes.
+    # In float64 no sum of squares of float32 values overflows, and none of a non-zero vector
+    # vanishes.
     vector = np.frombuffer(content, dtype="<f4").astype(np.float64)
     square = float(vector @ vector)
     if not math.isfinite(square):
         raise _refusal(
-            query, "invalid_value", "vector", "holds values that are not finite; its direction is not defined"
+            query,
+            "invalid_value",
+            "vector",
+            "holds values that are not finite; its direction is not defined",
         )
     if square == 0.0:
-        raise _refusal(query, "invalid_value", "vector", "is all zeros: it has no direction to search in")
+        raise _refusal(
+            query, "invalid_value", "vector", "is all zeros: it has no direction to search in"
+        )
     return (vector / math.sqrt(square)).astype(np.float32)
 
 

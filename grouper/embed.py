@@ -1,4 +1,6 @@
-"""Texts of a window to vectors in one batch, so that one bad text sinks neither the batch nor the service."""
+"""Texts of a window to vectors in one batch, so that one bad text sinks neither the batch nor the
+service.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ KNOWN_GOOD_TEXT = "Which queries should share a trip?"
 
 @dataclass(frozen=True, kw_only=True)
 class Embedded:
-    """What became of the texts, by position: `vectors[i]` is (dim,) float32, L2-normalised; `failures[i]` says why not."""
+    """What became of the texts, by position: `vectors[i]` is (dim,) float32, L2-normalised;
+    `failures[i]` says why not.
+    """
 
     vectors: dict[int, NDArray[np.float32]]
     failures: dict[int, str]
@@ -26,8 +30,9 @@ class Embedded:
 def embed_texts(embedder: Embedder, texts: Sequence[str]) -> Embedded:
     """Returns a vector or a failure for every text. Blocks for as long as the model takes.
 
-    All texts go in one batch; where that fails, one by one, to find the culprits. Raises `ConfigError` when not even a
-    known good text can be embedded: then it is the model, and no text is to blame.
+    All texts go in one batch; where that fails, one by one, to find the culprits. Raises
+    `ConfigError` when not even a known good text can be embedded: then it is the model, and no text
+    is to blame.
     """
     vectors: dict[int, NDArray[np.float32]] = {}
     failures: dict[int, str] = {}
@@ -53,16 +58,21 @@ def _check_model(embedder: Embedder) -> None:
         _encode(embedder, [KNOWN_GOOD_TEXT])
     except Exception as error:
         raise ConfigError(
-            f"the embedding model {embedder.fingerprint} embeds nothing any more ({type(error).__name__}: {error}), so no "
-            "query can be planned; nothing is lost: check memory and the model's folder, then start again"
+            f"the embedding model {embedder.fingerprint} embeds nothing any more "
+            f"({type(error).__name__}: {error}), so no query can be planned; nothing is lost: "
+            "check memory and the model's folder, then start again"
         ) from error
 
 
 def _encode(embedder: Embedder, texts: Sequence[str]) -> NDArray[np.float32]:
-    """The rows of `texts`, or an exception unless each of them is a vector that can be searched with."""
+    """The rows of `texts`, or an exception unless each of them is a vector that can be searched
+    with.
+    """
     rows = np.asarray(embedder.encode(texts), dtype=np.float32)
     if rows.shape != (len(texts), embedder.dimension):
-        raise ValueError(f"the model gave {rows.shape} for {len(texts)} texts of dimension {embedder.dimension}")
+        raise ValueError(
+            f"the model gave {rows.shape} for {len(texts)} texts of dimension {embedder.dimension}"
+        )
     norms = np.linalg.norm(rows, axis=1)
     if not (np.isfinite(norms) & (norms > 0)).all():
         raise ValueError("the model gave a vector that is zero or not finite")

@@ -1,4 +1,6 @@
-"""What the grouper writes: a query as it travels in a group, a group as a record, the answer to a query that came too late."""
+"""What the grouper writes: a query as it travels in a group, a group as a record, the answer to a
+query that came too late.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from carpool.kafka.retry import origin_of
-from carpool.kafka.stage import Done, Output
+from carpool.kafka.records import Output
+from carpool.loop.retry import origin_of
+from carpool.loop.stage import Done
 from grouper.admission import Admitted
 from grouper.plan.emit import PlannedGroup
 from grouper.plan.window import Window
@@ -31,7 +34,9 @@ def grouped_query(
     window: Window,
     spent_us: Mapping[str, int],
 ) -> GroupedQuery:
-    """Returns a query as it travels in a group: as published, less its vector, with what the stages so far took."""
+    """Returns a query as it travels in a group: as published, less its vector, with what the stages
+    so far took.
+    """
     message = query.unit.message
     published_us = message.source.timestamp_ms * 1_000
     waits_us = {
@@ -51,7 +56,9 @@ def grouped_query(
 
 
 def group_done(planned: PlannedGroup, queries: Sequence[Admitted], now_us: int) -> Done:
-    """Returns the record of a group and the queries that it acknowledges: `queries` at the positions of its members."""
+    """Returns the record of a group and the queries that it acknowledges: `queries` at the
+    positions of its members.
+    """
     group = planned.group
     topic = groups_topic(group.queries[0].source)
     value, headers = encode(
@@ -62,23 +69,31 @@ def group_done(planned: PlannedGroup, queries: Sequence[Admitted], now_us: int) 
     )
     return Done(
         parts=tuple((queries[member].unit.id, 0) for member in planned.members),
-        outputs=(Output(topic=topic.name, key=None, partition=group.lane, value=value, headers=headers),),
+        outputs=(
+            Output(topic=topic.name, key=None, partition=group.lane, value=value, headers=headers),
+        ),
     )
 
 
 def groups_topic(source: Source) -> Topic:
-    """Returns where a group goes whose queries, all of one priority class, were read from `source`."""
+    """Returns where a group goes whose queries, all of one priority class, were read from
+    `source`.
+    """
     return in_class_of(source.topic, GROUPS)
 
 
 def group_event_id(sources: Sequence[Source]) -> str:
-    """Returns the id of a group's event: the same for the same set of input records, in whatever order."""
+    """Returns the id of a group's event: the same for the same set of input records, in whatever
+    order.
+    """
     names = sorted(f"{source.topic}/{source.partition}/{source.offset}" for source in sources)
     return str(uuid.uuid5(uuid.NAMESPACE_URL, "carpool:group:" + ",".join(names)))
 
 
 def expired(query: Admitted, now_us: int) -> Done:
-    """Returns the terminal answer of a query whose deadline has passed, under an id that is always the same."""
+    """Returns the terminal answer of a query whose deadline has passed, under an id that is always
+    the same.
+    """
     message, record = query.unit.message, query.unit.record
     source = origin_of(message)
     late_ms = (now_us - (query.deadline_us or 0)) // 1_000
@@ -87,7 +102,8 @@ def expired(query: Admitted, now_us: int) -> Done:
         status="expired",
         stage="grouper",
         error_type="expired",
-        message=f"the deadline passed {late_ms} ms before the query was planned; ask again with more time",
+        message=f"the deadline passed {late_ms} ms before the query was planned; ask again with "
+        "more time",
         retryable=True,
         source=source,
         timings_ms={"total": max(0, now_us - message.received_us) / 1_000},

@@ -1,4 +1,6 @@
-"""The grouper as a stage: offers gather into windows, one thread prepares them, another plans them, groups come out."""
+"""The grouper as a stage: offers gather into windows, one thread prepares them, another plans them,
+groups come out.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,13 @@ from carpool.clock import Clock
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import CarpoolError, ConfigError
-from carpool.kafka.fairness import DeficitRoundRobin
-from carpool.kafka.stage import Credit, Sink, TopicPartition, Unit
+from carpool.kafka.records import TopicPartition
+from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
+from carpool.loop.stage import Credit, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from grouper.admission import Admitted, admit
-from grouper.held import Held, HeldWindows
-from grouper.load import load_work
+from grouper.build import load_work
+from grouper.pending_windows import PendingWindow, PendingWindows
 from grouper.plan.tenants import parse_weights
 from grouper.plan.window import Wait, WindowPlanner
 from grouper.records import expired
@@ -39,24 +42,30 @@ OTHERS_LATELY_US = 1_000_000
 
 
 class GrouperStage:
-    """Implements `carpool.kafka.stage.Stage[Query]`. What it holds is bounded by credit.
+    """Implements `carpool.loop.stage.Stage[Query]`. What it holds is bounded by credit.
 
-    Two threads: one loads index and model, then embeds and probes closed windows; the other groups them, in order, and
-    hands them over. Until all is loaded credit is zero. A window closes when no other is about to leave, so what arrives
-    meanwhile gathers; and a full one closes as soon as the first thread is free, up to `horizon_windows` ahead of the one
-    that leaves. What is prepared when a window leaves is its horizon: nothing waits for it, and nothing is prepared twice.
-    Where groups leave with a commit, a window closes just in time for the next: closed sooner it would hold fewer queries and
-    leave no sooner.
+    Two threads: one loads index and model, then embeds and probes closed windows; the other groups
+    them, in order, and hands them over. Until all is loaded credit is zero. A window closes when no
+    other is about to leave, so what arrives meanwhile gathers; and a full one closes as soon as the
+    first thread is free, up to `horizon_windows` ahead of the one that leaves. What is prepared
+    when a window leaves is its horizon: nothing waits for it, and nothing is prepared twice. Where
+    groups leave with a commit, a window closes just in time for the next: closed sooner it would
+    hold fewer queries and leave no sooner.
 
-    Each priority class has windows of its own. They take turns in being closed, by weight; one of a higher class leaves
-    before those of lower ones that are closed already, and waits for nothing while some of these are in hand.
+    Each priority class has windows of its own. They take turns in being closed, by weight; one of a
+    higher class leaves before those of lower ones that are closed already, and waits for nothing
+    while some of these are in hand.
 
-    Whichever thread ends a step closes the next window, unless offers have come since the last tick: then the tick that
-    follows them decides, which knows how many more are on their way.
+    Whichever thread ends a step closes the next window, unless offers have come since the last
+    tick: then the tick that follows them decides, which knows how many more are on their way.
     """
 
-    def __init__(self, *, settings: GrouperSettings, load: Callable[[], WindowWork], clock: Clock) -> None:
-        """`load` is called once, on the preparing thread: it may block, and raises `CarpoolError` when it cannot."""
+    def __init__(
+        self, *, settings: GrouperSettings, load: Callable[[], WindowWork], clock: Clock
+    ) -> None:
+        """`load` is called once, on the preparing thread: it may block, and raises `CarpoolError`
+        when it cannot.
+        """
         self._settings = settings
         self._load = load
         self._clock = clock
@@ -66,7 +75,10 @@ class GrouperStage:
             for name, run in (("prepare", self._prepare), ("plan", self._plan))
         )
         self._lock = threading.Lock()
-        self._may_prepare, self._may_plan = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._may_prepare, self._may_plan = (
+            threading.Condition(self._lock),
+            threading.Condition(self._lock),
+        )
         # All below is guarded by `_lock`.
         weights, ids = parse_weights(settings.tenant_weights), count()
         self._planners = {
@@ -80,12 +92,14 @@ class GrouperStage:
             for name in RANKS
         }
         class_weights = {INTERACTIVE: settings.interactive_weight, BATCH: 1}
-        self._turns = DeficitRoundRobin(quantum=settings.window_queries_max, weight_of=class_weights.__getitem__)
+        self._turns = DeficitRoundRobin(
+            quantum=settings.window_queries_max, weight_of=class_weights.__getitem__
+        )
         for name in RANKS:
             self._turns.join(name)
         self._work: WindowWork | None = None
         self._gathered: dict[int, Admitted] = {}
-        self._held = HeldWindows(overtaken_max=settings.interactive_weight)
+        self._held = PendingWindows(overtaken_max=settings.interactive_weight)
         self._expires_us: int | None = None  # no deadline of what is in hand is before
         self._waiting = 0
         self._leaves_us = 0
@@ -106,12 +120,16 @@ class GrouperStage:
         """Nothing: what is known of partitions lies with their units."""
 
     def credit(self) -> Credit:
-        """Returns what fits beside the queries that gather and those in windows that have not left."""
+        """Returns what fits beside the queries that gather and those in windows that have not
+        left.
+        """
         with self._lock:
             return self._credit()
 
     def offer(self, unit: Unit[Query], now_us: int) -> None:
-        """Takes a query into the window, or refuses it where it does not fit the index. Raises before all is loaded."""
+        """Takes a query into the window, or refuses it where it does not fit the index. Raises
+        before all is loaded.
+        """
         if self._work is None:
             raise RuntimeError("offered a query before the index was loaded: credit was zero")
         try:
@@ -127,8 +145,10 @@ class GrouperStage:
             self._expires_us = _earliest(self._expires_us, admitted.deadline_us)
             self._is_tick_due = True
 
-    def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
-        """Closes a window when it is due and may be worked on, answers what has expired; returns when to be called next."""
+    def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
+        """Closes a window when it is due and may be worked on, answers what has expired; returns
+        when to be called next.
+        """
         late = self._expire(now_us)
         for query in late:
             self._out.done(expired(query, now_us))
@@ -139,12 +159,14 @@ class GrouperStage:
             has_room = credit.records > 0 and credit.size_bytes > 0
             # Records that cannot be taken in are not waited for.
             self._waiting = waiting if has_room and not self._is_draining else 0
-            self._leaves_us = 0 if self._is_draining else leaves_us
+            self._leaves_us = 0 if self._is_draining else next_commit_at_us
             self._is_tick_due = False
             return _earliest(self._advance(now_us), self._expires_us)
 
     def revoke(self, unit_ids: frozenset[int]) -> None:
-        """Forgets these queries, wherever they are; what was made of them already is discarded by the loop."""
+        """Forgets these queries, wherever they are; what was made of them already is discarded by
+        the loop.
+        """
         with self._lock:
             self._forget(unit_ids)
 
@@ -158,10 +180,16 @@ class GrouperStage:
         with self._lock:
             if self._failure is not None:
                 return (self._failure,)
-            return () if self._work is not None else ("the index's centroids and the embedding model are being loaded",)
+            return (
+                ()
+                if self._work is not None
+                else ("the index's centroids and the embedding model are being loaded",)
+            )
 
     def close(self) -> None:
-        """Stops the threads, waiting for about a second: a model in the middle of a batch cannot be interrupted."""
+        """Stops the threads, waiting for about a second: a model in the middle of a batch cannot be
+        interrupted.
+        """
         with self._lock:
             self._is_closed = True
             self._wake_all()
@@ -175,7 +203,9 @@ class GrouperStage:
             for planner in self._planners.values():
                 planner.check_integrity()
             self._held.check_integrity()
-            assert sum(planner.queries for planner in self._planners.values()) == len(self._gathered)
+            assert sum(planner.queries for planner in self._planners.values()) == len(
+                self._gathered
+            )
 
     @property
     def _out(self) -> Sink:
@@ -188,7 +218,9 @@ class GrouperStage:
         if self._work is None or self._failure is not None:
             return Credit(records=0, size_bytes=0)
         records = len(self._gathered) + self._held.queries
-        size_bytes = sum(planner.size_bytes for planner in self._planners.values()) + self._held.size_bytes
+        size_bytes = (
+            sum(planner.size_bytes for planner in self._planners.values()) + self._held.size_bytes
+        )
         return Credit(
             records=max(0, self._settings.intake_queries_max - records),
             size_bytes=max(0, self._settings.intake_bytes_max - size_bytes),
@@ -199,14 +231,18 @@ class GrouperStage:
         waits = {name: self._wait(name, now_us) for name in RANKS}
         queries_max = self._settings.window_queries_max
         name = self._turns.next(
-            lambda name: min(self._planners[name].queries, queries_max) if waits[name] is None else None
+            lambda name: (
+                min(self._planners[name].queries, queries_max) if waits[name] is None else None
+            )
         )
         if name is None:
             return _earliest(*(wait.until_us for wait in waits.values() if wait is not None))
         window = self._planners[name].close(now_us)
         queries = {query_id: self._gathered.pop(query_id) for query_id in window.query_ids}
         size_bytes = sum(query.unit.message.size_bytes for query in queries.values())
-        self._held.add(Held(window=window, rank=RANKS[name], queries=queries, size_bytes=size_bytes))
+        self._held.add(
+            PendingWindow(window=window, rank=RANKS[name], queries=queries, size_bytes=size_bytes)
+        )
         self._may_prepare.notify()
         return None
 
@@ -215,12 +251,16 @@ class GrouperStage:
         ahead = self._held.count(RANKS[name])
         # While others are in hand or came lately, what waits is not known to be of this class.
         has_others = self._held.count(max(RANKS.values())) > ahead or any(
-            now_us < self._offered_us[other] + OTHERS_LATELY_US for other in RANKS if RANKS[other] > RANKS[name]
+            now_us < self._offered_us[other] + OTHERS_LATELY_US
+            for other in RANKS
+            if RANKS[other] > RANKS[name]
         )
         return self._planners[name].wait(
             now_us,
             0 if has_others else self._waiting,
-            busy=self._work is None or self._held.unprepared is not None or ahead > self._settings.horizon_windows,
+            busy=self._work is None
+            or self._held.unprepared is not None
+            or ahead > self._settings.horizon_windows,
             ahead=ahead > 0,
             due_us=self._leaves_us - sum(self._took_us.values()) - LEAD_US,
         )
@@ -272,7 +312,10 @@ class GrouperStage:
         with self._lock:
             self._work = work
         log.info(
-            "ready", index_version=work.facts.index_version, nlist=work.facts.nlist, nprobe=work.facts.nprobe_default
+            "ready",
+            index_version=work.facts.index_version,
+            nlist=work.facts.nlist,
+            nprobe=work.facts.nprobe_default,
         )
         while True:
             with self._lock:
@@ -318,8 +361,9 @@ class GrouperStage:
             log.exception("a thread of the grouper failed")
             self._give_up(
                 CarpoolError(
-                    f"planning a window failed with {type(error).__name__}: {error}. This is a defect of Carpool; nothing is "
-                    "lost, the queries are planned again after a restart. Please report it with the log"
+                    f"planning a window failed with {type(error).__name__}: {error}. This is a "
+                    "defect of Carpool; nothing is lost, the queries are planned again after a "
+                    "restart. Please report it with the log"
                 )
             )
 
@@ -352,9 +396,15 @@ def _earliest(*times_us: int | None) -> int | None:
 
 
 def build_stage(
-    settings: GrouperSettings, index: IndexSettings, embedding: EmbeddingSettings, metrics: Metrics, clock: Clock
+    settings: GrouperSettings,
+    index: IndexSettings,
+    embedding: EmbeddingSettings,
+    metrics: Metrics,
+    clock: Clock,
 ) -> GrouperStage:
-    """Returns the grouper's stage; index and model are loaded by its worker. Raises `ConfigError` for settings that clash."""
+    """Returns the grouper's stage; index and model are loaded by its worker. Raises `ConfigError`
+    for settings that clash.
+    """
     if problems := settings.check():
         raise ConfigError("the settings of the grouper do not fit: " + "; ".join(problems))
 

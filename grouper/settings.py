@@ -7,8 +7,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from carpool.settings import Settings
-from grouper.plan.orders import OrderName
-from grouper.plan.policies import LinkageName, PolicyName
+from grouper.plan.grouping import LinkageName, PolicyName
+from grouper.plan.order import OrderName
 from grouper.plan.tenants import parse_weights
 from schemas.query import NPROBE_MAX, QUERY_BYTES_MAX
 from schemas.topics import GROUPS
@@ -26,7 +26,8 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Queries a window at most (CaGR-RAG: 100). Low: few to share with; high: long batches.",
+            description="Queries a window at most (CaGR-RAG: 100). Low: few to share with; high: "
+            "long batches.",
         ),
     ] = 100
     window_queries_min: Annotated[
@@ -34,8 +35,9 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Queries that a window waits for while more are known to be on their way (CaGR-RAG: 20). Low: small "
-            "windows; high: slow brokers delay the first. Never waited for when nothing more is waiting.",
+            description="Queries that a window waits for while more are known to be on their way "
+            "(CaGR-RAG: 20). Low: small windows; high: slow brokers delay the first. Never waited "
+            "for when nothing more is waiting.",
         ),
     ] = 20
     window_ms_max: Annotated[
@@ -43,8 +45,9 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=10_000,
-            description="How long a window waits for queries that are on their way, ms; four times that below "
-            "window_queries_min. Low: smaller windows under backlog; high: latency. An idle system never waits.",
+            description="How long a window waits for queries that are on their way, ms; four times "
+            "that below window_queries_min. Low: smaller windows under backlog; high: latency. An "
+            "idle system never waits.",
         ),
     ] = 50
     horizon_windows: Annotated[
@@ -52,9 +55,10 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=100,
-            description="Full windows that are read, embedded and probed ahead of the one that leaves, for the horizon of its "
-            "record; 0: none. Never waited for. Low: the searcher sees less of what comes; high: memory, larger records. Needs "
-            "horizon_windows + 3 windows in intake_queries_max, else it is shorter.",
+            description="Full windows that are read, embedded and probed ahead of the one that "
+            "leaves, for the horizon of its record; 0: none. Never waited for. Low: the searcher "
+            "sees less of what comes; high: memory, larger records. Needs horizon_windows + 3 "
+            "windows in intake_queries_max, else it is shorter.",
         ),
     ] = 4
     interactive_weight: Annotated[
@@ -62,38 +66,43 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Windows of rag.queries.v1 that are closed for one of rag.queries.batch.v1, while both have queries. "
+            description="Windows of rag.queries.v1 that are closed for one of "
+            "rag.queries.batch.v1, while both have queries. "
             "Low: batch work delays others; high: under a lasting load it takes long.",
         ),
     ] = 16
     tenant_weights: Annotated[
         str,
         Meta(
-            description="Turns of tenants (header rag-tenant) in a window that cannot take all that is gathered: TENANT=WEIGHT, "
+            description="Turns of tenants (header rag-tenant) in a window that cannot take all "
+            "that is gathered: TENANT=WEIGHT, "
             "comma-separated; 1 for all others, and for those without a name together.",
         ),
     ] = ""
     policy: Annotated[
         PolicyName,
         Meta(
-            description="Which queries share a group: whole (the window is one group); greedy (the paper's Algorithm 1: like one "
-            "member); agglomerative (its Eq. 3; loads scikit-learn); none. A searcher that goes by cluster shares reads between "
-            "all it has in hand, so groups cost records and save nothing; the paper's need one of the others."
+            description="Which queries share a group: whole (the window is one group); greedy (the "
+            "paper's Algorithm 1: like one member); agglomerative (its Eq. 3; loads scikit-learn); "
+            "none. A searcher that goes by cluster shares reads between all it has in hand, so "
+            "groups cost records and save nothing; the paper's need one of the others."
         ),
     ] = "whole"
     linkage: Annotated[
         LinkageName,
         Meta(
-            description="What agglomerative wants alike: complete (every pair, Eq. 3), average (the mean of all pairs), single "
+            description="What agglomerative wants alike: complete (every pair, Eq. 3), average "
+            "(the mean of all pairs), single "
             "(one pair). From the first to the last, groups grow and share less."
         ),
     ] = "complete"
     order: Annotated[
         OrderName,
         Meta(
-            description="In which order groups leave, and queries in them: overlap (next whoever shares most with those just "
-            "before) or arrival. A query with a deadline is never overtaken. overlap halves the bytes of a searcher that goes "
-            "query by query; arrival is fair to the microsecond."
+            description="In which order groups leave, and queries in them: overlap (next whoever "
+            "shares most with those just before) or arrival. A query with a deadline is never "
+            "overtaken. overlap halves the bytes of a searcher that goes query by query; arrival "
+            "is fair to the microsecond."
         ),
     ] = "overlap"
     jaccard_similarity_min: Annotated[
@@ -101,7 +110,8 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=1,
-            description="Share of clusters that puts two queries into a group, 0 to 1 (the paper's theta, 0.5; equal joins). "
+            description="Share of clusters that puts two queries into a group, 0 to 1 (the paper's "
+            "theta, 0.5; equal joins). "
             "Low: large groups that share little; high: every query travels alone.",
         ),
     ] = 0.5
@@ -110,7 +120,8 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=NPROBE_MAX,
-            description="Clusters a query probes unless it says so itself; 0: what the index was measured for. Low: fast, misses "
+            description="Clusters a query probes unless it says so itself; 0: what the index was "
+            "measured for. Low: fast, misses "
             "passages; high: reads more of the disk for each query.",
         ),
     ] = 0
@@ -118,8 +129,9 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         int,
         Meta(
             ge=64 * 1024,
-            description="Encoded size at which a group is cut into several records, bytes; a larger query travels alone. Low: "
-            "groups are torn apart; high: large records. Must stay below what the topic of groups takes.",
+            description="Encoded size at which a group is cut into several records, bytes; a "
+            "larger query travels alone. Low: groups are torn apart; high: large records. Must "
+            "stay below what the topic of groups takes.",
         ),
     ] = 4 * MIB
     intake_queries_max: Annotated[
@@ -127,15 +139,16 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=100_000,
-            description="Queries held at once: gathered, read ahead, and being planned. Low: a short horizon and small windows; "
-            "high: memory, and more to do again after a crash.",
+            description="Queries held at once: gathered, read ahead, and being planned. Low: a "
+            "short horizon and small windows; high: memory, and more to do again after a crash.",
         ),
     ] = 800
     intake_bytes_max: Annotated[
         int,
         Meta(
             ge=QUERY_BYTES_MAX,
-            description="Bytes of the queries held at once. Low: large queries make small windows; high: memory.",
+            description="Bytes of the queries held at once. Low: large queries make small windows; "
+            "high: memory.",
         ),
     ] = 32 * MIB
     lanes: Annotated[
@@ -143,7 +156,8 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_024,
-            description="Partitions of the topic of groups that are written to. This build has one lane.",
+            description="Partitions of the topic of groups that are written to. This build has one "
+            "lane.",
         ),
     ] = 1
 
@@ -152,18 +166,20 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         problems = []
         if self.window_queries_min > self.window_queries_max:
             problems.append(
-                f"window_queries_min {self.window_queries_min} is more than window_queries_max {self.window_queries_max}: "
-                "lower the first"
+                f"window_queries_min {self.window_queries_min} is more than window_queries_max "
+                f"{self.window_queries_max}: lower the first"
             )
         if self.intake_queries_max < 2 * self.window_queries_max:
             problems.append(
-                f"intake_queries_max {self.intake_queries_max} holds less than two windows of {self.window_queries_max}: one is "
+                f"intake_queries_max {self.intake_queries_max} holds less than two windows of "
+                f"{self.window_queries_max}: one is "
                 f"gathered while the other is planned; set at least {2 * self.window_queries_max}"
             )
         if self.group_bytes_max > GROUPS.max_message_bytes - GROUP_HEADERS_BYTES:
             problems.append(
-                f"group_bytes_max {self.group_bytes_max} leaves no room for headers below the {GROUPS.max_message_bytes} bytes "
-                f"that {GROUPS.name} takes; set at most {GROUPS.max_message_bytes - GROUP_HEADERS_BYTES}"
+                f"group_bytes_max {self.group_bytes_max} leaves no room for headers below the "
+                f"{GROUPS.max_message_bytes} bytes that {GROUPS.name} takes; set at most "
+                f"{GROUPS.max_message_bytes - GROUP_HEADERS_BYTES}"
             )
         try:
             parse_weights(self.tenant_weights)
@@ -171,6 +187,7 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             problems.append(f"tenant_weights: {error}")
         if self.lanes != 1:
             problems.append(
-                f"lanes is {self.lanes}, but this build plans for one lane: more are not built yet; set lanes = 1"
+                f"lanes is {self.lanes}, but this build plans for one lane: more are not built "
+                "yet; set lanes = 1"
             )
         return problems

@@ -1,4 +1,6 @@
-"""What is done with a closed window: prepare it (embed, probe), then plan it (group, order, encode). No threads here."""
+"""What is done with a closed window: prepare it (embed, probe), then plan it (group, order,
+encode). No threads here.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,16 @@ from numpy.typing import NDArray
 from carpool.clock import Clock
 from carpool.disk.centroids import probe
 from carpool.embedding import Embedder
-from carpool.kafka.stage import Sink
+from carpool.loop.stage import Sink
+from carpool.loop.tracing.operation import Operation
 from carpool.telemetry.metrics import Metrics
-from carpool.telemetry.tracing.operation import Operation
 from grouper.admission import Admitted, IndexFacts
 from grouper.embed import embed_texts
 from grouper.plan.emit import Header, PlannedGroup, plan_records
-from grouper.plan.grouping import BEFORE_QUERIES, plan_groups
+from grouper.plan.grouping import GroupingPolicy, Groups
 from grouper.plan.horizon import Wants, plan_horizon, wants_of
-from grouper.plan.orders import GroupOrder
-from grouper.plan.policies import GroupingPolicy, Groups
+from grouper.plan.order import GroupOrder
+from grouper.plan.plan_groups import BEFORE_QUERIES, plan_groups
 from grouper.plan.window import Window
 from grouper.records import expired, group_done, grouped_query, groups_topic
 from grouper.tracing import plan_window
@@ -39,7 +41,9 @@ Ahead = Callable[[], Sequence["PreparedWindow"]]
 
 
 class InHand(Protocol):
-    """The units of the closed windows that are still ours to end: not revoked, not expired meanwhile. Thread-safe."""
+    """The units of the closed windows that are still ours to end: not revoked, not expired
+    meanwhile. Thread-safe.
+    """
 
     def has(self, unit_id: int) -> bool:
         """Returns whether this one is."""
@@ -52,7 +56,9 @@ class InHand(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Prepared:
-    """A query that has all it is grouped by. `row`: (dim,) float32, L2-normalised; `clusters`: C(q), nearest first."""
+    """A query that has all it is grouped by. `row`: (dim,) float32, L2-normalised; `clusters`:
+    C(q), nearest first.
+    """
 
     query: Admitted
     row: NDArray[np.float32]
@@ -61,7 +67,9 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PreparedWindow:
-    """A window whose queries are embedded and probed, once; less those that ended meanwhile. May be empty."""
+    """A window whose queries are embedded and probed, once; less those that ended meanwhile. May be
+    empty.
+    """
 
     window: Window
     queries: tuple[Prepared, ...]
@@ -80,7 +88,8 @@ class PreparedWindow:
 class WindowWork:
     """Prepares windows and plans them, and hands their groups to the sink.
 
-    `prepare` and `plan` may run on two threads at once: they share nothing that changes. Each of them is for one thread.
+    `prepare` and `plan` may run on two threads at once: they share nothing that changes. Each of
+    them is for one thread.
     """
 
     def __init__(
@@ -97,7 +106,9 @@ class WindowWork:
         clock: Clock,
         metrics: Metrics,
     ) -> None:
-        """`centroids`: (nlist, dim) float32, row-normalised. `grouper` names this process in the groups it writes."""
+        """`centroids`: (nlist, dim) float32, row-normalised. `grouper` names this process in the
+        groups it writes.
+        """
         self.facts = facts
         self._centroids = centroids
         self._embedder = embedder
@@ -111,8 +122,11 @@ class WindowWork:
         self._sequences: Counter[str] = Counter()  # by topic: each has lanes of its own
         self._before: deque[tuple[ClusterId, ...]] = deque(maxlen=BEFORE_QUERIES)
 
-    def prepare(self, window: Window, queries: Sequence[Admitted], sink: Sink, in_hand: InHand) -> PreparedWindow:
-        """Embeds and probes in one batch. Ends what has expired or cannot be embedded. Blocks for as long as the model takes.
+    def prepare(
+        self, window: Window, queries: Sequence[Admitted], sink: Sink, in_hand: InHand
+    ) -> PreparedWindow:
+        """Embeds and probes in one batch. Ends what has expired or cannot be embedded. Blocks for
+        as long as the model takes.
 
         Raises `ConfigError` when the model is broken.
         """
@@ -133,11 +147,15 @@ class WindowWork:
         )
 
     def plan(self, prepared: PreparedWindow, ahead: Ahead, sink: Sink, in_hand: InHand) -> None:
-        """Ends every query of `prepared` that is still live: in a group, or answered `expired`. Blocks for milliseconds.
+        """Ends every query of `prepared` that is still live: in a group, or answered `expired`.
+        Blocks for milliseconds.
 
         `ahead` is asked once, when all else is decided: what it returns then is the horizon.
         """
-        in_time = {query.unit.id for query in self._in_time([each.query for each in prepared.queries], sink, in_hand)}
+        in_time = {
+            query.unit.id
+            for query in self._in_time([each.query for each in prepared.queries], sink, in_hand)
+        }
         queries = [each for each in prepared.queries if each.query.unit.id in in_time]
         if not queries:
             return
@@ -148,18 +166,27 @@ class WindowWork:
         spent_us = {"encode": prepared.encode_us, "group": grouped_us - prepared.prepared_us}
         planned = plan_records(
             groups,
-            [grouped_query(each.query, each.row, each.clusters, prepared.window, spent_us) for each in queries],
+            [
+                grouped_query(each.query, each.row, each.clusters, prepared.window, spent_us)
+                for each in queries
+            ],
             self._header(prepared.window),
             first_sequence=self._sequences[topic],
             group_bytes_max=self._group_bytes_max,
             horizon=horizon,
         )
         self._sequences[topic] += len(planned)
-        self._before.extend(queries[member].clusters for members in groups for member in members[-BEFORE_QUERIES:])
+        self._before.extend(
+            queries[member].clusters for members in groups for member in members[-BEFORE_QUERIES:]
+        )
         members = [each.query for each in queries]
-        operations: tuple[Operation, ...] = (plan_window(prepared.window, members, len(planned), self._clock.now_us()),)
+        operations: tuple[Operation, ...] = (
+            plan_window(prepared.window, members, len(planned), self._clock.now_us()),
+        )
         for record in planned:
-            sink.done(replace(group_done(record, members, self._clock.now_us()), operations=operations))
+            sink.done(
+                replace(group_done(record, members, self._clock.now_us()), operations=operations)
+            )
             operations = ()  # the window's, told once
         for record in planned:
             self._count(record)
@@ -181,41 +208,64 @@ class WindowWork:
                 sink.done(expired(query, now_us))
         return in_time
 
-    def _embed(self, queries: Sequence[Admitted], sink: Sink) -> list[tuple[Admitted, NDArray[np.float32]]]:
-        """Each query with its (dim,) float32 vector, in order, less those whose text could not be embedded."""
+    def _embed(
+        self, queries: Sequence[Admitted], sink: Sink
+    ) -> list[tuple[Admitted, NDArray[np.float32]]]:
+        """Each query with its (dim,) float32 vector, in order, less those whose text could not be
+        embedded.
+        """
         texts = [(query, query.unit.record.text or "") for query in queries if query.vector is None]
         embedded = embed_texts(self._embedder, [text for _, text in texts])
-        vectors = {texts[position][0].unit.id: vector for position, vector in embedded.vectors.items()}
+        vectors = {
+            texts[position][0].unit.id: vector for position, vector in embedded.vectors.items()
+        }
         for position, why in embedded.failures.items():
             unit = texts[position][0].unit
             message = (
-                f"text: the embedding model works, but not on this text: {why[:500]}; send another text, or a vector"
+                f"text: the embedding model works, but not on this text: {why[:500]}; "
+                "send another text, or a vector"
             )
-            sink.refuse(unit, RecordError("processing_failed", message, field="$.text", query_id=unit.record.query_id))
+            sink.refuse(
+                unit,
+                RecordError(
+                    "processing_failed", message, field="$.text", query_id=unit.record.query_id
+                ),
+            )
         found = ((query, vectors.get(query.unit.id, query.vector)) for query in queries)
         return [(query, vector) for query, vector in found if vector is not None]
 
-    def _probe(self, queries: Sequence[tuple[Admitted, NDArray[np.float32]]]) -> list[tuple[ClusterId, ...]]:
+    def _probe(
+        self, queries: Sequence[tuple[Admitted, NDArray[np.float32]]]
+    ) -> list[tuple[ClusterId, ...]]:
         """C(q) of each query, nearest first, as many as it asked for."""
         if not queries:
             return []
         rows = np.stack([row for _, row in queries])
         probes = probe(self._centroids, rows, max(query.nprobe for query, _ in queries)).tolist()
-        return [tuple(map(ClusterId, row[: query.nprobe])) for (query, _), row in zip(queries, probes, strict=True)]
+        return [
+            tuple(map(ClusterId, row[: query.nprobe]))
+            for (query, _), row in zip(queries, probes, strict=True)
+        ]
 
     def _group(self, queries: Sequence[Prepared]) -> Groups:
         """The groups of a window, as positions in `queries`, in the order in which they leave."""
         return plan_groups(
             [each.clusters for each in queries],
             before=tuple(self._before),
-            deadlines=[position for position, each in enumerate(queries) if each.query.deadline_us is not None],
+            deadlines=[
+                position
+                for position, each in enumerate(queries)
+                if each.query.deadline_us is not None
+            ],
             policy=self._policy,
             order=self._order,
         )
 
     def _horizon(self, ahead: Sequence[PreparedWindow]) -> tuple[HorizonEntry, ...]:
         self._metrics.horizon_windows.observe(len(ahead))
-        return plan_horizon([window.wants for window in ahead], bytes_max=self._group_bytes_max // HORIZON_SHARE)
+        return plan_horizon(
+            [window.wants for window in ahead], bytes_max=self._group_bytes_max // HORIZON_SHARE
+        )
 
     def _header(self, window: Window) -> Header:
         return Header(

@@ -1,4 +1,6 @@
-"""Making clusters more even before rows are assigned: far too large ones are split, the smallest ones give their place."""
+"""Making clusters more even before rows are assigned: far too large ones are split, the smallest
+ones give their place.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ NEAREST_CHUNK_ROWS = 8192
 Float32 = npt.NDArray[np.float32]
 
 
-def kmeans(rows: Float32, count: int, *, iterations: int, seed: int, start: Float32 | None = None) -> Float32:
-    """Returns (count, dim) float32 centroids of length one: spherical k-means by inner product, from `start` or seeded rows."""
+def kmeans(
+    rows: Float32, count: int, *, iterations: int, seed: int, start: Float32 | None = None
+) -> Float32:
+    """Returns (count, dim) float32 centroids of length one: spherical k-means by inner product,
+    from `start` or seeded rows.
+    """
     trained = faiss.Kmeans(
         rows.shape[1],
         count,
@@ -35,7 +41,9 @@ def kmeans(rows: Float32, count: int, *, iterations: int, seed: int, start: Floa
 
 
 def nearest(rows: Float32, centroids: Float32) -> npt.NDArray[np.int32]:
-    """Returns (len(rows),) int32: the cluster of each row, its nearest centroid by inner product."""
+    """Returns (len(rows),) int32: the cluster of each row, its nearest centroid by inner
+    product.
+    """
     quantizer = faiss.IndexFlatIP(centroids.shape[1])
     quantizer.add(centroids)
     clusters = np.empty(len(rows), dtype=np.int32)
@@ -48,11 +56,13 @@ def nearest(rows: Float32, centroids: Float32) -> npt.NDArray[np.int32]:
 def balance_centroids(
     sample: Float32, centroids: Float32, settings: ClusteringIdentity, note: Callable[[str], None]
 ) -> Float32:
-    """Returns as many centroids, with clusters within the factors of `settings` where splitting can bring them there.
+    """Returns as many centroids, with clusters within the factors of `settings` where splitting can
+    bring them there.
 
-    Judged by the rows of `sample`, (n, dim) float32: a random sample of 256 rows a cluster knows sizes to 6 %. Each round
-    splits by seeded k-means, lets all centroids settle, and is kept only if it left less to mend: rows that are all alike
-    cannot be split. Deterministic; memory: another set of centroids and the largest cluster of the sample. Blocks.
+    Judged by the rows of `sample`, (n, dim) float32: a random sample of 256 rows a cluster knows
+    sizes to 6 %. Each round splits by seeded k-means, lets all centroids settle, and is kept only
+    if it left less to mend: rows that are all alike cannot be split. Deterministic; memory: another
+    set of centroids and the largest cluster of the sample. Blocks.
     """
     factors = {
         "max_factor": settings.cluster_rows_max_factor,
@@ -68,7 +78,8 @@ def balance_centroids(
         if left_then >= left:
             break
         note(
-            f"clusters made more even: {len(balance.splits)} split, {len(balance.dissolved)} of the smallest dissolved"
+            f"clusters made more even: {len(balance.splits)} split, {len(balance.dissolved)} of "
+            "the smallest dissolved"
         )
         centroids, left = candidate, left_then
     return centroids
@@ -83,7 +94,11 @@ def _judge(
 
 
 def _apply(
-    sample: Float32, clusters: npt.NDArray[np.int32], centroids: Float32, balance: Balance, seed: int
+    sample: Float32,
+    clusters: npt.NDArray[np.int32],
+    centroids: Float32,
+    balance: Balance,
+    seed: int,
 ) -> Float32:
     mended = centroids.copy()
     free = iter(balance.dissolved)

@@ -1,4 +1,6 @@
-"""Building an index: corpus to documents, documents to vectors, vectors to clusters, and into place. Resumable throughout."""
+"""Building an index: corpus to documents, documents to vectors, vectors to clusters, and into
+place. Resumable throughout.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from pathlib import Path
 import msgspec
 
 from carpool.clock import Clock
-from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentStore, DocumentWriter
+from carpool.disk.documents import (
+    DOCUMENTS_NAME,
+    OFFSETS_NAME,
+    Document,
+    DocumentStore,
+    DocumentWriter,
+)
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
 from carpool.embedding import EmbeddingSettings, fingerprint_of, load_embedder
 from carpool.errors import ConfigError
@@ -34,7 +42,14 @@ from indexer.progress import ProgressReport
 from indexer.sequential import drop_cached
 from indexer.settings import IndexerConfig, IndexerSettings
 from indexer.stages import cluster_and_write
-from indexer.vectors import Vectors, check_stored, embed_shards, open_precomputed, open_shards, present_shards
+from indexer.vectors import (
+    Vectors,
+    check_stored,
+    embed_shards,
+    open_precomputed,
+    open_shards,
+    present_shards,
+)
 from indexer.workspace import BUILD_NAME, Workspace
 from indexer.write import documents_generation
 
@@ -43,10 +58,12 @@ IDS_NAME = "ids"
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """What to build. `nlist` 0: the default of the row count. `vectors`: an .npy file instead of embedding.
+    """What to build. `nlist` 0: the default of the row count. `vectors`: an .npy file instead of
+    embedding.
 
-    `fingerprint` names the model that made `vectors`; empty: the model of the settings. `force` replaces a complete index,
-    `restart` throws away an interrupted build of another corpus or model.
+    `fingerprint` names the model that made `vectors`; empty: the model of the settings. `force`
+    replaces a complete index, `restart` throws away an interrupted build of another corpus or
+    model.
     """
 
     corpus: Path
@@ -68,11 +85,15 @@ class BuildReport:
     documents: DocumentsDone
 
 
-def build_index(request: BuildRequest, config: IndexerConfig, clock: Clock, progress: ProgressReport) -> BuildReport:
-    """Builds the index that is asked for, or goes on with it. Blocks for as long as the model needs.
+def build_index(
+    request: BuildRequest, config: IndexerConfig, clock: Clock, progress: ProgressReport
+) -> BuildReport:
+    """Builds the index that is asked for, or goes on with it. Blocks for as long as the model
+    needs.
 
-    Whenever it is killed, the same call goes on where it was and ends in the same bytes. Raises `ConfigError` where
-    something is missing or does not fit, and then leaves an index that was there as it was.
+    Whenever it is killed, the same call goes on where it was and ends in the same bytes. Raises
+    `ConfigError` where something is missing or does not fit, and then leaves an index that was
+    there as it was.
     """
     try:
         return _build(request, config, clock, progress)
@@ -80,14 +101,18 @@ def build_index(request: BuildRequest, config: IndexerConfig, clock: Clock, prog
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise
         raise ConfigError(
-            f"cannot write the index in {request.index_dir}: {error.strerror}; make room (vectors take 4 * dimension bytes a "
+            f"cannot write the index in {request.index_dir}: {error.strerror}; make room (vectors "
+            "take 4 * dimension bytes a "
             "passage, twice while building) and run the same command again: it goes on where it was"
         ) from error
 
 
-def _build(request: BuildRequest, config: IndexerConfig, clock: Clock, progress: ProgressReport) -> BuildReport:
+def _build(
+    request: BuildRequest, config: IndexerConfig, clock: Clock, progress: ProgressReport
+) -> BuildReport:
     if not (request.index_dir / BUILD_NAME).is_dir():
-        # Before corpus and vectors are read whole; where there is a workspace, what it holds must be known first.
+        # Before corpus and vectors are read whole; where there is a workspace, what it holds must
+        # be known first.
         _refuse_existing(request)
     identity = identify(request, config, progress)
     if (report := _roll_forward(request, identity, progress)) is not None:
@@ -95,21 +120,32 @@ def _build(request: BuildRequest, config: IndexerConfig, clock: Clock, progress:
     _refuse_existing(request)
     with Workspace(request.index_dir) as workspace:
         state = _resume(
-            workspace, request, plan_resume(workspace.read_state(), identity, now_us=clock.now_us()), progress
+            workspace,
+            request,
+            plan_resume(workspace.read_state(), identity, now_us=clock.now_us()),
+            progress,
         )
         documents = _ensure_documents(workspace, request, config, state, progress)
         state = msgspec.structs.replace(state, documents=documents)
         workspace.write_state(state)
-        state, vectors = _ensure_vectors(workspace, request, config, state, documents.row_count, progress)
+        state, vectors = _ensure_vectors(
+            workspace, request, config, state, documents.row_count, progress
+        )
         manifest = cluster_and_write(workspace, config.indexer, state, vectors, clock, progress)
         workspace.publish()
     return BuildReport(manifest=manifest, documents=documents)
 
 
-def identify(request: BuildRequest, config: IndexerConfig, progress: ProgressReport) -> BuildIdentity:
-    """Returns what the bytes of the index will depend on. Reads corpus, vectors and model files once, blocks."""
+def identify(
+    request: BuildRequest, config: IndexerConfig, progress: ProgressReport
+) -> BuildIdentity:
+    """Returns what the bytes of the index will depend on. Reads corpus, vectors and model files
+    once, blocks.
+    """
     if not request.corpus.is_file():
-        raise ConfigError(f"there is no corpus at {request.corpus}: give a file of JSON lines, plain or gzip")
+        raise ConfigError(
+            f"there is no corpus at {request.corpus}: give a file of JSON lines, plain or gzip"
+        )
     indexer, embedding = config.indexer, config.embedding
     sha256 = {
         path: _sha256(path, what, progress)
@@ -132,7 +168,9 @@ def identify(request: BuildRequest, config: IndexerConfig, progress: ProgressRep
             max_tokens=embedding.max_tokens,
         ),
         clustering=clustering_identity(indexer, nlist=request.nlist, seed=request.seed),
-        layout=LayoutIdentity(vector_dtype=indexer.vector_dtype, segment_bytes_max=indexer.segment_bytes_max),
+        layout=LayoutIdentity(
+            vector_dtype=indexer.vector_dtype, segment_bytes_max=indexer.segment_bytes_max
+        ),
     )
 
 
@@ -145,13 +183,17 @@ def _sha256(path: Path, what: str, progress: ProgressReport) -> str:
 def _refuse_existing(request: BuildRequest) -> None:
     if (request.index_dir / MANIFEST_NAME).exists() and not request.force:
         raise ConfigError(
-            f"there is an index at {request.index_dir} already; it stays as it is. Give another --out, or --force to replace it "
-            "once the new one is complete"
+            f"there is an index at {request.index_dir} already; it stays as it is. Give another "
+            "--out, or --force to replace it once the new one is complete"
         )
 
 
-def _roll_forward(request: BuildRequest, identity: BuildIdentity, progress: ProgressReport) -> BuildReport | None:
-    """Ends a build that was killed when it was complete, in or after the move; its report, if it is what is asked for."""
+def _roll_forward(
+    request: BuildRequest, identity: BuildIdentity, progress: ProgressReport
+) -> BuildReport | None:
+    """Ends a build that was killed when it was complete, in or after the move; its report, if it is
+    what is asked for.
+    """
     if not (request.index_dir / BUILD_NAME).is_dir():
         return None
     with Workspace(request.index_dir) as workspace:
@@ -170,13 +212,16 @@ def _roll_forward(request: BuildRequest, identity: BuildIdentity, progress: Prog
     return BuildReport(manifest=manifest, documents=state.documents)
 
 
-def _resume(workspace: Workspace, request: BuildRequest, resume: Resume, progress: ProgressReport) -> BuildState:
+def _resume(
+    workspace: Workspace, request: BuildRequest, resume: Resume, progress: ProgressReport
+) -> BuildState:
     """Clears away what cannot be kept, or refuses to; says what changed and what goes on."""
     if resume.discards and workspace.has_leftovers and not request.restart:
         raise ConfigError(
             f"an interrupted build in {request.index_dir} is of something else:\n  "
             + "\n  ".join(resume.changes)
-            + "\nGive what it was begun with to go on, --restart to throw its work away, or another --out."
+            + "\nGive what it was begun with to go on, --restart to throw its work away, or "
+            "another --out."
         )
     for change in resume.changes:
         progress.note(f"changed since the interrupted build: {change}")
@@ -187,14 +232,20 @@ def _resume(workspace: Workspace, request: BuildRequest, resume: Resume, progres
 
 
 def _ensure_documents(
-    workspace: Workspace, request: BuildRequest, config: IndexerConfig, state: BuildState, progress: ProgressReport
+    workspace: Workspace,
+    request: BuildRequest,
+    config: IndexerConfig,
+    state: BuildState,
+    progress: ProgressReport,
 ) -> DocumentsDone:
     """Reads the corpus into the document store, unless an earlier life did."""
     documents = state.documents
     if documents is None:
         documents = _read_documents(workspace, request, config, state.identity.corpus, progress)
     else:
-        progress.note(f"going on with an interrupted build: {documents.row_count:,} passages are read already")
+        progress.note(
+            f"going on with an interrupted build: {documents.row_count:,} passages are read already"
+        )
     if request.strict and documents.problem_count:
         raise ConfigError(describe_problems(documents) + "\nNothing was built (--strict).")
     if not documents.row_count:
@@ -215,7 +266,8 @@ def _read_documents(
 ) -> DocumentsDone:
     """Reads the corpus; once more, without them, where passages bear the id of an earlier one.
 
-    Which do is known at its end only: to know it at each line takes a set of all ids, which grows with the corpus.
+    Which do is known at its end only: to know it at each line takes a set of all ids, which grows
+    with the corpus.
     """
     limits = config.indexer
     path = workspace.folder / IDS_NAME
@@ -227,7 +279,10 @@ def _read_documents(
     duplicates = find_duplicates(path, memory_bytes=limits.memory_bytes)
     path.unlink()
     if duplicates.count:
-        progress.note(f"{duplicates.count:,} lines have the id of an earlier line: reading again, without them")
+        progress.note(
+            f"{duplicates.count:,} lines have the id of an earlier line: reading again, without "
+            "them"
+        )
         done = _read_once(workspace, request, limits, corpus, progress, duplicates=duplicates)
     return done
 
@@ -242,7 +297,9 @@ def _read_once(
     ids: IdLog | None = None,
     duplicates: Container[int] = (),
 ) -> DocumentsDone:
-    """Reads the corpus from front to back into a new document store, and the ids that were taken into `ids`."""
+    """Reads the corpus from front to back into a new document store, and the ids that were taken
+    into `ids`.
+    """
     reader = CorpusReader(
         request.corpus,
         passage_bytes_max=limits.passage_bytes_max,
@@ -269,19 +326,33 @@ def _read_once(
         writer.abandon()
         raise
     writer.close()
-    for path in (request.corpus, workspace.finished / DOCUMENTS_NAME, workspace.finished / OFFSETS_NAME):
+    for path in (
+        request.corpus,
+        workspace.finished / DOCUMENTS_NAME,
+        workspace.finished / OFFSETS_NAME,
+    ):
         drop_cached(path)
     progress.advance(reader.size_bytes - position_bytes)
-    return DocumentsDone(row_count=writer.row_count, problem_count=problem_count, problems=tuple(problems))
+    return DocumentsDone(
+        row_count=writer.row_count, problem_count=problem_count, problems=tuple(problems)
+    )
 
 
 def describe_problems(documents: DocumentsDone) -> str:
-    """Returns the bad lines of a corpus as text: the count, then the first of them with their numbers."""
+    """Returns the bad lines of a corpus as text: the count, then the first of them with their
+    numbers.
+    """
     many = "s" * (documents.problem_count > 1)
-    lines = [f"{documents.problem_count:,} bad line{many} in the corpus ({documents.row_count:,} good ones):"]
+    lines = [
+        f"{documents.problem_count:,} bad line{many} in the corpus ({documents.row_count:,} good "
+        "ones):"
+    ]
     lines += [f"  line {problem.line}: {problem.why}" for problem in documents.problems]
     if documents.problem_count > len(documents.problems):
-        lines.append(f"  and {documents.problem_count - len(documents.problems):,} more (indexer.problems_listed)")
+        lines.append(
+            f"  and {documents.problem_count - len(documents.problems):,} more "
+            "(indexer.problems_listed)"
+        )
     return "\n".join(lines)
 
 
@@ -293,7 +364,9 @@ def _ensure_vectors(
     row_count: int,
     progress: ProgressReport,
 ) -> tuple[BuildState, Vectors]:
-    """The vectors: embedded where they are not, or looked at where they are precomputed, unless an earlier life did."""
+    """The vectors: embedded where they are not, or looked at where they are precomputed, unless an
+    earlier life did.
+    """
     if request.vectors is None:
         return _embed(workspace, config.embedding, state, row_count, progress)
     vectors = open_precomputed(request.vectors, row_count)
@@ -306,7 +379,11 @@ def _ensure_vectors(
 
 
 def _embed(
-    workspace: Workspace, settings: EmbeddingSettings, state: BuildState, row_count: int, progress: ProgressReport
+    workspace: Workspace,
+    settings: EmbeddingSettings,
+    state: BuildState,
+    row_count: int,
+    progress: ProgressReport,
 ) -> tuple[BuildState, Vectors]:
     """Embeds what is not embedded yet; the model is loaded only if something remains."""
     shards = plan_shards(row_count, state.identity.vectors.shard_rows)
@@ -319,7 +396,9 @@ def _embed(
         dimension = embedder.dimension
         state = msgspec.structs.replace(state, dimension=dimension)
         workspace.write_state(state)
-        progress.start("embedding", row_count, row_count - sum(shard.stop - shard.start for shard in remaining))
+        progress.start(
+            "embedding", row_count, row_count - sum(shard.stop - shard.start for shard in remaining)
+        )
         generation = documents_generation(state.identity.corpus)
         with DocumentStore(workspace.finished, row_count, generation) as store:
             embed_shards(workspace.shards, remaining, store, embedder, progress.advance)

@@ -1,4 +1,6 @@
-"""IVF clustering with FAISS: spherical k-means on a sample that fits memory, and the cluster of every row."""
+"""IVF clustering with FAISS: spherical k-means on a sample that fits memory, and the cluster of
+every row.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Assignment(NamedTuple):
-    """The cluster of each row, (row_count,) int32, and a digest of the vectors that were assigned."""
+    """The cluster of each row, (row_count,) int32, and a digest of the vectors that were
+    assigned.
+    """
 
     clusters: npt.NDArray[np.int32]
     vectors_digest: str
@@ -42,15 +46,18 @@ def clustering_identity(settings: IndexerSettings, *, nlist: int, seed: int) -> 
     )
 
 
-def train_centroids(vectors: Vectors, nlist: int, settings: ClusteringIdentity, progress: ProgressReport) -> Float32:
+def train_centroids(
+    vectors: Vectors, nlist: int, settings: ClusteringIdentity, progress: ProgressReport
+) -> Float32:
     """Returns centroids: (nlist, dim) float32, row-normalised, trained on a seeded sample. Blocks.
 
-    The same vectors, settings and threads give the same bytes. Raises `ConfigError` where there are fewer rows than clusters,
-    or memory for fewer.
+    The same vectors, settings and threads give the same bytes. Raises `ConfigError` where there are
+    fewer rows than clusters, or memory for fewer.
     """
     if nlist > vectors.row_count:
         raise ConfigError(
-            f"nlist is {nlist} for {vectors.row_count} passages; give --nlist {vectors.row_count} or less"
+            f"nlist is {nlist} for {vectors.row_count} passages; give --nlist {vectors.row_count} "
+            "or less"
         )
     sample = _sample(vectors, nlist, settings, progress)
     progress.start(f"training {nlist:,} clusters", settings.train_iterations)
@@ -79,10 +86,12 @@ def _sample(
         )
     except ValueError as error:
         raise ConfigError(
-            f"indexer.memory_bytes is {settings.train_bytes_max}: {error}; give at least {nlist * vectors.dimension * 4}, better "
-            "40 times that"
+            f"indexer.memory_bytes is {settings.train_bytes_max}: {error}; give at least "
+            f"{nlist * vectors.dimension * 4}, better 40 times that"
         ) from error
-    chosen = np.random.default_rng(settings.seed).choice(vectors.row_count, size=count, replace=False, shuffle=False)
+    chosen = np.random.default_rng(settings.seed).choice(
+        vectors.row_count, size=count, replace=False, shuffle=False
+    )
     sample = np.empty((count, vectors.dimension), dtype=np.float32)
     progress.start("sampling", vectors.row_count)
     vectors.gather(np.sort(chosen).astype(np.int64), sample, progress.advance)
@@ -90,7 +99,9 @@ def _sample(
 
 
 def assign_rows(vectors: Vectors, centroids: Float32, on_rows: Callable[[int], None]) -> Assignment:
-    """Returns the cluster of each row: its nearest centroid by inner product. Calls `on_rows`. One pass, blocks."""
+    """Returns the cluster of each row: its nearest centroid by inner product. Calls `on_rows`. One
+    pass, blocks.
+    """
     quantizer = faiss.IndexFlatIP(vectors.dimension)
     quantizer.add(centroids)
     clusters = np.empty(vectors.row_count, dtype=np.int32)

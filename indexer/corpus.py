@@ -1,4 +1,6 @@
-"""Reading a corpus: JSON lines (plain or gzip) to passages, and what is wrong with each line that is not one."""
+"""Reading a corpus: JSON lines (plain or gzip) to passages, and what is wrong with each line that
+is not one.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,25 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 class CorpusReader:
-    """Iterates over a corpus: a `Document` for each good line, a `LineProblem` for each bad one, nothing for blank lines.
+    """Iterates over a corpus: a `Document` for each good line, a `LineProblem` for each bad one,
+    nothing for blank lines.
 
-    `position_bytes` of `size_bytes` of the file have been read; `line_number`, from 1, is that of what was yielded last.
-    Memory: one line. Raises `ConfigError` where the file cannot be read to its end.
+    `position_bytes` of `size_bytes` of the file have been read; `line_number`, from 1, is that of
+    what was yielded last. Memory: one line. Raises `ConfigError` where the file cannot be read to
+    its end.
     """
 
     def __init__(
-        self, path: Path, *, passage_bytes_max: int, line_bytes_max: int, duplicates: Container[int] = ()
+        self,
+        path: Path,
+        *,
+        passage_bytes_max: int,
+        line_bytes_max: int,
+        duplicates: Container[int] = (),
     ) -> None:
-        """`duplicates`: numbers of lines that are bad for having the id of an earlier one (`indexer.duplicates`)."""
+        """`duplicates`: numbers of lines that are bad for having the id of an earlier one
+        (`indexer.duplicates`).
+        """
         self._path = path
         self._passage_bytes_max = passage_bytes_max
         self._line_bytes_max = line_bytes_max
@@ -61,16 +72,25 @@ class CorpusReader:
                     self.position_bytes = raw.tell()
                     if line is None or line.strip():
                         found = self._read(line)
-                        yield LineProblem(line=self.line_number, why=found) if isinstance(found, str) else found
+                        yield (
+                            LineProblem(line=self.line_number, why=found)
+                            if isinstance(found, str)
+                            else found
+                        )
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ConfigError(
-                f"the corpus {self._path} is damaged or cut short after line {self.line_number} ({error}); copy it again"
+                f"the corpus {self._path} is damaged or cut short after line {self.line_number} "
+                f"({error}); copy it again"
             ) from error
         except OSError as error:
-            raise ConfigError(f"cannot read the corpus {self._path}: {error.strerror}; check the path") from error
+            raise ConfigError(
+                f"cannot read the corpus {self._path}: {error.strerror}; check the path"
+            ) from error
 
     def _lines(self, raw: IO[bytes]) -> Iterator[bytes | None]:
-        """Lines without their end; None for one that is longer than allowed, which is passed over without holding it."""
+        """Lines without their end; None for one that is longer than allowed, which is passed over
+        without holding it.
+        """
         magic = raw.read(2)
         raw.seek(0)
         stream = gzip.open(raw, "rb") if magic == GZIP_MAGIC else raw  # noqa: SIM115 (raw is closed by the caller)
@@ -120,19 +140,24 @@ class CorpusReader:
             return "`text` is empty"
         if passage_bytes > self._passage_bytes_max:
             return (
-                f"too long: title and text have {passage_bytes} bytes; at most {self._passage_bytes_max} are taken "
+                f"too long: title and text have {passage_bytes} bytes; at most "
+                f"{self._passage_bytes_max} are taken "
                 "(indexer.passage_bytes_max); split it into passages"
             )
         return None
 
 
 def passage_text(document: Document) -> str:
-    """Returns what is embedded of a document: its title, a full stop, its text; the text alone where it has no title."""
+    """Returns what is embedded of a document: its title, a full stop, its text; the text alone
+    where it has no title.
+    """
     return f"{document.title}. {document.text}" if document.title else document.text
 
 
 def file_sha256(path: Path, what: str, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-    """Returns the SHA-256 of a file. Streams, blocks. Raises `ConfigError` naming `what` where it cannot be read."""
+    """Returns the SHA-256 of a file. Streams, blocks. Raises `ConfigError` naming `what` where it
+    cannot be read.
+    """
     digest = hashlib.sha256()
     block = memoryview(bytearray(BLOCK_BYTES))
     offset_bytes = 0
@@ -143,7 +168,9 @@ def file_sha256(path: Path, what: str, on_bytes: Callable[[int], None] = lambda 
                 offset_bytes += count
                 on_bytes(count)
     except OSError as error:
-        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}; check the path") from error
+        raise ConfigError(
+            f"cannot read the {what} {path}: {error.strerror}; check the path"
+        ) from error
     return digest.hexdigest()
 
 
@@ -151,7 +178,9 @@ def _stat_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise ConfigError(f"cannot read the corpus {path}: {error.strerror}; check the path") from error
+        raise ConfigError(
+            f"cannot read the corpus {path}: {error.strerror}; check the path"
+        ) from error
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,6 @@
-"""Which lines bear the id of an earlier one? Found after reading, from digests on disk, in memory that is bounded."""
+"""Which lines bear the id of an earlier one? SearchResult after reading, from digests on disk, in
+memory that is bounded.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _ENTRIES = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u8")])
 
 
 class DuplicateLines:
-    """Lines whose id an earlier line has: a set of line numbers that takes one bit for each line up to the last of them."""
+    """Lines whose id an earlier line has: a set of line numbers that takes one bit for each line up
+    to the last of them.
+    """
 
     def __init__(self, lines: npt.NDArray[np.uint64] | None = None) -> None:
         """`lines`: (n,) uint64, numbered from 1, distinct, in any order; None: no line is one."""
@@ -31,7 +35,11 @@ class DuplicateLines:
         if lines is not None and len(lines):
             self._bits = bytearray(int(lines.max()) // 8 + 1)
             bits = np.left_shift(np.uint8(1), (lines % np.uint64(8)).astype(np.uint8))
-            np.bitwise_or.at(np.frombuffer(self._bits, dtype=np.uint8), (lines // np.uint64(8)).astype(np.int64), bits)
+            np.bitwise_or.at(
+                np.frombuffer(self._bits, dtype=np.uint8),
+                (lines // np.uint64(8)).astype(np.int64),
+                bits,
+            )
 
     def __contains__(self, line: object) -> bool:
         """Whether line `line` is one."""
@@ -42,7 +50,9 @@ class DuplicateLines:
 
 
 class IdLog:
-    """Writes the id of each good line to a file of 24 bytes a line: its digest, and the number of the line. Not durable."""
+    """Writes the id of each good line to a file of 24 bytes a line: its digest, and the number of
+    the line. Not durable.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=_PENDING_BYTES)
@@ -60,13 +70,14 @@ class IdLog:
 def find_duplicates(path: Path, *, memory_bytes: int) -> DuplicateLines:
     """Returns the lines of an `IdLog` whose id a line before them has. Blocks.
 
-    Memory: `memory_bytes`, and a bit a line: where all digests do not fit, each pass over the file sorts a share of them.
-    Raises `CorruptionError` where the file ends in the middle of a line.
+    Memory: `memory_bytes`, and a bit a line: where all digests do not fit, each pass over the file
+    sorts a share of them. Raises `CorruptionError` where the file ends in the middle of a line.
     """
     size_bytes = path.stat().st_size
     if size_bytes % _ENTRY.size:
         raise CorruptionError(
-            f"{path} was cut short: it was changed during the build; run the same command again", path=str(path)
+            f"{path} was cut short: it was changed during the build; run the same command again",
+            path=str(path),
         )
     count = size_bytes // _ENTRY.size
     passes = id_passes(count, memory_bytes=memory_bytes)
@@ -75,7 +86,9 @@ def find_duplicates(path: Path, *, memory_bytes: int) -> DuplicateLines:
 
 
 def _share(path: Path, count: int, number: int, passes: int) -> npt.NDArray[np.void]:
-    """The entries that pass `number` judges, in the order of the file. Equal digests fall into the same pass."""
+    """The entries that pass `number` judges, in the order of the file. Equal digests fall into the
+    same pass.
+    """
     chunk = np.empty(min(CHUNK_ENTRIES, count), dtype=_ENTRIES)
     kept: list[npt.NDArray[np.void]] = [chunk[:0]]
     with SequentialFile(path) as file:
@@ -83,7 +96,8 @@ def _share(path: Path, count: int, number: int, passes: int) -> npt.NDArray[np.v
             entries = chunk[: min(CHUNK_ENTRIES, count - start)]
             if file.read_into(bytes_of(entries), start * _ENTRY.size) != entries.nbytes:
                 raise CorruptionError(
-                    f"{path} became shorter during the build; run the same command again", path=str(path)
+                    f"{path} became shorter during the build; run the same command again",
+                    path=str(path),
                 )
             kept.append(entries[entries["high"] % np.uint64(passes) == number])
     return np.concatenate(kept)
@@ -91,7 +105,9 @@ def _share(path: Path, count: int, number: int, passes: int) -> npt.NDArray[np.v
 
 def _repeated(entries: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
     """The lines of `entries` whose digest an earlier entry has."""
-    order = np.lexsort((entries["low"], entries["high"]))  # stable: equal digests stay in the order of their lines
+    order = np.lexsort(
+        (entries["low"], entries["high"])
+    )  # stable: equal digests stay in the order of their lines
     high, low = entries["high"][order], entries["low"][order]
     is_repeated = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
     lines: npt.NDArray[np.uint64] = entries["line"][order[1:][is_repeated]].astype(np.uint64)

@@ -1,4 +1,6 @@
-"""What a build decides, as pure functions: what of an interrupted build is kept, what remains, how many clusters and probes."""
+"""What a build decides, as pure functions: what of an interrupted build is kept, what remains, how
+many clusters and probes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class CorpusIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VectorsIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides the bytes of the vectors; `vectors_sha256` is empty where the build embeds for itself."""
+    """What decides the bytes of the vectors; `vectors_sha256` is empty where the build embeds for
+    itself.
+    """
 
     embedding_model: str
     embedding_model_name: str
@@ -71,7 +75,9 @@ class LineProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DocumentsDone(msgspec.Struct, frozen=True, kw_only=True):
-    """The corpus was read to its end and its documents are on disk. `problems` are the first of `problem_count`."""
+    """The corpus was read to its end and its documents are on disk. `problems` are the first of
+    `problem_count`.
+    """
 
     row_count: int
     problem_count: int
@@ -79,7 +85,9 @@ class DocumentsDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AssignmentDone(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster of every row is saved: the checksum of that file, and a digest of the vectors that were assigned."""
+    """The cluster of every row is saved: the checksum of that file, and a digest of the vectors
+    that were assigned.
+    """
 
     crc32: int
     vectors_digest: str
@@ -88,8 +96,9 @@ class AssignmentDone(msgspec.Struct, frozen=True, kw_only=True):
 class BuildState(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of a build that is under way.
 
-    `dimension` is known once the model was loaded, or once all precomputed vectors were looked at. `centroids_crc32` and
-    `assignment` are there once those files are saved; finished segments speak for themselves.
+    `dimension` is known once the model was loaded, or once all precomputed vectors were looked at.
+    `centroids_crc32` and `assignment` are there once those files are saved; finished segments speak
+    for themselves.
     """
 
     format: str
@@ -102,7 +111,9 @@ class BuildState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resume(NamedTuple):
-    """How a build starts: its state, whether shards of an earlier life are kept, and what changed since, in words."""
+    """How a build starts: its state, whether shards of an earlier life are kept, and what changed
+    since, in words.
+    """
 
     state: BuildState
     keeps_shards: bool
@@ -125,13 +136,18 @@ class Shard(NamedTuple):
 def plan_resume(found: BuildState | None, wanted: BuildIdentity, *, now_us: int) -> Resume:
     """Returns what is kept of the build `found` for one of `wanted`.
 
-    Another corpus keeps nothing, another model the documents, other clusters also the vectors, another layout all but segments.
+    Another corpus keeps nothing, another model the documents, other clusters also the vectors,
+    another layout all but segments.
     """
     fresh = BuildState(format=STATE_FORMAT, started_us=now_us, identity=wanted)
     if found is None:
         return Resume(fresh, False, ())
     if found.format != STATE_FORMAT:
-        return Resume(fresh, False, (f"the state of the build has format {found.format!r}, not {STATE_FORMAT!r}",))
+        return Resume(
+            fresh,
+            False,
+            (f"the state of the build has format {found.format!r}, not {STATE_FORMAT!r}",),
+        )
     if changes := _changes("corpus", found.identity.corpus, wanted.corpus):
         return Resume(fresh, False, changes)
     if changes := _changes("vectors", found.identity.vectors, wanted.vectors):
@@ -143,14 +159,23 @@ def plan_resume(found: BuildState | None, wanted: BuildIdentity, *, now_us: int)
 
 
 def _changes(what: str, found: msgspec.Struct, wanted: msgspec.Struct) -> tuple[str, ...]:
-    pairs = ((name, getattr(found, name), getattr(wanted, name)) for name in found.__struct_fields__)
-    return tuple(f"{what}: {name} was {old!r} and is {new!r}" for name, old, new in pairs if old != new)
+    pairs = (
+        (name, getattr(found, name), getattr(wanted, name)) for name in found.__struct_fields__
+    )
+    return tuple(
+        f"{what}: {name} was {old!r} and is {new!r}" for name, old, new in pairs if old != new
+    )
 
 
 def plan_shards(row_count: int, shard_rows: int) -> tuple[Shard, ...]:
-    """Returns the shards of `row_count` rows; their bounds depend on nothing else, so that every life embeds the same batches."""
+    """Returns the shards of `row_count` rows; their bounds depend on nothing else, so that every
+    life embeds the same batches.
+    """
     starts = range(0, row_count, shard_rows)
-    return tuple(Shard(number, start, min(start + shard_rows, row_count)) for number, start in enumerate(starts))
+    return tuple(
+        Shard(number, start, min(start + shard_rows, row_count))
+        for number, start in enumerate(starts)
+    )
 
 
 def remaining_shards(shards: Sequence[Shard], present: AbstractSet[int]) -> tuple[Shard, ...]:
@@ -159,10 +184,12 @@ def remaining_shards(shards: Sequence[Shard], present: AbstractSet[int]) -> tupl
 
 
 def default_nlist(row_count: int) -> int:
-    """Returns the square root of the row count, rounded to one significant digit: 50 for 3,000 rows, 100 for 16,000.
+    """Returns the square root of the row count, rounded to one significant digit: 50 for 3,000
+    rows, 100 for 16,000.
 
-    Near it, the work of a query (nlist centroids, and nprobe times rows / nlist vectors) is smallest, and a cluster
-    has about nlist rows. One digit keeps the number the same while a corpus grows a little.
+    Near it, the work of a query (nlist centroids, and nprobe times rows / nlist vectors) is
+    smallest, and a cluster has about nlist rows. One digit keeps the number the same while a corpus
+    grows a little.
     """
     root = max(1, math.isqrt(row_count))
     digit = int(10 ** (len(str(root)) - 1))
@@ -170,10 +197,12 @@ def default_nlist(row_count: int) -> int:
 
 
 def default_nprobe(nlist: int) -> int:
-    """Returns 2.4 times the square root of nlist: 24 of 100 clusters, 48 of 400; never more than there are.
+    """Returns 2.4 times the square root of nlist: 24 of 100 clusters, 48 of 400; never more than
+    there are.
 
-    Measured with 539 FEVER claims over 16,152 passages of Wikipedia (all-MiniLM-L6-v2, three seeds), this keeps an evidence
-    page in the first five within 1 point of exact search at nlist 100, 200 and 400. Fewer, larger clusters need a larger
-    share of them, which the square root follows.
+    Measured with 539 FEVER claims over 16,152 passages of Wikipedia (all-MiniLM-L6-v2, three
+    seeds), this keeps an evidence page in the first five within 1 point of exact search at nlist
+    100, 200 and 400. Fewer, larger clusters need a larger share of them, which the square root
+    follows.
     """
     return max(1, min(nlist, round(NPROBE_FACTOR * math.sqrt(nlist))))

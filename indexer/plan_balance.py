@@ -1,4 +1,6 @@
-"""Which clusters are far too large or far too small, and which give their place to whom: pairs, so that nlist stays as asked."""
+"""Which clusters are far too large or far too small, and which give their place to whom: pairs, so
+that nlist stays as asked.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +10,22 @@ from typing import NamedTuple
 
 
 class Balance(NamedTuple):
-    """`dissolved` clusters lose their centroids, smallest first; each (cluster, pieces) of `splits` takes pieces - 1 places."""
+    """`dissolved` clusters lose their centroids, smallest first; each (cluster, pieces) of `splits`
+    takes pieces - 1 places.
+    """
 
     dissolved: tuple[int, ...]
     splits: tuple[tuple[int, int], ...]
 
 
 def plan_balance(counts: Sequence[int], *, max_factor: float, min_factor: float) -> Balance:
-    """Returns which clusters to split and to dissolve, given the rows of each; nothing where all are within the factors.
+    """Returns which clusters to split and to dissolve, given the rows of each; nothing where all
+    are within the factors.
 
-    A cluster is far too large above `max_factor` times the mean, far too small below `min_factor` times it. While there is one
-    of either, the smallest cluster is dissolved for a piece of the one whose pieces are largest, as long as the new piece
-    is larger than what was dissolved. Ties go by cluster. Costs n log n.
+    A cluster is far too large above `max_factor` times the mean, far too small below `min_factor`
+    times it. While there is one of either, the smallest cluster is dissolved for a piece of the one
+    whose pieces are largest, as long as the new piece is larger than what was dissolved. Ties go by
+    cluster. Costs n log n.
     """
     mean = sum(counts) / len(counts)
     smallest_first = sorted(range(len(counts)), key=lambda cluster: (counts[cluster], cluster))
@@ -41,6 +47,8 @@ def plan_balance(counts: Sequence[int], *, max_factor: float, min_factor: float)
 
 
 def unevenness(counts: Sequence[int], *, max_factor: float, min_factor: float) -> float:
-    """Returns the rows above and below what the factors allow, over all clusters; 0 where `plan_balance` has nothing to do."""
+    """Returns the rows above and below what the factors allow, over all clusters; 0 where
+    `plan_balance` has nothing to do.
+    """
     mean = sum(counts) / len(counts)
     return sum(max(0.0, count - max_factor * mean, min_factor * mean - count) for count in counts)

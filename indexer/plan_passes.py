@@ -1,4 +1,6 @@
-"""How a build stays within its memory: how many rows are sampled, what one pass over the vectors or the ids collects."""
+"""How a build stays within its memory: how many rows are sampled, what one pass over the vectors or
+the ids collects.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,24 @@ from collections.abc import Sequence
 from carpool.disk.pages import PageLayout
 
 ROW_OVERHEAD_BYTES = 24
-"""Of a row that is collected, beside its vector: its number, its place, and the number again in the order of places."""
+"""Of a row that is collected, beside its vector: its number, its place, and the number again in the
+order of places.
+"""
 ID_BYTES = 112
-"""Of an id that is looked for among others: what is read of it, its digest sorted, and the room to sort in."""
+"""Of an id that is looked for among others: what is read of it, its digest sorted, and the room to
+sort in.
+"""
 ID_MEMORY_MIN_BYTES = 16 << 20
-"""Taken for ids even where a build is told to take less: next to what the process has anyway, and few passes."""
+"""Taken for ids even where a build is told to take less: next to what the process has anyway, and
+few passes.
+"""
 
 
-def sample_rows_max(row_count: int, nlist: int, *, dimension: int, rows_per_cluster: int, bytes_max: int) -> int:
-    """Returns how many rows k-means is trained on: `rows_per_cluster` a cluster, no more than there are or fit `bytes_max`.
+def sample_rows_max(
+    row_count: int, nlist: int, *, dimension: int, rows_per_cluster: int, bytes_max: int
+) -> int:
+    """Returns how many rows k-means is trained on: `rows_per_cluster` a cluster, no more than there
+    are or fit `bytes_max`.
 
     Raises `ValueError` where that is less than one a cluster.
     """
@@ -27,32 +38,46 @@ def sample_rows_max(row_count: int, nlist: int, *, dimension: int, rows_per_clus
 
 
 def pass_bytes(layout: PageLayout, row_count: int) -> int:
-    """Returns the memory of a cluster's rows from when they are collected until they are written."""
+    """Returns the memory of a cluster's rows from when they are collected until they are
+    written.
+    """
     return row_count * (layout.row_bytes + ROW_OVERHEAD_BYTES)
 
 
 def encode_bytes(layout: PageLayout, row_count: int) -> int:
-    """Returns what writing a cluster takes beside its rows: a float32 copy of float16 rows, its pages, and their bytes."""
+    """Returns what writing a cluster takes beside its rows: a float32 copy of float16 rows, its
+    pages, and their bytes.
+    """
     copy_bytes = row_count * layout.dimension * 4 if layout.vector_dtype == "float16" else 0
     return copy_bytes + 2 * layout.page_count(row_count) * layout.page_bytes
 
 
 def memory_min_bytes(layout: PageLayout, row_counts: Sequence[int]) -> int:
-    """Returns the least `memory_bytes` that `plan_passes` takes for clusters of `row_counts` rows."""
+    """Returns the least `memory_bytes` that `plan_passes` takes for clusters of `row_counts`
+    rows.
+    """
     return max(pass_bytes(layout, count) + encode_bytes(layout, count) for count in row_counts)
 
 
-def plan_passes(layout: PageLayout, row_counts: Sequence[int], *, memory_bytes: int) -> tuple[range, ...]:
-    """Returns the positions in `row_counts` of the clusters that each pass collects, in order, as many as fit `memory_bytes`.
+def plan_passes(
+    layout: PageLayout, row_counts: Sequence[int], *, memory_bytes: int
+) -> tuple[range, ...]:
+    """Returns the positions in `row_counts` of the clusters that each pass collects, in order, as
+    many as fit `memory_bytes`.
 
     Raises `ValueError` where a cluster does not fit alone (`memory_min_bytes`).
     """
     passes = []
     first, held_bytes, encode_max_bytes = 0, 0, 0
     for position, row_count in enumerate(row_counts):
-        taken_bytes, encode_need_bytes = pass_bytes(layout, row_count), encode_bytes(layout, row_count)
+        taken_bytes, encode_need_bytes = (
+            pass_bytes(layout, row_count),
+            encode_bytes(layout, row_count),
+        )
         if taken_bytes + encode_need_bytes > memory_bytes:
-            raise ValueError(f"{row_count} rows take {taken_bytes + encode_need_bytes} bytes, not {memory_bytes}")
+            raise ValueError(
+                f"{row_count} rows take {taken_bytes + encode_need_bytes} bytes, not {memory_bytes}"
+            )
         if held_bytes + taken_bytes + max(encode_max_bytes, encode_need_bytes) > memory_bytes:
             passes.append(range(first, position))
             first, held_bytes, encode_max_bytes = position, 0, 0
@@ -64,5 +89,7 @@ def plan_passes(layout: PageLayout, row_counts: Sequence[int], *, memory_bytes: 
 
 
 def id_passes(count: int, *, memory_bytes: int) -> int:
-    """Returns in how many passes `count` ids are looked through for those that are there twice, so that each fits memory."""
+    """Returns in how many passes `count` ids are looked through for those that are there twice, so
+    that each fits memory.
+    """
     return max(1, math.ceil(count * ID_BYTES / max(memory_bytes, ID_MEMORY_MIN_BYTES)))

@@ -1,4 +1,6 @@
-"""How long does it take to read each cluster from this disk? Measured past the page cache; kept in the manifest."""
+"""How long does it take to read each cluster from this disk? Measured past the page cache; kept in
+the manifest.
+"""
 
 from __future__ import annotations
 
@@ -24,46 +26,64 @@ PIECE_BYTES = 8 << 20
 """Read at once: any number of these is as fast as one read, and takes no more memory."""
 
 
-def profile_index(index_dir: Path, *, reads: int, clock: Clock, progress: ProgressReport) -> Manifest:
-    """Measures a complete index where it lies now and replaces the profile in its manifest, atomically. Returns that. Blocks.
+def profile_index(
+    index_dir: Path, *, reads: int, clock: Clock, progress: ProgressReport
+) -> Manifest:
+    """Measures a complete index where it lies now and replaces the profile in its manifest,
+    atomically. Returns that. Blocks.
 
-    Raises `ConfigError` where there is no index, no O_DIRECT or no disk, or another index has come in the meantime;
-    `CorruptionError` where it is damaged. Whoever has the index open keeps the profile that it read.
+    Raises `ConfigError` where there is no index, no O_DIRECT or no disk, or another index has come
+    in the meantime; `CorruptionError` where it is damaged. Whoever has the index open keeps the
+    profile that it read.
     """
     if reads < 1:
         raise ConfigError(
-            "indexer.profile_reads is 0: a profile needs at least one read of each cluster; give --reads 3"
+            "indexer.profile_reads is 0: a profile needs at least one read of each cluster; give "
+            "--reads 3"
         )
     manifest = read_manifest(index_dir)
     check_sizes(index_dir, manifest)
     extents = read_extents(index_dir, manifest)
     progress.start("reading clusters", reads * len(extents))
     try:
-        latencies_us = measure_reads(index_dir, extents, reads=reads, clock=clock, on_read=progress.advance)
+        latencies_us = measure_reads(
+            index_dir, extents, reads=reads, clock=clock, on_read=progress.advance
+        )
     except NoDirectReadError as error:
         raise ConfigError(
-            f"the file system of {index_dir} {error}, so that a read would measure memory; the profile stays as it "
+            f"the file system of {index_dir} {error}, so that a read would measure memory; the "
+            "profile stays as it "
             "was. Copy the index to a local disk (ext4, xfs), and profile it there"
         ) from error
     profiled = msgspec.structs.replace(manifest, read_latency_us=latencies_us)
     if read_manifest(index_dir) != manifest:
-        raise ConfigError(f"the index at {index_dir} was replaced while it was read; run the same command again")
+        raise ConfigError(
+            f"the index at {index_dir} was replaced while it was read; run the same command again"
+        )
     write_manifest(index_dir, profiled)
     return profiled
 
 
 def measure_reads(
-    folder: Path, extents: Sequence[ClusterExtent], *, reads: int, clock: Clock, on_read: Callable[[int], None]
+    folder: Path,
+    extents: Sequence[ClusterExtent],
+    *,
+    reads: int,
+    clock: Clock,
+    on_read: Callable[[int], None],
 ) -> tuple[int, ...]:
-    """Returns the median time of `reads` reads of each cluster, in microseconds, indexed by cluster; at least 1. Blocks.
+    """Returns the median time of `reads` reads of each cluster, in microseconds, indexed by
+    cluster; at least 1. Blocks.
 
-    Each round reads all clusters once, in a seeded order of its own: a cluster that was read a moment ago would come from the
-    disk's cache. Raises `NoDirectReadError` where the file system has no O_DIRECT or no disk, `CorruptionError` for a segment
-    that was cut short.
+    Each round reads all clusters once, in a seeded order of its own: a cluster that was read a
+    moment ago would come from the disk's cache. Raises `NoDirectReadError` where the file system
+    has no O_DIRECT or no disk, `CorruptionError` for a segment that was cut short.
     """
     segments = sorted({extent.segment for extent in extents})
     with ExitStack() as stack:
-        descriptors = {segment: _open(folder / segment_name(segment), stack) for segment in segments}
+        descriptors = {
+            segment: _open(folder / segment_name(segment), stack) for segment in segments
+        }
         buffer = stack.enter_context(mmap.mmap(-1, PIECE_BYTES))
         view = stack.enter_context(memoryview(buffer))
         times_us: list[list[int]] = [[] for _ in extents]

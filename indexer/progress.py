@@ -1,4 +1,6 @@
-"""How far a build or a verification is: a bar with rate and time left on a terminal, plain lines elsewhere."""
+"""How far a build or a verification is: a bar with rate and time left on a terminal, plain lines
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class ProgressReport(Protocol):
     """What a long piece of work tells about itself."""
 
     def start(self, step: str, total: int, done: int = 0) -> None:
-        """A step of `total` units begins, of which `done` were done in an earlier life; the step before it has ended."""
+        """A step of `total` units begins, of which `done` were done in an earlier life; the step
+        before it has ended.
+        """
         ...
 
     def advance(self, count: int) -> None:
@@ -54,7 +58,9 @@ class SilentProgress:
 
 
 class PlainProgress:
-    """Writes a line at the start and end of each step, and every few seconds in between: for logs."""
+    """Writes a line at the start and end of each step, and every few seconds in between: for
+    logs.
+    """
 
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console = console
@@ -66,7 +72,9 @@ class PlainProgress:
         """Begins a step."""
         self._step, self._total, self._done, self._resumed = step, total, done, done
         self._started_us = self._said_us = self._clock.now_us()
-        self._say(f"{step}: {done:,} of {total:,} were done before" if done else f"{step}: {total:,}")
+        self._say(
+            f"{step}: {done:,} of {total:,} were done before" if done else f"{step}: {total:,}"
+        )
 
     def advance(self, count: int) -> None:
         """Counts, and says so when the last line is old or this is the end."""
@@ -76,7 +84,11 @@ class PlainProgress:
         now_us = self._clock.now_us()
         if self._done >= self._total or now_us - self._said_us >= PLAIN_INTERVAL_US:
             self._said_us = now_us
-            self._say(describe_progress(self._step, self._done, self._total, self._resumed, now_us - self._started_us))
+            self._say(
+                describe_progress(
+                    self._step, self._done, self._total, self._resumed, now_us - self._started_us
+                )
+            )
 
     def note(self, text: str) -> None:
         """Writes the line."""
@@ -87,7 +99,9 @@ class PlainProgress:
 
 
 def describe_progress(step: str, done: int, total: int, resumed: int, elapsed_us: int) -> str:
-    """Returns a line such as "embedding: 1,024 of 3,000 (34 %), 85/s, 23 s left". `resumed` units cost no time in this life."""
+    """Returns a line such as "embedding: 1,024 of 3,000 (34 %), 85/s, 23 s left". `resumed` units
+    cost no time in this life.
+    """
     rate = (done - resumed) * 1_000_000 / elapsed_us if elapsed_us > 0 else 0.0
     left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
     speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
@@ -135,7 +149,10 @@ class BarProgress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Leaves the bars as they are."""
         self._bars.stop()

@@ -1,4 +1,6 @@
-"""Reading large files from front to back without leaving them in the page cache: memory is what the caller holds."""
+"""Reading large files from front to back without leaving them in the page cache: memory is what the
+caller holds.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _PAGE_BYTES = 4096
 
 
 class SequentialFile:
-    """A file that is read forward; what was read is dropped from the page cache. A context manager, for one thread."""
+    """A file that is read forward; what was read is dropped from the page cache. A context manager,
+    for one thread.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -27,7 +31,9 @@ class SequentialFile:
         _advise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def read_into(self, buffer: memoryview, offset_bytes: int) -> int:
-        """Fills `buffer` (of bytes) from `offset_bytes`, and lets the kernel read on. Returns what there was. Blocks."""
+        """Fills `buffer` (of bytes) from `offset_bytes`, and lets the kernel read on. Returns what
+        there was. Blocks.
+        """
         done = 0
         while done < len(buffer):
             count = os.preadv(self._descriptor, [buffer[done:]], offset_bytes + done)
@@ -47,7 +53,10 @@ class SequentialFile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Closes the file and drops what the kernel has read ahead."""
         _advise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

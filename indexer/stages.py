@@ -1,4 +1,6 @@
-"""The second half of a build, from vectors to a manifest: centroids, assignment, segments; each saved, none made twice."""
+"""The second half of a build, from vectors to a manifest: centroids, assignment, segments; each
+saved, none made twice.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def cluster_and_write(
     clock: Clock,
     progress: ProgressReport,
 ) -> Manifest:
-    """Returns the manifest of the finished index, not yet in place. Goes on after whatever an earlier life saved. Blocks."""
+    """Returns the manifest of the finished index, not yet in place. Goes on after whatever an
+    earlier life saved. Blocks.
+    """
     if settings.threads:
         faiss.omp_set_num_threads(settings.threads)
     _require_room_for_a_row(state, vectors.dimension)
@@ -42,7 +46,12 @@ def cluster_and_write(
     state, assignment = _ensure_assignment(workspace, state, vectors, centroids, progress)
     plan = plan_segments(state.identity, vectors.dimension, centroids, assignment)
     segments = write_clusters(
-        workspace.finished, vectors, assignment.clusters, plan, memory_bytes=settings.memory_bytes, progress=progress
+        workspace.finished,
+        vectors,
+        assignment.clusters,
+        plan,
+        memory_bytes=settings.memory_bytes,
+        progress=progress,
     )
     return finish(
         workspace.finished,
@@ -61,7 +70,9 @@ def _require_room_for_a_row(state: BuildState, dimension: int) -> None:
     try:
         choose_layout(dimension, state.identity.layout.vector_dtype)
     except ValueError as error:
-        raise ConfigError(f"{error}; take a model with shorter vectors, or --vector-dtype float16") from error
+        raise ConfigError(
+            f"{error}; take a model with shorter vectors, or --vector-dtype float16"
+        ) from error
 
 
 def _ensure_centroids(
@@ -81,13 +92,19 @@ def _ensure_centroids(
 
 
 def _ensure_assignment(
-    workspace: Workspace, state: BuildState, vectors: Vectors, centroids: Float32, progress: ProgressReport
+    workspace: Workspace,
+    state: BuildState,
+    vectors: Vectors,
+    centroids: Float32,
+    progress: ProgressReport,
 ) -> tuple[BuildState, Assignment]:
     if state.assignment is not None:
         content = workspace.load(ASSIGNMENT_NAME, state.assignment.crc32)
         if content is not None:
             progress.note(f"{vectors.row_count:,} rows were assigned before")
-            return state, Assignment(np.frombuffer(content, dtype="<i4"), state.assignment.vectors_digest)
+            return state, Assignment(
+                np.frombuffer(content, dtype="<i4"), state.assignment.vectors_digest
+            )
     progress.start("assigning", vectors.row_count)
     assignment = assign_rows(vectors, centroids, progress.advance)
     crc32 = workspace.save(ASSIGNMENT_NAME, bytes_of(assignment.clusters))

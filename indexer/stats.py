@@ -1,4 +1,6 @@
-"""What is in an index, in numbers: rows, clusters and how uneven they are, bytes, model, fingerprints."""
+"""What is in an index, in numbers: rows, clusters and how uneven they are, bytes, model,
+fingerprints.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 class IndexStats(msgspec.Struct, frozen=True, kw_only=True):
     """An index in numbers. `read_latency_us` is None where the clusters were not profiled.
 
-    `page_use` is the share of the segments that vectors and their row numbers fill. The factors are the largest and the
-    smallest cluster over the mean; `cluster_skew` is how many times the mean the cluster of a random passage has: 1 where all
-    are alike, and what a probe of it reads more than that.
+    `page_use` is the share of the segments that vectors and their row numbers fill. The factors are
+    the largest and the smallest cluster over the mean; `cluster_skew` is how many times the mean
+    the cluster of a random passage has: 1 where all are alike, and what a probe of it reads more
+    than that.
     """
 
     format: str
@@ -57,9 +60,11 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def index_stats(index_dir: Path) -> IndexStats:
-    """Returns the numbers of the index at `index_dir`, from its manifest and its extents. Does not read the clusters.
+    """Returns the numbers of the index at `index_dir`, from its manifest and its extents. Does not
+    read the clusters.
 
-    Raises `ConfigError` where there is no index of this format, `CorruptionError` where its small files are damaged.
+    Raises `ConfigError` where there is no index of this format, `CorruptionError` where its small
+    files are damaged.
     """
     manifest = read_manifest(index_dir)
     check_sizes(index_dir, manifest)
@@ -91,12 +96,16 @@ def index_stats(index_dir: Path) -> IndexStats:
         cluster_skew=round(sum(count * count for count in rows) / manifest.row_count / mean, 2),
         cluster_size_bytes=_spread([extent.size_bytes for extent in extents]),
         clusters_empty=rows.count(0),
-        read_latency_us=_spread(list(manifest.read_latency_us)) if manifest.read_latency_us else None,
+        read_latency_us=_spread(list(manifest.read_latency_us))
+        if manifest.read_latency_us
+        else None,
         files_bytes=files_bytes,
         size_bytes=sum(files_bytes.values()),
     )
 
 
 def _spread(numbers: list[int]) -> Spread:
-    low, median, high, top = (int(number) for number in np.percentile(numbers, (0, 50, 95, 100), method="lower"))
+    low, median, high, top = (
+        int(number) for number in np.percentile(numbers, (0, 50, 95, 100), method="lower")
+    )
     return Spread(min=low, p50=median, p95=high, max=top, mean=round(float(np.mean(numbers)), 1))

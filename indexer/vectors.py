@@ -1,4 +1,6 @@
-"""The vectors of a build: saved shard by shard as they are embedded, or in a file of precomputed ones."""
+"""The vectors of a build: saved shard by shard as they are embedded, or in a file of precomputed
+ones.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from indexer.plan import Shard
 from indexer.sequential import SequentialFile, bytes_of, drop_cached
 
 NORM_TOLERANCE = 1e-2
-"""Float16 components move the norm of a normalised vector by far less; anything beyond was not normalised."""
+"""Float16 components move the norm of a normalised vector by far less; anything beyond was not
+normalised.
+"""
 CHUNK_ROWS = 8192
 """Rows in memory at once while vectors are read: 12 MB at dimension 384."""
 
@@ -38,15 +42,24 @@ class RowFile(NamedTuple):
 
 
 class Vectors:
-    """Rows of (row_count, dimension) vectors in files that are read from front to back: a chunk is in memory, no more.
+    """Rows of (row_count, dimension) vectors in files that are read from front to back: a chunk is
+    in memory, no more.
 
-    Nothing stays in the page cache either, so that a pass over vectors larger than memory costs what the disk takes.
+    Nothing stays in the page cache either, so that a pass over vectors larger than memory costs
+    what the disk takes.
     """
 
     def __init__(
-        self, files: Sequence[RowFile], *, dimension: int, dtype: str = "<f4", are_normalised_again: bool = False
+        self,
+        files: Sequence[RowFile],
+        *,
+        dimension: int,
+        dtype: str = "<f4",
+        are_normalised_again: bool = False,
     ) -> None:
-        """`dtype`: "<f4" or "<f2". `are_normalised_again`: rows are brought back to length one, lost in rounding to float16."""
+        """`dtype`: "<f4" or "<f2". `are_normalised_again`: rows are brought back to length one,
+        lost in rounding to float16.
+        """
         self._files = files
         self._dtype = np.dtype(dtype)
         self._are_normalised_again = are_normalised_again
@@ -54,10 +67,11 @@ class Vectors:
         self.dimension = dimension
 
     def chunks(self, *, are_as_stored: bool = False) -> Iterator[tuple[int, Float32]]:
-        """Yields (first row, (n, dimension) float32) in order; n is `CHUNK_ROWS` in all but the last, whatever the files.
+        """Yields (first row, (n, dimension) float32) in order; n is `CHUNK_ROWS` in all but the
+        last, whatever the files.
 
-        The array is overwritten by the next one. `are_as_stored`: not normalised again. Blocks for the reads. Raises
-        `CorruptionError` where a file is too short.
+        The array is overwritten by the next one. `are_as_stored`: not normalised again. Blocks for
+        the reads. Raises `CorruptionError` where a file is too short.
         """
         is_normalised = self._are_normalised_again and not are_as_stored
         buffer = np.empty((min(CHUNK_ROWS, self.row_count), self.dimension), dtype=self._dtype)
@@ -75,21 +89,27 @@ class Vectors:
         if filled:
             yield first, _as_float32(buffer[:filled], is_normalised)
 
-    def _fill(self, source: SequentialFile, file: RowFile, row: int, rows: npt.NDArray[np.floating]) -> None:
+    def _fill(
+        self, source: SequentialFile, file: RowFile, row: int, rows: npt.NDArray[np.floating]
+    ) -> None:
         wanted = bytes_of(rows)
         offset_bytes = file.offset_bytes + row * self.dimension * self._dtype.itemsize
         if (found := source.read_into(wanted, offset_bytes)) != len(wanted):
             raise CorruptionError(
-                f"{file.path} ends at byte {offset_bytes + found}, in the middle of its vectors: it was changed during the "
-                "build; restore it and run the same command again",
+                f"{file.path} ends at byte {offset_bytes + found}, in the middle of its vectors: "
+                "it was changed during the build; restore it and run the same command again",
                 path=str(file.path),
                 offset_bytes=offset_bytes + found,
             )
 
     def gather(
-        self, rows: npt.NDArray[np.int64], taken: npt.NDArray[np.floating], on_rows: Callable[[int], None]
+        self,
+        rows: npt.NDArray[np.int64],
+        taken: npt.NDArray[np.floating],
+        on_rows: Callable[[int], None],
     ) -> None:
-        """Copies `rows`, distinct and in any order, to `taken`: (len(rows), dimension) float32 or float16 (rounded).
+        """Copies `rows`, distinct and in any order, to `taken`: (len(rows), dimension) float32 or
+        float16 (rounded).
 
         One pass over the files; calls `on_rows` with the rows of each chunk that went by. Blocks.
         """
@@ -105,7 +125,9 @@ class MemoryVectors(Vectors):
     """Rows that are in memory already; for benchmarks and tests that cluster as a build does."""
 
     def __init__(self, rows: Float32) -> None:
-        """`rows`: (row_count, dimension) float32, row-normalised; lent for as long as this is used."""
+        """`rows`: (row_count, dimension) float32, row-normalised; lent for as long as this is
+        used.
+        """
         super().__init__([], dimension=rows.shape[1])
         self._rows = rows
         self.row_count = len(rows)
@@ -129,22 +151,38 @@ def shard_path(folder: Path, shard: Shard) -> Path:
 
 
 def present_shards(folder: Path, shards: Sequence[Shard], dimension: int) -> frozenset[int]:
-    """Returns the numbers of the shards that are saved whole; a damaged one is not present. Reads them all, blocks."""
-    return frozenset(shard.number for shard in shards if _is_whole(shard_path(folder, shard), shard, dimension))
+    """Returns the numbers of the shards that are saved whole; a damaged one is not present. Reads
+    them all, blocks.
+    """
+    return frozenset(
+        shard.number for shard in shards if _is_whole(shard_path(folder, shard), shard, dimension)
+    )
 
 
 def _is_whole(path: Path, shard: Shard, dimension: int) -> bool:
-    if not path.is_file() or path.stat().st_size != (shard.stop - shard.start) * dimension * 4 + _TRAILER.size:
+    if (
+        not path.is_file()
+        or path.stat().st_size != (shard.stop - shard.start) * dimension * 4 + _TRAILER.size
+    ):
         return False
     content = path.read_bytes()
     drop_cached(path)
-    return _TRAILER.pack(zlib.crc32(memoryview(content)[: -_TRAILER.size])) == content[-_TRAILER.size :]
+    return (
+        _TRAILER.pack(zlib.crc32(memoryview(content)[: -_TRAILER.size]))
+        == content[-_TRAILER.size :]
+    )
 
 
 def embed_shards(
-    folder: Path, shards: Sequence[Shard], store: DocumentStore, embedder: Embedder, on_rows: Callable[[int], None]
+    folder: Path,
+    shards: Sequence[Shard],
+    store: DocumentStore,
+    embedder: Embedder,
+    on_rows: Callable[[int], None],
 ) -> None:
-    """Embeds and saves `shards`, each atomically; calls `on_rows` with the rows of each. Blocks for as long as it takes."""
+    """Embeds and saves `shards`, each atomically; calls `on_rows` with the rows of each. Blocks for
+    as long as it takes.
+    """
     for shard in shards:
         texts = [passage_text(document) for document in store.get(range(shard.start, shard.stop))]
         vectors = embedder.encode(texts)
@@ -161,7 +199,8 @@ def open_shards(folder: Path, shards: Sequence[Shard], dimension: int) -> Vector
 
 
 def open_precomputed(path: Path, row_count: int | None = None) -> Vectors:
-    """Returns the vectors of an .npy file: (row_count, dim) float16 or float32; float16 ones are normalised again.
+    """Returns the vectors of an .npy file: (row_count, dim) float16 or float32; float16 ones are
+    normalised again.
 
     `row_count` None: however many there are.
     Raises `ConfigError` where the file is something else. Looks at its header only.
@@ -172,17 +211,30 @@ def open_precomputed(path: Path, row_count: int | None = None) -> Vectors:
         raise ConfigError(
             f"cannot read the vectors {path} ({error}); give an .npy file of float16 or float32"
         ) from error
-    if not isinstance(loaded, np.memmap) or loaded.ndim != 2 or loaded.dtype not in (np.float16, np.float32):
-        shape = f"{loaded.dtype} {loaded.shape}" if isinstance(loaded, np.ndarray) else type(loaded).__name__
-        raise ConfigError(f"the vectors {path} are {shape}; expected float16 or float32 of shape (passages, dimension)")
+    if (
+        not isinstance(loaded, np.memmap)
+        or loaded.ndim != 2
+        or loaded.dtype not in (np.float16, np.float32)
+    ):
+        shape = (
+            f"{loaded.dtype} {loaded.shape}"
+            if isinstance(loaded, np.ndarray)
+            else type(loaded).__name__
+        )
+        raise ConfigError(
+            f"the vectors {path} are {shape}; expected float16 or float32 of shape (passages, "
+            "dimension)"
+        )
     if not loaded.flags.c_contiguous:
         raise ConfigError(
-            f"the vectors {path} are stored column by column; save them with numpy.save(path, numpy.ascontiguousarray(vectors))"
+            f"the vectors {path} are stored column by column; save them with numpy.save(path, "
+            "numpy.ascontiguousarray(vectors))"
         )
     if len(loaded) != (row_count or len(loaded)) or 0 in loaded.shape:
         raise ConfigError(
-            f"the vectors {path} have shape {loaded.shape} for {row_count or 'no'} accepted passages: they belong to another "
-            "corpus, or were made from bad lines too; make one vector for each passage, in the order of the corpus"
+            f"the vectors {path} have shape {loaded.shape} for {row_count or 'no'} accepted "
+            "passages: they belong to another corpus, or were made from bad lines too; make one "
+            "vector for each passage, in the order of the corpus"
         )
     return Vectors(
         [RowFile(path, int(loaded.offset), len(loaded))],
@@ -193,18 +245,23 @@ def open_precomputed(path: Path, row_count: int | None = None) -> Vectors:
 
 
 def check_stored(vectors: Vectors, source: str, on_rows: Callable[[int], None]) -> None:
-    """Raises `ConfigError` naming the first row that is not normalised as it is stored. One pass, blocks."""
+    """Raises `ConfigError` naming the first row that is not normalised as it is stored. One pass,
+    blocks.
+    """
     for first, chunk in vectors.chunks(are_as_stored=True):
         check_vectors(chunk, first, source)
         on_rows(len(chunk))
 
 
 def check_vectors(vectors: Float32, first_row: int, source: str) -> None:
-    """Raises `ConfigError` naming the first row whose vector is not of length one (or not finite)."""
+    """Raises `ConfigError` naming the first row whose vector is not of length one (or not
+    finite).
+    """
     norms = np.linalg.norm(vectors, axis=1)
     bad = np.flatnonzero(~(np.abs(norms - 1) <= NORM_TOLERANCE))
     if len(bad):
         raise ConfigError(
-            f"the vector of row {first_row + int(bad[0])} from {source} has length {norms[bad[0]]:.4g}, not 1; the index "
+            f"the vector of row {first_row + int(bad[0])} from {source} has length "
+            f"{norms[bad[0]]:.4g}, not 1; the index "
             "compares by inner product, so vectors must be normalised: divide each by its length"
         )

@@ -1,4 +1,6 @@
-"""Is every byte of an index as it was written? Reads all of it and lists what is not, without stopping at the first."""
+"""Is every byte of an index as it was written? Reads all of it and lists what is not, without
+stopping at the first.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ TABLES = (CENTROIDS_NAME, EXTENTS_NAME, OFFSETS_NAME)
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """What was read, and what is wrong with it, a sentence each; no problems: the index is whole."""
+    """What was read, and what is wrong with it, a sentence each; no problems: the index is
+    whole.
+    """
 
     problems: tuple[str, ...]
     cluster_count: int
@@ -65,7 +69,9 @@ def verify_index(index_dir: Path, progress: ProgressReport) -> VerifyReport:
 
 
 def _check_files(index_dir: Path, manifest: Manifest, progress: ProgressReport) -> list[str]:
-    """Sizes of all files; checksums of the tables. What they point to is sealed, page by page and document by document."""
+    """Sizes of all files; checksums of the tables. What they point to is sealed, page by page and
+    document by document.
+    """
     problems = []
     names = index_files(manifest.segment_count)
     progress.start("files", len(names))
@@ -111,7 +117,8 @@ def _check_clusters(index_dir: Path, manifest: Manifest, progress: ProgressRepor
         row = int(np.flatnonzero(seen != 1)[0])
         found = "more than one" if seen[row] else "none"
         problems.append(
-            f"{int((seen != 1).sum())} of {len(seen)} rows are not in exactly one cluster: row {row} is in {found}"
+            f"{int((seen != 1).sum())} of {len(seen)} rows are not in exactly one cluster: row "
+            f"{row} is in {found}"
         )
     return problems
 
@@ -124,7 +131,9 @@ def _check_segment(
     seen: npt.NDArray[np.uint8],
     progress: ProgressReport,
 ) -> list[str]:
-    """Reads a segment from front to back: its header and every page of every cluster; counts the rows in `seen`."""
+    """Reads a segment from front to back: its header and every page of every cluster; counts the
+    rows in `seen`.
+    """
     path, layout = index_dir / segment_name(segment), layout_of(manifest)
     problems = []
     try:
@@ -139,12 +148,18 @@ def _check_segment(
                 continue
             try:
                 pages = read_cluster(
-                    file.fileno(), extent, layout=layout, generation=manifest.generation, path=str(path)
+                    file.fileno(),
+                    extent,
+                    layout=layout,
+                    generation=manifest.generation,
+                    path=str(path),
                 )
                 problems += _check_rows(dense(pages), seen)
             except CorruptionError as error:
                 problems.append(str(error))
-            os.posix_fadvise(file.fileno(), extent.offset_bytes, extent.size_bytes, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(
+                file.fileno(), extent.offset_bytes, extent.size_bytes, os.POSIX_FADV_DONTNEED
+            )
             progress.advance(1)
     return problems
 
@@ -152,8 +167,13 @@ def _check_segment(
 def _check_rows(cluster: ClusterRows, seen: npt.NDArray[np.uint8]) -> list[str]:
     """Counts the rows of a cluster in `seen`; what is wrong with them."""
     problems = []
-    if cluster.rows.size and not (int(cluster.rows.min()) >= 0 and int(cluster.rows.max()) < len(seen)):
-        return [f"cluster {cluster.cluster} holds a row number that the index does not have ({len(seen)} rows)"]
+    if cluster.rows.size and not (
+        int(cluster.rows.min()) >= 0 and int(cluster.rows.max()) < len(seen)
+    ):
+        return [
+            f"cluster {cluster.cluster} holds a row number that the index does not have "
+            f"({len(seen)} rows)"
+        ]
     rows, counts = np.unique(cluster.rows, return_counts=True)
     # Counted to two, which is one too many, so that a byte a row will do.
     seen[rows] = np.minimum(seen[rows] + counts, 2)

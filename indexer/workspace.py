@@ -1,4 +1,6 @@
-"""The folder `.build` of an index under construction: state, saved work, finished files, a lock, and the move into place."""
+"""The folder `.build` of an index under construction: state, saved work, finished files, a lock,
+and the move into place.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,12 @@ SEGMENTS = "clusters*.seg"
 
 
 class Workspace:
-    """One build at a time in `index_dir`; a context manager that holds the lock. Raises `ConfigError` where it is taken.
+    """One build at a time in `index_dir`; a context manager that holds the lock. Raises
+    `ConfigError` where it is taken.
 
-    The files of the new index grow in `finished/`, beside an index that may be in use. `publish` moves them into place, the
-    manifest last; once `finished/` has a manifest, every later life only has to repeat that move.
+    The files of the new index grow in `finished/`, beside an index that may be in use. `publish`
+    moves them into place, the manifest last; once `finished/` has a manifest, every later life only
+    has to repeat that move.
     """
 
     def __init__(self, index_dir: Path) -> None:
@@ -46,7 +50,9 @@ class Workspace:
                 folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise ConfigError(f"cannot build in {self.index_dir}: {error.strerror}; give another --out") from error
+            raise ConfigError(
+                f"cannot build in {self.index_dir}: {error.strerror}; give another --out"
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -58,7 +64,10 @@ class Workspace:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Gives the lock back; what was built stays for the next life."""
         if self._lock is not None:
@@ -66,7 +75,9 @@ class Workspace:
             self._lock = None
 
     def read_state(self) -> BuildState | None:
-        """Returns the state of the build that was interrupted here, None where there was none that can be read."""
+        """Returns the state of the build that was interrupted here, None where there was none that
+        can be read.
+        """
         try:
             return msgspec.json.decode(self._state_path.read_bytes(), type=BuildState)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -74,7 +85,9 @@ class Workspace:
 
     def write_state(self, state: BuildState) -> None:
         """Remembers `state`. Atomic, durable."""
-        write_atomically(self._state_path, msgspec.json.format(msgspec.json.encode(state), indent=1))
+        write_atomically(
+            self._state_path, msgspec.json.format(msgspec.json.encode(state), indent=1)
+        )
 
     @property
     def has_leftovers(self) -> bool:
@@ -90,7 +103,9 @@ class Workspace:
                 path.unlink()
 
     def save(self, name: str, content: memoryview) -> int:
-        """Saves what a later life need not compute again; returns its checksum, for `load`. Atomic, durable."""
+        """Saves what a later life need not compute again; returns its checksum, for `load`. Atomic,
+        durable.
+        """
         write_atomically(self.folder / name, content)
         return zlib.crc32(content)
 
@@ -112,10 +127,11 @@ class Workspace:
         return True
 
     def publish(self) -> None:
-        """Moves the finished index into place and removes the workspace. May be repeated after a crash at any point.
+        """Moves the finished index into place and removes the workspace. May be repeated after a
+        crash at any point.
 
-        In the moment between the removal of the old manifest and the new one in its place there is no index here, so nobody
-        can open a mixture. Who has the old one open keeps it.
+        In the moment between the removal of the old manifest and the new one in its place there is
+        no index here, so nobody can open a mixture. Who has the old one open keeps it.
         """
         names = index_files(read_manifest(self.finished).segment_count)
         (self.index_dir / MANIFEST_NAME).unlink(missing_ok=True)
@@ -135,14 +151,17 @@ class Workspace:
     def is_published(self, state: BuildState | None) -> bool:
         """Whether the move into place was made and only the removal of the workspace is missing.
 
-        Its documents were here and are not any more, or not even its state is left; and there is an index.
+        Its documents were here and are not any more, or not even its state is left; and there is an
+        index.
         """
         documents_left = (self.finished / DOCUMENTS_NAME).is_file()
         moved = state is None or (state.documents is not None and not documents_left)
         return moved and not self.is_finished and (self.index_dir / MANIFEST_NAME).is_file()
 
     def remove(self) -> None:
-        """Removes the workspace; its state last, so that a life that is killed here is understood by the next."""
+        """Removes the workspace; its state last, so that a life that is killed here is understood
+        by the next.
+        """
         shutil.rmtree(self.shards, ignore_errors=True)
         shutil.rmtree(self.finished, ignore_errors=True)
         for path in self.folder.iterdir():

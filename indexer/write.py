@@ -1,4 +1,6 @@
-"""Writing what was decided: clusters into segments, the tables, and the manifest that declares the index complete."""
+"""Writing what was decided: clusters into segments, the tables, and the manifest that declares the
+index complete.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,11 @@ def documents_generation(corpus: CorpusIdentity) -> int:
     return generation_of(msgspec.json.encode(corpus))
 
 
-def plan_segments(identity: BuildIdentity, dimension: int, centroids: Float32, assignment: Assignment) -> Plan:
-    """Returns where each cluster will lie, and the seal: of all that the bytes depend on, and of nothing else.
+def plan_segments(
+    identity: BuildIdentity, dimension: int, centroids: Float32, assignment: Assignment
+) -> Plan:
+    """Returns where each cluster will lie, and the seal: of all that the bytes depend on, and of
+    nothing else.
 
     Raises `ValueError` where a row of `dimension` does not fit any page.
     """
@@ -78,20 +83,28 @@ def write_clusters(
     memory_bytes: int,
     progress: ProgressReport,
 ) -> dict[str, FileEntry]:
-    """Writes the segments that are not there yet, durably; rows of a cluster in the order of the corpus. Blocks.
+    """Writes the segments that are not there yet, durably; rows of a cluster in the order of the
+    corpus. Blocks.
 
-    Each pass reads all vectors once, front to back, and collects as many clusters as fit `memory_bytes`. Memory beside that:
-    12 bytes a row, and a chunk of vectors. Raises `ConfigError` where a cluster does not fit.
+    Each pass reads all vectors once, front to back, and collects as many clusters as fit
+    `memory_bytes`. Memory beside that: 12 bytes a row, and a chunk of vectors. Raises `ConfigError`
+    where a cluster does not fit.
     """
-    writer = SegmentWriter(folder, layout=plan.layout, generation=plan.generation, extents=plan.extents)
+    writer = SegmentWriter(
+        folder, layout=plan.layout, generation=plan.generation, extents=plan.extents
+    )
     if writer.next_cluster:
-        progress.note(f"{writer.next_cluster:,} of {len(plan.extents):,} clusters were written before")
+        progress.note(
+            f"{writer.next_cluster:,} of {len(plan.extents):,} clusters were written before"
+        )
     passes = _plan_passes(plan.layout, writer.remaining, memory_bytes)
     order = np.argsort(clusters, kind="stable")
     ends = np.cumsum([extent.row_count for extent in plan.extents])
     first = writer.next_cluster
     progress.start(
-        f"writing clusters, {len(passes)} passes (rows)" if len(passes) != 1 else "writing clusters (rows)",
+        f"writing clusters, {len(passes)} passes (rows)"
+        if len(passes) != 1
+        else "writing clusters (rows)",
         vectors.row_count * len(passes),
     )
     try:
@@ -109,13 +122,16 @@ def write_clusters(
     return entries
 
 
-def _plan_passes(layout: PageLayout, remaining: Sequence[ClusterExtent], memory_bytes: int) -> tuple[range, ...]:
+def _plan_passes(
+    layout: PageLayout, remaining: Sequence[ClusterExtent], memory_bytes: int
+) -> tuple[range, ...]:
     counts = [extent.row_count for extent in remaining]
     try:
         return plan_passes(layout, counts, memory_bytes=memory_bytes)
     except ValueError as error:
         raise ConfigError(
-            f"indexer.memory_bytes is {memory_bytes}, too little to write the largest cluster ({max(counts):,} rows); give at "
+            f"indexer.memory_bytes is {memory_bytes}, too little to write the largest cluster "
+            f"({max(counts):,} rows); give at "
             f"least {memory_min_bytes(layout, counts)}, or more and so smaller clusters (--nlist)"
         ) from error
 
@@ -135,7 +151,9 @@ def _write_pass(
     start = 0
     for extent in plan.extents[clusters.start : clusters.stop]:
         stop = start + extent.row_count
-        writer.append(extent.cluster, collected[start:stop].astype(np.float32, copy=False), rows[start:stop])
+        writer.append(
+            extent.cluster, collected[start:stop].astype(np.float32, copy=False), rows[start:stop]
+        )
         start = stop
         if not writer.remaining or writer.remaining[0].segment != extent.segment:
             drop_cached(folder / segment_name(extent.segment))
@@ -153,7 +171,9 @@ def finish(
     clock: Clock,
     progress: ProgressReport,
 ) -> Manifest:
-    """Writes centroids and extents, profiles the clusters, and writes the manifest last. Returns it. Blocks."""
+    """Writes centroids and extents, profiles the clusters, and writes the manifest last. Returns
+    it. Blocks.
+    """
     write_centroids(folder, centroids)
     write_extents(folder, plan.extents)
     names = index_files(len(segments))
@@ -164,7 +184,9 @@ def finish(
     fingerprint = centroids_fingerprint(centroids)
     manifest = Manifest(
         format=FORMAT,
-        index_version=index_version(started_us, files, identity.vectors.embedding_model, fingerprint),
+        index_version=index_version(
+            started_us, files, identity.vectors.embedding_model, fingerprint
+        ),
         dimension=centroids.shape[1],
         metric="inner_product",
         nlist=len(centroids),
@@ -193,21 +215,34 @@ def _entry(path: Path) -> FileEntry:
 
 
 def _profile(
-    folder: Path, extents: Sequence[ClusterExtent], reads: int, clock: Clock, progress: ProgressReport
+    folder: Path,
+    extents: Sequence[ClusterExtent],
+    reads: int,
+    clock: Clock,
+    progress: ProgressReport,
 ) -> tuple[int, ...]:
-    """The read latency of each cluster; nothing where it is not wanted, or cannot be measured here."""
+    """The read latency of each cluster; nothing where it is not wanted, or cannot be measured
+    here.
+    """
     if not reads:
         return ()
     progress.start("profiling reads", reads * len(extents))
     try:
         return measure_reads(folder, extents, reads=reads, clock=clock, on_read=progress.advance)
     except NoDirectReadError as error:
-        progress.note(f"no read profile: the file system of {folder} {error}, so that a read would measure memory")
+        progress.note(
+            f"no read profile: the file system of {folder} {error}, so that a read would measure "
+            "memory"
+        )
         return ()
 
 
-def index_version(started_us: int, files: dict[str, FileEntry], embedding_model: str, fingerprint: str) -> str:
-    """Returns such as "2026-11-21T10:00Z-7f3a91c2": when the build began, and a hash of what the index holds."""
+def index_version(
+    started_us: int, files: dict[str, FileEntry], embedding_model: str, fingerprint: str
+) -> str:
+    """Returns such as "2026-11-21T10:00Z-7f3a91c2": when the build began, and a hash of what the
+    index holds.
+    """
     digest = hashlib.sha256(f"{embedding_model}\0{fingerprint}".encode())
     for name in sorted(files):
         digest.update(f"\0{name}\0{files[name].size_bytes}\0{files[name].crc32}".encode())

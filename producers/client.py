@@ -35,7 +35,9 @@ Event = Answer | PartialAnswer | Exception
 
 @dataclass(kw_only=True)
 class _Ask:
-    """One `ask` in flight. Everything but `loop` and `events` is touched under the client's lock."""
+    """One `ask` in flight. Everything but `loop` and `events` is touched under the client's
+    lock.
+    """
 
     loop: asyncio.AbstractEventLoop
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
@@ -43,15 +45,19 @@ class _Ask:
     partial: PartialText | None = None
 
     def put(self, event: Event) -> None:
-        """Hands an event to the task that asked, from any thread; a loop that is closed wants nothing any more."""
+        """Hands an event to the task that asked, from any thread; a loop that is closed wants
+        nothing any more.
+        """
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
 
 
 class Client:
-    """Publishes questions and waits for their answers. Many asks at once share one connection and one reader.
+    """Publishes questions and waits for their answers. Many asks at once share one connection and
+    one reader.
 
-    Open it with `async with`; it may be used from tasks of that event loop. It needs the base install only.
+    Open it with `async with`; it may be used from tasks of that event loop. It needs the base
+    install only.
     """
 
     def __init__(
@@ -65,7 +71,9 @@ class Client:
         """Takes the brokers as `bootstrap`, or as `kafka` settings where they need security."""
         if bootstrap is not None and kafka is not None:
             raise ConfigError("give either `bootstrap` or `kafka`: both name brokers")
-        self._kafka = kafka or (KafkaSettings(bootstrap=bootstrap) if bootstrap is not None else KafkaSettings())
+        self._kafka = kafka or (
+            KafkaSettings(bootstrap=bootstrap) if bootstrap is not None else KafkaSettings()
+        )
         self._settings = settings or ClientSettings()
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
@@ -77,8 +85,11 @@ class Client:
         self._lost_first: PublishError | None = None
 
     async def __aenter__(self) -> Self:
-        """Connects. Raises `ConfigError` when no broker answers in time or the topics are not there."""
-        # The producer first: an idempotent one needs about half a second before it can send, the reader's start hides some.
+        """Connects. Raises `ConfigError` when no broker answers in time or the topics are not
+        there.
+        """
+        # The producer first: an idempotent one needs about half a second before it can send, the
+        # reader's start hides some.
         publisher = Publisher(self._kafka, self._settings)
         reader = AnswerReader(self._kafka, self._settings, self._arrived)
         try:
@@ -90,7 +101,10 @@ class Client:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Waits for acknowledgements of what was published (not for answers), and disconnects."""
         publisher, reader = self._publisher, self._reader
@@ -107,10 +121,11 @@ class Client:
         deadline_s: float | None = None,
         **question: Unpack[QuestionArgs],
     ) -> str:
-        """Publishes a question and returns its id once the brokers have it. `question`: see `QuestionArgs`.
+        """Publishes a question and returns its id once the brokers have it. `question`: see
+        `QuestionArgs`.
 
-        `deadline_s`: seconds from now after which nobody wants the answer. Raises `RecordError`, `RecordTooLarge`,
-        `PublishError`.
+        `deadline_s`: seconds from now after which nobody wants the answer. Raises `RecordError`,
+        `RecordTooLarge`, `PublishError`.
         """
         record = self._record(text, deadline_s, question)
         loop = asyncio.get_running_loop()
@@ -131,21 +146,31 @@ class Client:
         deadline_s: float | None = None,
         **question: Unpack[QuestionArgs],
     ) -> str:
-        """As `publish`, but returns before the brokers have the question; `flush` tells what became of it."""
+        """As `publish`, but returns before the brokers have the question; `flush` tells what became
+        of it.
+        """
         record = self._record(text, deadline_s, question)
         self._opened(self._publisher).send(record, self._delivered)
         return record.query_id
 
     async def flush(self, timeout_s: float = 30.0) -> None:
-        """Waits until all that was published is acknowledged. Raises `PublishError` when something was not."""
+        """Waits until all that was published is acknowledged. Raises `PublishError` when something
+        was not.
+        """
         publisher = self._opened(self._publisher)
         waiting = await asyncio.to_thread(publisher.flush, timeout_s)
         with self._lock:
-            lost_count, first, self._lost_count, self._lost_first = self._lost_count, self._lost_first, 0, None
+            lost_count, first, self._lost_count, self._lost_first = (
+                self._lost_count,
+                self._lost_first,
+                0,
+                None,
+            )
         if waiting or lost_count:
             why = f" The first: {first}" if first else ""
             raise PublishError(
-                f"{lost_count} questions failed and {waiting} are unacknowledged after {timeout_s:g} s.{why}"
+                f"{lost_count} questions failed and {waiting} are unacknowledged after "
+                f"{timeout_s:g} s.{why}"
             )
 
     async def ask(
@@ -155,10 +180,12 @@ class Client:
         timeout_s: float | None = None,
         **question: Unpack[QuestionArgs],
     ) -> Answer:
-        """Publishes a question and returns its own terminal answer, whatever its status (`raise_for_status` is strict).
+        """Publishes a question and returns its own terminal answer, whatever its status
+        (`raise_for_status` is strict).
 
-        `timeout_s` also travels as the deadline, so that services drop what comes too late. Arguments as for `publish`.
-        Raises `AnswerTimeout`, `PublishError`, `RecordError`, `RecordTooLarge`; `RetryableError` beyond `client.asks_max`.
+        `timeout_s` also travels as the deadline, so that services drop what comes too late.
+        Arguments as for `publish`. Raises `AnswerTimeout`, `PublishError`, `RecordError`,
+        `RecordTooLarge`; `RetryableError` beyond `client.asks_max`.
         """
         async with aclosing(self._events(text, timeout_s, question, stream=False)) as events:
             async for event in events:
@@ -173,10 +200,11 @@ class Client:
         timeout_s: float | None = None,
         **question: Unpack[QuestionArgs],
     ) -> AsyncGenerator[PartialAnswer | Answer, None]:
-        """As `ask`, yielding pieces of the answer as they are written, and the terminal answer last.
+        """As `ask`, yielding pieces of the answer as they are written, and the terminal answer
+        last.
 
-        Pieces are best effort: some or all may be missing. A piece with another `generation_id` than the one before
-        discards the text so far. Only the terminal answer counts.
+        Pieces are best effort: some or all may be missing. A piece with another `generation_id`
+        than the one before discards the text so far. Only the terminal answer counts.
         """
         await asyncio.to_thread(self._opened(self._reader).follow_partials)
         async with aclosing(self._events(text, timeout_s, question, stream=True)) as events:
@@ -193,7 +221,9 @@ class Client:
     ) -> AsyncGenerator[PartialAnswer | Answer, None]:
         within_s = self._settings.answer_timeout_ms / 1_000 if timeout_s is None else timeout_s
         if not 0 < within_s < float("inf"):
-            raise ConfigError(f"timeout_s is {within_s}: an ask needs a time above 0 within which it ends")
+            raise ConfigError(
+                f"timeout_s is {within_s}: an ask needs a time above 0 within which it ends"
+            )
         loop = asyncio.get_running_loop()
         until = loop.time() + within_s
         record = self._record(text, within_s, question)
@@ -207,7 +237,9 @@ class Client:
                     event = await asyncio.wait_for(ask.events.get(), until - loop.time())
                 except TimeoutError:
                     partition, offset = ask.place or (None, None)
-                    raise AnswerTimeout(record.query_id, within_s, partition=partition, offset=offset) from None
+                    raise AnswerTimeout(
+                        record.query_id, within_s, partition=partition, offset=offset
+                    ) from None
                 if isinstance(event, Exception):
                     raise event
                 yield event
@@ -236,15 +268,17 @@ class Client:
         with self._lock:
             if len(self._expected) >= self._settings.asks_max:
                 raise RetryableError(
-                    f"{len(self._expected)} questions wait for answers already; nothing was sent. Ask fewer at once, or raise"
-                    " client.asks_max"
+                    f"{len(self._expected)} questions wait for answers already; nothing was sent. "
+                    "Ask fewer at once, or raise client.asks_max"
                 )
             ticket = self._expected.expect(query_id)
             self._asks[ticket] = ask
             return ticket
 
     def _delivered(self, place: Place | None, error: PublishError | None) -> None:
-        """The brokers' word on a question of `publish_nowait`; called from the publisher's thread."""
+        """The brokers' word on a question of `publish_nowait`; called from the publisher's
+        thread.
+        """
         if error is not None:
             with self._lock:
                 self._lost_count += 1
@@ -262,17 +296,24 @@ class Client:
             ask.put(event)
 
     def _arrived(self, topic: str, key: bytes, value: bytes, headers: Headers) -> None:
-        """A record of the answers' topics; called from the reader's thread. Most are somebody else's: the key tells."""
+        """A record of the answers' topics; called from the reader's thread. Most are somebody
+        else's: the key tells.
+        """
         query_id = key.decode(errors="replace")
         with self._lock:
             if not self._expected.wants(query_id):
                 return
         record: Answer | PartialAnswer
         try:
-            record = decode(Answer, value, headers) if topic == ANSWERS.name else decode(PartialAnswer, value, headers)
+            record = (
+                decode(Answer, value, headers)
+                if topic == ANSWERS.name
+                else decode(PartialAnswer, value, headers)
+            )
         except RecordError as error:
             failure = ConfigError(
-                f"the answer to {query_id} cannot be read by this client ({error}): are versions mixed?"
+                f"the answer to {query_id} cannot be read by this client ({error}): are versions "
+                "mixed?"
             )
             with self._lock:
                 asks = [self._asks[ticket] for ticket in self._expected.tickets(query_id)]
@@ -298,8 +339,12 @@ class Client:
 
 
 def _call(
-    loop: asyncio.AbstractEventLoop, function: Callable[[PublishError | None], None], error: PublishError | None
+    loop: asyncio.AbstractEventLoop,
+    function: Callable[[PublishError | None], None],
+    error: PublishError | None,
 ) -> None:
-    """Calls `function` in its event loop, from another thread; a loop that is closed wants nothing any more."""
+    """Calls `function` in its event loop, from another thread; a loop that is closed wants nothing
+    any more.
+    """
     if not loop.is_closed():
         loop.call_soon_threadsafe(function, error)

@@ -1,4 +1,6 @@
-"""What can go wrong between a caller and the log, in words: each error says what it means and what to do."""
+"""What can go wrong between a caller and the log, in words: each error says what it means and what
+to do.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +9,37 @@ from schemas.answer import Answer
 
 
 class AnswerTimeout(RetryableError):
-    """The answer did not come in time. The question is published and may still be answered; `query_id` names it."""
+    """The answer did not come in time. The question is published and may still be answered;
+    `query_id` names it.
+    """
 
     def __init__(
-        self, query_id: str, timeout_s: float, *, partition: int | None = None, offset: int | None = None
+        self,
+        query_id: str,
+        timeout_s: float,
+        *,
+        partition: int | None = None,
+        offset: int | None = None,
     ) -> None:
-        where = f"partition {partition}, offset {offset}" if offset is not None else "its place not yet acknowledged"
+        where = (
+            f"partition {partition}, offset {offset}"
+            if offset is not None
+            else "its place not yet acknowledged"
+        )
         super().__init__(
-            f"no answer to query {query_id} within {timeout_s:g} s. The question is in rag.queries.v1 ({where}); its deadline"
-            " has passed, so the services drop it or answer `expired`. `carpool status` shows which service is down or lags;"
-            " ask again with a longer timeout."
+            f"no answer to query {query_id} within {timeout_s:g} s. The question is in "
+            f"rag.queries.v1 ({where}); its deadline has passed, so the services drop it or answer "
+            "`expired`. `carpool status` shows which service is down or lags; ask again with a "
+            "longer timeout."
         )
         self.query_id = query_id
         self.timeout_s = timeout_s
 
 
 class PublishError(RetryableError):
-    """The brokers did not take a question: it is not in the log, and publishing again makes no duplicate answer."""
+    """The brokers did not take a question: it is not in the log, and publishing again makes no
+    duplicate answer.
+    """
 
 
 class RecordTooLarge(CarpoolError):
@@ -31,15 +47,17 @@ class RecordTooLarge(CarpoolError):
 
     def __init__(self, size_bytes: int, bytes_max: int) -> None:
         super().__init__(
-            f"the question is {size_bytes} bytes as a record; at most {bytes_max} are accepted, so it was not sent. Shorten its"
-            " text, or send a vector of fewer dimensions."
+            f"the question is {size_bytes} bytes as a record; at most {bytes_max} are accepted, so "
+            "it was not sent. Shorten its text, or send a vector of fewer dimensions."
         )
         self.size_bytes = size_bytes
         self.bytes_max = bytes_max
 
 
 class AnswerFailed(CarpoolError):
-    """The terminal answer is not `ok`; `answer` is the record, `retryable` whether asking again may help."""
+    """The terminal answer is not `ok`; `answer` is the record, `retryable` whether asking again may
+    help.
+    """
 
     def __init__(self, answer: Answer) -> None:
         why = answer.error.message if answer.error is not None else "no reason was given"

@@ -1,4 +1,6 @@
-"""The load generator: questions sent at their intended times, whether or not earlier ones were answered."""
+"""The load generator: questions sent at their intended times, whether or not earlier ones were
+answered.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Sender(Protocol):
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """One question that was sent, in epoch microseconds. Latency counts from `intended_us`, not from when we got to it."""
+    """One question that was sent, in epoch microseconds. Latency counts from `intended_us`, not
+    from when we got to it.
+    """
 
     query_id: str
     row: int
@@ -53,8 +57,8 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a load. `behind_ms_max`: the latest that a question left; when it is large, this machine was too slow
-    to offer the rate. `run_id` begins the id of each question.
+    """What became of a load. `behind_ms_max`: the latest that a question left; when it is large,
+    this machine was too slow to offer the rate. `run_id` begins the id of each question.
     """
 
     run_id: str
@@ -71,8 +75,8 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
 class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to send besides the questions' text and vectors.
 
-    `deadline_s` counts from the intended time. `keep_ids` publishes the ids of the file; otherwise each question gets
-    an id of its own, so that rows which are sent again are told apart.
+    `deadline_s` counts from the intended time. `keep_ids` publishes the ids of the file; otherwise
+    each question gets an id of its own, so that rows which are sent again are told apart.
     """
 
     embedding_model: str | None = None
@@ -120,10 +124,11 @@ def run_load(
     sleep: Callable[[float], None] = time.sleep,
     flush_timeout_s: float = 30.0,
 ) -> LoadSummary:
-    """Sends `questions`, over and over, at `times_us` (see `producers.arrivals`); returns when all are acknowledged.
+    """Sends `questions`, over and over, at `times_us` (see `producers.arrivals`); returns when all
+    are acknowledged.
 
-    Blocks. A question that cannot be sent is counted, never retried, and never holds up the next. Callbacks come from the
-    calling thread.
+    Blocks. A question that cannot be sent is counted, never retried, and never holds up the next.
+    Callbacks come from the calling thread.
     """
     run_id = plan.run_id or uuid.uuid4().hex[:8]
     books = _Books()
@@ -159,7 +164,11 @@ def run_load(
         else:
             sent += 1
             if on_sent is not None:
-                on_sent(Sent(query_id=record.query_id, row=row, intended_us=intended_us, sent_us=sent_us))
+                on_sent(
+                    Sent(
+                        query_id=record.query_id, row=row, intended_us=intended_us, sent_us=sent_us
+                    )
+                )
         if on_progress is not None:
             on_progress(progress())
     unacknowledged = sender.flush(flush_timeout_s)
@@ -187,5 +196,7 @@ def _record(question: Question, plan: LoadPlan, query_id: str, intended_us: int)
     }
     if question.vector is not None:
         arguments |= {"vector": question.vector, "embedding_model": plan.embedding_model}
-    deadline_ms = None if plan.deadline_s is None else intended_us // 1_000 + int(plan.deadline_s * 1_000)
+    deadline_ms = (
+        None if plan.deadline_s is None else intended_us // 1_000 + int(plan.deadline_s * 1_000)
+    )
     return build_record(question.text, deadline_ms=deadline_ms, now_us=intended_us, **arguments)

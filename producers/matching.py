@@ -1,7 +1,8 @@
 """Which answer is mine? Answers are matched to the record that was published, not to its id alone.
 
-An id may be published twice, and a reader may see older answers again; each answer names its input record (`source`), so
-a waiter takes only the answer to its own. State machines, without Kafka, threads or clock.
+An id may be published twice, and a reader may see older answers again; each answer names its input
+record (`source`), so a waiter takes only the answer to its own. State machines, without Kafka,
+threads or clock.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from schemas.answer import Answer, PartialAnswer
 Ticket = NewType("Ticket", int)
 
 HELD_MAX = 16
-"""Answers kept for one waiter whose record is not acknowledged yet; an id is not published this often in a millisecond."""
+"""Answers kept for one waiter whose record is not acknowledged yet; an id is not published this
+often in a millisecond.
+"""
 
 Place = tuple[int, int]
 """Partition and offset of the published record."""
@@ -58,7 +61,9 @@ class Expectations:
         return tuple(self._by_id.get(query_id, ()))
 
     def placed(self, ticket: Ticket, place: Place | None) -> Answer | None:
-        """Says where the question was written (None: the broker did not tell); returns its answer if that is here already."""
+        """Says where the question was written (None: the broker did not tell); returns its answer
+        if that is here already.
+        """
         waiter = self._waiters.get(ticket)
         if waiter is None:
             return None
@@ -89,7 +94,9 @@ class Expectations:
 
     def check_integrity(self) -> None:
         """Asserts that both indexes hold the same waiters, and bounds are kept."""
-        listed = [(query_id, ticket) for query_id, tickets in self._by_id.items() for ticket in tickets]
+        listed = [
+            (query_id, ticket) for query_id, tickets in self._by_id.items() for ticket in tickets
+        ]
         assert sorted(ticket for _, ticket in listed) == sorted(self._waiters)
         assert all(self._waiters[ticket].query_id == query_id for query_id, ticket in listed)
         assert all(len(waiter.held) <= HELD_MAX for waiter in self._waiters.values())
@@ -102,7 +109,9 @@ def _answers(answer: Answer, waiter: _Waiter) -> bool:
 
 
 class PartialText:
-    """The text so far, out of pieces that may be repeated, late or lost: a new generation discards the one before."""
+    """The text so far, out of pieces that may be repeated, late or lost: a new generation discards
+    the one before.
+    """
 
     def __init__(self) -> None:
         self.text = ""
@@ -111,7 +120,9 @@ class PartialText:
         self._seq = -1
 
     def add(self, piece: PartialAnswer) -> bool:
-        """Takes a piece; returns whether it is news (False: repeated, late, or of a generation that was left)."""
+        """Takes a piece; returns whether it is news (False: repeated, late, or of a generation that
+        was left).
+        """
         if piece.generation_id in self._left:
             return False
         if piece.generation_id != self.generation_id:

@@ -1,4 +1,6 @@
-"""Writing questions to the topic of their priority class over librdkafka, with the broker's acknowledgement for each."""
+"""Writing questions to the topic of their priority class over librdkafka, with the broker's
+acknowledgement for each.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ from producers.questioning import QueryRecord
 from producers.settings import ClientSettings
 
 LOGGER = logging.getLogger("carpool.client")
-LOGGER.addHandler(logging.NullHandler())  # librdkafka's log lines go where the application sends them, or nowhere
+LOGGER.addHandler(
+    logging.NullHandler()
+)  # librdkafka's log lines go where the application sends them, or nowhere
 
 Placed = Callable[["Place | None", PublishError | None], None]
 Place = tuple[int, int]
 
 
 class Publisher:
-    """A Kafka producer of questions. Thread-safe. A thread of its own serves acknowledgements, which call `on_placed`."""
+    """A Kafka producer of questions. Thread-safe. A thread of its own serves acknowledgements,
+    which call `on_placed`.
+    """
 
     def __init__(self, kafka: KafkaSettings, client: ClientSettings) -> None:
         self._producer = confluent_kafka.Producer(
@@ -38,17 +44,23 @@ class Publisher:
         self._thread.start()
 
     def send(self, record: QueryRecord, on_placed: Placed) -> None:
-        """Queues a question; does not block. `on_placed` is called once, from another thread, with the record's partition
-        and offset (None: the broker did not tell), or with the error. Raises `PublishError` when the queue is full.
+        """Queues a question; does not block. `on_placed` is called once, from another thread, with
+        the record's partition and offset (None: the broker did not tell), or with the error. Raises
+        `PublishError` when the queue is full.
         """
 
-        def delivered(error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
+        def delivered(
+            error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message
+        ) -> None:
             if error is not None:
                 on_placed(None, _publish_error(error))
                 return
             partition, offset = message.partition(), message.offset()
             on_placed(
-                (partition, offset) if partition is not None and offset is not None and offset >= 0 else None, None
+                (partition, offset)
+                if partition is not None and offset is not None and offset >= 0
+                else None,
+                None,
             )
 
         try:
@@ -61,8 +73,8 @@ class Publisher:
             )
         except BufferError:
             raise PublishError(
-                "the queue of unsent questions is full: the brokers take them more slowly than they come. Nothing was sent;"
-                " send more slowly, or raise client.queue_kib"
+                "the queue of unsent questions is full: the brokers take them more slowly than "
+                "they come. Nothing was sent; send more slowly, or raise client.queue_kib"
             ) from None
         except confluent_kafka.KafkaException as error:
             raise _publish_error(error.args[0]) from error
@@ -90,9 +102,10 @@ class Publisher:
 def _publish_error(error: confluent_kafka.KafkaError) -> PublishError:
     if error.fatal():
         return PublishError(
-            f"the Kafka producer cannot go on ({error.str()}): was the broker started anew? Open a new client."
+            f"the Kafka producer cannot go on ({error.str()}): was the broker started anew? Open a "
+            "new client."
         )
     return PublishError(
-        f"the brokers did not take the question ({error.str()}): it is not known to be in its topic. Check that the brokers"
-        " are up (`carpool topics list`), and publish again."
+        f"the brokers did not take the question ({error.str()}): it is not known to be in its "
+        "topic. Check that the brokers are up (`carpool topics list`), and publish again."
     )

@@ -1,4 +1,6 @@
-"""From what a caller says to the record that is published: one place that builds, checks and encodes a query."""
+"""From what a caller says to the record that is published: one place that builds, checks and
+encodes a query.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ Priority = int | Literal["batch"]
 class QuestionArgs(TypedDict, total=False):
     """What may be said of a question besides its text. What is left out is the services' default.
 
-    `vector`: (dim,) float32, L2-normalised, as little-endian bytes or as numbers, with the fingerprint of the
-    `embedding_model` that made it. `query_id`: a new UUIDv4 where it is left out. `priority`: lower is sooner; "batch" has
-    time: it goes to a topic of its own, and others overtake it. `tenant`: who asks; tenants take turns. `headers` that are
-    passed on to the answer: traceparent, tracestate, correlation_id, reply_to.
+    `vector`: (dim,) float32, L2-normalised, as little-endian bytes or as numbers, with the
+    fingerprint of the `embedding_model` that made it. `query_id`: a new UUIDv4 where it is left
+    out. `priority`: lower is sooner; "batch" has time: it goes to a topic of its own, and others
+    overtake it. `tenant`: who asks; tenants take turns. `headers` that are passed on to the answer:
+    traceparent, tracestate, correlation_id, reply_to.
     """
 
     vector: Vector | None
@@ -53,16 +56,24 @@ class QueryRecord:
 
 
 def build_record(
-    text: str | None, *, deadline_ms: int | None = None, now_us: int, **question: Unpack[QuestionArgs]
+    text: str | None,
+    *,
+    deadline_ms: int | None = None,
+    now_us: int,
+    **question: Unpack[QuestionArgs],
 ) -> QueryRecord:
     """Returns the record of a question; `deadline_ms` is in epoch milliseconds.
 
-    Raises `RecordError` that names the field when the services would refuse it, `RecordTooLarge` when it is over
-    `QUERY_BYTES_MAX`, `TypeError` when a name is not one of `QuestionArgs`.
+    Raises `RecordError` that names the field when the services would refuse it, `RecordTooLarge`
+    when it is over `QUERY_BYTES_MAX`, `TypeError` when a name is not one of `QuestionArgs`.
     """
     if unknown := sorted(set(question) - QuestionArgs.__annotations__.keys()):
         raise TypeError(f"a question has no {', '.join(unknown)}")
-    query_id, vector, priority = question.get("query_id"), question.get("vector"), question.get("priority", 0)
+    query_id, vector, priority = (
+        question.get("query_id"),
+        question.get("vector"),
+        question.get("priority", 0),
+    )
     query = Query(
         query_id=query_id if query_id is not None else str(uuid.uuid4()),
         text=text,
@@ -75,9 +86,13 @@ def build_record(
         conversation_id=question.get("conversation_id"),
         generation=question.get("generation"),
     )
-    passed_on: Headers = tuple((name, text.encode()) for name, text in (question.get("headers") or {}).items())
+    passed_on: Headers = tuple(
+        (name, text.encode()) for name, text in (question.get("headers") or {}).items()
+    )
     tenant = question.get("tenant")
-    value, headers = encode(query, event_id=query.query_id, source=SOURCE_NAME, time_us=now_us, passed_on=passed_on)
+    value, headers = encode(
+        query, event_id=query.query_id, source=SOURCE_NAME, time_us=now_us, passed_on=passed_on
+    )
     if len(value) > QUERY_BYTES_MAX:
         raise RecordTooLarge(len(value), QUERY_BYTES_MAX)
     if tenant is not None:

@@ -1,4 +1,6 @@
-"""Questions out of files: JSON lines (`id`, `text`), gzip or not, and vectors from `.npy` without NumPy."""
+"""Questions out of files: JSON lines (`id`, `text`), gzip or not, and vectors from `.npy` without
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _NPY_MAGIC = b"\x93NUMPY"
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a file of questions. `at_ms`: when it was asked, for a recorded load. Other fields are ignored."""
+    """One row of a file of questions. `at_ms`: when it was asked, for a recorded load. Other fields
+    are ignored.
+    """
 
     id: str | int | None = None
     text: str | None = None
@@ -29,7 +33,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_questions(path: Path, limit: int | None = None) -> tuple[Question, ...]:
-    """Returns the questions of a file: `.jsonl` or `.jsonl.gz` with `text` and perhaps `id`, or plain text, one a line.
+    """Returns the questions of a file: `.jsonl` or `.jsonl.gz` with `text` and perhaps `id`, or
+    plain text, one a line.
 
     Blank lines are passed over. Raises `ConfigError` that names the line.
     """
@@ -42,12 +47,15 @@ def read_questions(path: Path, limit: int | None = None) -> tuple[Question, ...]
                 if limit is not None and len(questions) >= limit:
                     break
                 if line.strip():
-                    questions.append(decoder.decode(line) if is_json else Question(text=line.decode().strip()))
+                    questions.append(
+                        decoder.decode(line) if is_json else Question(text=line.decode().strip())
+                    )
                     if not questions[-1].text:
                         raise ConfigError(f"{path}:{number}: the question has no `text`")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path}:{number}: not a question: {error}; a line is like {{'id': 'q-1', 'text': '...'}}"
+            f"{path}:{number}: not a question: {error}; a line is like "
+            f"{{'id': 'q-1', 'text': '...'}}"
         ) from error
     except (OSError, EOFError) as error:
         raise ConfigError(f"cannot read questions from {path}: {error}") from error
@@ -61,9 +69,11 @@ def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 
 class Vectors(Sequence[bytes]):
-    """The rows of a `.npy` file, (rows, dim) float16, float32 or float64 in C order, each as little-endian float32 bytes.
+    """The rows of a `.npy` file, (rows, dim) float16, float32 or float64 in C order, each as
+    little-endian float32 bytes.
 
-    The file is mapped, not read: a row costs what it holds. Raises `ConfigError` when the file is something else.
+    The file is mapped, not read: a row costs what it holds. Raises `ConfigError` when the file is
+    something else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -80,37 +90,54 @@ class Vectors(Sequence[bytes]):
         shape, dtype = _SHAPE.search(header), _DTYPE.search(header)
         if shape is None or dtype is None or "'fortran_order': False" not in header:
             raise ConfigError(
-                f"{path} must hold (rows, dim) little-endian floats in C order; its header is {header.strip()}"
+                f"{path} must hold (rows, dim) little-endian floats in C order; its header is "
+                f"{header.strip()}"
             )
         self._rows, self.dim = int(shape[1]), int(shape[2])
         self._item_size = int(dtype[1])
         self._format = f"<{self.dim}{ {2: 'e', 4: 'f', 8: 'd'}[self._item_size] }"
         self._start = 8 + width + header_size
         if len(self._bytes) < self._start + self._rows * self.dim * self._item_size:
-            raise ConfigError(f"{path} is cut short: its header promises {self._rows} rows of {self.dim}")
+            raise ConfigError(
+                f"{path} is cut short: its header promises {self._rows} rows of {self.dim}"
+            )
 
     def __len__(self) -> int:
         """Returns the number of rows."""
         return self._rows
 
     def __getitem__(self, index: int) -> bytes:  # type: ignore[override]
-        """Returns row `index` as `4 * dim` bytes of little-endian float32. Raises `IndexError` past the end."""
+        """Returns row `index` as `4 * dim` bytes of little-endian float32. Raises `IndexError` past
+        the end.
+        """
         if not 0 <= index < self._rows:
             raise IndexError(index)
         size = self.dim * self._item_size
         row = self._bytes[self._start + index * size : self._start + (index + 1) * size]
-        return row if self._item_size == 4 else struct.pack(f"<{self.dim}f", *struct.unpack(self._format, row))
+        return (
+            row
+            if self._item_size == 4
+            else struct.pack(f"<{self.dim}f", *struct.unpack(self._format, row))
+        )
 
     def __iter__(self) -> Iterator[bytes]:
         """Yields the rows in order."""
         return (self[index] for index in range(self._rows))
 
 
-def with_vectors(questions: Sequence[Question], vectors: Vectors, *, keep_text: bool = True) -> tuple[Question, ...]:
-    """Returns the questions, each with the vector of its row. Raises `ConfigError` when there are fewer rows."""
+def with_vectors(
+    questions: Sequence[Question], vectors: Vectors, *, keep_text: bool = True
+) -> tuple[Question, ...]:
+    """Returns the questions, each with the vector of its row. Raises `ConfigError` when there are
+    fewer rows.
+    """
     if len(vectors) < len(questions):
-        raise ConfigError(f"there are {len(questions)} questions but only {len(vectors)} vectors; rows must match")
+        raise ConfigError(
+            f"there are {len(questions)} questions but only {len(vectors)} vectors; rows must match"
+        )
     return tuple(
-        msgspec.structs.replace(question, vector=vectors[row], text=question.text if keep_text else None)
+        msgspec.structs.replace(
+            question, vector=vectors[row], text=question.text if keep_text else None
+        )
         for row, question in enumerate(questions)
     )

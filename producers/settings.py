@@ -15,7 +15,10 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
     connect_timeout_ms: Annotated[
         int,
         Meta(
-            ge=100, le=300_000, description="How long brokers may take to answer at first, ms. Low: slow networks fail."
+            ge=100,
+            le=300_000,
+            description="How long brokers may take to answer at first, ms. Low: slow networks "
+            "fail.",
         ),
     ] = 10_000
     publish_timeout_ms: Annotated[
@@ -23,7 +26,8 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1_000,
             le=3_600_000,
-            description="How long brokers may take to acknowledge a question, with retries, ms. Low: a leader's move fails it.",
+            description="How long brokers may take to acknowledge a question, with retries, ms. "
+            "Low: a leader's move fails it.",
         ),
     ] = 30_000
     answer_timeout_ms: Annotated[
@@ -31,7 +35,8 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=86_400_000,
-            description="How long `ask` waits where its caller does not say, ms; travels as the deadline.",
+            description="How long `ask` waits where its caller does not say, ms; travels as the "
+            "deadline.",
         ),
     ] = 60_000
     asks_max: Annotated[
@@ -39,16 +44,24 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="Questions that may wait for answers at once. Low: `ask` refuses; high: memory.",
+            description="Questions that may wait for answers at once. Low: `ask` refuses; high: "
+            "memory.",
         ),
     ] = 10_000
     queue_kib: Annotated[
         int,
-        Meta(ge=1_024, le=2_097_151, description="Memory for questions not yet sent, KiB. Low: bursts are refused."),
+        Meta(
+            ge=1_024,
+            le=2_097_151,
+            description="Memory for questions not yet sent, KiB. Low: bursts are refused.",
+        ),
     ] = 65_536
     fetch_wait_ms: Annotated[
         int,
         Meta(
-            ge=1, le=5_000, description="How long a broker may hold an empty fetch. Low: more requests; high: latency."
+            ge=1,
+            le=5_000,
+            description="How long a broker may hold an empty fetch. Low: more requests; high: "
+            "latency.",
         ),
     ] = 10

@@ -1,4 +1,6 @@
-"""The records of `rag.answers.v1` (one terminal answer for each query) and `rag.answers.partial.v1` (tokens so far)."""
+"""The records of `rag.answers.v1` (one terminal answer for each query) and `rag.answers.partial.v1`
+(tokens so far).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ ErrorType = Reason | Literal["conflict", "expired", "shed", "llm_refused", "inde
 
 
 class Citation(Record, frozen=True, kw_only=True):
-    """A passage that the answer cites: `n` as the model wrote it, `start` and `end` the characters of the marker `[n]`."""
+    """A passage that the answer cites: `n` as the model wrote it, `start` and `end` the characters
+    of the marker `[n]`.
+    """
 
     n: Annotated[int, msgspec.Meta(ge=1)]
     doc_id: str
@@ -34,7 +38,9 @@ class Retrieved(Record, frozen=True, kw_only=True):
 
 
 class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Tokens as the LLM server counted them; `cached_tokens` of the prompt came out of its prefix cache."""
+    """Tokens as the LLM server counted them; `cached_tokens` of the prompt came out of its prefix
+    cache.
+    """
 
     input_tokens: NonNegative = 0
     output_tokens: NonNegative = 0
@@ -42,7 +48,9 @@ class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class CacheUse(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Clusters by the tier where this query found them, bytes that it had read, prompt tokens from the KV cache."""
+    """Clusters by the tier where this query found them, bytes that it had read, prompt tokens from
+    the KV cache.
+    """
 
     gpu: NonNegative = 0
     ram: NonNegative = 0
@@ -73,7 +81,8 @@ class AnswerError(Record, frozen=True, kw_only=True, omit_defaults=False):
 class Answer(Record, frozen=True, kw_only=True):
     """The one terminal answer of an input record. Times in `timings_ms` are milliseconds a stage.
 
-    `replayed`: the answer to an earlier record with this id and `query_digest` (a digest of what was asked), given again.
+    `replayed`: the answer to an earlier record with this id and `query_digest` (a digest of what
+    was asked), given again.
     """
 
     query_id: Identifier
@@ -108,7 +117,9 @@ def unanswered(
     source: Source | None = None,
     timings_ms: dict[str, float] | None = None,
 ) -> Answer:
-    """Returns the terminal answer of a query that gets none: refused, failed, shed or expired, with the reason in words."""
+    """Returns the terminal answer of a query that gets none: refused, failed, shed or expired, with
+    the reason in words.
+    """
     return Answer(
         query_id=query_id,
         status=status,
@@ -124,7 +135,9 @@ def unanswered(
 
 
 class PartialAnswer(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """A piece of an answer as it is written; a new `generation_id` discards the text so far. Best effort."""
+    """A piece of an answer as it is written; a new `generation_id` discards the text so far. Best
+    effort.
+    """
 
     query_id: Identifier
     generation_id: Identifier

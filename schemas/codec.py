@@ -1,7 +1,9 @@
-"""Bytes and headers to records and back: CloudEvents 1.0 in binary and structured mode, bare JSON, bare text.
+"""Bytes and headers to records and back: CloudEvents 1.0 in binary and structured mode, bare JSON,
+bare text.
 
-What we write is binary mode (Kafka binding: attributes are `ce_` headers, the value is the JSON record). What an
-application may write to `rag.queries.v1` is any of the four (`records.md`, rule 1).
+What we write is binary mode (Kafka binding: attributes are `ce_` headers, the value is the JSON
+record). What an application may write to `rag.queries.v1` is any of the four (`records.md`, rule
+1).
 """
 
 from __future__ import annotations
@@ -35,22 +37,30 @@ TENANT_HEADER = "rag-tenant"
 TENANT_CHARS_MAX = 256
 
 ATTEMPT_HEADER = "rag-attempt"
-"""How often a query has been begun, counted from 1. Written by the services when they send a query round again."""
+"""How often a query has been begun, counted from 1. Written by the services when they send a query
+round again.
+"""
 NOT_BEFORE_HEADER = "rag-not-before-ms"
 """On a query that was sent round again: when to begin, epoch milliseconds."""
 ORIGIN_HEADER = "rag-origin"
-"""On a query that was sent round again: the record that its asker published, as topic/partition/offset/timestamp."""
+"""On a query that was sent round again: the record that its asker published, as
+topic/partition/offset/timestamp.
+"""
 
 PASSED_ON = ("traceparent", "tracestate", "correlation_id", "reply_to", ATTEMPT_HEADER)
 """Headers of a query that every record made from it carries too."""
 PASSED_ON_BYTES_MAX = 16 * 1024
-"""What they may weigh together: a query with more is refused, so that its answer always fits its topic."""
+"""What they may weigh together: a query with more is refused, so that its answer always fits its
+topic.
+"""
 
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 """A number in a header: no more digits than 64 bits hold."""
 
 UNREADABLE_HEADERS = "rag-unreadable-headers"
-"""Stands for all headers of a record that has a name which is not UTF-8: Kafka takes such names, its clients do not give them."""
+"""Stands for all headers of a record that has a name which is not UTF-8: Kafka takes such names,
+its clients do not give them.
+"""
 
 EVENT_TYPES: dict[type[Record], str] = {
     Query: "rag.query.submitted",
@@ -69,10 +79,14 @@ SCHEMAS: dict[type[Record], str] = {
     PartialAnswer: "urn:carpool:partial-answer:1",
     DeadLetterMark: "urn:carpool:dead-letter-mark:1",
 }
-"""The version of each record, as the CloudEvents attribute `dataschema`. A reader refuses versions it does not know."""
+"""The version of each record, as the CloudEvents attribute `dataschema`. A reader refuses versions
+it does not know.
+"""
 
 _encoder = msgspec.json.Encoder()
-_decoders: dict[type[Record], msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in EVENT_TYPES}
+_decoders: dict[type[Record], msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in EVENT_TYPES
+}
 
 
 def encode(
@@ -80,10 +94,15 @@ def encode(
 ) -> tuple[bytes, Headers]:
     """Returns (value, headers) of `record` in CloudEvents binary mode.
 
-    `event_id` is stable: writing the same result twice gives the same id. `source` names the service, `time_us` is in
-    epoch microseconds, and of `passed_on` (the headers of the query) tracing and reply headers are copied.
+    `event_id` is stable: writing the same result twice gives the same id. `source` names the
+    service, `time_us` is in epoch microseconds, and of `passed_on` (the headers of the query)
+    tracing and reply headers are copied.
     """
-    time = datetime.fromtimestamp(time_us / 1_000_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    time = (
+        datetime.fromtimestamp(time_us / 1_000_000, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
     kind = type(record)
     attributes = (
         (CONTENT_TYPE, JSON_TYPE),
@@ -102,7 +121,9 @@ def encode(
 
 
 def decode(kind: type[R], value: bytes | None, headers: Headers) -> R:
-    """Returns the record of an internal topic (binary mode or bare JSON). Raises `RecordError` that names the field."""
+    """Returns the record of an internal topic (binary mode or bare JSON). Raises `RecordError` that
+    names the field.
+    """
     if not value:
         raise RecordError("empty", "the record has no value")
     _check_headers(headers)
@@ -110,11 +131,14 @@ def decode(kind: type[R], value: bytes | None, headers: Headers) -> R:
     return _decode_json(kind, value)
 
 
-def decode_query(value: bytes | None, headers: Headers, source: Source, bytes_max: int = QUERY_BYTES_MAX) -> Query:
-    """Returns the query of a record of `rag.queries.v1`, however its application wrote it, checked and with its id.
+def decode_query(
+    value: bytes | None, headers: Headers, source: Source, bytes_max: int = QUERY_BYTES_MAX
+) -> Query:
+    """Returns the query of a record of `rag.queries.v1`, however its application wrote it, checked
+    and with its id.
 
-    The id is header `ce_id`, else the body's, else UUIDv5 of (topic, partition, offset). Raises `RecordError`, whose
-    `query_id` is the id to answer to where one could be read.
+    The id is header `ce_id`, else the body's, else UUIDv5 of (topic, partition, offset). Raises
+    `RecordError`, whose `query_id` is the id to answer to where one could be read.
     """
     try:
         header_id = _text(headers, "ce_id")
@@ -124,7 +148,9 @@ def decode_query(value: bytes | None, headers: Headers, source: Source, bytes_ma
         query = _decode_query(value, headers, source, bytes_max, header_id)
         check_query(query)
     except RecordError as error:
-        raise _identified(error, value if value and len(value) <= bytes_max else None, header_id) from None
+        raise _identified(
+            error, value if value and len(value) <= bytes_max else None, header_id
+        ) from None
     return query
 
 
@@ -137,10 +163,13 @@ def _decode_query(
     if (weight := _weight(pair for pair in headers if pair[0] in PASSED_ON)) > PASSED_ON_BYTES_MAX:
         names = ", ".join(PASSED_ON)
         raise RecordError(
-            "too_large", f"the headers {names} are {weight} bytes; at most {PASSED_ON_BYTES_MAX} are passed on"
+            "too_large",
+            f"the headers {names} are {weight} bytes; at most {PASSED_ON_BYTES_MAX} are passed on",
         )
     if len(value) > bytes_max:
-        raise RecordError("too_large", f"the query is {len(value)} bytes; at most {bytes_max} are accepted")
+        raise RecordError(
+            "too_large", f"the query is {len(value)} bytes; at most {bytes_max} are accepted"
+        )
     content_type = (_text(headers, CONTENT_TYPE) or _sniff(value)).split(";")[0].strip().lower()
     event_id: str | None = None
     if content_type == STRUCTURED_TYPE:
@@ -153,45 +182,62 @@ def _decode_query(
             body = _json_object(value)
         else:
             raise RecordError(
-                "bad_envelope", f"content-type {content_type!r} is not known; use {JSON_TYPE} or {TEXT_TYPE}"
+                "bad_envelope",
+                f"content-type {content_type!r} is not known; use {JSON_TYPE} or {TEXT_TYPE}",
             )
-    named = next((name for name in (header_id, event_id, body.get("query_id")) if name is not None), None)
+    named = next(
+        (name for name in (header_id, event_id, body.get("query_id")) if name is not None), None
+    )
     if named is None:
         place = f"kafka:{source.topic}/{source.partition}/{source.offset}"
         named = str(uuid.uuid5(uuid.NAMESPACE_URL, place))
-    # Decoded from bytes, not converted: base64 of vectors and raw JSON of filters are the decoder's business.
-    return _decode_json(Query, _encoder.encode({**body, **_header_wishes(headers), "query_id": named}))
+    # Decoded from bytes, not converted: base64 of vectors and raw JSON of filters are the decoder's
+    # business.
+    return _decode_json(
+        Query, _encoder.encode({**body, **_header_wishes(headers), "query_id": named})
+    )
 
 
 def _structured(value: bytes) -> tuple[dict[str, Any], str | None]:
     """Returns (body, event id) of a structured CloudEvent, whose `data` is a query or a text."""
     event = _json_object(value)
     if event.get("specversion") is None:
-        raise RecordError("bad_envelope", "a structured CloudEvent needs `specversion`", field="$.specversion")
+        raise RecordError(
+            "bad_envelope", "a structured CloudEvent needs `specversion`", field="$.specversion"
+        )
     for name in ("specversion", "dataschema", "id"):
         if not isinstance(event.get(name), str | None):
             raise RecordError("bad_envelope", f"`{name}` must be a string", field=f"$.{name}")
     _check_version(Query, event["specversion"], event.get("dataschema"))
     data = event.get("data")
     if not isinstance(data, dict | str):
-        raise RecordError("missing_field", "a structured CloudEvent needs `data`: a query or a text", field="$.data")
+        raise RecordError(
+            "missing_field",
+            "a structured CloudEvent needs `data`: a query or a text",
+            field="$.data",
+        )
     return ({"text": data} if isinstance(data, str) else data), event.get("id")
 
 
 def _header_wishes(headers: Headers) -> dict[str, Any]:
-    """What the headers say of a query; where header and body both say something, the header wins (rule 2)."""
+    """What the headers say of a query; where header and body both say something, the header wins
+    (rule 2).
+    """
     wishes: dict[str, Any] = {}
     for name, field in ((DEADLINE_HEADER, "deadline"), (PRIORITY_HEADER, "priority")):
         text = _text(headers, name)
         if text is not None:
             if WHOLE_NUMBER.fullmatch(text) is None:
-                raise RecordError("wrong_type", f"header {name}: {text[:40]!r} is not a whole number", field=name)
+                raise RecordError(
+                    "wrong_type", f"header {name}: {text[:40]!r} is not a whole number", field=name
+                )
             wishes[field] = int(text)
     return wishes
 
 
 def tenant_of(headers: Headers) -> str:
-    """Returns who asks, for fair turns: header `rag-tenant`, at most `TENANT_CHARS_MAX` characters of it; "" without one.
+    """Returns who asks, for fair turns: header `rag-tenant`, at most `TENANT_CHARS_MAX` characters
+    of it; "" without one.
 
     It is no wish for isolation: that is the field `tenant` of a query.
     """
@@ -200,20 +246,30 @@ def tenant_of(headers: Headers) -> str:
 
 
 def _sniff(value: bytes) -> str:
-    """The content type of a value that came without one: what begins like JSON is JSON, anything else a question."""
+    """The content type of a value that came without one: what begins like JSON is JSON, anything
+    else a question.
+    """
     return JSON_TYPE if value.lstrip()[:1] in (b"{", b"[") else TEXT_TYPE
 
 
 def _check_headers(headers: Headers) -> None:
     if any(name == UNREADABLE_HEADERS for name, _ in headers):
-        raise RecordError("bad_envelope", "the name of a header is not UTF-8, so that none of its headers can be read")
+        raise RecordError(
+            "bad_envelope",
+            "the name of a header is not UTF-8, so that none of its headers can be read",
+        )
 
 
 def _check_version(kind: type[Record], spec_version: str | None, schema: str | None) -> None:
     if spec_version not in (None, SPEC_VERSION):
-        raise RecordError("unknown_version", f"CloudEvents {spec_version!r} is not known; use {SPEC_VERSION}")
+        raise RecordError(
+            "unknown_version", f"CloudEvents {spec_version!r} is not known; use {SPEC_VERSION}"
+        )
     if schema is not None and schema.startswith("urn:carpool:") and schema != SCHEMAS[kind]:
-        raise RecordError("unknown_version", f"{schema!r} is not known to this build, which reads {SCHEMAS[kind]!r}")
+        raise RecordError(
+            "unknown_version",
+            f"{schema!r} is not known to this build, which reads {SCHEMAS[kind]!r}",
+        )
 
 
 def _weight(headers: Iterable[tuple[str, bytes | None]]) -> int:
@@ -234,7 +290,9 @@ def _utf8(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise RecordError("invalid_utf8", f"the value is not UTF-8: byte {error.start} ({error.reason})") from None
+        raise RecordError(
+            "invalid_utf8", f"the value is not UTF-8: byte {error.start} ({error.reason})"
+        ) from None
 
 
 def _json_object(value: bytes) -> dict[str, Any]:
@@ -244,7 +302,9 @@ def _json_object(value: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError) as error:
         raise RecordError("not_json", f"the value is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise RecordError("wrong_type", f"the value is a JSON {type(body).__name__}, not an object", field="$")
+        raise RecordError(
+            "wrong_type", f"the value is a JSON {type(body).__name__}, not an object", field="$"
+        )
     return body
 
 
@@ -262,7 +322,9 @@ def _decode_json(kind: type[R], value: bytes) -> R:
 
 
 def _invalid(message: str) -> RecordError:
-    """Sorts msgspec's message, such as "Expected `int`, got `str` - at `$.top_k`", into a reason and a field."""
+    """Sorts msgspec's message, such as "Expected `int`, got `str` - at `$.top_k`", into a reason
+    and a field.
+    """
     text, _, path = message.partition(" - at `")
     field = path.rstrip("`") or "$"
     reason: Reason = "invalid_value"
@@ -274,8 +336,12 @@ def _invalid(message: str) -> RecordError:
     return RecordError(reason, f"{field}: {text}", field=field)
 
 
-def _identified(error: RecordError, value: bytes | None, header_id: str | None = None) -> RecordError:
-    """Adds the id to answer to, where one can still be read: from the header, or out of a body that is otherwise bad."""
+def _identified(
+    error: RecordError, value: bytes | None, header_id: str | None = None
+) -> RecordError:
+    """Adds the id to answer to, where one can still be read: from the header, or out of a body that
+    is otherwise bad.
+    """
     query_id = error.query_id or header_id
     if query_id is None and value:
         try:

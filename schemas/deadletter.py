@@ -1,4 +1,5 @@
-"""The dead letter: the raw bytes of a record that could not be used, its own headers, and ours that say why.
+"""The dead letter: the raw bytes of a record that could not be used, its own headers, and ours that
+say why.
 
 And the mark that says what became of a letter (`rag.dlq.marks.v1`): it was replayed, or dropped.
 """
@@ -57,7 +58,8 @@ def dead_letter_headers(
     stacktrace: str = "",
     connect_names: bool = False,
 ) -> Headers:
-    """Returns every original header followed by the `rag.errors.*` of `conventions.md`; texts are cut at 4 KiB.
+    """Returns every original header followed by the `rag.errors.*` of `conventions.md`; texts are
+    cut at 4 KiB.
 
     `connect_names` adds those of Kafka Connect (KIP-298), for tools that know them.
     """
@@ -76,7 +78,10 @@ def dead_letter_headers(
     headers = original + tuple((PREFIX + name, _cut(text)) for name, text in added.items())
     if not connect_names:
         return headers
-    connect = {name: added[name] for name in CONNECT_NAMES} | {"connector.name": group, "task.id": "0"}
+    connect = {name: added[name] for name in CONNECT_NAMES} | {
+        "connector.name": group,
+        "task.id": "0",
+    }
     return headers + tuple((CONNECT_PREFIX + name, _cut(text)) for name, text in connect.items())
 
 
@@ -88,10 +93,14 @@ def is_error_header(name: str) -> bool:
 def split_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
     """Returns the original headers of a letter and our `rag.errors.*`, by name without the prefix.
 
-    A record may have come with such headers of its own, so only those of the last block count as ours; the others are left
-    out of both. Bytes that are no UTF-8 (a text that was cut inside a character) are replaced.
+    A record may have come with such headers of its own, so only those of the last block count as
+    ours; the others are left out of both. Bytes that are no UTF-8 (a text that was cut inside a
+    character) are replaced.
     """
-    begin = max((at for at, (name, _) in enumerate(headers) if name == PREFIX + "topic"), default=len(headers))
+    begin = max(
+        (at for at, (name, _) in enumerate(headers) if name == PREFIX + "topic"),
+        default=len(headers),
+    )
     original = tuple(header for header in headers[:begin] if not is_error_header(header[0]))
     ours = {
         name.removeprefix(PREFIX): (value or b"").decode(errors="replace")

@@ -1,4 +1,6 @@
-"""The record of `rag.groups.v1`: queries that share clusters, in search order, and advice on what comes next."""
+"""The record of `rag.groups.v1`: queries that share clusters, in search order, and advice on what
+comes next.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, 
 
 
 class GroupedQuery(Record, frozen=True, kw_only=True):
-    """One query of a group. `vector` is (dim,) little-endian float32, L2-normalised; `clusters` is C(q), nearest first.
+    """One query of a group. `vector` is (dim,) little-endian float32, L2-normalised; `clusters` is
+    C(q), nearest first.
 
-    `query` is as published, less its vector. Times are epoch microseconds; `timings_us` holds what the stages so far took.
+    `query` is as published, less its vector. Times are epoch microseconds; `timings_us` holds what
+    the stages so far took.
     """
 
     query: Query
@@ -42,7 +46,9 @@ class HorizonEntry(Record, frozen=True, kw_only=True):
 
 
 class Group(Record, frozen=True, kw_only=True):
-    """An ordered group of one window (CaGR-RAG, Eq. 5). `next` and `horizon` are advice: they never change a result."""
+    """An ordered group of one window (CaGR-RAG, Eq. 5). `next` and `horizon` are advice: they never
+    change a result.
+    """
 
     index_version: Identifier
     centroids_fingerprint: Identifier

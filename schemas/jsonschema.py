@@ -1,4 +1,5 @@
-"""JSON Schemas of the records, generated from their types into `schemas/json/`: `python -m schemas.jsonschema`.
+"""JSON Schemas of the records, generated from their types into `schemas/json/`: `python -m
+schemas.jsonschema`.
 
 A test compares the files with what the types say, so that other languages can rely on them.
 """
@@ -35,7 +36,8 @@ RECORDS: dict[str, type[Record]] = {
 def schema_of(topic: str) -> dict[str, Any]:
     """Returns the JSON Schema (2020-12) of the records of a topic.
 
-    A query that comes without `query_id` gets one (from header `ce_id`, or made from where it was read), so it may lack it.
+    A query that comes without `query_id` gets one (from header `ce_id`, or made from where it was
+    read), so it may lack it.
     """
     kind = RECORDS[topic]
     schema = msgspec.json.schema(kind)

@@ -44,9 +44,9 @@ class Workflow(Record, frozen=True, kw_only=True):
 class Query(Record, frozen=True, kw_only=True):
     """A question as it was published.
 
-    At least one of `text` and `vector` is set. `vector` is little-endian float32, base64 in JSON, and comes with
-    `embedding_model`, the fingerprint of the model that made it. `deadline` is in epoch milliseconds. `priority`: lower
-    is sooner, as in vLLM.
+    At least one of `text` and `vector` is set. `vector` is little-endian float32, base64 in JSON,
+    and comes with `embedding_model`, the fingerprint of the model that made it. `deadline` is in
+    epoch milliseconds. `priority`: lower is sooner, as in vLLM.
     """
 
     query_id: Identifier
@@ -70,7 +70,10 @@ class Query(Record, frozen=True, kw_only=True):
 
 
 NOT_YET: tuple[tuple[str, str], ...] = (
-    ("tenant", "tenants are not isolated by this build, so it will not take a query that asks for it"),
+    (
+        "tenant",
+        "tenants are not isolated by this build, so it will not take a query that asks for it",
+    ),
     ("filter", "filters are not applied by this build"),
     ("recall_target", "recall targets are not calibrated by this build; set nprobe"),
     ("drafts", "drafts are not sent by this build"),
@@ -82,13 +85,17 @@ NOT_YET: tuple[tuple[str, str], ...] = (
 
 
 def check_query(query: Query) -> None:
-    """Checks what types cannot say: a question is there, vector and model come together, every wish can be met.
+    """Checks what types cannot say: a question is there, vector and model come together, every wish
+    can be met.
 
-    Raises `RecordError` that names the field. Dimension and fingerprint are the grouper's to check: it has the index.
+    Raises `RecordError` that names the field. Dimension and fingerprint are the grouper's to check:
+    it has the index.
     """
 
     if query.text is None and query.vector is None:
-        raise _refusal(query, "text", "a query needs `text` or `vector`: neither is set", "missing_field")
+        raise _refusal(
+            query, "text", "a query needs `text` or `vector`: neither is set", "missing_field"
+        )
     if query.text is not None:
         if "\x00" in query.text:
             raise _refusal(query, "text", "holds NUL characters; send plain text")
@@ -96,9 +103,16 @@ def check_query(query: Query) -> None:
             raise _refusal(query, "text", "is blank; send a question")
     if query.vector is not None:
         if not query.vector or len(query.vector) % 4:
-            raise _refusal(query, "vector", f"holds {len(query.vector)} bytes, not a whole number of float32 values")
+            raise _refusal(
+                query,
+                "vector",
+                f"holds {len(query.vector)} bytes, not a whole number of float32 values",
+            )
         if query.embedding_model is None:
-            why = "a vector needs the fingerprint of the model that made it (`carpool index stats` shows the index's)"
+            why = (
+                "a vector needs the fingerprint of the model that made it (`carpool index "
+                "stats` shows the index's)"
+            )
             raise _refusal(query, "embedding_model", why, "missing_field")
     for field, why in NOT_YET:
         if getattr(query, field):

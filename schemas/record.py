@@ -12,16 +12,23 @@ ClusterId = NewType("ClusterId", int)
 Headers = tuple[tuple[str, bytes | None], ...]
 """Kafka headers in order; names may repeat and a value may be null. In JSON a value is base64."""
 
+TRACEPARENT = "traceparent"
+"""The header of the W3C trace context."""
+
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A value that travels. Unknown fields are ignored (`records.md`, rule 5); fields at their default are left out."""
+    """A value that travels. Unknown fields are ignored (`records.md`, rule 5); fields at their
+    default are left out.
+    """
 
 
 class Source(Record, frozen=True, kw_only=True):
-    """Where a query was read: names one input record for good, and is what is acknowledged in the end."""
+    """Where a query was read: names one input record for good, and is what is acknowledged in the
+    end.
+    """
 
     topic: Annotated[str, msgspec.Meta(min_length=1)]
     partition: NonNegative

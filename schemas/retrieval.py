@@ -1,4 +1,6 @@
-"""The record of `rag.retrievals.v1`: what was found for one query; drafts (*later*) have the same shape."""
+"""The record of `rag.retrievals.v1`: what was found for one query; drafts (*later*) have the same
+shape.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Tier = Literal["gpu", "ram", "ssd"]
 
 
 class Hit(Record, frozen=True, kw_only=True):
-    """One passage found. `score` is the inner product of normalised vectors; `token_ids` comes *later*."""
+    """One passage found. `score` is the inner product of normalised vectors; `token_ids` comes
+    *later*.
+    """
 
     doc_id: str
     score: float
@@ -42,8 +46,9 @@ class Confidence(Record, frozen=True, kw_only=True):
 class Retrieval(Record, frozen=True, kw_only=True):
     """Final or draft result of one query, hits best first.
 
-    `bytes_read`: read from disk because of this query. `batch_size`: queries of the group that it was searched with.
-    `completed_us`: epoch microseconds when the search ended. `timings_us` holds what each stage so far took.
+    `bytes_read`: read from disk because of this query. `batch_size`: queries of the group that it
+    was searched with. `completed_us`: epoch microseconds when the search ended. `timings_us` holds
+    what each stage so far took.
     """
 
     query: Query

@@ -1,4 +1,6 @@
-"""The one list of topics: who partitions them by what, how long they keep records, how large a record may be."""
+"""The one list of topics: who partitions them by what, how long they keep records, how large a
+record may be.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ BATCH_PRIORITY = 10_000
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """A topic. `max_message_bytes` bounds a record with its headers.
 
-    Under `cleanup` "delete" records go after `retention_ms`; under "compact" they are kept whole for `retention_ms`, and
-    the newest of each key for good.
+    Under `cleanup` "delete" records go after `retention_ms`; under "compact" they are kept whole
+    for `retention_ms`, and the newest of each key for good.
     """
 
     name: str
@@ -74,20 +76,27 @@ PARTIAL_ANSWERS = Topic(
 
 
 def dead_letters_of(topic: Topic) -> Topic:
-    """Returns the dead-letter topic of `topic`: everything that its source takes fits, with the headers we add."""
+    """Returns the dead-letter topic of `topic`: everything that its source takes fits, with the
+    headers we add.
+    """
     return Topic(
         name=topic.name + DEAD_LETTER_SUFFIX,
         partition_by="source",
         retention_ms=14 * DAY_MS,
         max_message_bytes=topic.max_message_bytes + DEAD_LETTER_EXTRA_BYTES,
-        purpose=f"records of {topic.name} that could not be used, as raw bytes with the reason in headers",
+        purpose=f"records of {topic.name} that could not be used, as raw bytes with the reason in "
+        "headers",
     )
 
 
 def batch_of(topic: Topic) -> Topic:
-    """Returns the topic of the lower priority class beside `topic`: read in its turn, and never waited behind."""
+    """Returns the topic of the lower priority class beside `topic`: read in its turn, and never
+    waited behind.
+    """
     return msgspec.structs.replace(
-        topic, name=topic.name.removesuffix(".v1") + ".batch.v1", purpose=f"{topic.purpose}; those that have time"
+        topic,
+        name=topic.name.removesuffix(".v1") + ".batch.v1",
+        purpose=f"{topic.purpose}; those that have time",
     )
 
 
@@ -100,8 +109,10 @@ BATCH: dict[str, Topic] = {
     GROUPS.name: GROUPS_BATCH,
     RETRIEVALS.name: RETRIEVALS_BATCH,
 }
-"""By name, the topic of the class `batch` beside each topic of the class `interactive`. A query stays in the class that it
-was published in: else the backlog of one class would stand in front of the other at the next service."""
+"""By name, the topic of the class `batch` beside each topic of the class `interactive`. A query
+stays in the class that it was published in: else the backlog of one class would stand in front of
+the other at the next service.
+"""
 
 
 def is_batch(name: str) -> bool:
@@ -110,12 +121,16 @@ def is_batch(name: str) -> bool:
 
 
 def priority_in_class(source: str, priority: int) -> int:
-    """Returns a query's priority against all others, lower is sooner: of the class of its topic first, then its own."""
+    """Returns a query's priority against all others, lower is sooner: of the class of its topic
+    first, then its own.
+    """
     return priority + BATCH_PRIORITY if is_batch(source) else priority
 
 
 def in_class_of(source: str, topic: Topic) -> Topic:
-    """Returns where results of a record of the topic `source` go: `topic`, or the one beside it for those that have time."""
+    """Returns where results of a record of the topic `source` go: `topic`, or the one beside it for
+    those that have time.
+    """
     return BATCH[topic.name] if is_batch(source) else topic
 
 

@@ -1,4 +1,6 @@
-"""The seam through which a test or a benchmark watches reads and scoring, each with its beginning and end."""
+"""The seam through which a test or a benchmark watches reads and scoring, each with its beginning
+and end.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from searcher.plan.steps import Purpose
 
 
 class EventLog(Protocol):
-    """Told of every read and every scoring once it is over; times in epoch microseconds. Thread-safe, does not block."""
+    """Told of every read and every scoring once it is over; times in epoch microseconds.
+    Thread-safe, does not block.
+    """
 
     def read(self, cluster: ClusterId, purpose: Purpose, started_us: int, ended_us: int) -> None:
         """A read of `cluster` ended, well or not."""

@@ -1,4 +1,6 @@
-"""What a searched query becomes on the wire: its final retrieval, or the terminal answer that says why there is none."""
+"""What a searched query becomes on the wire: its final retrieval, or the terminal answer that says
+why there is none.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ import structlog
 from carpool.clock import Clock
 from carpool.disk.documents import Document, DocumentStore
 from carpool.errors import CorruptionError, RetryableError
-from carpool.kafka.retry import attempt_of, later_attempt
-from carpool.kafka.stage import Output, QueryFailure
+from carpool.kafka.records import Output
+from carpool.loop.retry import attempt_of, later_attempt
+from carpool.loop.stage import QueryFailure
+from carpool.loop.tracing.operation import Operation
 from carpool.telemetry.logs import about
-from carpool.telemetry.tracing.operation import Operation
 from schemas.answer import ErrorType, Status, unanswered
 from schemas.codec import encode
 from schemas.group import Group, GroupedQuery
@@ -22,7 +25,7 @@ from schemas.query import Query
 from schemas.record import ClusterId
 from schemas.retrieval import Hit, Retrieval
 from schemas.topics import ANSWERS, RETRIEVALS, in_class_of
-from searcher.execution.executor import Found
+from searcher.execution.executor import SearchResult
 from searcher.tracing import retrieval
 
 _log = structlog.get_logger(__name__)
@@ -36,8 +39,8 @@ FRAME_BYTES = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The one record that a query owes. `answered` is None for a retrieval, else the status of the terminal answer; `failure`
-    says that it is no fault of the query's, which may be searched again.
+    """The one record that a query owes. `answered` is None for a retrieval, else the status of the
+    terminal answer; `failure` says that it is no fault of the query's, which may be searched again.
     """
 
     output: Output
@@ -48,11 +51,18 @@ class Outcome:
 
 
 def finish(
-    group: Group, part: int, found: Found, documents: DocumentStore, *, published_us: int, clock: Clock
+    group: Group,
+    part: int,
+    found: SearchResult,
+    documents: DocumentStore,
+    *,
+    published_us: int,
+    clock: Clock,
 ) -> Outcome:
     """Returns what the search of query `part` comes to, passages fetched. Blocks for their reads.
 
-    A retrieval; or a `failed` answer where no cluster or no passage could be read, or the record would be too large.
+    A retrieval; or a `failed` answer where no cluster or no passage could be read, or the record
+    would be too large.
     """
     grouped = group.queries[part]
     timings_us = {
@@ -62,7 +72,10 @@ def finish(
         "search": found.search_us,
     }
     if found.errors and len(found.skipped) == len(found.probes) and not len(found.best.rows):
-        message = f"none of the {len(found.skipped)} clusters that it probes could be read: {found.errors[0]}"
+        message = (
+            f"none of the {len(found.skipped)} clusters that it probes could be read: "
+            f"{found.errors[0]}"
+        )
         is_passing = all(isinstance(error, RetryableError) for error in found.errors)
         return _broken(group, grouped, message, is_passing, timings_us, clock.now_us())
     started_us = clock.now_us()
@@ -72,14 +85,16 @@ def finish(
         where = about(grouped.source, grouped.headers, query_id=grouped.query.query_id)
         _log.error("passages unreadable", error=str(error), **where)
         message = f"its passages were found and could not be read: {error}"
-        return _broken(group, grouped, message, isinstance(error, OSError), timings_us, clock.now_us())
+        return _broken(
+            group, grouped, message, isinstance(error, OSError), timings_us, clock.now_us()
+        )
     now_us = clock.now_us()
     timings_us["passages"] = now_us - started_us
     output = _retrieval_output(_retrieval(group, grouped, found, passages, timings_us, now_us))
     if wire_bytes(output) > RETRIEVALS.max_message_bytes:
         message = (
-            f"its {len(passages)} passages make a record of {len(output.value)} bytes, and {RETRIEVALS.name} takes "
-            f"{RETRIEVALS.max_message_bytes}; ask for a smaller top_k"
+            f"its {len(passages)} passages make a record of {len(output.value)} bytes, and "
+            f"{RETRIEVALS.name} takes {RETRIEVALS.max_message_bytes}; ask for a smaller top_k"
         )
         return _failed(grouped, "too_large", message, False, timings_us, now_us)
     operations = (retrieval(group.index_version, found, len(passages), now_us),)
@@ -89,21 +104,28 @@ def finish(
 def expire(grouped: GroupedQuery, now_us: int) -> Outcome:
     """Returns the terminal answer of a query whose deadline has passed."""
     late_ms = (now_us - (grouped.deadline_us or 0)) / 1_000
-    message = f"the deadline passed {late_ms:.0f} ms before the search was done; ask again with a later one"
-    output = _answer_output(grouped, "expired", "expired", message, True, grouped.timings_us, now_us)
+    message = (
+        f"the deadline passed {late_ms:.0f} ms before the search was done; ask again "
+        "with a later one"
+    )
+    output = _answer_output(
+        grouped, "expired", "expired", message, True, grouped.timings_us, now_us
+    )
     return Outcome(output=output, timings_us=grouped.timings_us, answered="expired")
 
 
 def wire_bytes(output: Output) -> int:
     """Returns an upper bound of the bytes that a broker counts for `output`."""
-    headers_bytes = sum(len(name) + len(value or b"") + HEADER_BYTES for name, value in output.headers)
+    headers_bytes = sum(
+        len(name) + len(value or b"") + HEADER_BYTES for name, value in output.headers
+    )
     return len(output.key or b"") + len(output.value) + headers_bytes + FRAME_BYTES
 
 
 def _retrieval(
     group: Group,
     grouped: GroupedQuery,
-    found: Found,
+    found: SearchResult,
     passages: Sequence[Document],
     timings_us: dict[str, int],
     now_us: int,
@@ -119,7 +141,13 @@ def _retrieval(
         index_version=group.index_version,
         embedding_model=group.embedding_model,
         hits=tuple(
-            Hit(doc_id=doc.doc_id, score=score, cluster=ClusterId(cluster), title=doc.title, text=doc.text)
+            Hit(
+                doc_id=doc.doc_id,
+                score=score,
+                cluster=ClusterId(cluster),
+                title=doc.title,
+                text=doc.text,
+            )
             for doc, score, cluster in ranked
         ),
         skipped_clusters=found.skipped,
@@ -140,12 +168,15 @@ def _retrieval_output(retrieval: Retrieval) -> Output:
         passed_on=retrieval.headers,
     )
     topic = in_class_of(retrieval.source.topic, RETRIEVALS)
-    return Output(topic=topic.name, key=retrieval.query.query_id.encode(), value=value, headers=headers)
+    return Output(
+        topic=topic.name, key=retrieval.query.query_id.encode(), value=value, headers=headers
+    )
 
 
 def _as_published(group: Group, grouped: GroupedQuery) -> Query:
-    """The query with its own vector again, which whoever sends it round needs. One that names the index's model is given the
-    vector that it was searched by: its own, or one that finds the same as its text would.
+    """The query with its own vector again, which whoever sends it round needs. One that names the
+    index's model is given the vector that it was searched by: its own, or one that finds the same
+    as its text would.
     """
     if grouped.query.embedding_model != group.embedding_model:
         return grouped.query
@@ -153,7 +184,12 @@ def _as_published(group: Group, grouped: GroupedQuery) -> Query:
 
 
 def _broken(
-    group: Group, grouped: GroupedQuery, message: str, is_passing: bool, timings_us: dict[str, int], now_us: int
+    group: Group,
+    grouped: GroupedQuery,
+    message: str,
+    is_passing: bool,
+    timings_us: dict[str, int],
+    now_us: int,
 ) -> Outcome:
     outcome = _failed(grouped, "index_damaged", message, is_passing, timings_us, now_us)
     failure = QueryFailure(
@@ -169,7 +205,12 @@ def _broken(
 
 
 def _failed(
-    grouped: GroupedQuery, kind: ErrorType, message: str, retryable: bool, timings_us: dict[str, int], now_us: int
+    grouped: GroupedQuery,
+    kind: ErrorType,
+    message: str,
+    retryable: bool,
+    timings_us: dict[str, int],
+    now_us: int,
 ) -> Outcome:
     output = _answer_output(grouped, "failed", kind, message, retryable, timings_us, now_us)
     return Outcome(output=output, timings_us=timings_us, answered="failed")
@@ -196,8 +237,12 @@ def _answer_output(
     )
     answer = msgspec.structs.replace(answer, attempts=attempt_of(grouped.headers))
     event_id = _event_id(grouped, "answer")
-    value, headers = encode(answer, event_id=event_id, source=SOURCE, time_us=now_us, passed_on=grouped.headers)
-    return Output(topic=ANSWERS.name, key=grouped.query.query_id.encode(), value=value, headers=headers)
+    value, headers = encode(
+        answer, event_id=event_id, source=SOURCE, time_us=now_us, passed_on=grouped.headers
+    )
+    return Output(
+        topic=ANSWERS.name, key=grouped.query.query_id.encode(), value=value, headers=headers
+    )
 
 
 def _event_id(record: GroupedQuery | Retrieval, what: str) -> str:

@@ -1,8 +1,10 @@
-"""The searcher as a stage: takes groups, lets an executor search them, hands over one result a query.
+"""The searcher as a stage: takes groups, lets an executor search them, hands over one result a
+query.
 
-Three threads. The polling thread turns groups into searches and back into acknowledged parts. The search thread opens the
-index and runs the executor. The answer thread fetches passages and encodes, so that neither disk nor scoring waits for
-that. A query leaves as soon as its own clusters are done.
+Three threads. The polling thread turns groups into searches and back into acknowledged parts. The
+search thread opens the index and runs the executor. The answer thread fetches passages and encodes,
+so that neither disk nor scoring waits for that. A query leaves as soon as its own clusters are
+done.
 """
 
 from __future__ import annotations
@@ -19,14 +21,15 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from carpool.clock import Clock
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError, DeploymentError
-from carpool.kafka.stage import Credit, Done, Sink, TopicPartition, Unit
+from carpool.kafka.records import TopicPartition
+from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.group import Group
+from searcher.build import OpenEngine, OpenSearcher, open_searcher
 from searcher.events import EventLog, NoEvents
-from searcher.execution.executor import Found, Search, SearchGroup
-from searcher.opening import Opened, OpenEngine, open_searcher
+from searcher.execution.executor import Search, SearchGroup, SearchResult
 from searcher.results import Outcome, expire, finish
-from searcher.scoring_pool import ScoringPool
+from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
 
 _log = structlog.get_logger(__name__)
@@ -47,13 +50,15 @@ def build_stage(
     engine: OpenEngine | None = None,
     pool: Callable[[int], ScoringPool] = ScoringPool,
 ) -> SearcherStage:
-    """Returns the searcher's stage. The index is opened after `start`, on the search thread; what is wrong with it
-    reaches `Sink.fail`. The last three are seams for tests and benchmarks.
+    """Returns the searcher's stage. The index is opened after `start`, on the search thread; what
+    is wrong with it reaches `Sink.fail`. The last three are seams for tests and benchmarks.
     """
     listener = events or NoEvents()
 
-    def open_parts() -> Opened:
-        return open_searcher(settings, index, metrics, clock, events=listener, engine=engine, pool=pool)
+    def open_parts() -> OpenSearcher:
+        return open_searcher(
+            settings, index, metrics, clock, events=listener, engine=engine, pool=pool
+        )
 
     return SearcherStage(settings, open_parts, metrics, clock)
 
@@ -67,24 +72,32 @@ class _Part:
 
 
 class SearcherStage:
-    """Implements `Stage[Group]`. See `carpool.kafka.stage` for what each method promises."""
+    """Implements `Stage[Group]`. See `carpool.loop.stage` for what each method promises."""
 
     def __init__(
-        self, settings: SearcherSettings, open_parts: Callable[[], Opened], metrics: Metrics, clock: Clock
+        self,
+        settings: SearcherSettings,
+        open_parts: Callable[[], OpenSearcher],
+        metrics: Metrics,
+        clock: Clock,
     ) -> None:
         self._settings = settings
         self._open_parts = open_parts
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
-        self._parts: dict[int, _Part] = {}  # by the key of the search; gone when its result is handed over
+        self._parts: dict[
+            int, _Part
+        ] = {}  # by the key of the search; gone when its result is handed over
         self._keys: dict[int, set[int]] = {}  # of each unit in hand, those that are not handed over
         self._in_hand_bytes = 0
         self._next_key = 0
-        self._opened: Opened | None = None
+        self._opened: OpenSearcher | None = None
         self._missing = "the index is being opened"
         self._is_closing = False
-        self._found: queue.SimpleQueue[tuple[Search, Found | None] | None] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[tuple[Search, SearchResult | None] | None] = (
+            queue.SimpleQueue()
+        )
         self._threads: list[threading.Thread] = []
         self._sink: Sink | None = None
 
@@ -112,8 +125,12 @@ class SearcherStage:
             )
 
     def offer(self, unit: Unit[Group], now_us: int) -> None:
-        """Takes a group. One that was planned on another index ends the service: see `_check_fits`."""
-        assert self._opened is not None and self._sink is not None, "a group was offered without credit"
+        """Takes a group. One that was planned on another index ends the service: see
+        `_check_fits`.
+        """
+        assert self._opened is not None and self._sink is not None, (
+            "a group was offered without credit"
+        )
         try:
             self._check_fits(unit.record, self._opened)
         except DeploymentError as error:
@@ -133,12 +150,14 @@ class SearcherStage:
             )
         )
 
-    def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
+    def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Has nothing to close and nothing to expire: the executor looks at deadlines."""
         return None
 
     def revoke(self, unit_ids: frozenset[int]) -> None:
-        """Forgets groups; a query that is at this moment being handed over is discarded by the loop."""
+        """Forgets groups; a query that is at this moment being handed over is discarded by the
+        loop.
+        """
         with self._lock:
             keys = [key for unit_id in unit_ids for key in self._keys.get(unit_id, ())]
             for key in keys:
@@ -156,7 +175,9 @@ class SearcherStage:
             return (self._missing,) if self._missing else ()
 
     def close(self) -> None:
-        """Ends the threads and closes the index; a query in hand is dropped. Blocks for up to a second."""
+        """Ends the threads and closes the index; a query in hand is dropped. Blocks for up to a
+        second.
+        """
         with self._lock:
             self._is_closing = True
             self._missing = "the searcher is closing"
@@ -213,8 +234,8 @@ class SearcherStage:
             _log.exception("a thread of the searcher broke")
             self._fail(
                 CarpoolError(
-                    f"the {threading.current_thread().name} thread of the searcher broke: {error!r}; this is a fault of "
-                    "Carpool, please report it"
+                    f"the {threading.current_thread().name} thread of the searcher broke: "
+                    f"{error!r}; this is a fault of Carpool, please report it"
                 ),
                 sink,
             )
@@ -231,7 +252,7 @@ class SearcherStage:
             if opened is not None:
                 opened.executor.run(lambda search, found: self._found.put((search, found)))
 
-    def _open(self) -> Opened | None:
+    def _open(self) -> OpenSearcher | None:
         opened = self._open_parts()
         with self._lock:
             if not self._is_closing:
@@ -253,27 +274,45 @@ class SearcherStage:
             if is_wanted:
                 self._hand_over(held, outcome, sink)
 
-    def _outcome(self, held: _Part, found: Found | None, opened: Opened) -> Outcome:
+    def _outcome(self, held: _Part, found: SearchResult | None, opened: OpenSearcher) -> Outcome:
         grouped = held.unit.record.queries[held.part]
         now_us = self._clock.now_us()
         if found is None or (grouped.deadline_us is not None and now_us >= grouped.deadline_us):
             return expire(grouped, now_us)
         published_us = _published_us(held.unit)
         return finish(
-            held.unit.record, held.part, found, opened.documents, published_us=published_us, clock=self._clock
+            held.unit.record,
+            held.part,
+            found,
+            opened.documents,
+            published_us=published_us,
+            clock=self._clock,
         )
 
     def _hand_over(self, held: _Part, outcome: Outcome, sink: Sink) -> None:
         if outcome.answered is None:
             for stage in ("queue_search", "load", "search", "passages"):
-                self._metrics.stage_seconds.labels(stage=stage).observe(outcome.timings_us[stage] / 1_000_000)
-        elif outcome.failure is None:  # else it is counted once it is decided whether it is tried again
+                self._metrics.stage_seconds.labels(stage=stage).observe(
+                    outcome.timings_us[stage] / 1_000_000
+                )
+        elif (
+            outcome.failure is None
+        ):  # else it is counted once it is decided whether it is tried again
             self._metrics.answers.labels(stage="searcher", status=outcome.answered).inc()
         parts = ((held.unit.id, held.part),)
-        sink.done(Done(parts=parts, outputs=(outcome.output,), operations=outcome.operations, failure=outcome.failure))
+        sink.done(
+            Done(
+                parts=parts,
+                outputs=(outcome.output,),
+                operations=outcome.operations,
+                failure=outcome.failure,
+            )
+        )
 
-    def _check_fits(self, group: Group, opened: Opened) -> None:
-        """Raises `DeploymentError` where the group was planned on another index: its cluster ids would mean nothing."""
+    def _check_fits(self, group: Group, opened: OpenSearcher) -> None:
+        """Raises `DeploymentError` where the group was planned on another index: its cluster ids
+        would mean nothing.
+        """
         manifest = opened.manifest
         for what, theirs, ours in (
             ("centroids", group.centroids_fingerprint, manifest.centroids_fingerprint),
@@ -282,19 +321,21 @@ class SearcherStage:
         ):
             if theirs != ours:
                 raise DeploymentError(
-                    f"a group was planned with {what} {theirs}, and this searcher has {ours}: its cluster ids mean nothing "
-                    "here. Give grouper and searcher the same index ([index] dir) and restart the one that is behind; nothing "
-                    "is lost"
+                    f"a group was planned with {what} {theirs}, and this searcher has {ours}: its "
+                    "cluster ids mean nothing here. Give grouper and searcher the same index "
+                    "([index] dir) and restart the one that is behind; nothing is lost"
                 )
         for grouped in group.queries:
             if len(grouped.vector) != manifest.dimension * 4:
                 raise DeploymentError(
-                    f"the vector of query {grouped.query.query_id} has {len(grouped.vector)} bytes; {manifest.dimension} float32 "
-                    f"values have {manifest.dimension * 4}. The grouper is not of this version; deploy matching ones"
+                    f"the vector of query {grouped.query.query_id} has {len(grouped.vector)} "
+                    f"bytes; {manifest.dimension} float32 values have {manifest.dimension * 4}. "
+                    "The grouper is not of this version; deploy matching ones"
                 )
             if not all(0 <= cluster < manifest.nlist for cluster in grouped.clusters):
                 raise DeploymentError(
-                    f"query {grouped.query.query_id} probes a cluster that is not among the {manifest.nlist} of this index. The "
+                    f"query {grouped.query.query_id} probes a cluster that is not among the "
+                    f"{manifest.nlist} of this index. The "
                     "grouper is not of this version; deploy matching ones"
                 )
 
@@ -305,5 +346,7 @@ def _owed(unit: Unit[Group]) -> tuple[int, ...]:
 
 
 def _published_us(unit: Unit[Group]) -> int:
-    """When the grouper wrote the group, by the broker's timestamp; when it came here, where that is unset."""
+    """When the grouper wrote the group, by the broker's timestamp; when it came here, where that is
+    unset.
+    """
     return unit.source.timestamp_ms * 1_000 or unit.message.received_us

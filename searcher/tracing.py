@@ -1,12 +1,14 @@
-"""What a trace shows of the searcher: the retrieval of a query, by the semantic conventions for generative AI."""
+"""What a trace shows of the searcher: the retrieval of a query, by the semantic conventions for
+generative AI.
+"""
 
 from __future__ import annotations
 
-from carpool.telemetry.tracing.operation import Operation
-from searcher.execution.executor import Found
+from carpool.loop.tracing.operation import Operation
+from searcher.execution.executor import SearchResult
 
 
-def retrieval(index_version: str, found: Found, passages: int, ended_us: int) -> Operation:
+def retrieval(index_version: str, found: SearchResult, passages: int, ended_us: int) -> Operation:
     """Returns the search of a query, from when it was begun until its passages were fetched."""
     tiers = [probe.tier for probe in found.probes]
     return Operation(

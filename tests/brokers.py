@@ -1,4 +1,6 @@
-"""Brokers for tests: embedded and real Kafka, each started once a session. A plugin of `tests/conftest.py`."""
+"""Brokers for tests: embedded and real Kafka, each started once a session. A plugin of
+`tests/conftest.py`.
+"""
 
 from __future__ import annotations
 

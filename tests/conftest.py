@@ -1,7 +1,8 @@
-"""What a test needs is its marker; what this machine lacks is said once, in one line each, at the end.
+"""What a test needs is its marker; what this machine lacks is said once, in one line each, at the
+end.
 
-`CARPOOL_REQUIRE="kafka,data"` names what must be there: a test skipped for want of it fails the run. `.ci/run` sets it
-to everything that it has.
+`CARPOOL_REQUIRE="kafka,data"` names what must be there: a test skipped for want of it fails the
+run. `.ci/run` sets it to everything that it has.
 """
 
 from __future__ import annotations
@@ -50,14 +51,20 @@ def _lacks_vllm() -> str | None:
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed (make setup-vllm)"
     model = Path(os.environ.get("CARPOOL_TEST_MODEL") or DEFAULT_LLM_MODEL)
-    return None if (model / "config.json").is_file() else f"{model} is not a model folder (make setup-vllm)"
+    return (
+        None
+        if (model / "config.json").is_file()
+        else f"{model} is not a model folder (make setup-vllm)"
+    )
 
 
 def _lacks_compose() -> str | None:
     parser = os.environ.get("CARPOOL_COMPOSE_CONFIG")
     if not parser:
         return "CARPOOL_COMPOSE_CONFIG is not set"
-    return None if os.access(parser, os.X_OK) else f"CARPOOL_COMPOSE_CONFIG={parser} is not executable"
+    return (
+        None if os.access(parser, os.X_OK) else f"CARPOOL_COMPOSE_CONFIG={parser} is not executable"
+    )
 
 
 def _lacks_gpu() -> str | None:
@@ -82,10 +89,14 @@ _SKIPPED_OTHERWISE = pytest.StashKey[Counter[str]]()
 
 
 def _required() -> set[str]:
-    names = {name.strip() for name in os.environ.get("CARPOOL_REQUIRE", "").split(",") if name.strip()}
+    names = {
+        name.strip() for name in os.environ.get("CARPOOL_REQUIRE", "").split(",") if name.strip()
+    }
     unknown = names - {*NEEDS, *TAKES}
     if unknown:
-        raise pytest.UsageError(f"CARPOOL_REQUIRE names what no test needs: {', '.join(sorted(unknown))}")
+        raise pytest.UsageError(
+            f"CARPOOL_REQUIRE names what no test needs: {', '.join(sorted(unknown))}"
+        )
     return names
 
 
@@ -119,14 +130,19 @@ def _lacking(item: pytest.Item) -> tuple[str, str] | None:
         if item.get_closest_marker(name) and (reason := lacks()):
             return name, reason
     for name in TAKES:
-        asked = item.config.getoption(f"--run-{name}") or os.environ.get(f"CARPOOL_RUN_{name.upper()}") == "1"
+        asked = (
+            item.config.getoption(f"--run-{name}")
+            or os.environ.get(f"CARPOOL_RUN_{name.upper()}") == "1"
+        )
         if item.get_closest_marker(name) and not asked:
             return name, f"--run-{name} was not given"
     return None
 
 
 def _begin_with_what_takes_long(items: list[pytest.Item]) -> None:
-    """Orders files by the longest time that one of their tests may take, so that no worker is left alone with such a file."""
+    """Orders files by the longest time that one of their tests may take, so that no worker is left
+    alone with such a file.
+    """
     limits_s: dict[Path, float] = {}
     for item in items:
         marker = item.get_closest_marker("timeout")
@@ -135,7 +151,9 @@ def _begin_with_what_takes_long(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):  # one of several workers: xdist gives them files in this order
+    if hasattr(
+        config, "workerinput"
+    ):  # one of several workers: xdist gives them files in this order
         _begin_with_what_takes_long(items)
     for item in items:
         # Keywords would not do: they hold the names of folders too, and one is called kafka.
@@ -152,23 +170,34 @@ def _first_line(report: pytest.TestReport) -> str:
 
 
 class ReportBook:
-    """Says what failed, counts what was skipped by the need that it has; reports come here from every worker process too."""
+    """Says what failed, counts what was skipped by the need that it has; reports come here from
+    every worker process too.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Names a failure at once: a run that is cut off never comes to its end. Notes a skipped test, also where the test itself
-        decided to skip; what it needs travels with its report."""
-        if report.failed and (terminal := self._config.pluginmanager.get_plugin("terminalreporter")):
-            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when}): {_first_line(report)}", red=True)
+        """Names a failure at once: a run that is cut off never comes to its end. Notes a skipped
+        test, also where the test itself decided to skip; what it needs travels with its report.
+        """
+        if report.failed and (
+            terminal := self._config.pluginmanager.get_plugin("terminalreporter")
+        ):
+            terminal.write_line(
+                f"\nFAILED {report.nodeid} ({report.when}): {_first_line(report)}", red=True
+            )
         if not report.skipped or hasattr(report, "wasxfail"):
             return
         assert isinstance(report.longrepr, tuple), "a skip says where and why"
         reason = report.longrepr[-1].removeprefix("Skipped: ")
         lacking = next((name for name in (*NEEDS, *TAKES) if reason.startswith(f"{name}: ")), None)
-        names = [lacking] if lacking else [str(name) for key, name in report.user_properties if key == "needs"]
+        names = (
+            [lacking]
+            if lacking
+            else [str(name) for key, name in report.user_properties if key == "needs"]
+        )
         for name in names:
             self._config.stash[_SKIPPED][name] += 1
             self._config.stash[_REASONS].setdefault(name, reason.removeprefix(f"{name}: "))
@@ -191,16 +220,28 @@ def _missed(config: pytest.Config) -> list[str]:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if _missed(session.config) and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+    if _missed(session.config) and exitstatus in (
+        pytest.ExitCode.OK,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
+    ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     lines = [
-        (f"{name}: ", count, config.stash[_REASONS][name]) for name, count in sorted(config.stash[_SKIPPED].items())
+        (f"{name}: ", count, config.stash[_REASONS][name])
+        for name, count in sorted(config.stash[_SKIPPED].items())
     ]
-    lines += [("", count, reason) for reason, count in sorted(config.stash[_SKIPPED_OTHERWISE].items())]
+    lines += [
+        ("", count, reason) for reason, count in sorted(config.stash[_SKIPPED_OTHERWISE].items())
+    ]
     for what, count, reason in lines:
-        terminalreporter.write_line(f"{what}{count} test{'s' * (count > 1)} skipped: {reason}", yellow=True)
+        terminalreporter.write_line(
+            f"{what}{count} test{'s' * (count > 1)} skipped: {reason}", yellow=True
+        )
     for name in _missed(config):
-        terminalreporter.write_line(f"FAILED: CARPOOL_REQUIRE names {name}, and its tests were skipped", red=True)
+        terminalreporter.write_line(
+            f"FAILED: CARPOOL_REQUIRE names {name}, and its tests were skipped", red=True
+        )

@@ -1,4 +1,6 @@
-"""What `carpool bench figure` does: runs that are missing are made, a figure's JSON, table and picture come out."""
+"""What `carpool bench figure` does: runs that are missing are made, a figure's JSON, table and
+picture come out.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from bench.cagr_figures.outcome import SCHEMA_VERSION, Run
 from bench.cagr_figures.overlap import BATCHES, Overlap, overlap_of
 from bench.cagr_figures.plan import DATASETS, Load, PaperSettings, RunSpec, runs_of
 from bench.cagr_figures.questions import FILES, load_questions
-from bench.cagr_figures.report import FigureReport, RunStore, print_report, promises_of, read_report, write_json
+from bench.cagr_figures.report import (
+    FigureReport,
+    RunStore,
+    print_report,
+    promises_of,
+    read_report,
+    write_json,
+)
 from bench.cagr_figures.run import Tell, make_run
 from bench.cagr_figures.stated import STATED
 from bench.data import EvaluationData, find_data
@@ -36,8 +45,10 @@ OVERLAP_QUESTIONS = 5 * max(BATCHES)
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command is told. `model`: None for the services' own; `png`: where pictures go, None beside the JSON; `for_s`: no
-    further run begins after that; `again`: runs that are there are made again; `paper`: other settings than the paper's."""
+    """What the command is told. `model`: None for the services' own; `png`: where pictures go, None
+    beside the JSON; `for_s`: no further run begins after that; `again`: runs that are there are
+    made again; `paper`: other settings than the paper's.
+    """
 
     figure: int
     index: Path
@@ -90,7 +101,10 @@ def figure(wishes: Wishes, environ: Mapping[str, str] = os.environ) -> bool:
         revision=this_revision(),
         data=tuple(data_file(data.questions_path(FILES[dataset])) for dataset in used),
         index=_searched(index),
-        settings={"paper": msgspec.to_builtins(wishes.paper), "load": msgspec.to_builtins(wishes.load)},
+        settings={
+            "paper": msgspec.to_builtins(wishes.paper),
+            "load": msgspec.to_builtins(wishes.load),
+        },
         stated=STATED[wishes.figure],
         promises=promises_of(runs),
         runs=runs,
@@ -110,7 +124,9 @@ def _tell_people(report: FigureReport, path: Path, picture: Path) -> None:
     console.print(f"JSON: {path}\npicture: {picture}", soft_wrap=True)
 
 
-def _overlaps(index: OpenIndex, data: EvaluationData, embedder: Embedder, paper: PaperSettings) -> tuple[Overlap, ...]:
+def _overlaps(
+    index: OpenIndex, data: EvaluationData, embedder: Embedder, paper: PaperSettings
+) -> tuple[Overlap, ...]:
     overlaps = []
     for dataset in DATASETS:
         texts = load_questions(data, dataset, OVERLAP_QUESTIONS).measured
@@ -124,18 +140,26 @@ def _runs(wishes: Wishes, index: OpenIndex, data: EvaluationData) -> tuple[Run, 
     store, console, started_s = RunStore(wishes.out), Console(stderr=True), time.monotonic()
     specs = runs_of(wishes.figure, wishes.load, wishes.paper)
     version = index.manifest.index_version
-    found = {} if wishes.again else {spec: run for spec in specs if (run := store.find(spec, version)) is not None}
+    found = (
+        {}
+        if wishes.again
+        else {spec: run for spec in specs if (run := store.find(spec, version)) is not None}
+    )
     for spec in found:
         console.print(f"{spec.name}: there already, made {found[spec].started}", soft_wrap=True)
     missing = [spec for spec in specs if spec not in found]
     embedder = _embedder(index, wishes.model) if missing else None
     for number, spec in enumerate(missing, start=1):
         if wishes.for_s is not None and time.monotonic() - started_s > wishes.for_s and number > 1:
-            console.print(f"{len(missing) - number + 1} runs are left: the same command goes on with them")
+            console.print(
+                f"{len(missing) - number + 1} runs are left: the same command goes on with them"
+            )
             break
         assert embedder is not None
         with _progress(console, f"[{number}/{len(missing)}] {spec.name}") as tell:
-            run = make_run(spec, index, embedder, load_questions(data, spec.dataset, spec.queries), tell)
+            run = make_run(
+                spec, index, embedder, load_questions(data, spec.dataset, spec.queries), tell
+            )
         store.keep(run)
         found[spec] = run
         console.print(_told(spec, run), soft_wrap=True, highlight=False)
@@ -145,7 +169,8 @@ def _runs(wishes: Wishes, index: OpenIndex, data: EvaluationData) -> tuple[Run, 
 def _told(spec: RunSpec, run: Run) -> str:
     own = f"p99 {run.query_ms.p99:,.0f} ms by query, " if run.query_ms is not None else ""
     return (
-        f"{spec.name}: {own}{run.batch_ms.p99:,.0f} ms by batch, {run.hit_share:.0%} hits, {run.mb_a_query:,.1f} MB a query, "
+        f"{spec.name}: {own}{run.batch_ms.p99:,.0f} ms by batch, {run.hit_share:.0%} hits, "
+        f"{run.mb_a_query:,.1f} MB a query, "
         f"{run.queries_per_s:,.1f} queries/s{'' if run.totals.bytes_agree else ', BYTES DISAGREE'}"
     )
 
@@ -180,11 +205,17 @@ def _searched(index: OpenIndex) -> IndexSearched:
 
 @contextmanager
 def _progress(console: Console, name: str) -> Iterator[Tell]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+    )
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task(name)
 
         def tell(phase: str, done: int, total: int) -> None:
-            progress.update(task, description=f"{name}: {phase}", completed=done, total=max(total, 1))
+            progress.update(
+                task, description=f"{name}: {phase}", completed=done, total=max(total, 1)
+            )
 
         yield tell

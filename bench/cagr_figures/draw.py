@@ -1,4 +1,6 @@
-"""Drawing a figure out of its JSON: the paper's settings and clock above, ours below, the same colours throughout."""
+"""Drawing a figure out of its JSON: the paper's settings and clock above, ours below, the same
+colours throughout.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +26,39 @@ DRAWN: dict[int, tuple[tuple[float, float], Callable[[Any, FigureReport], None]]
 
 
 def draw(report: FigureReport, path: Path) -> None:
-    """Writes a PNG. Raises `ConfigError` where matplotlib is not installed or the file cannot be written."""
+    """Writes a PNG. Raises `ConfigError` where matplotlib is not installed or the file cannot be
+    written.
+    """
     try:
         import matplotlib
     except ImportError:
         raise ConfigError(
-            "the picture needs matplotlib, which is not installed: pip install 'carpool[bench]', and draw the JSON that was "
-            "written with --plot-only"
+            "the picture needs matplotlib, which is not installed: pip install 'carpool[bench]', "
+            "and draw the JSON that was written with --plot-only"
         ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     size, drawn = DRAWN[report.figure]
     with pyplot.rc_context(
-        {"font.size": 8, "axes.titlesize": 9, "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e4e4e4"}
+        {
+            "font.size": 8,
+            "axes.titlesize": 9,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.color": "#e4e4e4",
+        }
     ):
         picture = pyplot.figure(figsize=size, layout="constrained")
         try:
             drawn(picture, report)
             path.parent.mkdir(parents=True, exist_ok=True)
-            picture.savefig(path, dpi=DPI, metadata={"Software": None})  # the same figures, the same bytes
+            picture.savefig(
+                path, dpi=DPI, metadata={"Software": None}
+            )  # the same figures, the same bytes
         except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}; give another --png") from error
+            raise ConfigError(
+                f"cannot write {path}: {error.strerror}; give another --png"
+            ) from error
         finally:
             pyplot.close(picture)

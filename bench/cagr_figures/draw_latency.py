@@ -31,33 +31,51 @@ def _finish(panel: Any, title: str, x: str) -> None:
 
 
 def draw_nprobes(picture: Any, report: FigureReport) -> None:
-    """(a) the latency by nprobe, (b) hits and latency at the largest; below the same beside ours."""
+    """(a) the latency by nprobe, (b) hits and latency at the largest; below the same beside
+    ours.
+    """
     panels = picture.subplots(2, 2)
     published = [run for run in report.runs if run.spec.method == "edgerag"]
     ours = [run for run in report.runs if run.spec.method == "carpool"]
     shades = np.linspace(0.35, 0.95, len(published))
     for run, shade in zip(published, shades, strict=True):
-        _cdf(panels[0][0], run.series.query_ms(), color=str(1 - shade), label=f"nprobe {run.spec.nprobe}")
+        _cdf(
+            panels[0][0],
+            run.series.query_ms(),
+            color=str(1 - shade),
+            label=f"nprobe {run.spec.nprobe}",
+        )
     entries = published[0].spec.entries
-    _finish(panels[0][0], f"(a) latency, EdgeRAG's cache of {entries} entries\n{PAPER}", "ms, encoding to top-k")
+    _finish(
+        panels[0][0],
+        f"(a) latency, EdgeRAG's cache of {entries} entries\n{PAPER}",
+        "ms, encoding to top-k",
+    )
     largest = published[-1]
     latency_ms, hits = largest.series.query_ms(), largest.series.hit_shares(largest.spec.nprobe)
     _hits_and_latency(panels[0][1], largest, latency_ms, hits)
     panels[0][1].set_title(
-        f"(b) nprobe {largest.spec.nprobe}: median {np.median(latency_ms):,.0f} ms, most {latency_ms.max():,.0f} ms "
-        f"(at {hits[latency_ms.argmax()]:.0%} hits)\nthe paper: median 480 ms; query 198: 840 ms at 42 % hits"
+        f"(b) nprobe {largest.spec.nprobe}: median {np.median(latency_ms):,.0f} ms, most "
+        f"{latency_ms.max():,.0f} ms "
+        f"(at {hits[latency_ms.argmax()]:.0%} hits)\nthe paper: median 480 ms; query 198: 840 ms "
+        "at 42 % hits"
     )
     for run, style in zip(ours, STYLES, strict=False):
         beside = next(other for other in published if other.spec.nprobe == run.spec.nprobe)
         for each in (beside, run):
-            colour, label = COLOURS[each.spec.method], f"{NAMES[each.spec.method]}, nprobe {each.spec.nprobe}"
+            colour, label = (
+                COLOURS[each.spec.method],
+                f"{NAMES[each.spec.method]}, nprobe {each.spec.nprobe}",
+            )
             _cdf(panels[1][0], each.series.batch_ms(), color=colour, linestyle=style, label=label)
     _finish(panels[1][0], "latency, the asker's clock", "ms, arrival of the batch to top-k")
     last = ours[-1]
     _hits_and_latency(panels[1][1], last, last.series.batch_ms(), last.series.unread_shares())
     panels[1][1].set_title(
-        f"ours, nprobe {last.spec.nprobe}: bytes not read for it, and latency by the asker's clock\n"
-        f"MB a query: {NAMES['edgerag']} {largest.mb_a_query:,.1f}, ours {last.mb_a_query:,.1f}; queries/s: "
+        f"ours, nprobe {last.spec.nprobe}: bytes not read for it, and latency by the asker's "
+        "clock\n"
+        f"MB a query: {NAMES['edgerag']} {largest.mb_a_query:,.1f}, ours {last.mb_a_query:,.1f}; "
+        "queries/s: "
         f"{largest.queries_per_s:.1f}, {last.queries_per_s:.1f}"
     )
 
@@ -92,11 +110,16 @@ def draw_cdfs_and_means(picture: Any, report: FigureReport) -> None:
             for method in shown_methods:
                 run = one(report, dataset=dataset, method=method)
                 values = run.series.query_ms() if is_paper else run.series.batch_ms()
-                label = f"{NAMES[method]}, {dataset}: p99 {np.percentile(values, 99):,.0f}{_stated(run, is_paper)}"
+                label = (
+                    f"{NAMES[method]}, {dataset}: p99 "
+                    f"{np.percentile(values, 99):,.0f}{_stated(run, is_paper)}"
+                )
                 for panel in (row[0], tail):
                     _cdf(panel, values, color=COLOURS[method], linestyle=style, label=label)
         row[0].set_title(f"(a) {PAPER}" if is_paper else "(a) the asker's clock, ours beside")
-        row[0].set_xlabel("ms, encoding to top-k" if is_paper else "ms, arrival of the batch to top-k")
+        row[0].set_xlabel(
+            "ms, encoding to top-k" if is_paper else "ms, arrival of the batch to top-k"
+        )
         row[0].set_ylabel("share of queries")
         row[0].margins(x=0.02)
         row[0].legend(loc="lower right", fontsize=6)
@@ -111,12 +134,19 @@ def _stated(run: Run, is_paper: bool) -> str:
 
 
 def _means(
-    panel: Any, report: FigureReport, datasets: tuple[str, ...], methods: tuple[Method, ...], is_paper: bool
+    panel: Any,
+    report: FigureReport,
+    datasets: tuple[str, ...],
+    methods: tuple[Method, ...],
+    is_paper: bool,
 ) -> None:
     width = 0.8 / len(methods)
     for at, method in enumerate(methods):
         runs = [one(report, dataset=dataset, method=method) for dataset in datasets]
-        means = [float((run.series.query_ms() if is_paper else run.series.batch_ms()).mean()) for run in runs]
+        means = [
+            float((run.series.query_ms() if is_paper else run.series.batch_ms()).mean())
+            for run in runs
+        ]
         bars = panel.bar(
             np.arange(len(datasets)) + (at - (len(methods) - 1) / 2) * width,
             means,
@@ -129,7 +159,9 @@ def _means(
     panel.set_ylabel("ms")
     panel.margins(y=0.2)
     panel.set_title(
-        "(b) mean latency\nthe paper's means are not stated" if is_paper else "(b) mean latency, the asker's clock"
+        "(b) mean latency\nthe paper's means are not stated"
+        if is_paper
+        else "(b) mean latency, the asker's clock"
     )
     panel.legend(ncols=len(methods), loc="upper center")
 
@@ -138,16 +170,22 @@ def _means(
 
 
 def draw_thetas(picture: Any, report: FigureReport) -> None:
-    """p99 by theta, with and without prefetch, on both clocks; bytes; where the prefetch's time goes."""
+    """p99 by theta, with and without prefetch, on both clocks; bytes; where the prefetch's time
+    goes.
+    """
     panels = picture.subplots(2, 2)
-    thetas = sorted({run.spec.similarity_min for run in report.runs if run.spec.similarity_min is not None})
+    thetas = sorted(
+        {run.spec.similarity_min for run in report.runs if run.spec.similarity_min is not None}
+    )
     methods: tuple[Method, ...] = ("cagr-qg", "cagr-qgp")
     labels = {"cagr-qg": "QG: groups", "cagr-qgp": "QGP: groups and prefetch"}
     for method in methods:
         runs = [one(report, similarity_min=theta, method=method) for theta in thetas]
         style = {"color": COLOURS[method], "label": labels[method], "marker": "o"}
         x = [100 * theta for theta in thetas]
-        panels[0][0].plot(x, [run.query_ms.p99 for run in runs if run.query_ms is not None], **style)
+        panels[0][0].plot(
+            x, [run.query_ms.p99 for run in runs if run.query_ms is not None], **style
+        )
         panels[1][0].plot(x, [run.batch_ms.p99 for run in runs], **style)
         panels[1][1].plot(x, [run.mb_a_query for run in runs], **style)
         panels[0][1].plot(x, [run.totals.groups / len(run.batch_sizes) for run in runs], **style)
@@ -155,16 +193,26 @@ def draw_thetas(picture: Any, report: FigureReport) -> None:
     for theta, run in zip(thetas, prefetches, strict=True):
         words = f"{run.totals.prefetch_us / run.totals.duration_us:.0%}"
         panels[0][1].annotate(
-            words, (100 * theta, run.totals.groups / len(run.batch_sizes)), xytext=(0, 6), textcoords="offset points"
+            words,
+            (100 * theta, run.totals.groups / len(run.batch_sizes)),
+            xytext=(0, 6),
+            textcoords="offset points",
         )
     ours = one(report, method="carpool")
-    panels[1][0].axhline(ours.batch_ms.p99, color=COLOURS["carpool"], label="ours: no groups, no theta")
+    panels[1][0].axhline(
+        ours.batch_ms.p99, color=COLOURS["carpool"], label="ours: no groups, no theta"
+    )
     panels[1][1].axhline(ours.mb_a_query, color=COLOURS["carpool"], label="ours")
     titles = (
-        (panels[0][0], f"p99, {PAPER}\nthe paper: alike at 90 %, QGP up to 3.1 times less at 10 %", "ms"),
+        (
+            panels[0][0],
+            f"p99, {PAPER}\nthe paper: alike at 90 %, QGP up to 3.1 times less at 10 %",
+            "ms",
+        ),
         (
             panels[0][1],
-            "groups in a batch; written beside: the share of the run's time\nthat goes to prefetching",
+            "groups in a batch; written beside: the share of the run's time\nthat goes to "
+            "prefetching",
             "groups",
         ),
         (panels[1][0], "p99, the asker's clock", "ms"),

@@ -30,13 +30,19 @@ PAPER = "the paper's settings and clock"
 
 def one(report: FigureReport, **wanted: Any) -> Run:
     """Returns the run of `report` whose spec has these values; there is one."""
-    runs = [run for run in report.runs if all(getattr(run.spec, name) == value for name, value in wanted.items())]
+    runs = [
+        run
+        for run in report.runs
+        if all(getattr(run.spec, name) == value for name, value in wanted.items())
+    ]
     assert len(runs) == 1, f"{len(runs)} runs with {wanted}"
     return runs[0]
 
 
 def shown(run: Run, bounds: tuple[int, int]) -> slice:
-    """Returns the queries of these two numbers and between, counted from 1; the last so many where there are fewer."""
+    """Returns the queries of these two numbers and between, counted from 1; the last so many where
+    there are fewer.
+    """
     first, last = bounds
     count = min(run.queries, last - first + 1)
     stop = min(run.queries, last)
@@ -57,19 +63,28 @@ def draw_overlaps(picture: Any, report: FigureReport) -> None:
     for overlap, above, below in zip(report.overlaps, panels[0], panels[1], strict=True):
         matrix = np.array(overlap.shown)
         count = len(matrix)
-        image = above.imshow(matrix, cmap="Blues", vmin=0, vmax=1, origin="lower", extent=(0.5, count + 0.5) * 2)
+        image = above.imshow(
+            matrix, cmap="Blues", vmin=0, vmax=1, origin="lower", extent=(0.5, count + 0.5) * 2
+        )
         above.grid(False)
         above.set_xticks(range(1, count + 1, 3))
         above.set_yticks(range(1, count + 1, 3))
         above.set_title(
             f"{overlap.dataset}: Jaccard of C(q), the paper's settings\n"
-            f"adjacent {overlap.adjacent:.0%}, any two {overlap.any_pair:.0%}, best of 99 others {overlap.best:.0%}"
+            f"adjacent {overlap.adjacent:.0%}, any two {overlap.any_pair:.0%}, best of 99 others "
+            f"{overlap.best:.0%}"
         )
         picture.colorbar(image, ax=above, shrink=0.8)
         sizes = [shared.batch for shared in overlap.shared]
-        below.plot(sizes, [shared.reads_alone for shared in overlap.shared], "o-", color=COLOURS["edgerag"])
-        below.plot(sizes, [shared.groups for shared in overlap.shared], "s-", color=COLOURS["cagr-qgp"])
-        below.plot(sizes, [shared.distinct for shared in overlap.shared], "o-", color=COLOURS["carpool"])
+        below.plot(
+            sizes, [shared.reads_alone for shared in overlap.shared], "o-", color=COLOURS["edgerag"]
+        )
+        below.plot(
+            sizes, [shared.groups for shared in overlap.shared], "s-", color=COLOURS["cagr-qgp"]
+        )
+        below.plot(
+            sizes, [shared.distinct for shared in overlap.shared], "o-", color=COLOURS["carpool"]
+        )
         below.legend(
             loc="upper left",
             labels=[
@@ -88,7 +103,9 @@ def draw_overlaps(picture: Any, report: FigureReport) -> None:
 
 
 def draw_hits(picture: Any, report: FigureReport) -> None:
-    """Hit ratios of queries 100 to 200 above; below the share of bytes that no read of their own brought."""
+    """Hit ratios of queries 100 to 200 above; below the share of bytes that no read of their own
+    brought.
+    """
     datasets = tuple(dict.fromkeys(run.spec.dataset for run in report.runs))
     panels = picture.subplots(2, len(datasets), sharey=True, squeeze=False)
     for dataset, above, below in zip(datasets, panels[0], panels[1], strict=True):
@@ -107,30 +124,52 @@ def draw_hits(picture: Any, report: FigureReport) -> None:
 def _line(panel: Any, run: Run, values: Floats) -> None:
     part = shown(run, FIG4_QUERIES)
     label = f"{NAMES[run.spec.method]}: mean {values.mean():.0%}, least {values.min():.0%}"
-    panel.plot(numbers(part), 100 * values[part], color=COLOURS[run.spec.method], linewidth=1, label=label)
+    panel.plot(
+        numbers(part), 100 * values[part], color=COLOURS[run.spec.method], linewidth=1, label=label
+    )
     panel.set_ylim(-3, 103)
     panel.set_ylabel("%")
 
 
 def _bytes(runs: Sequence[Run]) -> str:
-    return "read in all, MB a query: " + ", ".join(f"{NAMES[run.spec.method]} {run.mb_a_query:.1f}" for run in runs)
+    return "read in all, MB a query: " + ", ".join(
+        f"{NAMES[run.spec.method]} {run.mb_a_query:.1f}" for run in runs
+    )
 
 
 # ---- Figure 5
 
 
 def draw_bytes(picture: Any, report: FigureReport) -> None:
-    """Bytes, latency and hits of queries 250 to 300: the published above, ours and all together below."""
+    """Bytes, latency and hits of queries 250 to 300: the published above, ours and all together
+    below.
+    """
     panels = picture.subplots(2, 2)
     for panel, method in ((panels[0][0], "edgerag"), (panels[0][1], "cagr-qgp")):
         run = one(report, method=method)
-        _three(panel, run, run.series.query_ms(), run.series.hit_shares(run.spec.nprobe), "query", "clusters in memory")
+        _three(
+            panel,
+            run,
+            run.series.query_ms(),
+            run.series.hit_shares(run.spec.nprobe),
+            "query",
+            "clusters in memory",
+        )
     ours = one(report, method="carpool")
-    _three(panels[1][0], ours, ours.series.batch_ms(), ours.series.unread_shares(), "batch", "bytes not read for it")
+    _three(
+        panels[1][0],
+        ours,
+        ours.series.batch_ms(),
+        ours.series.unread_shares(),
+        "batch",
+        "bytes not read for it",
+    )
     _all_bytes(panels[1][1], report)
 
 
-def _three(panel: Any, run: Run, latency_ms: Floats, hits: Floats, clock: str, hits_are: str) -> None:
+def _three(
+    panel: Any, run: Run, latency_ms: Floats, hits: Floats, clock: str, hits_are: str
+) -> None:
     part = shown(run, FIG5_QUERIES)
     colour = COLOURS[run.spec.method]
     read_mb = np.array(run.series.read_bytes)[part] / 1e6
@@ -146,8 +185,10 @@ def _three(panel: Any, run: Run, latency_ms: Floats, hits: Floats, clock: str, h
     full = latency_ms[hits >= 1]
     at_full = f", at 100 % hits {full.max():,.0f} ms" if len(full) and clock == "query" else ""
     panel.set_title(
-        f"{NAMES[run.spec.method]}, {'the paper' if clock == 'query' else 'the asker'}'s clock (line)\n"
-        f"all queries: median {np.median(latency_ms):,.0f} ms, at most {latency_ms.max():,.0f} ms{at_full}"
+        f"{NAMES[run.spec.method]}, {'the paper' if clock == 'query' else 'the asker'}'s clock "
+        "(line)\n"
+        f"all queries: median {np.median(latency_ms):,.0f} ms, at most {latency_ms.max():,.0f} "
+        f"ms{at_full}"
     )
     panel.set_ylim(0, 1.3 * max(100.0, read_mb.max()))
     panel.legend(loc="upper left", ncols=2)
@@ -157,10 +198,18 @@ def _all_bytes(panel: Any, report: FigureReport) -> None:
     for at, run in enumerate(report.runs):
         panel.bar(at, run.mb_a_query, color=COLOURS[run.spec.method])
         words = (
-            f"{run.mb_a_query:.1f} MB, {run.queries_per_s:.1f} queries/s\nbatch p99 {run.batch_ms.p99:,.0f} ms\n"
+            f"{run.mb_a_query:.1f} MB, {run.queries_per_s:.1f} queries/s\nbatch p99 "
+            f"{run.batch_ms.p99:,.0f} ms\n"
             f"embedding {run.encode_ms:.0f} ms a query"
         )
-        panel.annotate(words, (at, run.mb_a_query), ha="center", va="bottom", xytext=(0, 2), textcoords="offset points")
+        panel.annotate(
+            words,
+            (at, run.mb_a_query),
+            ha="center",
+            va="bottom",
+            xytext=(0, 2),
+            textcoords="offset points",
+        )
     panel.set_xticks(range(len(report.runs)), [NAMES[run.spec.method] for run in report.runs])
     panel.margins(y=0.25)
     panel.set_title("MB read a query, prefetches included")

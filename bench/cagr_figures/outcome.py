@@ -23,10 +23,11 @@ Floats = npt.NDArray[np.float64]
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """A value for each query, query 1 first.
 
-    `batch`: which batch it came in; `group`: which group of the run. `encode_us`: embedding and probing it, alone;
-    `load_us`, `search_us`: waiting for reads and scoring, from the beginning of its own search; meaningless for `carpool`,
-    which searches all queries of a batch at once. `batch_us`: from the arrival of its batch to its result.
-    `hits`: of its clusters, those in memory when its turn came. `read_bytes`: of the clusters that were read for its sake;
+    `batch`: which batch it came in; `group`: which group of the run. `encode_us`: embedding and
+    probing it, alone; `load_us`, `search_us`: waiting for reads and scoring, from the beginning of
+    its own search; meaningless for `carpool`, which searches all queries of a batch at once.
+    `batch_us`: from the arrival of its batch to its result. `hits`: of its clusters, those in
+    memory when its turn came. `read_bytes`: of the clusters that were read for its sake;
     `probed_bytes`: of all its clusters.
     """
 
@@ -41,27 +42,42 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     probed_bytes: Ints
 
     def query_ms(self) -> Floats:
-        """The paper's clock, section 4.1: from encoding the query to its top-k. What others wait for is not in it."""
-        total_us = np.array([self.encode_us, self.load_us, self.search_us], dtype=np.float64).sum(axis=0)
+        """The paper's clock, section 4.1: from encoding the query to its top-k. What others wait
+        for is not in it.
+        """
+        total_us = np.array([self.encode_us, self.load_us, self.search_us], dtype=np.float64).sum(
+            axis=0
+        )
         return np.asarray(total_us / 1e3, dtype=np.float64)
 
     def batch_ms(self) -> Floats:
-        """The asker's clock: from the arrival of the batch to the query's top-k; encoding, grouping, waiting included."""
+        """The asker's clock: from the arrival of the batch to the query's top-k; encoding,
+        grouping, waiting included.
+        """
         return np.array(self.batch_us) / 1e3
 
     def hit_shares(self, nprobe: int) -> Floats:
-        """The share of its clusters that each query found in memory: the paper's cache hit ratio."""
+        """The share of its clusters that each query found in memory: the paper's cache hit
+        ratio.
+        """
         return np.array(self.hits) / nprobe
 
     def unread_shares(self) -> Floats:
-        """The share of its clusters' bytes that no read for its sake brought: in memory, or read for another one."""
-        read, probed = np.array(self.read_bytes, dtype=np.float64), np.array(self.probed_bytes, dtype=np.float64)
+        """The share of its clusters' bytes that no read for its sake brought: in memory, or read
+        for another one.
+        """
+        read, probed = (
+            np.array(self.read_bytes, dtype=np.float64),
+            np.array(self.probed_bytes, dtype=np.float64),
+        )
         return np.asarray(1 - read / probed, dtype=np.float64)
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the measured part. `bytes_read` by our count, `kernel_bytes` by the kernel's. `held_bytes`: in memory, mean and most,
-    looked at after each query. `prefetch_us`: between groups, on no query's own clock. `grouping_us`: of all batches."""
+    """Of the measured part. `bytes_read` by our count, `kernel_bytes` by the kernel's.
+    `held_bytes`: in memory, mean and most, looked at after each query. `prefetch_us`: between
+    groups, on no query's own clock. `grouping_us`: of all batches.
+    """
 
     duration_us: int
     bytes_read: int
@@ -113,7 +129,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def encode_ms(self) -> float:
-        """The mean time of embedding and probing a query alone: a query's on both clocks, a batch's on the asker's."""
+        """The mean time of embedding and probing a query alone: a query's on both clocks, a batch's
+        on the asker's.
+        """
         return float(np.mean(self.series.encode_us)) / 1e3
 
     @property

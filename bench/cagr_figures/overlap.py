@@ -1,4 +1,6 @@
-"""Figure 1: how much the clusters of one question are those of another; and what a batch of them shares in all. Pure."""
+"""Figure 1: how much the clusters of one question are those of another; and what a batch of them
+shares in all. Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,19 @@ import numpy as np
 
 from bench.cagr_figures.plan import Dataset, PaperSettings
 from bench.search.contestant import Int32
-from grouper.plan.grouping import plan_groups
+from grouper.plan.grouping import grouping_policy
 from grouper.plan.jaccard import jaccard_matrix
-from grouper.plan.orders import group_order
-from grouper.plan.policies import grouping_policy
+from grouper.plan.order import group_order
+from grouper.plan.plan_groups import plan_groups
 
 SHOWN = 20
 BATCHES = (20, 40, 60, 80, 100)
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over whole batches of `batch` questions. `reads_alone`: clusters they probe, each question for itself;
-    `distinct`: clusters they probe together; `groups`: of Algorithm 1."""
+    """Means over whole batches of `batch` questions. `reads_alone`: clusters they probe, each
+    question for itself; `distinct`: clusters they probe together; `groups`: of Algorithm 1.
+    """
 
     batch: int
     reads_alone: float
@@ -27,10 +30,12 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
-    """Overlaps of the questions of a dataset, as Jaccard indexes (Eq. 2). `shown`: the first questions with each other.
+    """Overlaps of the questions of a dataset, as Jaccard indexes (Eq. 2). `shown`: the first
+    questions with each other.
 
-    `adjacent`, `any_pair`: means over questions that follow each other, and over all pairs of a batch of 100. `best`: the
-    mean of each question with the one that is most like it in that batch; `over_60`: the share whose best is over 0.6.
+    `adjacent`, `any_pair`: means over questions that follow each other, and over all pairs of a
+    batch of 100. `best`: the mean of each question with the one that is most like it in that batch;
+    `over_60`: the share whose best is over 0.6.
     """
 
     dataset: Dataset
@@ -44,7 +49,9 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overlap_of(dataset: Dataset, probes: Int32, settings: PaperSettings) -> Overlap:
-    """Returns the overlaps. `probes`: (questions, nprobe) int32, at least as many questions as the largest batch."""
+    """Returns the overlaps. `probes`: (questions, nprobe) int32, at least as many questions as the
+    largest batch.
+    """
     largest = max(BATCHES)
     if len(probes) < largest:
         raise ValueError(f"{len(probes)} questions do not make a batch of {largest}")
@@ -69,10 +76,15 @@ def _cut(probes: Int32, batch: int) -> list[Int32]:
 
 
 def _shared(probes: Int32, batch: int, settings: PaperSettings) -> Shared:
-    policy = grouping_policy("greedy", jaccard_similarity_min=settings.similarity_min, linkage="single")
+    policy = grouping_policy(
+        "greedy", jaccard_similarity_min=settings.similarity_min, linkage="single"
+    )
     order = group_order("arrival")
     parts = _cut(probes, batch)
-    groups = [plan_groups(part.tolist(), before=(), deadlines=(), policy=policy, order=order) for part in parts]
+    groups = [
+        plan_groups(part.tolist(), before=(), deadlines=(), policy=policy, order=order)
+        for part in parts
+    ]
     return Shared(
         batch=batch,
         reads_alone=float(batch * probes.shape[1]),

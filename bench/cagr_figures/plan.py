@@ -12,8 +12,9 @@ Dataset = Literal["nq", "hotpotqa", "fever"]
 DATASETS: tuple[Dataset, ...] = get_args(Dataset)
 
 Method = Literal["edgerag", "cagr-qg", "cagr-qgp", "carpool"]
-"""`edgerag`: query by query in order of arrival. `cagr-qg`: in groups. `cagr-qgp`: in groups, with the prefetch between them.
-`carpool`: cluster by cluster."""
+"""`edgerag`: query by query in order of arrival. `cagr-qg`: in groups. `cagr-qgp`: in groups, with
+the prefetch between them. `carpool`: cluster by cluster.
+"""
 
 NUMBERS = (1, 2, 4, 5, 6, 7)
 """The figures that show measurements; Fig. 3 is a drawing."""
@@ -36,8 +37,9 @@ class PaperSettings(msgspec.Struct, frozen=True, kw_only=True):
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One run: one method over the questions of one dataset. Two specs that are equal need one run.
 
-    `entries`: clusters that the cache holds; `carpool` gets the bytes of as many mean clusters instead. `similarity_min`: the
-    paper's theta, None where nothing is grouped. `queries`: measured after `warm_up_s` of others.
+    `entries`: clusters that the cache holds; `carpool` gets the bytes of as many mean clusters
+    instead. `similarity_min`: the paper's theta, None where nothing is grouped. `queries`: measured
+    after `warm_up_s` of others.
     """
 
     dataset: Dataset
@@ -68,16 +70,22 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def runs_of(figure: int, load: Load, settings: PaperSettings) -> tuple[RunSpec, ...]:
-    """Returns the runs that a figure shows, in the order in which they are made. None for Fig. 1: nothing is searched there."""
+    """Returns the runs that a figure shows, in the order in which they are made. None for Fig. 1:
+    nothing is searched there.
+    """
     return tuple(dict.fromkeys(_runs(figure, load, settings)))
 
 
 def _runs(figure: int, load: Load, settings: PaperSettings) -> Iterator[RunSpec]:
     if figure == 2:
         for nprobe in settings.nprobes_fig2:
-            yield _spec("hotpotqa", "edgerag", load, settings, nprobe=nprobe, entries=settings.entries_fig2)
+            yield _spec(
+                "hotpotqa", "edgerag", load, settings, nprobe=nprobe, entries=settings.entries_fig2
+            )
         for nprobe in dict.fromkeys((settings.nprobes_fig2[0], settings.nprobes_fig2[-1])):
-            yield _spec("hotpotqa", "carpool", load, settings, nprobe=nprobe, entries=settings.entries_fig2)
+            yield _spec(
+                "hotpotqa", "carpool", load, settings, nprobe=nprobe, entries=settings.entries_fig2
+            )
     if figure in (4, 5, 6):
         for dataset in DATASETS if figure != 5 else ("hotpotqa",):
             yield _spec(dataset, "edgerag", load, settings)

@@ -1,4 +1,6 @@
-"""What a figure leaves behind: its JSON, from which alone it is drawn, the runs that several figures share, and a table."""
+"""What a figure leaves behind: its JSON, from which alone it is drawn, the runs that several
+figures share, and a table.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ RUNS_NAME = "runs"
 
 
 class FigureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure. `stated`: what the paper's text says of it. Runs may be of other figures' calls: each says when it was made."""
+    """A figure. `stated`: what the paper's text says of it. Runs may be of other figures' calls:
+    each says when it was made.
+    """
 
     schema_version: int
     figure: int
@@ -49,7 +53,11 @@ def promises_of(runs: tuple[Run, ...]) -> dict[str, bool]:
     """Returns what the runs of a figure promise, and whether it held."""
     if not runs:
         return {}  # nothing was read
-    return {"bytes by the kernel agree with our own count within 2 %": all(run.totals.bytes_agree for run in runs)}
+    return {
+        "bytes by the kernel agree with our own count within 2 %": all(
+            run.totals.bytes_agree for run in runs
+        )
+    }
 
 
 class RunStore:
@@ -59,7 +67,9 @@ class RunStore:
         self._folder = folder / RUNS_NAME
 
     def find(self, spec: RunSpec, index_version: str) -> Run | None:
-        """Returns the run that was made with these very settings on this index, None where there is none."""
+        """Returns the run that was made with these very settings on this index, None where there is
+        none.
+        """
         path = self._path(spec)
         if not path.is_file():
             return None
@@ -67,7 +77,11 @@ class RunStore:
             run = msgspec.json.decode(path.read_bytes(), type=Run)
         except msgspec.DecodeError:
             return None  # of an older version of this bench, or cut short: made again
-        is_same = run.spec == spec and run.index_version == index_version and run.schema_version == SCHEMA_VERSION
+        is_same = (
+            run.spec == spec
+            and run.index_version == index_version
+            and run.schema_version == SCHEMA_VERSION
+        )
         return run if is_same else None
 
     def keep(self, run: Run) -> None:
@@ -93,10 +107,13 @@ def read_report(path: Path) -> FigureReport:
     try:
         report = msgspec.json.decode(path.read_bytes(), type=FigureReport)
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path} holds no figure: {error}; measure it first, without --plot-only") from error
+        raise ConfigError(
+            f"{path} holds no figure: {error}; measure it first, without --plot-only"
+        ) from error
     if report.schema_version != SCHEMA_VERSION:
         raise ConfigError(
-            f"{path} is of schema version {report.schema_version}, and this is {SCHEMA_VERSION}: measure it again"
+            f"{path} is of schema version {report.schema_version}, and this is {SCHEMA_VERSION}: "
+            "measure it again"
         )
     return report
 
@@ -107,11 +124,15 @@ def print_report(console: Console, report: FigureReport) -> None:
     for line in STATED[report.figure]:
         console.print(f"the paper: {line}", soft_wrap=True)
     for promise, held in report.promises.items():
-        console.print(f"{'[green]holds [/]' if held else '[red]BROKEN[/]'} {promise}", soft_wrap=True)
+        console.print(
+            f"{'[green]holds [/]' if held else '[red]BROKEN[/]'} {promise}", soft_wrap=True
+        )
 
 
 def _run_table(report: FigureReport) -> Table:
-    table = Table(title=f"Figure {report.figure}: latencies in ms, by query (the paper's clock) and by batch")
+    table = Table(
+        title=f"Figure {report.figure}: latencies in ms, by query (the paper's clock) and by batch"
+    )
     names = (
         "run",
         "query mean",
@@ -143,12 +164,23 @@ def _run_table(report: FigureReport) -> Table:
 
 
 def _spread(found: Spread | None) -> tuple[str, str, str]:
-    return ("-", "-", "-") if found is None else (f"{found.mean:,.1f}", f"{found.p50:,.1f}", f"{found.p99:,.1f}")
+    return (
+        ("-", "-", "-")
+        if found is None
+        else (f"{found.mean:,.1f}", f"{found.p50:,.1f}", f"{found.p99:,.1f}")
+    )
 
 
 def _overlap_table(report: FigureReport) -> Table:
     table = Table(title="Figure 1: overlap of the clusters of two questions, Jaccard")
-    for name in ("questions", "adjacent", "any two", "best of 99 others", "with a best over 60 %", "1 and 10"):
+    for name in (
+        "questions",
+        "adjacent",
+        "any two",
+        "best of 99 others",
+        "with a best over 60 %",
+        "1 and 10",
+    ):
         table.add_column(name, justify="left" if name == "questions" else "right")
     for overlap in report.overlaps:
         table.add_row(

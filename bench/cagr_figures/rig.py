@@ -1,4 +1,6 @@
-"""What searches in a run: the searcher's own parts, either with the paper's cache of entries, or as the searcher opens them."""
+"""What searches in a run: the searcher's own parts, either with the paper's cache of entries, or as
+the searcher opens them.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.cache.arena import Arena, choose_block_bytes
-from searcher.cache.cluster_cache import ClusterCache
-from searcher.cache.cluster_memory import ClusterMemory, ReadRules
-from searcher.cache.edgerag import EdgeRag
+from searcher.build import open_search_plane
 from searcher.events import NoEvents
 from searcher.execution.executor import Executor
 from searcher.execution.query_by_query import QueryByQuery
-from searcher.opening import open_plane
+from searcher.memory.arena import Arena, choose_block_bytes
+from searcher.memory.cluster_cache import ClusterCache
+from searcher.memory.cluster_memory import ClusterMemory, ReadRules
+from searcher.plan.eviction.edgerag import EdgeRag
 from searcher.plan.reads import ReadLimits, ReadPlanner
 from searcher.settings import SearcherSettings
+from searcher.store.factory import open_engine
 from searcher.store.files import SegmentFiles
-from searcher.store.opening import open_engine
 
 DEPTH = 16
 READ_TIMEOUT_US = 30_000_000
@@ -34,8 +36,9 @@ LOOK_EVERY_S = 0.0002
 class PrefetchBetweenGroups(ClusterCache):
     """A cluster cache whose prefetch is over before the next group begins.
 
-    CaGR-RAG, Algorithm 1, lines 35-37: to prefetch is a step of the loop, after the last search of a group. No query is being
-    searched meanwhile, so that on a clock of single queries it costs nobody anything; `prefetch_us` keeps what it took.
+    CaGR-RAG, Algorithm 1, lines 35-37: to prefetch is a step of the loop, after the last search of
+    a group. No query is being searched meanwhile, so that on a clock of single queries it costs
+    nobody anything; `prefetch_us` keeps what it took.
     """
 
     prefetch_us = 0
@@ -55,7 +58,9 @@ class PrefetchBetweenGroups(ClusterCache):
 
 @dataclass(frozen=True, kw_only=True)
 class Rig:
-    """An open way to search. `limit`: what the cache holds at most, in words; `prefetch_us`: between groups, so far."""
+    """An open way to search. `limit`: what the cache holds at most, in words; `prefetch_us`:
+    between groups, so far.
+    """
 
     executor: Executor
     memory: ClusterMemory
@@ -67,23 +72,35 @@ class Rig:
 
 
 def open_rig(spec: RunSpec, index: OpenIndex, clock: Clock) -> Rig:
-    """Returns what `spec` searches with; nothing is in memory. Raises `ConfigError` where the index has too few clusters."""
+    """Returns what `spec` searches with; nothing is in memory. Raises `ConfigError` where the index
+    has too few clusters.
+    """
     if spec.nprobe > index.manifest.nlist or spec.entries > index.manifest.nlist:
         raise ConfigError(
-            f"the figure needs nprobe {spec.nprobe} and a cache of {spec.entries} clusters, and the index has "
+            f"the figure needs nprobe {spec.nprobe} and a cache of {spec.entries} clusters, and "
+            "the index has "
             f"{index.manifest.nlist}: name one of nlist 100, as in the paper, with --index"
         )
-    return _open_carpool(spec, index, clock) if spec.method == "carpool" else _open_published(spec, index, clock)
+    return (
+        _open_carpool(spec, index, clock)
+        if spec.method == "carpool"
+        else _open_published(spec, index, clock)
+    )
 
 
 def _open_carpool(spec: RunSpec, index: OpenIndex, clock: Clock) -> Rig:
-    """The searcher's default, told of nothing that waits, with the bytes of as many mean clusters as the paper's cache holds."""
+    """The searcher's default, told of nothing that waits, with the bytes of as many mean clusters
+    as the paper's cache holds.
+    """
     total_bytes = sum(extent.size_bytes for extent in index.extents)
     budget_bytes = max(
-        total_bytes * spec.entries // len(index.extents), 2 * max(extent.size_bytes for extent in index.extents)
+        total_bytes * spec.entries // len(index.extents),
+        2 * max(extent.size_bytes for extent in index.extents),
     )
     metrics = Metrics()
-    plane = open_plane(index, SearcherSettings(budget_bytes=budget_bytes), metrics, clock, events=NoEvents())
+    plane = open_search_plane(
+        index, SearcherSettings(budget_bytes=budget_bytes), metrics, clock, events=NoEvents()
+    )
     return Rig(
         executor=plane.executor,
         memory=plane.memory,
@@ -98,13 +115,13 @@ def _open_carpool(spec: RunSpec, index: OpenIndex, clock: Clock) -> Rig:
 def _open_published(spec: RunSpec, index: OpenIndex, clock: Clock) -> Rig:
     """EdgeRAG's cache of `entries` clusters of any size, query by query.
 
-    Memory is counted in clusters: the planner is told that each takes 1 of a budget of `entries`, being read or resident.
-    The arena holds the largest ones, so that entries are the only limit.
+    Memory is counted in clusters: the planner is told that each takes 1 of a budget of `entries`,
+    being read or resident. The arena holds the largest ones, so that entries are the only limit.
     """
     if not index.manifest.read_latency_us:
         raise ConfigError(
-            f"{index.dir} has no profile of read latencies, by which EdgeRAG's cache evicts (section 4.1): make one with "
-            f"carpool index profile {index.dir}"
+            f"{index.dir} has no profile of read latencies, by which EdgeRAG's cache evicts "
+            f"(section 4.1): make one with carpool index profile {index.dir}"
         )
     sizes = sorted((extent.size_bytes for extent in index.extents), reverse=True)
     block_bytes = choose_block_bytes(index.layout.page_bytes, sum(sizes) // len(sizes))
@@ -122,20 +139,26 @@ def _open_published(spec: RunSpec, index: OpenIndex, clock: Clock) -> Rig:
         clock=clock,
         events=NoEvents(),
     )
-    policy = EdgeRag({ClusterId(c): latency_us for c, latency_us in enumerate(index.manifest.read_latency_us)})
+    policy = EdgeRag(
+        {ClusterId(c): latency_us for c, latency_us in enumerate(index.manifest.read_latency_us)}
+    )
     limits = ReadLimits(
         budget_bytes=spec.entries,
         demand_reads_max=DEPTH,
         prefetch_reads_max=DEPTH,
         prefetch="after_group" if spec.method == "cagr-qgp" else "none",
     )
-    planner = ReadPlanner(limits, {ClusterId(extent.cluster): 1 for extent in index.extents}, policy)
+    planner = ReadPlanner(
+        limits, {ClusterId(extent.cluster): 1 for extent in index.extents}, policy
+    )
     cache = PrefetchBetweenGroups(memory=memory, planner=planner, metrics=metrics)
 
     def check() -> None:
         planner.check_integrity()
         memory.check_integrity()
-        assert memory.residents() == planner.residents() and len(planner.residents()) <= spec.entries
+        assert (
+            memory.residents() == planner.residents() and len(planner.residents()) <= spec.entries
+        )
 
     def close() -> None:
         assert memory.close(CLOSE_TIMEOUT_S), "a read did not come back"

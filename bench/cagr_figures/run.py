@@ -23,20 +23,22 @@ from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex
 from carpool.embedding import Embedder
 from carpool.errors import ConfigError
-from grouper.plan.grouping import plan_groups
-from grouper.plan.orders import group_order
-from grouper.plan.policies import grouping_policy
+from grouper.plan.grouping import grouping_policy
+from grouper.plan.order import group_order
+from grouper.plan.plan_groups import plan_groups
 from schemas.record import ClusterId
-from searcher.execution.executor import Found, Search, SearchGroup
+from searcher.execution.executor import Search, SearchGroup, SearchResult
 
 WAIT_S = 600.0
 
 Tell = Callable[[str, int, int], None]
-"""Is told the phase (`warming up`, `measuring`), and how much of how much of it is done: seconds, queries."""
+"""Is told the phase (`warming up`, `measuring`), and how much of how much of it is done: seconds,
+queries.
+"""
 
 
 class _Answer(NamedTuple):
-    found: Found
+    found: SearchResult
     ended_us: int
     held_bytes: int
 
@@ -65,17 +67,29 @@ class _Row(NamedTuple):
 
 
 class Runner:
-    """Asks batches of texts of one rig. `index` and `embedder` belong to the caller, as does the rig."""
+    """Asks batches of texts of one rig. `index` and `embedder` belong to the caller, as does the
+    rig.
+    """
 
-    def __init__(self, spec: RunSpec, rig: Rig, index: OpenIndex, embedder: Embedder, clock: Clock) -> None:
-        self._spec, self._rig, self._index, self._embedder, self._clock = spec, rig, index, embedder, clock
+    def __init__(
+        self, spec: RunSpec, rig: Rig, index: OpenIndex, embedder: Embedder, clock: Clock
+    ) -> None:
+        self._spec, self._rig, self._index, self._embedder, self._clock = (
+            spec,
+            rig,
+            index,
+            embedder,
+            clock,
+        )
         self._answers: queue.SimpleQueue[tuple[int, _Answer] | BaseException] = queue.SimpleQueue()
         self._next_key = 0
         self._batch = self._group = 0
         self.grouping_us = 0
         is_grouped = spec.similarity_min is not None
         self._policy = grouping_policy(
-            "greedy" if is_grouped else "none", jaccard_similarity_min=spec.similarity_min or 0.0, linkage="single"
+            "greedy" if is_grouped else "none",
+            jaccard_similarity_min=spec.similarity_min or 0.0,
+            linkage="single",
         )
         self._order = group_order("arrival")
         self._thread = threading.Thread(target=self._search, name="search", daemon=True)
@@ -87,7 +101,9 @@ class Runner:
         return self._group
 
     def ask(self, texts: Iterable[str]) -> list[_Row]:
-        """Searches a batch and returns its queries in their order. Blocks. Raises what the search thread raises."""
+        """Searches a batch and returns its queries in their order. Blocks. Raises what the search
+        thread raises.
+        """
         arrived_us = self._clock.now_us()
         asked = [self._encode(text) for text in texts]
         began_us = self._clock.now_us()
@@ -99,7 +115,11 @@ class Runner:
             self._rig.executor.join(self._search_group(asked, group, first_key, next_query))
         self._next_key += len(asked)
         answers = dict(self._take() for _ in asked)
-        group_of = {member: number for number, group in enumerate(groups, start=self._group) for member in group}
+        group_of = {
+            member: number
+            for number, group in enumerate(groups, start=self._group)
+            for member in group
+        }
         rows = [
             self._row(group_of[member], query, answers[first_key + member], arrived_us)
             for member, query in enumerate(asked)
@@ -114,21 +134,31 @@ class Runner:
         self._thread.join(WAIT_S)
 
     def _encode(self, text: str) -> _Asked:
-        """Embeds and probes one question alone: steps 1 and 2 of the paper's listing, section 2.2."""
+        """Embeds and probes one question alone: steps 1 and 2 of the paper's listing, section
+        2.2.
+        """
         began_us = self._clock.now_us()
         vector = self._embedder.encode([text])
         clusters = probe(self._index.centroids, vector, self._spec.nprobe)[0]
-        return _Asked(vector[0], tuple(map(ClusterId, clusters.tolist())), self._clock.now_us() - began_us)
+        return _Asked(
+            vector[0], tuple(map(ClusterId, clusters.tolist())), self._clock.now_us() - began_us
+        )
 
     def _groups(self, asked: list[_Asked]) -> tuple[tuple[int, ...], ...]:
         """Positions in search order. `carpool` takes a batch whole, as it comes."""
         if self._spec.method == "carpool":
             return (tuple(range(len(asked))),)
         clusters = [query.clusters for query in asked]
-        return plan_groups(clusters, before=(), deadlines=(), policy=self._policy, order=self._order)
+        return plan_groups(
+            clusters, before=(), deadlines=(), policy=self._policy, order=self._order
+        )
 
     def _search_group(
-        self, asked: list[_Asked], group: tuple[int, ...], first_key: int, next_query: tuple[ClusterId, ...]
+        self,
+        asked: list[_Asked],
+        group: tuple[int, ...],
+        first_key: int,
+        next_query: tuple[ClusterId, ...],
     ) -> SearchGroup:
         searches = tuple(
             Search(
@@ -144,9 +174,11 @@ class Runner:
         return SearchGroup(searches=searches, window=self._batch, next_query=advice)
 
     def _search(self) -> None:
-        def finish(search: Search, found: Found | None) -> None:
+        def finish(search: Search, found: SearchResult | None) -> None:
             assert found is not None, "no query here has a deadline"
-            self._answers.put((search.key, _Answer(found, self._clock.now_us(), self._rig.memory.used_bytes)))
+            self._answers.put(
+                (search.key, _Answer(found, self._clock.now_us(), self._rig.memory.used_bytes))
+            )
 
         try:
             self._rig.executor.run(finish)
@@ -163,7 +195,8 @@ class Runner:
         found = answer.found
         if found.skipped:
             raise ConfigError(
-                f"clusters {found.skipped} could not be read: {found.errors}; check the index: carpool index verify"
+                f"clusters {found.skipped} could not be read: {found.errors}; check the index: "
+                "carpool index verify"
             )
         return _Row(
             batch=self._batch,
@@ -179,10 +212,14 @@ class Runner:
         )
 
 
-def make_run(spec: RunSpec, index: OpenIndex, embedder: Embedder, questions: Questions, tell: Tell) -> Run:
-    """Warms up, measures, and returns what was measured. Blocks. Raises `ConfigError` where the index does not fit.
+def make_run(
+    spec: RunSpec, index: OpenIndex, embedder: Embedder, questions: Questions, tell: Tell
+) -> Run:
+    """Warms up, measures, and returns what was measured. Blocks. Raises `ConfigError` where the
+    index does not fit.
 
-    What is read is read past the page cache, so that nothing needs dropping; the cache under test is what warms up.
+    What is read is read past the page cache, so that nothing needs dropping; the cache under test
+    is what warms up.
     """
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), SystemClock()
     rig = open_rig(spec, index, clock)
@@ -193,7 +230,9 @@ def make_run(spec: RunSpec, index: OpenIndex, embedder: Embedder, questions: Que
             before = _look(rig, runner, clock)
             rows: list[_Row] = []
             rng = np.random.default_rng(spec.seed)
-            for batch in batches(questions.measured, batch_min=spec.batch_min, batch_max=spec.batch_max, rng=rng):
+            for batch in batches(
+                questions.measured, batch_min=spec.batch_min, batch_max=spec.batch_max, rng=rng
+            ):
                 rows.extend(runner.ask(batch))
                 tell("measuring", len(rows), len(questions.measured))
             after = _look(rig, runner, clock)
@@ -221,15 +260,23 @@ def make_run(spec: RunSpec, index: OpenIndex, embedder: Embedder, questions: Que
         revision=this_revision(),
         batch_sizes=tuple(np.unique([row.batch for row in rows], return_counts=True)[1].tolist()),
         totals=totals,
-        series=Series(**{name: tuple(getattr(row, name) for row in rows) for name in Series.__struct_fields__}),
+        series=Series(
+            **{name: tuple(getattr(row, name) for row in rows) for name in Series.__struct_fields__}
+        ),
     )
 
 
-def _warm_up(spec: RunSpec, runner: Runner, questions: Questions, clock: Clock, tell: Tell) -> tuple[int, int]:
-    """Asks other questions for a minute (section 4.1), whole batches; returns how many, and how long it took."""
+def _warm_up(
+    spec: RunSpec, runner: Runner, questions: Questions, clock: Clock, tell: Tell
+) -> tuple[int, int]:
+    """Asks other questions for a minute (section 4.1), whole batches; returns how many, and how
+    long it took.
+    """
     began_us, asked = clock.now_us(), 0
     rng = np.random.default_rng([spec.seed, 1])
-    for batch in endless(questions.warm_up, batch_min=spec.batch_min, batch_max=spec.batch_max, rng=rng):
+    for batch in endless(
+        questions.warm_up, batch_min=spec.batch_min, batch_max=spec.batch_max, rng=rng
+    ):
         took_us = clock.now_us() - began_us
         tell("warming up", min(int(took_us / 1e6), int(spec.warm_up_s)), int(spec.warm_up_s))
         if took_us >= spec.warm_up_s * 1e6:
@@ -240,7 +287,9 @@ def _warm_up(spec: RunSpec, runner: Runner, questions: Questions, clock: Clock, 
 
 def _look(rig: Rig, runner: Runner, clock: Clock) -> dict[str, int]:
     count = partial(rig.metrics.registry.get_sample_value, "carpool_bytes_read_total")
-    demanded, prefetched = (int(count({"purpose": purpose}) or 0) for purpose in ("demand", "prefetch"))
+    demanded, prefetched = (
+        int(count({"purpose": purpose}) or 0) for purpose in ("demand", "prefetch")
+    )
     return {
         "duration_us": clock.now_us(),
         "bytes_read": demanded + prefetched,

@@ -1,1 +1,3 @@
-"""`carpool bench chaos`: is anything lost or repeated while services and brokers are killed and paused?"""
+"""`carpool bench chaos`: is anything lost or repeated while services and brokers are killed and
+paused?
+"""

@@ -1,6 +1,8 @@
-"""The books over every topic: what was published, and where it was seen. Pure functions and a ledger; no brokers.
+"""The books over every topic: what was published, and where it was seen. Pure functions and a
+ledger; no brokers.
 
-What is counted is the input record, not the query id: by the place in `rag.queries.v1` that every later record names.
+What is counted is the input record, not the query id: by the place in `rag.queries.v1` that every
+later record names.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class SeenRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong with one input record. `seen`: where it was seen, by topic: partition/offset, seconds into the run."""
+    """What went wrong with one input record. `seen`: where it was seen, by topic: partition/offset,
+    seconds into the run.
+    """
 
     what: str
     query_id: str
@@ -46,10 +50,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChaosBooks(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of all input records. `lost` have no terminal answer; `duplicates` counts by topic what came beyond the first.
+    """What became of all input records. `lost` have no terminal answer; `duplicates` counts by
+    topic what came beyond the first.
 
-    `unpublished`: questions that the brokers acknowledged and that are not in their topic. `foreign`: records about an input
-    record that nobody published. `reentered`: queries that a service sent round again. `faults` names up to 20 of each kind.
+    `unpublished`: questions that the brokers acknowledged and that are not in their topic.
+    `foreign`: records about an input record that nobody published. `reentered`: queries that a
+    service sent round again. `faults` names up to 20 of each kind.
     """
 
     acknowledged: int
@@ -66,7 +72,13 @@ class ChaosBooks(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def holds(self) -> bool:
         """Whether nothing was lost and nothing came twice."""
-        wrong = (self.unpublished, self.published_twice, self.lost, self.foreign, *self.duplicates.values())
+        wrong = (
+            self.unpublished,
+            self.published_twice,
+            self.lost,
+            self.foreign,
+            *self.duplicates.values(),
+        )
         return not any(wrong)
 
 
@@ -74,7 +86,9 @@ class TopicLedger:
     """Takes every committed record, in any order, and closes the books."""
 
     def __init__(self, started_ms: int) -> None:
-        """`started_ms`: when the run began, epoch milliseconds; faults say when in it a record was written."""
+        """`started_ms`: when the run began, epoch milliseconds; faults say when in it a record was
+        written.
+        """
         self._started_ms = started_ms
         self._query_ids: dict[str, str] = {}
         self._reentered = 0
@@ -82,15 +96,22 @@ class TopicLedger:
         self._statuses: Counter[str] = Counter()
 
     def take(self, record: SeenRecord) -> None:
-        """Notes a record of one of `TOPICS`. Raises `RecordError` for one that cannot be decoded."""
-        place = f"{record.partition}/{record.offset} at {(record.timestamp_ms - self._started_ms) / 1_000:.2f} s"
+        """Notes a record of one of `TOPICS`. Raises `RecordError` for one that cannot be
+        decoded.
+        """
+        place = (
+            f"{record.partition}/{record.offset} at "
+            f"{(record.timestamp_ms - self._started_ms) / 1_000:.2f} s"
+        )
         match record.topic:
             case QUERIES.name:
                 self._query(record, place)
             case GROUPS.name:
                 group = decode(Group, record.value, record.headers)
                 for part, grouped in enumerate(group.queries):
-                    self._note(record.topic, grouped.source, f"{place}, part {part} by {group.grouper}")
+                    self._note(
+                        record.topic, grouped.source, f"{place}, part {part} by {group.grouper}"
+                    )
             case RETRIEVALS.name:
                 retrieval = decode(Retrieval, record.value, record.headers)
                 if retrieval.is_final:
@@ -109,7 +130,9 @@ class TopicLedger:
         self._note(record.topic, source, place)
 
     def _note(self, topic: str, source: Source | None, place: str) -> None:
-        self._seen[topic].setdefault("nowhere" if source is None else _name(source), []).append(place)
+        self._seen[topic].setdefault("nowhere" if source is None else _name(source), []).append(
+            place
+        )
 
     def close(self, acknowledged: Iterable[str]) -> ChaosBooks:
         """Returns the books. `acknowledged`: ids of the questions that the brokers took."""
@@ -117,11 +140,23 @@ class TopicLedger:
         times_published = Counter(self._query_ids.values())
         lost = [record for record in self._query_ids if record not in self._seen[ANSWERS.name]]
         twice = {
-            topic: [record for record, places in self._seen[topic].items() if len(places) > 1] for topic in TOPICS[1:]
+            topic: [record for record, places in self._seen[topic].items() if len(places) > 1]
+            for topic in TOPICS[1:]
         }
-        foreign = sorted({record for topic in TOPICS[1:] for record in self._seen[topic]} - self._query_ids.keys())
-        kinds = {"lost": lost, **{f"twice in {topic}": twice[topic] for topic in twice}, "never published": foreign}
-        faults = [self._fault(what, record) for what, records in kinds.items() for record in records[:EXAMPLES_MAX]]
+        foreign = sorted(
+            {record for topic in TOPICS[1:] for record in self._seen[topic]}
+            - self._query_ids.keys()
+        )
+        kinds = {
+            "lost": lost,
+            **{f"twice in {topic}": twice[topic] for topic in twice},
+            "never published": foreign,
+        }
+        faults = [
+            self._fault(what, record)
+            for what, records in kinds.items()
+            for record in records[:EXAMPLES_MAX]
+        ]
         return ChaosBooks(
             acknowledged=len(wanted),
             published=len(self._query_ids),
@@ -130,7 +165,8 @@ class TopicLedger:
             reentered=self._reentered,
             lost=len(lost),
             duplicates={
-                topic: sum(len(self._seen[topic][record]) - 1 for record in records) for topic, records in twice.items()
+                topic: sum(len(self._seen[topic][record]) - 1 for record in records)
+                for topic, records in twice.items()
             },
             foreign=len(foreign),
             statuses=dict(sorted(self._statuses.items())),
@@ -141,14 +177,19 @@ class TopicLedger:
         seen = {topic: tuple(self._seen[topic].get(record, ())) for topic in TOPICS}
         last = next((topic for topic in reversed(TOPICS) if seen[topic]), "nowhere")
         return Fault(
-            what=what, query_id=self._query_ids.get(record, "unknown"), record=record, seen=seen, last_seen=last
+            what=what,
+            query_id=self._query_ids.get(record, "unknown"),
+            record=record,
+            seen=seen,
+            last_seen=last,
         )
 
 
 def fault_lines(faults: Iterable[Fault]) -> list[str]:
     """Returns a line for each fault: what, which, and where it was seen."""
     return [
-        f"{fault.what}: {fault.query_id} ({fault.record}), last seen in {fault.last_seen}: {_trace(fault.seen)}"
+        f"{fault.what}: {fault.query_id} ({fault.record}), last seen in {fault.last_seen}: "
+        f"{_trace(fault.seen)}"
         for fault in faults
     ]
 

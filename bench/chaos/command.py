@@ -28,7 +28,9 @@ TIME_MAX_S = 900.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for. `minutes`: over which the questions are published; `settings`: SECTION.NAME=VALUE each."""
+    """What was asked for. `minutes`: over which the questions are published; `settings`:
+    SECTION.NAME=VALUE each.
+    """
 
     queries: int
     kills: int
@@ -40,8 +42,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it, added up. Times are seconds.
 
-    `back_after_s`: from a strike until the process was up again, by name of the process; `quiet_after_s`: the longest time
-    without an answer after a strike, by its kind.
+    `back_after_s`: from a strike until the process was up again, by name of the process;
+    `quiet_after_s`: the longest time without an answer after a strike, by its kind.
     """
 
     run: ChaosRun
@@ -53,7 +55,9 @@ class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: Options, work: Path, json_file: Path | None) -> bool:
-    """Runs the benchmark in the folder `work`; returns whether its promises held. Blocks for minutes. Raises `CarpoolError`."""
+    """Runs the benchmark in the folder `work`; returns whether its promises held. Blocks for
+    minutes. Raises `CarpoolError`.
+    """
     require_kafka()
     started_s, machine = time.time(), this_machine()
     notes = Console(stderr=True, highlight=False)
@@ -62,7 +66,11 @@ def run(options: Options, work: Path, json_file: Path | None) -> bool:
     settings = parse_settings(options.settings)
     duration_s = options.minutes * 60
     plan = plan_strikes(
-        options.kills, duration_s=duration_s, seed=options.seed, members=members(), brokers=broker_names(BROKERS)
+        options.kills,
+        duration_s=duration_s,
+        seed=options.seed,
+        members=members(),
+        brokers=broker_names(BROKERS),
     )
     notes.print(f"logs of services: {folder}")
     result = summed_up(
@@ -101,7 +109,9 @@ def summed_up(run: ChaosRun) -> ChaosResult:
         run=msgspec.structs.replace(run, answers_s=()),  # told by the times between them
         struck_by_kind=dict(sorted(Counter(struck.kind for struck in run.struck).items())),
         in_transaction=len(inside),
-        in_transaction_with_offsets=sum(bool(each.transaction and each.transaction.holds_offsets) for each in inside),
+        in_transaction_with_offsets=sum(
+            bool(each.transaction and each.transaction.holds_offsets) for each in inside
+        ),
         back_after_s=_spreads(run.back_after_s),
         quiet_after_s=_spreads(quiet_after_s(run.struck, run.answers_s)),
     )
@@ -112,10 +122,15 @@ def promises(result: ChaosResult, *, kills: int) -> dict[str, bool]:
     books, inside = result.run.books, in_transaction_min(kills)
     return {
         "nothing lost: every question has a terminal answer": not (books.lost or books.unpublished),
-        "nothing twice, in any topic": not (books.published_twice or any(books.duplicates.values())),
+        "nothing twice, in any topic": not (
+            books.published_twice or any(books.duplicates.values())
+        ),
         "nothing that nobody asked": not books.foreign,
         "no transaction is left open": not result.run.open_at_end,
-        f"{kills} strikes, each with work in flight and progress since the last": len(result.run.struck) >= kills,
+        f"{kills} strikes, each with work in flight and progress since the last": len(
+            result.run.struck
+        )
+        >= kills,
         f"{inside} or more kills inside an open transaction": result.in_transaction >= inside,
         f"done within {TIME_MAX_S / 60:g} minutes": result.run.took_s <= TIME_MAX_S,
     }
@@ -126,30 +141,45 @@ def print_chaos(console: Console, result: ChaosResult) -> None:
     run, books = result.run, result.run.books
     facts = Table("", "", title="Chaos", show_header=False)
     rows: dict[str, Any] = {
-        "questions published": f"{books.published:,} in {run.load.duration_s:.0f} s; all answered after {run.took_s:.0f} s",
+        "questions published": f"{books.published:,} in {run.load.duration_s:.0f} s; all answered "
+        f"after {run.took_s:.0f} s",
         "answers by status": _counts(books.statuses),
         "lost": books.lost + books.unpublished,
         "twice, by topic": _counts(books.duplicates),
         "sent round again by a service": books.reentered,
         "strikes by kind": _counts(result.struck_by_kind),
-        "kills inside an open transaction": f"{result.in_transaction}, {result.in_transaction_with_offsets} of them with offsets",
+        "kills inside an open transaction": f"{result.in_transaction}, "
+        f"{result.in_transaction_with_offsets} of them with offsets",
         "strikes that never counted": len(run.not_struck),
-        "ended by themselves, and were started again": _counts(Counter(each.name for each in run.ended)),
-        **{metric.removeprefix("carpool_"): _counts(counts) for metric, counts in run.counters.items()},
+        "ended by themselves, and were started again": _counts(
+            Counter(each.name for each in run.ended)
+        ),
+        **{
+            metric.removeprefix("carpool_"): _counts(counts)
+            for metric, counts in run.counters.items()
+        },
     }
     for name, value in rows.items():
         facts.add_row(name, str(value))
     console.print(facts)
     times = Table("seconds", "times", "p50", "p99", "max", title="Recovery")
-    for title, spreads in (("back up", result.back_after_s), ("no answer after", result.quiet_after_s)):
+    for title, spreads in (
+        ("back up", result.back_after_s),
+        ("no answer after", result.quiet_after_s),
+    ):
         for name, found in spreads.items():
             times.add_row(
-                f"{title}: {name}", str(found.count), *(f"{each:.1f}" for each in (found.p50, found.p99, found.max))
+                f"{title}: {name}",
+                str(found.count),
+                *(f"{each:.1f}" for each in (found.p50, found.p99, found.max)),
             )
     console.print(times)
     for each in run.behind:
         place = f"{each.topic}[{each.partition}]"
-        console.print(f"  [red]{each.group} committed {each.committed} of {each.end} in {place} ({each.metadata})[/]")
+        console.print(
+            f"  [red]{each.group} committed {each.committed} of {each.end} in {place} "
+            f"({each.metadata})[/]"
+        )
     for line in fault_lines(books.faults):
         console.print(f"  [red]{line}[/]")
 
@@ -159,4 +189,8 @@ def _counts(counts: Mapping[str, float]) -> str:
 
 
 def _spreads(values: Mapping[Any, Sequence[float]]) -> dict[str, Spread]:
-    return {str(name): found for name, each in sorted(values.items()) if (found := spread(each)) is not None}
+    return {
+        str(name): found
+        for name, each in sorted(values.items())
+        if (found := spread(each)) is not None
+    }

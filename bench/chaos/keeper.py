@@ -1,4 +1,6 @@
-"""Keeps processes going: starts again what was killed or ended by itself, lets go on what was paused, each in its time."""
+"""Keeps processes going: starts again what was killed or ended by itself, lets go on what was
+paused, each in its time.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Target(Protocol):
 
 
 class EndedByItself(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that ended without being killed: fenced by whoever took its place over, or broken."""
+    """A process that ended without being killed: fenced by whoever took its place over, or
+    broken.
+    """
 
     name: str
     at_s: float
@@ -55,7 +59,9 @@ class Kept:
 
 @dataclass(slots=True)
 class Keeper:
-    """All processes of a run. Times are seconds of the run; nothing blocks for longer than a look at a process."""
+    """All processes of a run. Times are seconds of the run; nothing blocks for longer than a look
+    at a process.
+    """
 
     kept: Mapping[str, Kept]
     ended: list[EndedByItself] = field(default_factory=list)
@@ -73,7 +79,9 @@ class Keeper:
         """Notes that this one was paused; it goes on after `away_s`."""
         self._away(name, "paused", now_s, away_s)
 
-    def _away(self, name: str, state: Literal["dead", "paused"], now_s: float, away_s: float) -> None:
+    def _away(
+        self, name: str, state: Literal["dead", "paused"], now_s: float, away_s: float
+    ) -> None:
         kept = self.kept[name]
         kept.state, kept.struck_s, kept.until_s = state, now_s, now_s + away_s
 

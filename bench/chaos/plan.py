@@ -24,11 +24,15 @@ BEGIN_SHARE, END_SHARE = 0.04, 0.92
 DOWN_S = (0.0, 3.0)
 """How long a killed process stays away before it is started again."""
 PAUSE_S = (0.5, 12.0)
-"""How long a process is paused: for some members longer than the session time-out, so that others take over meanwhile."""
+"""How long a process is paused: for some members longer than the session time-out, so that others
+take over meanwhile.
+"""
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
-    """One strike. `victims`: the first of them with work in flight is struck. `away_s`: for how long it is dead or paused."""
+    """One strike. `victims`: the first of them with work in flight is struck. `away_s`: for how
+    long it is dead or paused.
+    """
 
     at_s: float
     kind: Kind
@@ -39,7 +43,9 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 def plan_strikes(
     count: int, *, duration_s: float, seed: int, members: Sequence[str], brokers: Sequence[str]
 ) -> tuple[Strike, ...]:
-    """Returns `count` strikes over `duration_s`, in order: kinds by `SHARES`, each at a moment in its own slice of the time."""
+    """Returns `count` strikes over `duration_s`, in order: kinds by `SHARES`, each at a moment in
+    its own slice of the time.
+    """
     rng = random.Random(seed)
     kinds = [kind for kind, number in kind_counts(count).items() for _ in range(number)]
     rng.shuffle(kinds)
@@ -59,7 +65,9 @@ def plan_strikes(
 
 
 def kind_counts(count: int) -> dict[Kind, int]:
-    """Returns how many strikes are of each kind: `SHARES` of `count`, rounded so that they add up (largest remainders first)."""
+    """Returns how many strikes are of each kind: `SHARES` of `count`, rounded so that they add up
+    (largest remainders first).
+    """
     counts = {kind: int(share * count) for kind, share in SHARES.items()}
     by_remainder = sorted(SHARES, key=lambda kind: counts[kind] - SHARES[kind] * count)
     for kind in by_remainder[: count - sum(counts.values())]:

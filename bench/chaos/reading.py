@@ -21,7 +21,9 @@ BATCH = 500
 
 
 def read_committed(kafka: KafkaSettings, topics: Sequence[str]) -> Iterator[SeenRecord]:
-    """Yields every committed record of the topics. Raises `CarpoolError` when an end is not reached in `TIMEOUT_S`."""
+    """Yields every committed record of the topics. Raises `CarpoolError` when an end is not reached
+    in `TIMEOUT_S`.
+    """
     consumer = confluent_kafka.Consumer(
         client_config(kafka)
         | {
@@ -43,7 +45,9 @@ def read_committed(kafka: KafkaSettings, topics: Sequence[str]) -> Iterator[Seen
         until_s = time.monotonic() + TIMEOUT_S
         while missing:
             if time.monotonic() > until_s:
-                raise CarpoolError(f"these partitions have no end, so nothing can be counted: {sorted(missing)}")
+                raise CarpoolError(
+                    f"these partitions have no end, so nothing can be counted: {sorted(missing)}"
+                )
             for message in consumer.consume(BATCH, timeout=0.2):
                 error = message.error()
                 if error is None:
@@ -57,7 +61,9 @@ def read_committed(kafka: KafkaSettings, topics: Sequence[str]) -> Iterator[Seen
 
 
 class Behind(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition in which a service has not come to the end: what it committed, and where the log ends."""
+    """A partition in which a service has not come to the end: what it committed, and where the log
+    ends.
+    """
 
     group: str
     topic: str
@@ -67,18 +73,25 @@ class Behind(msgspec.Struct, frozen=True, kw_only=True):
     end: int
 
 
-def behind(kafka: KafkaSettings, group: str, topic: str, last_offsets: Mapping[int, int]) -> Iterator[Behind]:
-    """Yields the partitions where a consumer group has committed no offset beyond the last record. Raises `CarpoolError`.
+def behind(
+    kafka: KafkaSettings, group: str, topic: str, last_offsets: Mapping[int, int]
+) -> Iterator[Behind]:
+    """Yields the partitions where a consumer group has committed no offset beyond the last record.
+    Raises `CarpoolError`.
 
     `last_offsets`: of the last record that a reader of committed records sees, by partition.
     """
     config = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_uncommitted"}
     consumer = confluent_kafka.Consumer(client_config(kafka) | config, logger=LOGGER)
     try:
-        wanted = [confluent_kafka.TopicPartition(topic, partition) for partition in sorted(last_offsets)]
+        wanted = [
+            confluent_kafka.TopicPartition(topic, partition) for partition in sorted(last_offsets)
+        ]
         found = consumer.committed(wanted, timeout=COMMITTED_TIMEOUT_S)
     except confluent_kafka.KafkaException as error:
-        raise CarpoolError(f"what {group} committed cannot be read: {error.args[0].str()}") from error
+        raise CarpoolError(
+            f"what {group} committed cannot be read: {error.args[0].str()}"
+        ) from error
     finally:
         consumer.close()
     for raw in found:

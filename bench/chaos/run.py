@@ -1,4 +1,6 @@
-"""One run of chaos: a cluster, two members of each service, a steady load, strikes; then the books over every topic."""
+"""One run of chaos: a cluster, two members of each service, a steady load, strikes; then the books
+over every topic.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ from bench.stack import SERVICES, ServiceProcess, Stack, member_names
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.admin import create_topics
+from carpool.kafka.fencing import transactional_id
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.takeover import transactional_id
 from carpool.testing.kafka import KafkaCluster
 from carpool.testing.transactions import Transaction, describe_transaction
 from producers.arrivals import bounded, even
@@ -39,7 +41,9 @@ from schemas.topics import ANSWERS
 MEMBERS = 2
 TURN_S = 0.05
 LOOK_S = 1.0
-"""How often metrics of all members are read, so that little of what a life counted is lost with it."""
+"""How often metrics of all members are read, so that little of what a life counted is lost with
+it.
+"""
 TELL_S = 5.0
 STALLED_S = 120.0
 SETTLE_S = 3.0
@@ -54,7 +58,9 @@ COUNTERS = {
 
 
 class ChaosRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened. Times are seconds of the run. `counters`: what all lives counted as last seen, by metric and label."""
+    """What happened. Times are seconds of the run. `counters`: what all lives counted as last seen,
+    by metric and label.
+    """
 
     took_s: float
     load: LoadSummary
@@ -96,7 +102,9 @@ class _Counters:
 class _Load(threading.Thread):
     """Publishes the questions at a steady rate."""
 
-    def __init__(self, kafka: KafkaSettings, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float) -> None:
+    def __init__(
+        self, kafka: KafkaSettings, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float
+    ) -> None:
         super().__init__(name="load", daemon=True)
         self._publisher = Publisher(kafka, ClientSettings(publish_timeout_ms=PUBLISH_TIMEOUT_MS))
         self._questions = questions
@@ -124,15 +132,17 @@ class _Load(threading.Thread):
             self._publisher.close(5.0)
 
     def end(self) -> LoadSummary:
-        """Waits for the end. Raises `CarpoolError` when not every question is known to be in its topic."""
+        """Waits for the end. Raises `CarpoolError` when not every question is known to be in its
+        topic.
+        """
         self.join()
         if self._failure is not None:
             raise self._failure
         assert self.summary is not None, "a load that ended without an error has a summary"
         if self.summary.errors or self.summary.unacknowledged:
             raise CarpoolError(
-                f"{self.summary.errors} questions failed and {self.summary.unacknowledged} were not acknowledged "
-                f"({self.summary.first_error}): it cannot be told what is lost"
+                f"{self.summary.errors} questions failed and {self.summary.unacknowledged} were "
+                f"not acknowledged ({self.summary.first_error}): it cannot be told what is lost"
             )
         return self.summary
 
@@ -141,9 +151,17 @@ class _Run:
     """The run as the strikes see it (`bench.chaos.strikes.Seen`), and the turns between them."""
 
     def __init__(
-        self, *, cluster: KafkaCluster, stack: Stack, kafka: KafkaSettings, reader: TopicReader, load: _Load
+        self,
+        *,
+        cluster: KafkaCluster,
+        stack: Stack,
+        kafka: KafkaSettings,
+        reader: TopicReader,
+        load: _Load,
     ) -> None:
-        self.keeper = Keeper({kept.name: kept for kept in (*_kept_members(stack), *_kept_brokers(cluster))})
+        self.keeper = Keeper(
+            {kept.name: kept for kept in (*_kept_members(stack), *_kept_brokers(cluster))}
+        )
         self.counters = _Counters()
         self.started_us = 0
         self._cluster = cluster
@@ -173,7 +191,9 @@ class _Run:
 
     def in_flight(self, member: str) -> int:
         """See `Seen`."""
-        return int(self.counters.look(member, self._stack[member]).get("carpool_units_in_flight", 0))
+        return int(
+            self.counters.look(member, self._stack[member]).get("carpool_units_in_flight", 0)
+        )
 
     def transaction(self, member: str) -> Transaction | None:
         """See `Seen`."""
@@ -183,19 +203,28 @@ class _Run:
     def brokers_are_whole(self) -> bool:
         """See `Seen`."""
         names = [name for name in self.keeper.kept if name.startswith(BROKER)]
-        return all(self.keeper.is_up(name) for name in names) and self._cluster.missing_copies() == 0
+        return (
+            all(self.keeper.is_up(name) for name in names) and self._cluster.missing_copies() == 0
+        )
 
     def turn(self, struck: int, tell: Callable[[str], None]) -> None:
-        """Brings back what is due, looks at the metrics and tells of progress now and then, and waits for a moment."""
+        """Brings back what is due, looks at the metrics and tells of progress now and then, and
+        waits for a moment.
+        """
         self.keeper.step(self.now_s())
         if self.now_s() >= self._next_look_s:
             self._next_look_s = self.now_s() + LOOK_S
             self.look()
         if self.now_s() >= self._next_told_s:
             self._next_told_s = self.now_s() + TELL_S
-            away = ", ".join(f"{kept.name} {kept.state}" for kept in self.keeper.kept.values() if kept.state != "up")
+            away = ", ".join(
+                f"{kept.name} {kept.state}"
+                for kept in self.keeper.kept.values()
+                if kept.state != "up"
+            )
             tell(
-                f"{self.now_s():.0f} s: {self.published():,} sent, {self.answered():,} answered, {struck} struck, "
+                f"{self.now_s():.0f} s: {self.published():,} sent, {self.answered():,} answered, "
+                f"{struck} struck, "
                 f"{len(self.keeper.ended)} ended by themselves{f'; {away}' if away else ''}"
             )
         time.sleep(TURN_S)
@@ -227,7 +256,9 @@ def run_chaos(
     settings: Mapping[str, str],
     tell: Callable[[str], None],
 ) -> ChaosRun:
-    """Runs it. Blocks for as long as the load and its drain take. Raises `CarpoolError` when the run itself broke."""
+    """Runs it. Blocks for as long as the load and its drain take. Raises `CarpoolError` when the
+    run itself broke.
+    """
     with ExitStack() as exits:
         data = exits.enter_context(fresh_folder(folder / "kafka"))
         cluster = exits.enter_context(KafkaCluster(data))
@@ -239,11 +270,19 @@ def run_chaos(
                 index_dir=index.dir,
                 work_dir=folder,
                 members=MEMBERS,
-                settings={**ENVIRONMENT, "CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix, **settings},
+                settings={
+                    **ENVIRONMENT,
+                    "CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix,
+                    **settings,
+                },
             )
         )
-        reader = exits.enter_context(TopicReader(kafka, [ANSWERS.name], SystemClock(), from_beginning=True))
-        load = _Load(kafka, questions, LoadPlan(embedding_model=index.manifest.embedding_model), rate_per_s)
+        reader = exits.enter_context(
+            TopicReader(kafka, [ANSWERS.name], SystemClock(), from_beginning=True)
+        )
+        load = _Load(
+            kafka, questions, LoadPlan(embedding_model=index.manifest.embedding_model), rate_per_s
+        )
         run = _Run(cluster=cluster, stack=stack, kafka=kafka, reader=reader, load=load)
         striker = Striker(list(plan), run.keeper, run, random.Random(seed))
         run.begin()
@@ -264,7 +303,10 @@ def run_chaos(
             not_struck=tuple(striker.pending),
             ended=tuple(run.keeper.ended),
             back_after_s=run.keeper.back_after_s,
-            answers_s=tuple((one.arrived_us - run.started_us) / 1_000_000 for one in reader.records(ANSWERS.name)),
+            answers_s=tuple(
+                (one.arrived_us - run.started_us) / 1_000_000
+                for one in reader.records(ANSWERS.name)
+            ),
             counters=run.counters.added(),
             open_at_end=open_at_end,
             behind=tuple(
@@ -277,7 +319,9 @@ def run_chaos(
 
 
 def _to_the_end(run: _Run, striker: Striker, tell: Callable[[str], None]) -> float:
-    """Strikes and waits until all is answered, or nothing has been for `STALLED_S`; returns how long that took."""
+    """Strikes and waits until all is answered, or nothing has been for `STALLED_S`; returns how
+    long that took.
+    """
     answered, since_s = 0, run.now_s()
     while not run.is_done() and run.now_s() - since_s < STALLED_S:
         striker.step()
@@ -304,8 +348,11 @@ def _service(member: str) -> str:
 def _kept_members(stack: Stack) -> Iterator[Kept]:
     for name in members():
         process = stack[name]
-        # Alive is enough: of a topic with one partition only one member has anything to be ready for.
-        yield Kept(name=name, process=process, start=process.start, is_up=partial(_answers, process))
+        # Alive is enough: of a topic with one partition only one member has anything to be ready
+        # for.
+        yield Kept(
+            name=name, process=process, start=process.start, is_up=partial(_answers, process)
+        )
 
 
 def _answers(process: ServiceProcess) -> bool:

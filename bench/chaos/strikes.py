@@ -1,7 +1,8 @@
-"""Strikes processes at their planned moments, once each strike counts: with work in flight, and progress since the last.
+"""Strikes processes at their planned moments, once each strike counts: with work in flight, and
+progress since the last.
 
-Whether a kill falls inside an open transaction is not guessed: the victim is stopped, the transaction's coordinator is asked
-for its state, and only then is the victim killed, or let go on.
+Whether a kill falls inside an open transaction is not guessed: the victim is stopped, the
+transaction's coordinator is asked for its state, and only then is the victim killed, or let go on.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ SETTLE_S = 0.01
 """After a stop, what the victim had already sent is served before its transaction is looked at."""
 
 TRIES_MAX = 200
-"""How often a victim is stopped in search of an open transaction before the next turn of the strike."""
+"""How often a victim is stopped in search of an open transaction before the next turn of the
+strike.
+"""
 
 
 class Struck(msgspec.Struct, frozen=True, kw_only=True):
-    """A strike that counted. `transaction`: the victim's when it was struck, as its coordinator told; None: it had none.
+    """A strike that counted. `transaction`: the victim's when it was struck, as its coordinator
+    told; None: it had none.
 
-    `in_flight`: records that it held (of a broker: questions that were not answered). `answers`: how many had been read.
+    `in_flight`: records that it held (of a broker: questions that were not answered). `answers`:
+    how many had been read.
     """
 
     at_s: float
@@ -127,7 +132,9 @@ class Striker:
             process.pause()
             self.sleep(SETTLE_S)
             transaction = self.run.transaction(victim)
-            if strike.kind != "kill in a transaction" or (transaction is not None and transaction.is_open):
+            if strike.kind != "kill in a transaction" or (
+                transaction is not None and transaction.is_open
+            ):
                 if strike.kind != "pause":
                     process.kill()
                 return self._note(strike, victim, in_flight, transaction)
@@ -135,7 +142,9 @@ class Striker:
             self.sleep(self.rng.uniform(0.0, 0.03))
         return None
 
-    def _note(self, strike: Strike, victim: str, in_flight: int, transaction: Transaction | None) -> Struck:
+    def _note(
+        self, strike: Strike, victim: str, in_flight: int, transaction: Transaction | None
+    ) -> Struck:
         now_s = self.run.now_s()
         note = self.keeper.paused if strike.kind.startswith("pause") else self.keeper.killed
         note(victim, now_s, away_s=strike.away_s)
@@ -153,7 +162,8 @@ class Striker:
 def quiet_after_s(
     struck: Sequence[Struck], answers_s: Sequence[float], *, horizon_s: float = 30.0
 ) -> Mapping[Kind, list[float]]:
-    """Returns for each strike, by kind, the longest time without an answer after it, until the next strike or for `horizon_s`.
+    """Returns for each strike, by kind, the longest time without an answer after it, until the next
+    strike or for `horizon_s`.
 
     `answers_s`: when answers were read, seconds of the run, in any order.
     """

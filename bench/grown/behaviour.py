@@ -1,4 +1,6 @@
-"""How a set of vectors behaves under an IVF search with real questions, and whether a grown set behaves as the real one."""
+"""How a set of vectors behaves under an IVF search with real questions, and whether a grown set
+behaves as the real one.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,27 @@ OnRows = Callable[[int], None]
 
 
 class Clustering(msgspec.Struct, frozen=True, kw_only=True):
-    """Clusters of a set. `centroids`: (nlist, dim) float32; `clusters`: (rows,) int64, the cluster of each row."""
+    """Clusters of a set. `centroids`: (nlist, dim) float32; `clusters`: (rows,) int64, the cluster
+    of each row.
+    """
 
     centroids: Float32
     clusters: Int64
 
 
 class Nearest(msgspec.Struct, frozen=True, kw_only=True):
-    """The exact nearest rows of questions, best first: `scores` (questions, k) float32, `rows` (questions, k) int64."""
+    """The exact nearest rows of questions, best first: `scores` (questions, k) float32, `rows`
+    (questions, k) int64.
+    """
 
     scores: Float32
     rows: Int64
 
 
 class Evenness(msgspec.Struct, frozen=True, kw_only=True):
-    """How even clusters are in rows: largest over smallest (an empty one counts as of one row), deviation over mean."""
+    """How even clusters are in rows: largest over smallest (an empty one counts as of one row),
+    deviation over mean.
+    """
 
     largest_over_smallest: float
     variation: float
@@ -55,8 +63,9 @@ class Evenness(msgspec.Struct, frozen=True, kw_only=True):
 class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     """What a search with real questions finds in a set, at some nlist.
 
-    `ceilings`: the share of the exact top 10 that lies in the nprobe nearest clusters, by `nprobes`. `touched`: mean number of
-    distinct clusters that 20 random questions probe at nprobe 10. `best_score`, `last_score`: means of the first and tenth.
+    `ceilings`: the share of the exact top 10 that lies in the nprobe nearest clusters, by
+    `nprobes`. `touched`: mean number of distinct clusters that 20 random questions probe at nprobe
+    10. `best_score`, `last_score`: means of the first and tenth.
     """
 
     row_count: int
@@ -78,7 +87,10 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ceiling_differences(self) -> tuple[float, ...]:
         """Grown less real, by nprobe."""
-        return tuple(grown - real for real, grown in zip(self.real.ceilings, self.grown.ceilings, strict=True))
+        return tuple(
+            grown - real
+            for real, grown in zip(self.real.ceilings, self.grown.ceilings, strict=True)
+        )
 
     @property
     def touched_difference(self) -> float:
@@ -92,7 +104,9 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
 
     def holds(self, part: float = 1.0) -> bool:
         """Whether every difference is within its tolerance, or within that `part` of it."""
-        ceilings = all(abs(difference) <= CEILING_TOLERANCE * part for difference in self.ceiling_differences)
+        ceilings = all(
+            abs(difference) <= CEILING_TOLERANCE * part for difference in self.ceiling_differences
+        )
         return ceilings and abs(self.touched_difference) <= TOUCHED_TOLERANCE * part
 
 
@@ -103,13 +117,20 @@ def cluster(path: Path, nlist: int, seed: int, on_rows: OnRows = lambda _: None)
     """
     vectors = open_precomputed(path)
     centroids = train_centroids(
-        vectors, nlist, clustering_identity(IndexerSettings(), nlist=nlist, seed=seed), SilentProgress()
+        vectors,
+        nlist,
+        clustering_identity(IndexerSettings(), nlist=nlist, seed=seed),
+        SilentProgress(),
     )
-    return Clustering(centroids=centroids, clusters=assign_rows(vectors, centroids, on_rows).clusters.astype(np.int64))
+    return Clustering(
+        centroids=centroids,
+        clusters=assign_rows(vectors, centroids, on_rows).clusters.astype(np.int64),
+    )
 
 
 def nearest(path: Path, questions: Float32, on_rows: OnRows = lambda _: None) -> Nearest:
-    """Returns the exact top 10 of `questions`, (n, dim) float32, by inner product, in one pass over the .npy at `path`.
+    """Returns the exact top 10 of `questions`, (n, dim) float32, by inner product, in one pass over
+    the .npy at `path`.
 
     Equal scores: the lower row first. Memory: n * 16,384 scores. Blocks.
     """
@@ -118,7 +139,8 @@ def nearest(path: Path, questions: Float32, on_rows: OnRows = lambda _: None) ->
     rows = np.full((count, TOP_K), -1, dtype=np.int64)
     for start, chunk in read_chunks(path):
         found = questions @ chunk.T
-        # After a few chunks hardly any row is better than the tenth so far: only those that are get sorted.
+        # After a few chunks hardly any row is better than the tenth so far: only those that are get
+        # sorted.
         question, row = np.nonzero(found > scores[:, -1:])
         scores, rows = _merge(scores, rows, question, found[question, row], row + start)
         on_rows(len(chunk))
@@ -126,13 +148,17 @@ def nearest(path: Path, questions: Float32, on_rows: OnRows = lambda _: None) ->
 
 
 def read_chunks(path: Path) -> Iterator[tuple[int, Float32]]:
-    """Yields (first row, (rows, dim) float32, row-normalised) of the .npy at `path`; the first chunks are small.
+    """Yields (first row, (rows, dim) float32, row-normalised) of the .npy at `path`; the first
+    chunks are small.
 
-    The file is mapped anew for every chunk, so that a set larger than memory does not count as memory.
+    The file is mapped anew for every chunk, so that a set larger than memory does not count as
+    memory.
     """
     start, size = 0, FIRST_CHUNK_ROWS
     while True:
-        chunk = np.load(path, mmap_mode="r", allow_pickle=False)[start : start + size].astype(np.float32)
+        chunk = np.load(path, mmap_mode="r", allow_pickle=False)[start : start + size].astype(
+            np.float32
+        )
         if not len(chunk):
             return
         chunk /= np.linalg.norm(chunk, axis=1, keepdims=True)
@@ -142,9 +168,15 @@ def read_chunks(path: Path) -> Iterator[tuple[int, Float32]]:
 
 
 def behaviour(
-    found: Nearest, clustering: Clustering, questions: Float32, seed: int, nprobes: Sequence[int] = NPROBES
+    found: Nearest,
+    clustering: Clustering,
+    questions: Float32,
+    seed: int,
+    nprobes: Sequence[int] = NPROBES,
 ) -> Behaviour:
-    """Returns how a set behaves whose nearest rows (`found`) and `clustering` these are. `seed`: of the windows."""
+    """Returns how a set behaves whose nearest rows (`found`) and `clustering` these are. `seed`: of
+    the windows.
+    """
     nlist = len(clustering.centroids)
     order = np.argsort(-(questions @ clustering.centroids.T), axis=1, kind="stable")
     place = np.empty_like(order)  # of a cluster among those that a question probes
@@ -165,20 +197,27 @@ def behaviour(
 def evenness(sizes: npt.NDArray[np.int64]) -> Evenness:
     """Returns how even clusters of `sizes`, (nlist,) rows each, are."""
     return Evenness(
-        largest_over_smallest=float(sizes.max() / max(1, sizes.min())), variation=float(sizes.std() / sizes.mean())
+        largest_over_smallest=float(sizes.max() / max(1, sizes.min())),
+        variation=float(sizes.std() / sizes.mean()),
     )
 
 
 def _touched(probes: npt.NDArray[np.int64], seed: int) -> float:
-    """Mean number of distinct clusters in windows of random, distinct questions; `probes`: (questions, nprobe)."""
+    """Mean number of distinct clusters in windows of random, distinct questions; `probes`:
+    (questions, nprobe).
+    """
     random = np.random.default_rng(seed)
     size = min(WINDOW_QUERIES, len(probes))
     windows = (random.choice(len(probes), size=size, replace=False) for _ in range(WINDOWS))
     return float(np.mean([len(np.unique(probes[window])) for window in windows]))
 
 
-def _merge(scores: Float32, rows: Int64, question: Int64, found: Float32, found_rows: Int64) -> tuple[Float32, Int64]:
-    """The best of what was known, (questions, k), and of what was found, flat with the question of each."""
+def _merge(
+    scores: Float32, rows: Int64, question: Int64, found: Float32, found_rows: Int64
+) -> tuple[Float32, Int64]:
+    """The best of what was known, (questions, k), and of what was found, flat with the question of
+    each.
+    """
     count, top_k = scores.shape
     all_questions = np.concatenate((np.repeat(np.arange(count), top_k), question))
     all_scores = np.concatenate((scores.ravel(), found))

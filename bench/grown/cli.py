@@ -1,4 +1,6 @@
-"""The options of `carpool bench data`, and what it prints. Light to import: the work is in `bench.grown.grow`."""
+"""The options of `carpool bench data`, and what it prints. Light to import: the work is in
+`bench.grown.grow`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -17,17 +26,28 @@ if TYPE_CHECKING:
 
 
 def data(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the set; it must not be there.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder of the set; it must not be there.")
+    ],
     rows: Annotated[int, typer.Option("--rows", min=1, help="Documents to grow.")] = 1_000_000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the documents, the clusters and the order.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Of the documents, the clusters and the order.")
+    ] = 0,
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data", metavar="DIR", help="Folder of the real data. Default: CARPOOL_DATA.", show_default=False
+            "--data",
+            metavar="DIR",
+            help="Folder of the real data. Default: CARPOOL_DATA.",
+            show_default=False,
         ),
     ] = None,
     sentences: Annotated[
-        bool, typer.Option(help="Embed sentences of the passages and grow from those too; else from passages alone.")
+        bool,
+        typer.Option(
+            help="Embed sentences of the passages and grow from those too; else from passages "
+            "alone."
+        ),
     ] = True,
     model: Annotated[
         str | None,
@@ -40,19 +60,29 @@ def data(
     spread: Annotated[
         float | None,
         typer.Option(
-            "--spread", min=0.01, max=100, help="Try this spread only. Default: search for one.", show_default=False
+            "--spread",
+            min=0.01,
+            max=100,
+            help="Try this spread only. Default: search for one.",
+            show_default=False,
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=50, help="Spreads to try at most.")] = 8,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, max=50, help="Spreads to try at most.")
+    ] = 8,
     cache: Annotated[
-        Path, typer.Option("--cache", metavar="DIR", help="Where embedded sentences are kept between runs.")
+        Path,
+        typer.Option(
+            "--cache", metavar="DIR", help="Where embedded sentences are kept between runs."
+        ),
     ] = Path(".carpool/bench/grown"),
 ) -> None:
-    """Grow a large set out of the real passages, for benchmarks larger than the data that there are.
+    """Grow a large set out of the real passages, for benchmarks larger than the data that there
+    are.
 
-    Searches for a spread at which the grown set behaves as the real one does: recall ceilings of the probes at nlist 100, and
-    clusters that a window of 20 real questions touches. Writes the set only if it does; ends with 1 and the table if not.
-    docs/data.md says how documents are made.
+    Searches for a spread at which the grown set behaves as the real one does: recall ceilings of
+    the probes at nlist 100, and clusters that a window of 20 real questions touches. Writes the set
+    only if it does; ends with 1 and the table if not. docs/data.md says how documents are made.
 
     Example:  carpool bench data --rows 1000000 --out grown-1m
     """
@@ -81,12 +111,19 @@ def data(
     print_acceptance(Console(), grown.acceptance)
     if grown.fine is not None:
         print_acceptance(Console(), grown.fine, judged=False)
-    console.print(f"accepted: {out}, spread {grown.recipe.spread:.4f}", markup=False, soft_wrap=True)
+    console.print(
+        f"accepted: {out}, spread {grown.recipe.spread:.4f}", markup=False, soft_wrap=True
+    )
 
 
 def print_acceptance(console: Console, acceptance: Acceptance, *, judged: bool = True) -> None:
     """Prints real and grown side by side; with `judged` also what is allowed."""
-    from bench.grown.behaviour import CEILING_TOLERANCE, TOUCHED_TOLERANCE, WINDOW_NPROBE, WINDOW_QUERIES
+    from bench.grown.behaviour import (
+        CEILING_TOLERANCE,
+        TOUCHED_TOLERANCE,
+        WINDOW_NPROBE,
+        WINDOW_QUERIES,
+    )
 
     real, grown = acceptance.real, acceptance.grown
     table = Table(title=f"nlist {real.nlist}", title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -97,7 +134,11 @@ def print_acceptance(console: Console, acceptance: Acceptance, *, judged: bool =
         cells = (f"{before:.4f}", f"{after:.4f}", f"{after - before:+.4f}", f"{CEILING_TOLERANCE}")
         table.add_row(f"recall@10 at nprobe {nprobe}", *cells[: 4 if judged else 3])
     figures = (
-        (f"clusters of {WINDOW_QUERIES} questions, nprobe {WINDOW_NPROBE}", real.touched, grown.touched),
+        (
+            f"clusters of {WINDOW_QUERIES} questions, nprobe {WINDOW_NPROBE}",
+            real.touched,
+            grown.touched,
+        ),
         (
             "largest over smallest cluster",
             real.evenness.largest_over_smallest,
@@ -116,9 +157,18 @@ def print_acceptance(console: Console, acceptance: Acceptance, *, judged: bool =
 
 @contextmanager
 def _telling(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """Yields what shows progress: a bar for each step on a terminal, nothing elsewhere (each spread tried is noted)."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, refresh_per_second=2) as progress:
+    """Yields what shows progress: a bar for each step on a terminal, nothing elsewhere (each spread
+    tried is noted).
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, disable=not console.is_terminal, refresh_per_second=2
+    ) as progress:
         tasks: dict[str, TaskID] = {}
 
         def tell(step: str, done: int, total: int) -> None:

@@ -1,4 +1,6 @@
-"""Which questions of a grown set chose its spread: whoever measures with them measures what they were chosen for."""
+"""Which questions of a grown set chose its spread: whoever measures with them measures what they
+were chosen for.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ class _Grown(msgspec.Struct):
 
 
 def fitted_count(questions: Path, rows: int) -> int:
-    """Returns how many of the `rows` in the file `questions`, the last ones, nobody may ask: 0 where it is of no grown set.
+    """Returns how many of the `rows` in the file `questions`, the last ones, nobody may ask: 0
+    where it is of no grown set.
 
-    It is of one where the `grown.json` beside it lists it. Then it is the last third, whatever that says: a spread that was
-    given was fitted with them in another run. Raises `ConfigError` where `grown.json` cannot be read.
+    It is of one where the `grown.json` beside it lists it. Then it is the last third, whatever that
+    says: a spread that was given was fitted with them in another run. Raises `ConfigError` where
+    `grown.json` cannot be read.
     """
     path = questions.parent / GROWN_NAME
     try:
@@ -31,7 +35,7 @@ def fitted_count(questions: Path, rows: int) -> int:
         return 0
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(
-            f"cannot read {path} ({error}), which says with which questions the set was fitted: grow the set again, or copy the "
-            "questions to another folder if they are others"
+            f"cannot read {path} ({error}), which says with which questions the set was fitted: "
+            "grow the set again, or copy the questions to another folder if they are others"
         ) from error
     return max(found.questions_fitted, rows // FITTED_PART) if questions.name in found.files else 0

@@ -1,4 +1,6 @@
-"""Growing a set: write vectors, see how they behave, change the spread, write again; then judge, and publish or refuse."""
+"""Growing a set: write vectors, see how they behave, change the spread, write again; then judge,
+and publish or refuse.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,26 @@ from typing import Annotated
 import msgspec
 
 from bench.data import CORPUS, EvaluationData, Float32, read_vectors
-from bench.grown.behaviour import NLIST, Acceptance, Behaviour, Clustering, Nearest, behaviour, cluster, nearest
+from bench.grown.behaviour import (
+    NLIST,
+    Acceptance,
+    Behaviour,
+    Clustering,
+    Nearest,
+    behaviour,
+    cluster,
+    nearest,
+)
 from bench.grown.fit import Trial, first_spread, next_spread
 from bench.grown.fitted import FITTED_PART
-from bench.grown.output import VECTORS_NAME, GrownSet, publish, write_documents, write_questions, write_vectors
+from bench.grown.output import (
+    VECTORS_NAME,
+    GrownSet,
+    publish,
+    write_documents,
+    write_questions,
+    write_vectors,
+)
 from bench.grown.recipe import Recipe
 from bench.grown.sentences import Tell
 from bench.grown.sources import Questions, Sources, load_questions, load_sources
@@ -27,15 +45,21 @@ FINE_ROWS_MIN = 10 * NLIST_FINE
 DOCUMENT_BYTES = 250
 """About what a line of the corpus takes."""
 FIT_MARGIN = 0.5
-"""The search goes on until the fit is within this part of the tolerances: other questions then judge."""
+"""The search goes on until the fit is within this part of the tolerances: other questions then
+judge.
+"""
 SETTLED = 0.03
-"""It also ends where the next spread would hardly be another one: more is not to be had from one number."""
+"""It also ends where the next spread would hardly be another one: more is not to be had from one
+number.
+"""
 
 Note = Callable[[str], None]
 
 
 class Refused(ConfigError):
-    """A grown set does not behave as the real one; nothing was published. `acceptance`: by how much."""
+    """A grown set does not behave as the real one; nothing was published. `acceptance`: by how
+    much.
+    """
 
     def __init__(self, message: str, acceptance: Acceptance) -> None:
         super().__init__(message)
@@ -52,33 +76,39 @@ class GrowRequest(msgspec.Struct, frozen=True, kw_only=True):
     embedding: EmbeddingSettings = EmbeddingSettings()
     sentences: bool = True
     spread: Annotated[
-        float | None, msgspec.Meta(description="Given: only this spread is tried, as an earlier run found it.")
+        float | None,
+        msgspec.Meta(description="Given: only this spread is tried, as an earlier run found it."),
     ] = None
     rounds_max: Annotated[
         int,
         msgspec.Meta(
             ge=1,
-            description="Spreads that are tried. Too low refuses a set that would fit, too high takes long where none fits.",
+            description="Spreads that are tried. Too low refuses a set that would fit, too high "
+            "takes long where none fits.",
         ),
     ] = 8
     fit_questions: Annotated[
         int,
         msgspec.Meta(
             ge=1,
-            description="Questions that the spread is fitted with; others judge. Too low chases noise, too "
-            "high leaves few to judge and takes time.",
+            description="Questions that the spread is fitted with; others judge. Too low chases "
+            "noise, too high leaves few to judge and takes time.",
         ),
     ] = 2000
     judge_questions: Annotated[
         int,
         msgspec.Meta(
-            ge=1, description="Questions that the acceptance is measured with. Too low is noisy, too high takes time."
+            ge=1,
+            description="Questions that the acceptance is measured with. Too low is noisy, too "
+            "high takes time.",
         ),
     ] = 4000
 
 
 class _Work(msgspec.Struct, frozen=True, kw_only=True):
-    """A growth under way. `fit`, `judge`: (n, dim) float32, questions of the two purposes, none in both."""
+    """A growth under way. `fit`, `judge`: (n, dim) float32, questions of the two purposes, none in
+    both.
+    """
 
     request: GrowRequest
     sources: Sources
@@ -97,10 +127,12 @@ class _Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grow(request: GrowRequest, data: EvaluationData, tell: Tell, note: Note) -> GrownSet:
-    """Grows a set, judges it, and publishes it at `request.out`; returns what is in its `grown.json`. Blocks for minutes.
+    """Grows a set, judges it, and publishes it at `request.out`; returns what is in its
+    `grown.json`. Blocks for minutes.
 
-    Raises `Refused` where no spread made it behave as the real set, `ConfigError` where data, model or disk do not do.
-    Whatever goes wrong, nothing is at `request.out`, and nothing is left but embedded sentences in `request.cache`.
+    Raises `Refused` where no spread made it behave as the real set, `ConfigError` where data, model
+    or disk do not do. Whatever goes wrong, nothing is at `request.out`, and nothing is left but
+    embedded sentences in `request.cache`.
     """
     _check(request)
     real = data.vectors_path(CORPUS)
@@ -108,11 +140,19 @@ def grow(request: GrowRequest, data: EvaluationData, tell: Tell, note: Note) -> 
     try:
         _make_room(request, partial, dimension=read_vectors(real).shape[1])
         sources = load_sources(
-            data, sentences=request.sentences, embedding=request.embedding, cache=request.cache, tell=tell
+            data,
+            sentences=request.sentences,
+            embedding=request.embedding,
+            cache=request.cache,
+            tell=tell,
         )
-        note(f"growing from {sources.passage_count:,} passages and {sources.sentence_count:,} sentences of theirs")
+        note(
+            f"growing from {sources.passage_count:,} passages and {sources.sentence_count:,} "
+            "sentences of theirs"
+        )
         questions = load_questions(data, request.seed)
-        # The last ones fit, so that whoever takes questions from the front gets those that nothing was fitted to.
+        # The last ones fit, so that whoever takes questions from the front gets those that nothing
+        # was fitted to.
         fit_count = min(request.fit_questions, len(questions.ids) // FITTED_PART)
         judge_count = min(request.judge_questions, len(questions.ids) - fit_count)
         work = _Work(
@@ -128,7 +168,9 @@ def grow(request: GrowRequest, data: EvaluationData, tell: Tell, note: Note) -> 
         )
         return _grow(work)
     except OSError as error:
-        raise ConfigError(f"cannot write {partial} ({error}); make room, or name another --out") from error
+        raise ConfigError(
+            f"cannot write {partial} ({error}); make room, or name another --out"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -137,7 +179,10 @@ def _check(request: GrowRequest) -> None:
     if request.out.exists() and (not request.out.is_dir() or any(request.out.iterdir())):
         raise ConfigError(f"{request.out} is there already; remove it, or name another --out")
     if request.row_count < ROWS_MIN:
-        raise ConfigError(f"{request.row_count} rows cannot be judged at nlist {NLIST}: ask for {ROWS_MIN} or more")
+        raise ConfigError(
+            f"{request.row_count} rows cannot be judged at nlist {NLIST}: ask for {ROWS_MIN} or "
+            "more"
+        )
 
 
 def _make_room(request: GrowRequest, partial: Path, *, dimension: int) -> None:
@@ -148,14 +193,17 @@ def _make_room(request: GrowRequest, partial: Path, *, dimension: int) -> None:
     free_bytes = shutil.disk_usage(partial).free
     if free_bytes < needed_bytes:
         raise ConfigError(
-            f"{request.row_count} rows take about {needed_bytes / 1e9:.1f} GB, and {request.out.parent} has "
+            f"{request.row_count} rows take about {needed_bytes / 1e9:.1f} GB, and "
+            f"{request.out.parent} has "
             f"{free_bytes / 1e9:.1f} GB left: make room, or name another --out"
         )
 
 
 def _grow(work: _Work) -> GrownSet:
     recipe, trials, clustering = _fit(work)
-    real_nearest, grown_nearest = (_nearest(work, path, work.judge) for path in (work.real, work.vectors))
+    real_nearest, grown_nearest = (
+        _nearest(work, path, work.judge) for path in (work.real, work.vectors)
+    )
     acceptance = Acceptance(
         real=_behaviour(work, real_nearest, _cluster(work, work.real, NLIST), work.judge),
         grown=_behaviour(work, grown_nearest, clustering, work.judge),
@@ -163,8 +211,9 @@ def _grow(work: _Work) -> GrownSet:
     if not acceptance.holds():
         tried = ", ".join(f"{trial.spread:.3f}" for trial in trials)
         raise Refused(
-            f"{work.request.row_count:,} rows do not behave as the real set (spreads tried: {tried}): nothing was written. The "
-            "table says by how much; try another seed, more rounds, or sentences if they were left out",
+            f"{work.request.row_count:,} rows do not behave as the real set (spreads tried: "
+            f"{tried}): nothing was written. The table says by how much; try another seed, more "
+            "rounds, or sentences if they were left out",
             acceptance,
         )
     fine = None
@@ -196,9 +245,13 @@ def _grow(work: _Work) -> GrownSet:
 
 
 def _fit(work: _Work) -> tuple[Recipe, tuple[Trial, ...], Clustering]:
-    """Writes sets until one fits, or rounds are used up; returns the recipe of the last, all trials, and its clusters."""
+    """Writes sets until one fits, or rounds are used up; returns the recipe of the last, all
+    trials, and its clusters.
+    """
     request = work.request
-    real = _behaviour(work, _nearest(work, work.real, work.fit), _cluster(work, work.real, NLIST), work.fit)
+    real = _behaviour(
+        work, _nearest(work, work.real, work.fit), _cluster(work, work.real, NLIST), work.fit
+    )
     trials: list[Trial] = []
     spread = request.spread or first_spread(request.row_count)
     while True:
@@ -209,10 +262,18 @@ def _fit(work: _Work) -> tuple[Recipe, tuple[Trial, ...], Clustering]:
         found = Acceptance(real=real, grown=grown)
         trials.append(Trial(spread=spread, excess=found.ceiling_excess))
         differences = " ".join(f"{difference:+.3f}" for difference in found.ceiling_differences)
-        work.note(f"spread {spread:.3f}: ceilings {differences}, clusters touched {found.touched_difference:+.1f}")
+        work.note(
+            f"spread {spread:.3f}: ceilings {differences}, clusters touched "
+            f"{found.touched_difference:+.1f}"
+        )
         following = next_spread(trials)
         is_settled = abs(following / spread - 1) < SETTLED
-        if request.spread is not None or found.holds(FIT_MARGIN) or is_settled or len(trials) == request.rounds_max:
+        if (
+            request.spread is not None
+            or found.holds(FIT_MARGIN)
+            or is_settled
+            or len(trials) == request.rounds_max
+        ):
             return recipe, tuple(trials), clustering
         spread = following
 
@@ -225,7 +286,9 @@ def _cluster(work: _Work, path: Path, nlist: int) -> Clustering:
     return cluster(path, nlist, work.request.seed, _counted(work, "rows assigned"))
 
 
-def _behaviour(work: _Work, found: Nearest, clustering: Clustering, questions: Float32) -> Behaviour:
+def _behaviour(
+    work: _Work, found: Nearest, clustering: Clustering, questions: Float32
+) -> Behaviour:
     return behaviour(found, clustering, questions, work.request.seed)
 
 

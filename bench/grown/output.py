@@ -1,4 +1,6 @@
-"""The files of a grown set: vectors, documents, questions, and `grown.json`, which says how it was made and judged."""
+"""The files of a grown set: vectors, documents, questions, and `grown.json`, which says how it was
+made and judged.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,12 @@ QUERY_IDS_NAME = "queries.jsonl"
 
 
 class GrownSet(msgspec.Struct, frozen=True, kw_only=True):
-    """How a set was made and judged. `questions_fitted`: as many, the last of `queries.npy`, are those that
-    a spread is fitted with, also where it was given: then in another run. See `fitted.fitted_count`.
+    """How a set was made and judged. `questions_fitted`: as many, the last of `queries.npy`, are
+    those that a spread is fitted with, also where it was given: then in another run. See
+    `fitted.fitted_count`.
 
-    `acceptance`: at nlist 100; `fine`: at nlist 1000, for information, where both sets are large enough. `source_sha256`: of the
-    vectors of the passages. `files`: SHA-256 by name.
+    `acceptance`: at nlist 100; `fine`: at nlist 1000, for information, where both sets are large
+    enough. `source_sha256`: of the vectors of the passages. `files`: SHA-256 by name.
     """
 
     format: str = FORMAT
@@ -57,12 +60,20 @@ class _Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_vectors(path: Path, sources: Sources, recipe: Recipe, tell: Tell) -> None:
-    """Writes all documents of `recipe` to the .npy at `path`, (rows, dim) float16, chunk by chunk. Blocks."""
+    """Writes all documents of `recipe` to the .npy at `path`, (rows, dim) float16, chunk by chunk.
+    Blocks.
+    """
     with path.open("wb") as file:
-        header = {"descr": "<f2", "fortran_order": False, "shape": (recipe.row_count, sources.pieces.shape[1])}
+        header = {
+            "descr": "<f2",
+            "fortran_order": False,
+            "shape": (recipe.row_count, sources.pieces.shape[1]),
+        }
         np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
         for start, stop in recipe.chunks():
-            file.write(mix(sources, draw(sources, recipe, start, stop)).astype("<f2", copy=False).tobytes())
+            file.write(
+                mix(sources, draw(sources, recipe, start, stop)).astype("<f2", copy=False).tobytes()
+            )
             tell("rows grown", stop, recipe.row_count)
 
 
@@ -83,7 +94,8 @@ def _documents(sources: Sources, draws: Draws, start: int) -> list[_Document]:
         _Document(
             id=f"grown-{row}",
             title=titles[passage],
-            text=f"Grown from {titles[passage]!r}, towards {titles[towards]!r} and away from {titles[away]!r}.",
+            text=f"Grown from {titles[passage]!r}, towards {titles[towards]!r} and away from "
+            f"{titles[away]!r}.",
         )
         for row, (passage, towards, away) in enumerate(zip(*names, strict=True), start=start)
     ]
@@ -98,11 +110,15 @@ def write_questions(folder: Path, questions: Questions) -> None:
 
 
 def publish(folder: Path, out: Path, found: GrownSet) -> GrownSet:
-    """Writes `grown.json` with the checksums, and moves the whole folder to `out`. Returns what it wrote. Blocks."""
+    """Writes `grown.json` with the checksums, and moves the whole folder to `out`. Returns what it
+    wrote. Blocks.
+    """
     names = (VECTORS_NAME, CORPUS_NAME, QUERIES_NAME, QUERY_IDS_NAME)
     files = {name: file_sha256(folder / name, "grown set") for name in names}
     found = msgspec.structs.replace(found, files=files)
-    write_atomically(folder / GROWN_NAME, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+    write_atomically(
+        folder / GROWN_NAME, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+    )
     if out.is_dir():
         out.rmdir()  # it is empty: that was asked before
     folder.rename(out)
@@ -111,5 +127,7 @@ def publish(folder: Path, out: Path, found: GrownSet) -> GrownSet:
 
 
 def read_grown(folder: Path) -> GrownSet:
-    """Returns how the set in `folder` was made. Raises `OSError` or `msgspec.DecodeError` where there is none."""
+    """Returns how the set in `folder` was made. Raises `OSError` or `msgspec.DecodeError` where
+    there is none.
+    """
     return msgspec.json.decode((folder / GROWN_NAME).read_bytes(), type=GrownSet)

@@ -1,4 +1,6 @@
-"""How a grown document is made: which real pieces it draws, with which weights. Seeded, chunk by chunk, without state."""
+"""How a grown document is made: which real pieces it draws, with which weights. Seeded, chunk by
+chunk, without state.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,22 @@ from bench.data import Float32
 from bench.grown.sources import Int64, Sources
 
 CHUNK_ROWS = 16_384
-"""Rows that are drawn from one generator: part of the recipe, for another number gives other documents."""
+"""Rows that are drawn from one generator: part of the recipe, for another number gives other
+documents.
+"""
 OWN_SENTENCE_WEIGHT_MAX = 0.5
 """At most half of a document is a sentence of its passage: it stays a passage on the subject."""
 SPREAD_WEIGHT = (0.5, 1.5)
-"""How far a document goes, as a multiple of the spread: documents of a subject are not all equally far from its middle."""
+"""How far a document goes, as a multiple of the spread: documents of a subject are not all equally
+far from its middle.
+"""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """What decides every vector of a grown set, beside its sources.
 
-    `spread`: how far a document goes from its passage, in lengths of the difference between two pieces of the neighbourhood.
+    `spread`: how far a document goes from its passage, in lengths of the difference between two
+    pieces of the neighbourhood.
     """
 
     row_count: int
@@ -36,7 +43,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Draws(msgspec.Struct, frozen=True, kw_only=True):
-    """What the documents of a chunk are made of: (rows,) each; pieces as rows of `Sources.pieces`."""
+    """What the documents of a chunk are made of: (rows,) each; pieces as rows of
+    `Sources.pieces`.
+    """
 
     passage: Int64
     own: Int64
@@ -49,7 +58,9 @@ class Draws(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(sources: Sources, recipe: Recipe, start: int, stop: int) -> Draws:
-    """Returns what rows [start, stop), a chunk, are made of. The same recipe and sources give the same draws."""
+    """Returns what rows [start, stop), a chunk, are made of. The same recipe and sources give the
+    same draws.
+    """
     rows = stop - start
     random = np.random.default_rng((recipe.seed, start // CHUNK_ROWS))
     passage = (
@@ -71,10 +82,11 @@ def draw(sources: Sources, recipe: Recipe, start: int, stop: int) -> Draws:
 def mix(sources: Sources, draws: Draws) -> npt.NDArray[np.float16]:
     """Returns the documents of `draws`: (rows, dim) float16, row-normalised.
 
-    document = normalise((1 - v) passage + v own piece + step (towards - away)), where `towards` and `away` are pieces of
-    two passages near the passage. Their difference is what one real text says that another one of the same subject does
-    not: it has the directions and the lengths in which real texts differ there, which noise has not. A mixture with
-    positive weights alone would pull all documents to the middle of their subject, and clusters apart.
+    document = normalise((1 - v) passage + v own piece + step (towards - away)), where `towards` and
+    `away` are pieces of two passages near the passage. Their difference is what one real text says
+    that another one of the same subject does not: it has the directions and the lengths in which
+    real texts differ there, which noise has not. A mixture with positive weights alone would pull
+    all documents to the middle of their subject, and clusters apart.
     """
     pieces = sources.pieces
     weight, step = draws.own_weight[:, None], draws.step[:, None]
@@ -85,8 +97,12 @@ def mix(sources: Sources, draws: Draws) -> npt.NDArray[np.float16]:
     return mixed.astype(np.float16)
 
 
-def _two_neighbours(sources: Sources, passage: Int64, random: np.random.Generator) -> tuple[Int64, Int64]:
-    """Two neighbours of each passage, never the same: their difference would be nothing, and the document its passage."""
+def _two_neighbours(
+    sources: Sources, passage: Int64, random: np.random.Generator
+) -> tuple[Int64, Int64]:
+    """Two neighbours of each passage, never the same: their difference would be nothing, and the
+    document its passage.
+    """
     count = sources.neighbours.shape[1]
     first = random.integers(0, count, len(passage))
     second = (first + random.integers(1, count, len(passage))) % count

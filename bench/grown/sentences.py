@@ -19,7 +19,9 @@ from carpool.errors import ConfigError
 
 SHARD_ROWS = 1024
 SENTENCES_MAX = 4
-"""Sentences of a passage that are taken: introductions say what they are about at their beginning."""
+"""Sentences of a passage that are taken: introductions say what they are about at their
+beginning.
+"""
 LETTERS_MIN = 20
 """Shorter pieces are rests of abbreviations and initials."""
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"(])")
@@ -30,7 +32,8 @@ Tell = Callable[[str, int, int], None]
 class Sentences(msgspec.Struct, frozen=True, kw_only=True):
     """Embedded sentences, those of one passage side by side.
 
-    `passages`: (rows,) int64, ascending, the passage of each; `vectors`: (rows, dim) float32, row-normalised.
+    `passages`: (rows,) int64, ascending, the passage of each; `vectors`: (rows, dim) float32,
+    row-normalised.
     """
 
     passages: npt.NDArray[np.int64]
@@ -38,19 +41,25 @@ class Sentences(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split_sentences(text: str) -> tuple[str, ...]:
-    """Returns the first sentences of `text`, at most `SENTENCES_MAX`; a text that has none is one sentence."""
-    pieces = tuple(piece.strip() for piece in _END.split(text.strip()) if len(piece.strip()) >= LETTERS_MIN)
+    """Returns the first sentences of `text`, at most `SENTENCES_MAX`; a text that has none is one
+    sentence.
+    """
+    pieces = tuple(
+        piece.strip() for piece in _END.split(text.strip()) if len(piece.strip()) >= LETTERS_MIN
+    )
     return pieces[:SENTENCES_MAX] or (text.strip(),)
 
 
 def embed_sentences(
     passages: Iterable[tuple[str, str]], *, embedding: EmbeddingSettings, cache: Path, tell: Tell
 ) -> Sentences:
-    """Returns the sentences of `passages`, (title, text) each, embedded as the passages are: after their title.
+    """Returns the sentences of `passages`, (title, text) each, embedded as the passages are: after
+    their title.
 
-    What is saved under `cache` is used again, so a run that was killed goes on where it was; another corpus, model or way
-    to split gets a folder of its own. Blocks: a quarter of an hour for 16,000 passages on two cores. Raises `ConfigError`
-    where the model is missing or the disk is full.
+    What is saved under `cache` is used again, so a run that was killed goes on where it was;
+    another corpus, model or way to split gets a folder of its own. Blocks: a quarter of an hour for
+    16,000 passages on two cores. Raises `ConfigError` where the model is missing or the disk is
+    full.
     """
     texts: list[str] = []
     owners: list[int] = []
@@ -70,14 +79,19 @@ def embed_sentences(
     vectors = np.concatenate([shard for shard in loaded if shard is not None]).astype(np.float32)
     if len(vectors) != len(texts):
         raise ConfigError(
-            f"{folder} holds {len(vectors)} of {len(texts)} sentences; remove the folder and run it again"
+            f"{folder} holds {len(vectors)} of {len(texts)} sentences; remove the folder and run "
+            "it again"
         )
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     return Sentences(passages=np.asarray(owners, dtype=np.int64), vectors=vectors)
 
 
 def _embed_missing(
-    missing: list[int], texts: list[str], shards: list[Path], embedding: EmbeddingSettings, tell: Tell
+    missing: list[int],
+    texts: list[str],
+    shards: list[Path],
+    embedding: EmbeddingSettings,
+    tell: Tell,
 ) -> None:
     embedder = load_embedder(embedding)
     for done, number in enumerate(missing):
@@ -89,7 +103,9 @@ def _embed_missing(
             shards[number].parent.mkdir(parents=True, exist_ok=True)
             write_atomically(shards[number], content.getvalue())
         except OSError as error:
-            raise ConfigError(f"cannot save sentences at {shards[number]} ({error}); what was saved is kept") from error
+            raise ConfigError(
+                f"cannot save sentences at {shards[number]} ({error}); what was saved is kept"
+            ) from error
     tell("sentences embedded", len(missing) * SHARD_ROWS, len(missing) * SHARD_ROWS)
 
 
@@ -99,7 +115,11 @@ def _load(path: Path) -> npt.NDArray[np.float16] | None:
         loaded = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    return loaded if isinstance(loaded, np.ndarray) and loaded.ndim == 2 and loaded.dtype == np.float16 else None
+    return (
+        loaded
+        if isinstance(loaded, np.ndarray) and loaded.ndim == 2 and loaded.dtype == np.float16
+        else None
+    )
 
 
 def _digest(texts: list[str], fingerprint: str) -> str:

@@ -1,9 +1,12 @@
-"""One bare hop: records from one topic to the next, as they are; the baseline of `carpool bench overhead`.
+"""One bare hop: records from one topic to the next, as they are; the baseline of `carpool bench
+overhead`.
 
-A plain consumer and a plain Kafka producer on one thread, with the librdkafka settings of Carpool's services and nothing of their
-loop: no books, no retries, no takeover. Whatever fails ends the process. Run by `bench.overhead.bare_rig`:
+A plain consumer and a plain Kafka producer on one thread, with the librdkafka settings of Carpool's
+services and nothing of their loop: no books, no retries, no takeover. Whatever fails ends the
+process. Run by `bench.overhead.bare_rig`:
 
-    python -m bench.overhead.bare_hops --bootstrap 127.0.0.1:9092 --from A --to B --group G --delivery exactly_once
+    python -m bench.overhead.bare_hops --bootstrap 127.0.0.1:9092 --from A --to B --group G
+    --delivery exactly_once
 
 The section `kafka` of Carpool's settings is read from the environment, too.
 """
@@ -46,8 +49,12 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
     group: str
 
 
-def copy_exactly_once(settings: KafkaSettings, hop: Hop, consumer: Consumer, is_stopped: IsStopped) -> None:
-    """Copies what has come, in one transaction with its offsets; the next begins an interval after. Raises `KafkaException`."""
+def copy_exactly_once(
+    settings: KafkaSettings, hop: Hop, consumer: Consumer, is_stopped: IsStopped
+) -> None:
+    """Copies what has come, in one transaction with its offsets; the next begins an interval after.
+    Raises `KafkaException`.
+    """
     timeout_s = settings.request_timeout_ms / 1_000
     producer = Producer(
         producer_config(settings)
@@ -68,13 +75,19 @@ def copy_exactly_once(settings: KafkaSettings, hop: Hop, consumer: Consumer, is_
         producer.begin_transaction()
         for record in records:
             producer.produce(hop.target, **copied(record))
-        producer.send_offsets_to_transaction(ends_of(records), consumer.consumer_group_metadata(), timeout_s)
+        producer.send_offsets_to_transaction(
+            ends_of(records), consumer.consumer_group_metadata(), timeout_s
+        )
         producer.commit_transaction(timeout_s)
         due_s = time.monotonic() + settings.commit_interval_ms / 1_000
 
 
-def copy_at_least_once(settings: KafkaSettings, hop: Hop, consumer: Consumer, is_stopped: IsStopped) -> None:
-    """Copies what comes at once; an interval after the last commit flushes, and commits the offsets. Raises `KafkaException`."""
+def copy_at_least_once(
+    settings: KafkaSettings, hop: Hop, consumer: Consumer, is_stopped: IsStopped
+) -> None:
+    """Copies what comes at once; an interval after the last commit flushes, and commits the
+    offsets. Raises `KafkaException`.
+    """
     producer = Producer(producer_config(settings))
     uncommitted: list[Message] = []
     due_s = 0.0
@@ -95,7 +108,9 @@ def copy_at_least_once(settings: KafkaSettings, hop: Hop, consumer: Consumer, is
 
 
 def records_of(polled: Iterable[Message | None]) -> list[Message]:
-    """Returns the records among what a poll returned, less the ends of partitions. Raises `KafkaException` for a fatal error."""
+    """Returns the records among what a poll returned, less the ends of partitions. Raises
+    `KafkaException` for a fatal error.
+    """
     records = []
     for message in polled:
         if message is None:
@@ -114,9 +129,14 @@ def copied(record: Message) -> dict[str, object]:
 
 
 def ends_of(records: Iterable[Message]) -> list[TopicPartition]:
-    """Returns the offsets to go on from behind these records, which are in order within each partition."""
+    """Returns the offsets to go on from behind these records, which are in order within each
+    partition.
+    """
     ends = {(record.topic(), record.partition()): (record.offset() or 0) + 1 for record in records}
-    return [TopicPartition(topic or "", partition or 0, offset) for (topic, partition), offset in ends.items()]
+    return [
+        TopicPartition(topic or "", partition or 0, offset)
+        for (topic, partition), offset in ends.items()
+    ]
 
 
 def _require_delivered(error: KafkaError | None, _: Message) -> None:
@@ -125,9 +145,13 @@ def _require_delivered(error: KafkaError | None, _: Message) -> None:
 
 
 def open_consumer(settings: KafkaSettings, hop: Hop) -> Consumer:
-    """Returns a member of the hop's consumer group, subscribed, that begins at the beginning. Blocks for requests."""
+    """Returns a member of the hop's consumer group, subscribed, that begins at the beginning.
+    Blocks for requests.
+    """
     admin = AdminClient(client_config(settings))
-    protocol = choose_protocol(settings, admin, _brokers(admin, settings.request_timeout_ms / 1_000))
+    protocol = choose_protocol(
+        settings, admin, _brokers(admin, settings.request_timeout_ms / 1_000)
+    )
     consumer = Consumer(
         member_config(settings, hop.group, protocol)
         | {"auto.offset.reset": "earliest", "retry.backoff.ms": settings.retry_backoff_ms}
@@ -137,7 +161,9 @@ def open_consumer(settings: KafkaSettings, hop: Hop) -> Consumer:
 
 
 def _brokers(admin: AdminClient, timeout_s: float) -> list[int]:
-    """Returns their ids. One that was silent for long is taken for dead by its cluster, and comes back in a moment."""
+    """Returns their ids. One that was silent for long is taken for dead by its cluster, and comes
+    back in a moment.
+    """
     until_s = time.monotonic() + BROKERS_S
     while not (brokers := admin.list_topics(timeout=timeout_s).brokers):
         if time.monotonic() > until_s:
@@ -147,15 +173,24 @@ def _brokers(admin: AdminClient, timeout_s: float) -> list[int]:
 
 
 def require_loopback(bootstrap: str) -> None:
-    """Raises `ConfigError` for brokers elsewhere than on this machine: there is nothing to be measured, and something to lose."""
+    """Raises `ConfigError` for brokers elsewhere than on this machine: there is nothing to be
+    measured, and something to lose.
+    """
     for address in bootstrap.split(","):
         if address.strip().rpartition(":")[0] not in LOOPBACK:
-            raise ConfigError(f"{address} is not on loopback: bare hops copy records on brokers made for a benchmark")
+            raise ConfigError(
+                f"{address} is not on loopback: bare hops copy records on brokers made for a "
+                "benchmark"
+            )
 
 
 def parse(arguments: Sequence[str]) -> tuple[KafkaSettings, Hop]:
-    """Returns what the command line and the environment say. Raises `ConfigError`; ends the process where the usage is wrong."""
-    parser = argparse.ArgumentParser(prog="bench.overhead.bare_hops", description="Copies records from topic to topic.")
+    """Returns what the command line and the environment say. Raises `ConfigError`; ends the process
+    where the usage is wrong.
+    """
+    parser = argparse.ArgumentParser(
+        prog="bench.overhead.bare_hops", description="Copies records from topic to topic."
+    )
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--from", dest="source", required=True)
     parser.add_argument("--to", dest="target", required=True)

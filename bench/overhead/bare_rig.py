@@ -1,4 +1,6 @@
-"""The baseline as processes: three bare hops in a chain, topics of their own, and a session that asks through them."""
+"""The baseline as processes: three bare hops in a chain, topics of their own, and a session that
+asks through them.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +58,19 @@ class Redirected:
 def hop_processes(
     delivery: Delivery, *, bootstrap: str, folder: Path, settings: Mapping[str, str]
 ) -> dict[str, ServiceProcess]:
-    """Returns three hops by name, from topic to topic; they are not started. `settings`: environment variables."""
+    """Returns three hops by name, from topic to topic; they are not started. `settings`:
+    environment variables.
+    """
     base = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
-    command = [sys.executable, "-m", "bench.overhead.bare_hops", "--bootstrap", bootstrap, "--delivery", delivery]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.overhead.bare_hops",
+        "--bootstrap",
+        bootstrap,
+        "--delivery",
+        delivery,
+    ]
     return {
         f"hop {number}": ServiceProcess(
             [*command, "--from", source, "--to", target, "--group", f"bare-hop-{number}"],
@@ -75,7 +87,8 @@ def hop_processes(
 def open_bare_hops(
     delivery: Delivery, *, stack: Stack, folder: Path, settings: Mapping[str, str]
 ) -> Iterator[tuple[Session, dict[str, ServiceProcess]]]:
-    """Yields a session that asks through three hops on the brokers of `stack`, once a question came through; and the hops.
+    """Yields a session that asks through three hops on the brokers of `stack`, once a question came
+    through; and the hops.
 
     Raises `CarpoolError` with the ends of the hops' logs where none comes through.
     """
@@ -90,11 +103,19 @@ def open_bare_hops(
             opened.callback(hop.stop)
         publisher = Publisher(kafka, ClientSettings())
         opened.callback(publisher.close, 5.0)
-        session = Session(stack=stack, reader=reader, publisher=Redirected(publisher, NAMES[0]), clock=clock)
+        session = Session(
+            stack=stack, reader=reader, publisher=Redirected(publisher, NAMES[0]), clock=clock
+        )
         asked = session.ask(
-            [Question(text="the first")], LoadPlan(), rate_per_s=1, topics=NAMES[-1:], stalled_s=STALLED_S
+            [Question(text="the first")],
+            LoadPlan(),
+            rate_per_s=1,
+            topics=NAMES[-1:],
+            stalled_s=STALLED_S,
         )
         if not asked.is_complete:
-            ends = "\n".join(hop.log_file.read_text(errors="replace")[-1_000:] for hop in hops.values())
+            ends = "\n".join(
+                hop.log_file.read_text(errors="replace")[-1_000:] for hop in hops.values()
+            )
             raise CarpoolError(f"the bare hops let nothing through:\n{ends}")
         yield session, hops

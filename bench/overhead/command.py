@@ -20,12 +20,16 @@ from bench.overhead.tables import print_costs
 from bench.report import print_promises, write_report
 
 TURNS = (True, False, False, True)
-"""Of a round, whether Carpool is asked, or the bare hops: whatever drifts on the machine meets both alike."""
+"""Of a round, whether Carpool is asked, or the bare hops: whatever drifts on the machine meets both
+alike.
+"""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for. `seconds` of measured load of Carpool and of bare hops for each contestant, shared by its rounds;
-    `settings`: SECTION.NAME=VALUE each; `contestants`: short names, none for all."""
+    """What was asked for. `seconds` of measured load of Carpool and of bare hops for each
+    contestant, shared by its rounds; `settings`: SECTION.NAME=VALUE each; `contestants`: short
+    names, none for all.
+    """
 
     rate_per_s: float
     seconds: float
@@ -36,7 +40,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: Options, work: Path, json_file: Path | None) -> bool:
-    """Runs the benchmark in the folder `work`; returns whether its promises held. Blocks for minutes. Raises `CarpoolError`."""
+    """Runs the benchmark in the folder `work`; returns whether its promises held. Blocks for
+    minutes. Raises `CarpoolError`.
+    """
     contestants = chosen(options.contestants)
     require_kafka()
     started_s, machine = time.time(), this_machine()
@@ -77,8 +83,13 @@ def run(options: Options, work: Path, json_file: Path | None) -> bool:
 
 
 def turns(rig: Rig, options: Options, number: int) -> Iterator[tuple[bool, Round]]:
-    """Yields each turn of one round, and whether it is Carpool's. Every other round begins with the bare hops."""
+    """Yields each turn of one round, and whether it is Carpool's. Every other round begins with the
+    bare hops.
+    """
     own_turns = options.rounds * len(TURNS) // 2
     questions = made_up_questions(max(1, round(options.rate_per_s * options.seconds / own_turns)))
     for is_ours in TURNS if number % 2 == 0 else [not each for each in TURNS]:
-        yield is_ours, rig.measure(rig.carpool if is_ours else rig.bare, questions, options.rate_per_s)
+        yield (
+            is_ours,
+            rig.measure(rig.carpool if is_ours else rig.bare, questions, options.rate_per_s),
+        )

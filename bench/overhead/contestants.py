@@ -1,4 +1,6 @@
-"""The ways to deliver that `carpool bench overhead` judges, each on so many brokers, with what was promised of it."""
+"""The ways to deliver that `carpool bench overhead` judges, each on so many brokers, with what was
+promised of it.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,26 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CONTESTANTS = (
-    Contestant(name="exactly once, one broker", delivery="exactly_once", brokers=1, p50_ms_max=60, p99_ms_max=150),
-    Contestant(name="exactly once, three brokers", delivery="exactly_once", brokers=3, p50_ms_max=120),
-    Contestant(name="at least once, one broker", delivery="at_least_once", brokers=1, p50_ms_max=25),
+    Contestant(
+        name="exactly once, one broker",
+        delivery="exactly_once",
+        brokers=1,
+        p50_ms_max=60,
+        p99_ms_max=150,
+    ),
+    Contestant(
+        name="exactly once, three brokers", delivery="exactly_once", brokers=3, p50_ms_max=120
+    ),
+    Contestant(
+        name="at least once, one broker", delivery="at_least_once", brokers=1, p50_ms_max=25
+    ),
 )
 
 
 def chosen(names: Sequence[str]) -> tuple[Contestant, ...]:
-    """Returns the contestants of these short names, in their usual order; all where none is named. Raises `ConfigError`."""
+    """Returns the contestants of these short names, in their usual order; all where none is named.
+    Raises `ConfigError`.
+    """
     known = {each.short_name: each for each in CONTESTANTS}
     for name in names:
         if name not in known:

@@ -1,4 +1,6 @@
-"""What the machine did meanwhile: CPU time that the host took, how long threads waited for a CPU. Linux only; else unknown."""
+"""What the machine did meanwhile: CPU time that the host took, how long threads waited for a CPU.
+Linux only; else unknown.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,19 @@ ThreadId = tuple[int, int]
 
 
 class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one turn. `stolen_share`: of all cores' time, what the host gave to others; `cpu_wait_us`: the mean wait of a thread of
-    the measured processes from having work to running. None: the system does not tell."""
+    """Of one turn. `stolen_share`: of all cores' time, what the host gave to others; `cpu_wait_us`:
+    the mean wait of a thread of the measured processes from having work to running. None: the
+    system does not tell.
+    """
 
     stolen_share: float | None
     cpu_wait_us: float | None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start. `waits`: by process and thread, nanoseconds of waiting and how often it ran."""
+    """Counters since the start. `waits`: by process and thread, nanoseconds of waiting and how
+    often it ran.
+    """
 
     total_ticks: int
     stolen_ticks: int
@@ -46,7 +52,9 @@ def snapshot(pids: Collection[int], proc: Path = PROC) -> Snapshot:
 
 
 def between(before: Snapshot, after: Snapshot) -> MachineLoad:
-    """Returns what the machine did between two snapshots. Threads that ended meanwhile are left out."""
+    """Returns what the machine did between two snapshots. Threads that ended meanwhile are left
+    out.
+    """
     total = after.total_ticks - before.total_ticks
     wait_ns, runs = _added(before.waits, after.waits)
     return MachineLoad(
@@ -55,7 +63,9 @@ def between(before: Snapshot, after: Snapshot) -> MachineLoad:
     )
 
 
-def _added(before: Mapping[ThreadId, tuple[int, int]], after: Mapping[ThreadId, tuple[int, int]]) -> tuple[int, int]:
+def _added(
+    before: Mapping[ThreadId, tuple[int, int]], after: Mapping[ThreadId, tuple[int, int]]
+) -> tuple[int, int]:
     all_wait_ns = all_runs = 0
     for thread, (wait_ns, runs) in after.items():
         began_wait_ns, began_runs = before.get(thread, (0, 0))

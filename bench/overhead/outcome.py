@@ -1,4 +1,6 @@
-"""From what was sent and read to what a contestant cost: times by stage, commits, CPU, promises. Pure functions."""
+"""From what was sent and read to what a contestant cost: times by stage, commits, CPU, promises.
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,18 @@ from schemas.codec import decode
 from schemas.group import Group
 
 STAGES = ("send", "grouper", "searcher", "generator", "total")
-"""Seen from outside: until a question is sent, then until a committed record of it is read behind each service, or behind the
-bare hop in its place."""
+"""Seen from outside: until a question is sent, then until a committed record of it is read behind
+each service, or behind the bare hop in its place.
+"""
 
 RATE_SHARE_MIN = 0.99
 ANSWERED = ("ok", "partial")
 
 
 class Journey(msgspec.Struct, frozen=True, kw_only=True):
-    """A question and when records of it could be read, epoch microseconds. `services_ms`: what its answer says of stages."""
+    """A question and when records of it could be read, epoch microseconds. `services_ms`: what its
+    answer says of stages.
+    """
 
     intended_us: int
     sent_us: int
@@ -34,14 +39,17 @@ class Journey(msgspec.Struct, frozen=True, kw_only=True):
     services_ms: dict[str, float] = {}
 
     def stages_ms(self) -> dict[str, float]:
-        """Returns the time of each of `STAGES`. One service's may come out below 0 where its record was read late."""
+        """Returns the time of each of `STAGES`. One service's may come out below 0 where its record
+        was read late.
+        """
         ends = (self.intended_us, self.sent_us, *self.read_us)
         took = [(end - begin) / 1_000 for begin, end in pairwise(ends)]
         return dict(zip(STAGES, [*took, (ends[-1] - self.intended_us) / 1_000], strict=True))
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured load of one side. CPU seconds by process and commits by "SERVICE OUTCOME" are of this load only.
+    """One measured load of one side. CPU seconds by process and commits by "SERVICE OUTCOME" are of
+    this load only.
 
     `standby_cpu_s`: what the processes of the other side took meanwhile, which have nothing to do.
     """
@@ -57,7 +65,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What one side came to over all its rounds. Times in ms over all questions; `services_ms`: stages as the services say.
+    """What one side came to over all its rounds. Times in ms over all questions; `services_ms`:
+    stages as the services say.
 
     `machine`: of each round.
     """
@@ -75,7 +84,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> Spread | None:
-        """From the intended time until the last committed record was read; None where nothing came back."""
+        """From the intended time until the last committed record was read; None where nothing came
+        back.
+        """
         return self.stages_ms.get("total")
 
 
@@ -88,7 +99,9 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a contestant cost, beside bare hops on the same brokers. `ratio`: None where nothing came back."""
+    """What a contestant cost, beside bare hops on the same brokers. `ratio`: None where nothing
+    came back.
+    """
 
     contestant: Contestant
     carpool: Measured
@@ -96,8 +109,11 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     ratio: Ratio | None
 
 
-def journeys(sent: Mapping[str, Sent], records: Mapping[str, Iterable[Arrived]]) -> tuple[Journey, ...]:
-    """Returns the journeys of the questions that have a group, a retrieval and an answer; the first record counts.
+def journeys(
+    sent: Mapping[str, Sent], records: Mapping[str, Iterable[Arrived]]
+) -> tuple[Journey, ...]:
+    """Returns the journeys of the questions that have a group, a retrieval and an answer; the first
+    record counts.
 
     `records`: under "group", "retrieval" and "answer".
     """
@@ -118,8 +134,12 @@ def journeys(sent: Mapping[str, Sent], records: Mapping[str, Iterable[Arrived]])
     return tuple(found)
 
 
-def bare_journeys(sent: Mapping[str, Sent], hops: Sequence[Iterable[Arrived]]) -> tuple[Journey, ...]:
-    """Returns the journeys of the questions that were read behind each of three bare hops; the first record counts."""
+def bare_journeys(
+    sent: Mapping[str, Sent], hops: Sequence[Iterable[Arrived]]
+) -> tuple[Journey, ...]:
+    """Returns the journeys of the questions that were read behind each of three bare hops; the
+    first record counts.
+    """
     first, second, third = (_first(records, sent.keys()) for records in hops)
     return tuple(
         Journey(
@@ -134,7 +154,9 @@ def bare_journeys(sent: Mapping[str, Sent], hops: Sequence[Iterable[Arrived]]) -
 
 def answer_books(sent: Set[str], answers: Iterable[Arrived]) -> Books:
     """Returns whether each question got one answer that holds one."""
-    decoded = [(record.key, decode(Answer, record.value, record.headers).status) for record in answers]
+    decoded = [
+        (record.key, decode(Answer, record.value, record.headers).status) for record in answers
+    ]
     ended = {key: status for key, status in decoded if status not in ANSWERED}
     return close_books(sent, (key for key, status in decoded if status in ANSWERED), ended)
 
@@ -173,7 +195,9 @@ def measured(rounds: Sequence[Round]) -> Measured:
         books=tuple(each.books for each in rounds),
         stages_ms=_spreads(journey.stages_ms() for journey in all_journeys),
         services_ms=_spreads(journey.services_ms for journey in all_journeys),
-        commits_per_s={name: count / seconds for name, count in _added(each.commits for each in rounds).items()},
+        commits_per_s={
+            name: count / seconds for name, count in _added(each.commits for each in rounds).items()
+        },
         cpu_s=cpu_s,
         cpu_ms_a_question=sum(cpu_s.values()) * 1_000 / max(1, len(all_journeys)),
         standby_cores=sum(each.standby_cpu_s for each in rounds) / seconds,
@@ -182,7 +206,9 @@ def measured(rounds: Sequence[Round]) -> Measured:
 
 
 def promises(costs: Iterable[Cost], rate_per_s: float) -> dict[str, bool]:
-    """Returns what was promised of each contestant, and whether it held; of the bare hops, what makes them a baseline."""
+    """Returns what was promised of each contestant, and whether it held; of the bare hops, what
+    makes them a baseline.
+    """
     found: dict[str, bool] = {}
     for each in costs:
         contestant, total = each.contestant, each.carpool.total
@@ -194,10 +220,16 @@ def promises(costs: Iterable[Cost], rate_per_s: float) -> dict[str, bool]:
             found[f"{name}: p99 at most {contestant.p99_ms_max:g} ms"] = (
                 total is not None and total.p99 <= contestant.p99_ms_max
             )
-        found[f"{name}: each question has one answer"] = all(books.holds for books in each.carpool.books)
-        found[f"{name}: bare hops copied each question once"] = all(books.holds for books in each.bare.books)
+        found[f"{name}: each question has one answer"] = all(
+            books.holds for books in each.carpool.books
+        )
+        found[f"{name}: bare hops copied each question once"] = all(
+            books.holds for books in each.bare.books
+        )
         found[f"{name}: questions were sent at the rate that was asked for"] = all(
-            load.rate_per_s >= rate_per_s * RATE_SHARE_MIN for side in (each.carpool, each.bare) for load in side.loads
+            load.rate_per_s >= rate_per_s * RATE_SHARE_MIN
+            for side in (each.carpool, each.bare)
+            for load in side.loads
         )
     return found
 
@@ -224,7 +256,9 @@ def _spreads(times_ms: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
     for times in times_ms:
         for stage, time_ms in times.items():
             by_stage.setdefault(stage, []).append(time_ms)
-    return {stage: found for stage, values in by_stage.items() if (found := spread(values)) is not None}
+    return {
+        stage: found for stage, values in by_stage.items() if (found := spread(values)) is not None
+    }
 
 
 def _added(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""One contestant as processes: brokers, the three services, bare hops beside them, a load, and what is read of both."""
+"""One contestant as processes: brokers, the three services, bare hops beside them, a load, and what
+is read of both.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ Outcome = tuple[Books, tuple[Journey, ...]]
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is asked: the services, or the bare hops. `pids`: of its own processes, by name; `last_topic`: where it ends."""
+    """Who is asked: the services, or the bare hops. `pids`: of its own processes, by name;
+    `last_topic`: where it ends.
+    """
 
     session: Session
     last_topic: str
@@ -41,33 +45,52 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rig:
-    """A contestant that runs, and the bare hops on the same brokers. Made by `open_rig`. One side is asked at a time."""
+    """A contestant that runs, and the bare hops on the same brokers. Made by `open_rig`. One side
+    is asked at a time.
+    """
 
     def __init__(self, carpool: Side, bare: Side, cluster: KafkaCluster, plan: LoadPlan) -> None:
         self.carpool = carpool
         self.bare = bare
         self._plan = plan
-        self._brokers = {f"broker {number}": server.pid for number, server in enumerate(cluster.servers, start=1)}
+        self._brokers = {
+            f"broker {number}": server.pid for number, server in enumerate(cluster.servers, start=1)
+        }
 
     def warm_up(self, questions: Sequence[Question], rate_per_s: float) -> None:
-        """Runs a load through each side that is not measured: caches fill, and the brokers' Java compiles what is used."""
+        """Runs a load through each side that is not measured: caches fill, and the brokers' Java
+        compiles what is used.
+        """
         for side in (self.carpool, self.bare):
             side.session.ask(
-                questions, self._plan, rate_per_s=rate_per_s, topics=(side.last_topic,), stalled_s=STALLED_S
+                questions,
+                self._plan,
+                rate_per_s=rate_per_s,
+                topics=(side.last_topic,),
+                stalled_s=STALLED_S,
             )
 
     def measure(self, side: Side, questions: Sequence[Question], rate_per_s: float) -> Round:
         """Runs a load, question after question at its time, and returns what came of it. Blocks."""
         standby = self.bare if side is self.carpool else self.carpool
-        pids = side.pids | self._brokers | {"benchmark": psutil.Process().pid}  # which sends and reads
+        pids = (
+            side.pids | self._brokers | {"benchmark": psutil.Process().pid}
+        )  # which sends and reads
         before = snapshot(pids.values())
         started_s, commits = time.monotonic(), side.commits()
         cpu, standby_cpu = _cpu_s(pids), _cpu_s(standby.pids)
         asked = side.session.ask(
-            questions, self._plan, rate_per_s=rate_per_s, topics=(side.last_topic,), stalled_s=STALLED_S
+            questions,
+            self._plan,
+            rate_per_s=rate_per_s,
+            topics=(side.last_topic,),
+            stalled_s=STALLED_S,
         )
         seconds = time.monotonic() - started_s
-        cpu, standby_cpu = _difference(_cpu_s(pids), cpu), _difference(_cpu_s(standby.pids), standby_cpu)
+        cpu, standby_cpu = (
+            _difference(_cpu_s(pids), cpu),
+            _difference(_cpu_s(standby.pids), standby_cpu),
+        )
         commits = _difference(side.commits(), commits)
         machine = between(before, snapshot(pids.values()))
         time.sleep(SETTLE_S)  # for what may come twice
@@ -85,8 +108,12 @@ class Rig:
 
 
 @contextmanager
-def open_rig(contestant: Contestant, index: BenchIndex, *, folder: Path, settings: Mapping[str, str]) -> Iterator[Rig]:
-    """Yields the contestant and bare hops, ready for a load; all processes end with the block. Blocks for half a minute."""
+def open_rig(
+    contestant: Contestant, index: BenchIndex, *, folder: Path, settings: Mapping[str, str]
+) -> Iterator[Rig]:
+    """Yields the contestant and bare hops, ready for a load; all processes end with the block.
+    Blocks for half a minute.
+    """
     with (
         fresh_folder(folder / "kafka") as data,
         KafkaCluster(data, brokers=contestant.brokers, java=KAFKA_JAVA) as cluster,
@@ -97,7 +124,9 @@ def open_rig(contestant: Contestant, index: BenchIndex, *, folder: Path, setting
             services=SERVICES,
             settings={**ENVIRONMENT, **settings, "CARPOOL_KAFKA_DELIVERY": contestant.delivery},
         ) as session,
-        open_bare_hops(contestant.delivery, stack=session.stack, folder=folder, settings=settings) as (
+        open_bare_hops(
+            contestant.delivery, stack=session.stack, folder=folder, settings=settings
+        ) as (
             bare_session,
             hops,
         ),
@@ -124,7 +153,9 @@ def commits_of(stack: Stack) -> dict[str, float]:
     return {
         f"{name} {outcome}": count
         for name in SERVICES
-        for outcome, count in by_label(stack[name].samples(), "carpool_commits_total", "outcome").items()
+        for outcome, count in by_label(
+            stack[name].samples(), "carpool_commits_total", "outcome"
+        ).items()
     }
 
 

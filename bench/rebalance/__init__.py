@@ -1,1 +1,3 @@
-"""`carpool bench rebalance`: how long do partitions pause when members come, go and are killed under load?"""
+"""`carpool bench rebalance`: how long do partitions pause when members come, go and are killed
+under load?
+"""

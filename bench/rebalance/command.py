@@ -37,7 +37,9 @@ Tell = Callable[[str], None]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for. Seconds of load after each change and of each baseline; `settings`: SECTION.NAME=VALUE each."""
+    """What was asked for. Seconds of load after each change and of each baseline; `settings`:
+    SECTION.NAME=VALUE each.
+    """
 
     rate_per_s: float
     phase_s: float
@@ -48,7 +50,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: Options, work: Path, json_file: Path | None) -> bool:
-    """Runs the benchmark in the folder `work`; returns whether its promises held. Blocks for minutes. Raises `CarpoolError`."""
+    """Runs the benchmark in the folder `work`; returns whether its promises held. Blocks for
+    minutes. Raises `CarpoolError`.
+    """
     require_kafka()
     started_s, machine = time.time(), this_machine()
     notes = Console(stderr=True, highlight=False)
@@ -84,7 +88,11 @@ def measure(rig: Rig, options: Options, tell: Tell) -> RebalanceResult:
     changes: list[Change] = []
     for number in range(options.warm_up + options.rounds):
         is_measured = number >= options.warm_up
-        tell(f"round {number + 1 - options.warm_up} of {options.rounds}" if is_measured else "warm-up")
+        tell(
+            f"round {number + 1 - options.warm_up} of {options.rounds}"
+            if is_measured
+            else "warm-up"
+        )
         rig.prepare(SECOND, THIRD)
         time.sleep(1)
         began_s = time.time()
@@ -128,9 +136,9 @@ def print_result(console: Console, result: RebalanceResult) -> None:
     calm_ms = result.calm_ms
     if calm_ms is not None:
         console.print(
-            f"baseline: between two answers of a partition p50 {calm_ms.p50:.0f}, p99 {calm_ms.p99:.0f}, "
-            f"max {calm_ms.max:.0f} ms; {result.books.published:,} queries; the load was late by "
-            f"{result.load_behind_ms_max:.0f} ms at most"
+            f"baseline: between two answers of a partition p50 {calm_ms.p50:.0f}, p99 "
+            f"{calm_ms.p99:.0f}, max {calm_ms.max:.0f} ms; {result.books.published:,} queries; the "
+            f"load was late by {result.load_behind_ms_max:.0f} ms at most"
         )
     table = Table(
         "change",
@@ -142,7 +150,9 @@ def print_result(console: Console, result: RebalanceResult) -> None:
         title="Members that come and go",
     )
     for each in result.pauses:
-        held_up = ", ".join(f"{name[-1]}: {ms:.0f}" for name, ms in each.change.rebalance_ms.items())
+        held_up = ", ".join(
+            f"{name[-1]}: {ms:.0f}" for name, ms in each.change.rebalance_ms.items()
+        )
         table.add_row(
             each.change.what,
             str(len(each.change.stayed)),
@@ -154,4 +164,6 @@ def print_result(console: Console, result: RebalanceResult) -> None:
     console.print(table)
     for kill, took_s in zip(result.kills, result.takeovers_s, strict=True):
         times = ", ".join(f"{partition}: {seconds:.2f}" for partition, seconds in took_s.items())
-        console.print(f"killed with {len(kill.partitions)} partitions; s until each went on: {times}")
+        console.print(
+            f"killed with {len(kill.partitions)} partitions; s until each went on: {times}"
+        )

@@ -1,4 +1,6 @@
-"""Retrievals at a steady rate, to one partition after another, for a service that is measured by itself."""
+"""Retrievals at a steady rate, to one partition after another, for a service that is measured by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ FLUSH_S = 30.0
 
 
 class RetrievalLoad(threading.Thread):
-    """Publishes from `start` to `stop`. A query's id begins with its partition: `PARTITION-NUMBER`."""
+    """Publishes from `start` to `stop`. A query's id begins with its partition:
+    `PARTITION-NUMBER`.
+    """
 
     def __init__(self, bootstrap: str, *, partitions: int, rate_per_s: float) -> None:
         super().__init__(name="load", daemon=True)
@@ -50,11 +54,21 @@ class RetrievalLoad(threading.Thread):
             is_final=True,
             index_version="i",
             embedding_model="m",
-            hits=(Hit(doc_id="d-1", score=0.9, cluster=ClusterId(1), title="A title", text="A passage."),),
+            hits=(
+                Hit(
+                    doc_id="d-1",
+                    score=0.9,
+                    cluster=ClusterId(1),
+                    title="A title",
+                    text="A passage.",
+                ),
+            ),
             skipped_clusters=(),
         )
         value, headers = encode(retrieval, event_id=query_id, source="bench", time_us=0)
-        self._producer.produce(RETRIEVALS.name, value, query_id, partition=partition, headers=list(headers))
+        self._producer.produce(
+            RETRIEVALS.name, value, query_id, partition=partition, headers=list(headers)
+        )
         self.ids.append(query_id)
 
     def stop(self) -> None:

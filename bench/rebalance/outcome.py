@@ -18,7 +18,8 @@ Times = Mapping[int, Sequence[float]]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A member came or went, at `began_s`; watched until `ended_s` (epoch seconds). `stayed`: partitions that kept their member.
+    """A member came or went, at `began_s`; watched until `ended_s` (epoch seconds). `stayed`:
+    partitions that kept their member.
 
     `rebalance_ms`: how long each member's polling thread was held up by it, as its metrics say.
     """
@@ -32,14 +33,18 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
-    """A member was killed inside an open transaction that held offsets, at `killed_s`; `partitions`: those that it had."""
+    """A member was killed inside an open transaction that held offsets, at `killed_s`;
+    `partitions`: those that it had.
+    """
 
     killed_s: float
     partitions: tuple[int, ...]
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change cost. `pause_ms`: of partitions that stayed, beyond the baseline's p99; `moving_ms`: of others."""
+    """What a change cost. `pause_ms`: of partitions that stayed, beyond the baseline's p99;
+    `moving_ms`: of others.
+    """
 
     change: Change
     pause_ms: float
@@ -47,8 +52,9 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RebalanceResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a run. `calm_ms`: times between answers of a partition while nobody came or went; `takeovers_s`: from each
-    kill until each of its partitions went on; `session_s`: silence after which the brokers take a member for dead.
+    """What came of a run. `calm_ms`: times between answers of a partition while nobody came or
+    went; `takeovers_s`: from each kill until each of its partitions went on; `session_s`: silence
+    after which the brokers take a member for dead.
     """
 
     books: Books
@@ -61,14 +67,27 @@ class RebalanceResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gaps_ms(times_s: Sequence[float], begin_s: float, end_s: float) -> list[float]:
-    """Returns times between neighbours, from the last before `begin_s` to the first after `end_s`."""
-    return [(later - earlier) * 1_000 for earlier, later in pairwise(times_s) if later > begin_s and earlier < end_s]
+    """Returns times between neighbours, from the last before `begin_s` to the first after
+    `end_s`.
+    """
+    return [
+        (later - earlier) * 1_000
+        for earlier, later in pairwise(times_s)
+        if later > begin_s and earlier < end_s
+    ]
 
 
 def calm(times: Times, baselines_s: Iterable[tuple[float, float]]) -> Spread | None:
-    """Returns how long the times between answers of a partition are in the baselines; None without any."""
+    """Returns how long the times between answers of a partition are in the baselines; None without
+    any.
+    """
     spans = tuple(baselines_s)
-    return spread(gap for each in times.values() for begin_s, end_s in spans for gap in gaps_ms(each, begin_s, end_s))
+    return spread(
+        gap
+        for each in times.values()
+        for begin_s, end_s in spans
+        for gap in gaps_ms(each, begin_s, end_s)
+    )
 
 
 def pause(change: Change, times: Times, calm_p99_ms: float) -> Pause:
@@ -81,17 +100,25 @@ def pause(change: Change, times: Times, calm_p99_ms: float) -> Pause:
 
 
 def _longest_ms(change: Change, times: Times, partitions: Sequence[int]) -> float:
-    gaps = [gap for each in partitions for gap in gaps_ms(times.get(each, ()), change.began_s, change.ended_s)]
+    gaps = [
+        gap
+        for each in partitions
+        for gap in gaps_ms(times.get(each, ()), change.began_s, change.ended_s)
+    ]
     return max(gaps, default=0.0)
 
 
 def took_over_s(kill: Kill, times: Times, *, in_flight_s: float = 0.2) -> dict[int, float]:
-    """Returns how long after the kill each partition of the dead went on; infinity where it did not.
+    """Returns how long after the kill each partition of the dead went on; infinity where it did
+    not.
 
     Answers within `in_flight_s` of the kill were committed by the dead.
     """
     return {
-        each: min((at_s for at_s in times.get(each, ()) if at_s > kill.killed_s + in_flight_s), default=float("inf"))
+        each: min(
+            (at_s for at_s in times.get(each, ()) if at_s > kill.killed_s + in_flight_s),
+            default=float("inf"),
+        )
         - kill.killed_s
         for each in kill.partitions
     }
@@ -106,7 +133,9 @@ def promises(result: RebalanceResult) -> dict[str, bool]:
         "in each change, partitions stayed and others moved": all(
             each.change.stayed and each.change.moved for each in result.pauses
         ),
-        f"partitions that stay pause for less than {PAUSE_MS_MAX:g} ms beyond the baseline's p99": bool(result.pauses)
+        f"retained partitions pause under {PAUSE_MS_MAX:g} ms beyond the baseline's p99": bool(
+            result.pauses
+        )
         and all(each.pause_ms < PAUSE_MS_MAX for each in result.pauses),
     }
     if result.kills:

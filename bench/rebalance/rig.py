@@ -1,4 +1,6 @@
-"""One broker, members of one service that come, go and are killed, a load, and a reader of committed answers."""
+"""One broker, members of one service that come, go and are killed, a load, and a reader of
+committed answers.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ from bench.stack import Stack
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.admin import create_topics
-from carpool.kafka.progress import slot_of
+from carpool.kafka.commit_metadata import instance_id_of
+from carpool.kafka.fencing import transactional_id
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.takeover import transactional_id
 from carpool.testing.kafka import KafkaServer
 from carpool.testing.transactions import describe_transaction
 from schemas.topics import ANSWERS, RETRIEVALS
@@ -42,10 +44,17 @@ TRIES_MAX = 500
 
 
 class Rig:
-    """Made by `open_rig`. Members are named generator-1, generator-2 and so on, which are their slots, too."""
+    """Made by `open_rig`. Members are named generator-1, generator-2 and so on, which are their
+    slots, too.
+    """
 
     def __init__(
-        self, kafka: KafkaSettings, stack: Stack, reader: TopicReader, load: RetrievalLoad, folder: Path
+        self,
+        kafka: KafkaSettings,
+        stack: Stack,
+        reader: TopicReader,
+        load: RetrievalLoad,
+        folder: Path,
     ) -> None:
         self.load = load
         self._kafka = kafka
@@ -56,7 +65,9 @@ class Rig:
         self._doors: dict[str, int] = {}
 
     def prepare(self, *names: str) -> None:
-        """Starts members, and returns when all have imported their modules and wait for their settings, outside the group."""
+        """Starts members, and returns when all have imported their modules and wait for their
+        settings, outside the group.
+        """
         pipes = {name: self._folder / f"{name}.settings" for name in names}
         for name, pipe in pipes.items():
             pipe.unlink(missing_ok=True)
@@ -68,18 +79,24 @@ class Rig:
             self._doors[name] = _open_once_read(pipe)
 
     def let_in(self, name: str) -> None:
-        """Lets a member that is prepared read its settings, start, and join the group; returns when its pages answer."""
+        """Lets a member that is prepared read its settings, start, and join the group; returns when
+        its pages answer.
+        """
         os.close(self._doors.pop(name))
         self._stack[name].wait_ready()
 
     def leave(self, name: str) -> None:
-        """Ends a member in order, as SIGTERM does. Raises `CarpoolError` where it ends otherwise."""
+        """Ends a member in order, as SIGTERM does. Raises `CarpoolError` where it ends
+        otherwise.
+        """
         status = self._stack[name].stop()
         if status:
             raise CarpoolError(f"{name} ended with {status}: see {self._stack[name].log_file}")
 
     def change(self, name: str, *, comes: bool, phase_s: float) -> Change:
-        """Lets a member in, or ends it, and watches for `phase_s`. Returns what moved, and what it held up whom."""
+        """Lets a member in, or ends it, and watches for `phase_s`. Returns what moved, and what it
+        held up whom.
+        """
         before, held_up = self.owners(), self._rebalance_s()
         began_s = time.time()
         if comes:
@@ -96,7 +113,8 @@ class Rig:
             stayed=stayed,
             moved=tuple(each for each in range(PARTITIONS) if each not in stayed),
             rebalance_ms={
-                each: (total_s - held_up.get(each, 0.0)) * 1_000 for each, total_s in self._rebalance_s().items()
+                each: (total_s - held_up.get(each, 0.0)) * 1_000
+                for each, total_s in self._rebalance_s().items()
             },
         )
 
@@ -113,12 +131,14 @@ class Rig:
         until_s = time.monotonic() + SHARE_S
         while name not in self.owners().values():
             if time.monotonic() > until_s:
-                raise CarpoolError(f"{name} has no partition after {SHARE_S:g} s: see {self._stack[name].log_file}")
+                raise CarpoolError(
+                    f"{name} has no partition after {SHARE_S:g} s: see {self._stack[name].log_file}"
+                )
             time.sleep(0.2)
 
     def kill_in_transaction(self, name: str) -> Kill:
-        """Kills a member once its coordinator says that offsets are in its open transaction. Raises `CarpoolError` where it
-        never is.
+        """Kills a member once its coordinator says that offsets are in its open transaction. Raises
+        `CarpoolError` where it never is.
         """
         victim = self._stack[name]
         owned = tuple(partition for partition, slot in self.owners().items() if slot == name)
@@ -138,8 +158,14 @@ class Rig:
         config = {"bootstrap.servers": self._kafka.bootstrap, "group.id": self._group}
         consumer = confluent_kafka.Consumer(config | {"isolation.level": "read_uncommitted"})
         try:
-            wanted = [confluent_kafka.TopicPartition(RETRIEVALS.name, partition) for partition in range(PARTITIONS)]
-            return {raw.partition: slot_of(raw.metadata or "") for raw in consumer.committed(wanted, timeout=10)}
+            wanted = [
+                confluent_kafka.TopicPartition(RETRIEVALS.name, partition)
+                for partition in range(PARTITIONS)
+            ]
+            return {
+                raw.partition: instance_id_of(raw.metadata or "")
+                for raw in consumer.committed(wanted, timeout=10)
+            }
         finally:
             consumer.close()
 
@@ -151,14 +177,20 @@ class Rig:
         return {each: sorted(found) for each, found in times.items()}
 
     def close_books(self) -> Books:
-        """Ends the load, waits for its answers and a moment longer, and returns what became of it."""
+        """Ends the load, waits for its answers and a moment longer, and returns what became of
+        it.
+        """
         self.load.stop()
         self._reader.wait(set(self.load.ids), (ANSWERS.name,), stalled_s=STALLED_S, settle_s=2)
-        return close_books(self.load.ids, (each.key for each in self._reader.records(ANSWERS.name)), {})
+        return close_books(
+            self.load.ids, (each.key for each in self._reader.records(ANSWERS.name)), {}
+        )
 
 
 def _open_once_read(pipe: Path) -> int:
-    """Opens a pipe for writing once somebody has it open for reading. Raises `CarpoolError` where nobody does in time."""
+    """Opens a pipe for writing once somebody has it open for reading. Raises `CarpoolError` where
+    nobody does in time.
+    """
     until_s = time.monotonic() + IMPORT_S
     while True:
         try:
@@ -168,7 +200,8 @@ def _open_once_read(pipe: Path) -> int:
                 raise
         if time.monotonic() > until_s:
             raise CarpoolError(
-                f"a member has not read its settings after {IMPORT_S:g} s: see {pipe.with_suffix('.log')}"
+                f"a member has not read its settings after {IMPORT_S:g} s: see "
+                f"{pipe.with_suffix('.log')}"
             )
         time.sleep(0.05)
 
@@ -181,9 +214,13 @@ def open_rig(
     rate_per_s: float,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Rig]:
-    """Yields a rig with a broker and nobody in the group; its processes end with the block. Blocks for seconds."""
+    """Yields a rig with a broker and nobody in the group; its processes end with the block. Blocks
+    for seconds.
+    """
     with fresh_folder(folder / "kafka") as data, KafkaServer(data) as server:
-        kafka = KafkaSettings(bootstrap=server.bootstrap, group_prefix="rebalance", partitions=PARTITIONS)
+        kafka = KafkaSettings(
+            bootstrap=server.bootstrap, group_prefix="rebalance", partitions=PARTITIONS
+        )
         create_topics(kafka)
         stack = Stack(
             bootstrap=server.bootstrap,
@@ -191,7 +228,11 @@ def open_rig(
             work_dir=folder,
             services=(SERVICE,),
             members=members,
-            settings={"CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix, **ENVIRONMENT, **(settings or {})},
+            settings={
+                "CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix,
+                **ENVIRONMENT,
+                **(settings or {}),
+            },
         )
         with TopicReader(kafka, [ANSWERS.name], SystemClock(), from_beginning=True) as reader:
             load = RetrievalLoad(server.bootstrap, partitions=PARTITIONS, rate_per_s=rate_per_s)

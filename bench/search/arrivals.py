@@ -1,4 +1,6 @@
-"""How queries arrive: a closed loop with one window outstanding, and an open one at a Poisson rate. Both implement `Arrivals`."""
+"""How queries arrive: a closed loop with one window outstanding, and an open one at a Poisson rate.
+Both implement `Arrivals`.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,13 @@ def sleep_us(duration_us: int) -> None:
 
 
 class _Source:
-    """What both loops share: the books of what was taken and answered. Raises `ContestantError` for what does not add up."""
+    """What both loops share: the books of what was taken and answered. Raises `ContestantError` for
+    what does not add up.
+    """
 
-    def __init__(self, dataset: Dataset, numbers: Sequence[int], window: int, now_us: NowUs) -> None:
+    def __init__(
+        self, dataset: Dataset, numbers: Sequence[int], window: int, now_us: NowUs
+    ) -> None:
         self._dataset = dataset
         self._numbers = tuple(numbers)
         self._window = window
@@ -40,7 +46,9 @@ class _Source:
         return self._now_us()
 
     def answered(self, query: int) -> int:
-        """Takes note of a final and returns when its query had arrived. Raises `ContestantError` for one that is not owed."""
+        """Takes note of a final and returns when its query had arrived. Raises `ContestantError`
+        for one that is not owed.
+        """
         try:
             return self._owed.pop(query)
         except KeyError:
@@ -49,11 +57,15 @@ class _Source:
             ) from None
 
     def arrived_us(self, query: int) -> int:
-        """Returns when a query that is not answered yet arrived. Raises `ContestantError` for another one."""
+        """Returns when a query that is not answered yet arrived. Raises `ContestantError` for
+        another one.
+        """
         try:
             return self._owed[query]
         except KeyError:
-            raise ContestantError(f"query {query} got a draft after its final, or without having been asked") from None
+            raise ContestantError(
+                f"query {query} got a draft after its final, or without having been asked"
+            ) from None
 
     @property
     def owed(self) -> int:
@@ -69,7 +81,12 @@ class _Source:
         queries = []
         for position in range(self._taken, self._taken + count):
             number = self._numbers[position]
-            query = Query(number, self._dataset.queries[number], self._dataset.probes[number], arrived(position))
+            query = Query(
+                number,
+                self._dataset.queries[number],
+                self._dataset.probes[number],
+                arrived(position),
+            )
             self._owed[number] = query.arrived_us
             queries.append(query)
         self._taken += count
@@ -77,14 +94,20 @@ class _Source:
         return Window(self._windows - 1, queries[0].arrived_us, tuple(queries))
 
     def _probes(self, start: int, stop: int, windows: int) -> tuple[Int32, ...]:
-        bounds = [(at, min(at + self._window, stop)) for at in range(start, stop, self._window)][:windows]
-        return tuple(self._dataset.probes[list(self._numbers[first:last])] for first, last in bounds)
+        bounds = [(at, min(at + self._window, stop)) for at in range(start, stop, self._window)][
+            :windows
+        ]
+        return tuple(
+            self._dataset.probes[list(self._numbers[first:last])] for first, last in bounds
+        )
 
 
 class ClosedLoop(_Source):
     """The next window appears when every query of the last one is answered."""
 
-    def __init__(self, dataset: Dataset, numbers: Sequence[int], *, window: int, now_us: NowUs = monotonic_us) -> None:
+    def __init__(
+        self, dataset: Dataset, numbers: Sequence[int], *, window: int, now_us: NowUs = monotonic_us
+    ) -> None:
         """`numbers`: rows of the queries in the order of their arrival."""
         super().__init__(dataset, numbers, window, now_us)
 
@@ -92,7 +115,9 @@ class ClosedLoop(_Source):
         """Returns the next window; see `Arrivals.take`."""
         if self._owed:
             if timeout_us is None:
-                raise ContestantError(f"it waits for the next window and owes {len(self._owed)} finals of this one")
+                raise ContestantError(
+                    f"it waits for the next window and owes {len(self._owed)} finals of this one"
+                )
             return None
         count = min(self._window, len(self._numbers) - self._taken)
         if not count:
@@ -168,10 +193,14 @@ class OpenLoop(_Source):
     def _arrived(self, now_us: int) -> int:
         if self._is_stopped or self._start_us is None:
             return self._taken
-        return max(self._taken, int(np.searchsorted(self._due_us, now_us - self._start_us, side="right")))
+        return max(
+            self._taken, int(np.searchsorted(self._due_us, now_us - self._start_us, side="right"))
+        )
 
 
 def poisson_due_us(count: int, rate_per_s: float, rng: np.random.Generator) -> Int64:
-    """Returns when `count` queries of a Poisson stream are due: (count,) int64, ascending, the first after a gap."""
+    """Returns when `count` queries of a Poisson stream are due: (count,) int64, ascending, the
+    first after a gap.
+    """
     gaps_us = rng.exponential(1e6 / rate_per_s, count)
     return np.cumsum(gaps_us).astype(np.int64)

@@ -1,4 +1,6 @@
-"""Who runs when: for each seed and window a block, in it every contestant once, and the disk before, amid and after them."""
+"""Who runs when: for each seed and window a block, in it every contestant once, and the disk
+before, amid and after them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from bench.search import oracles
 from bench.search.cells import CELLS_NAME, Cell, CellFile, Line, OracleCell, writing
 from bench.search.child import IDS_NAME, PROBES_NAME, QUERIES_NAME, DatasetFiles, Request
 from bench.search.contestant import Entry, Int32, Limits
-from bench.search.dataset import IndexView, Questions, choose_questions, index_for, open_view, probes_of
+from bench.search.dataset import (
+    IndexView,
+    Questions,
+    choose_questions,
+    index_for,
+    open_view,
+    probes_of,
+)
 from bench.search.disks import measure_block
 from bench.search.exactness import check_exact
 from bench.search.kernel import drop_page_cache
@@ -60,23 +69,33 @@ class _Seed:
 
 
 def order_of(contestants: Sequence[str], seed: int, window: int) -> list[str]:
-    """Returns the contestants in the order of a block: a permutation of its own, so that none has always the same neighbour
-    before it, nor the same place. Pure."""
-    return [contestants[at] for at in np.random.default_rng((seed, window)).permutation(len(contestants))]
+    """Returns the contestants in the order of a block: a permutation of its own, so that none has
+    always the same neighbour before it, nor the same place. Pure.
+    """
+    return [
+        contestants[at]
+        for at in np.random.default_rng((seed, window)).permutation(len(contestants))
+    ]
 
 
 class Run:
-    """A run of `carpool bench search`. Blocks for as long as all cells take; what is done is in `cells` at once."""
+    """A run of `carpool bench search`. Blocks for as long as all cells take; what is done is in
+    `cells` at once.
+    """
 
     def __init__(self, plan: Plan, asked: Sequence[Asked], tell: Tell) -> None:
-        """`asked`: once for all, or for each index. Opens the indexes; raises `ConfigError` for what does not fit."""
+        """`asked`: once for all, or for each index. Opens the indexes; raises `ConfigError` for
+        what does not fit.
+        """
         self.plan = plan
         self._entries = [entry(name) for name in plan.contestants]
         if plan.cache_share is not None:
             check_cache_budgets(self._entries)
         self._tell = tell
         self.views = [open_view(index_for(plan.indexes, seed)) for seed in range(plan.seeds)]
-        self._questions = [self._chosen(asked[seed if len(asked) > 1 else 0], seed) for seed in range(plan.seeds)]
+        self._questions = [
+            self._chosen(asked[seed if len(asked) > 1 else 0], seed) for seed in range(plan.seeds)
+        ]
         versions = [view.version for view in self.views[: len(plan.indexes)]]
         self.settings_id = settings_id(plan, versions, [each.vectors for each in asked])
         self.cells = CellFile(plan.out / CELLS_NAME)
@@ -89,8 +108,9 @@ class Run:
         )
         if plan.open_loop is not None and len(chosen.open_numbers) < plan.open_loop.queries_min:
             raise ConfigError(
-                f"the p99 of a rate is of {plan.open_loop.queries_min} questions or more, and there are "
-                f"{len(chosen.open_numbers)}: name a file of more with --questions, or leave it out with --no-open-loop"
+                f"the p99 of a rate is of {plan.open_loop.queries_min} questions or more, and "
+                f"there are {len(chosen.open_numbers)}: name a file of more with --questions, or "
+                "leave it out with --no-open-loop"
             )
         return chosen
 
@@ -101,10 +121,14 @@ class Run:
     def run(self) -> list[Line]:
         """Runs every cell that is not there yet and returns all lines.
 
-        Cells that failed for another reason than memory run again. What there is of a block stays, its ratios are then of cells
-        that did not run next to each other.
+        Cells that failed for another reason than memory run again. What there is of a block stays,
+        its ratios are then of cells that did not run next to each other.
         """
-        done = {line.key for line in self.lines() if isinstance(line, Cell) and line.status in ("ok", "out of memory")}
+        done = {
+            line.key
+            for line in self.lines()
+            if isinstance(line, Cell) and line.status in ("ok", "out of memory")
+        }
         wanted = [
             (seed, window, name)
             for seed in range(self.plan.seeds)
@@ -119,7 +143,11 @@ class Run:
                 continue
             prepared = self._prepare(seed)
             for window in (window for of_seed, window in blocks if of_seed == seed):
-                names = [name for of_seed, of_window, name in missing if (of_seed, of_window) == (seed, window)]
+                names = [
+                    name
+                    for of_seed, of_window, name in missing
+                    if (of_seed, of_window) == (seed, window)
+                ]
                 if names:
                     self._block(prepared, window, names, at, len(missing))
                     at += len(names)
@@ -161,10 +189,14 @@ class Run:
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             revision=this_revision(),  # now: a run of hours may see another
         )
-        if chosen.preparation is not None and (why := self._unprepared.get((seed.seed, chosen.preparation.name))):
+        if chosen.preparation is not None and (
+            why := self._unprepared.get((seed.seed, chosen.preparation.name))
+        ):
             return msgspec.structs.replace(cell, error=why)
         folder = plan.out / "cells" / f"{seed.seed}-{window}-{chosen.name}"
-        dropped = drop_page_cache([seed.view.dir, seed.files.prepared_dir], everything=plan.empty_page_cache)
+        dropped = drop_page_cache(
+            [seed.view.dir, seed.files.prepared_dir], everything=plan.empty_page_cache
+        )
         ended = run_child(
             request,
             folder,
@@ -189,7 +221,9 @@ class Run:
     def _agreement(self, seed: _Seed, folder: Path) -> Agreement:
         found = np.load(folder / IDS_NAME, allow_pickle=False)
         with np.load(seed.folder / REFERENCE_NAME, allow_pickle=False) as reference:
-            return check_exact(found, reference["ids"], reference["scores"], seed.questions.closed_numbers)
+            return check_exact(
+                found, reference["ids"], reference["scores"], seed.questions.closed_numbers
+            )
 
     def _disk(self, seed: _Seed, window: int) -> None:
         self.cells.append(
@@ -224,7 +258,9 @@ class Run:
             )
 
     def _prepare(self, seed: int) -> _Seed:
-        """Writes questions and probes, makes what contestants need and is not there, and the reference."""
+        """Writes questions and probes, makes what contestants need and is not there, and the
+        reference.
+        """
         view, questions = self.views[seed], self._questions[seed]
         probes = probes_of(view, questions, self.plan.nprobe)
         folder = self.plan.out / f"seed-{seed}"
@@ -242,7 +278,9 @@ class Run:
             row_count=view.row_count,
             top_k=self.plan.top_k,
         )
-        prepared = _Seed(seed=seed, view=view, questions=questions, probes=probes, files=files, folder=folder)
+        prepared = _Seed(
+            seed=seed, view=view, questions=questions, probes=probes, files=files, folder=folder
+        )
         self._make(entry(REFERENCE), prepared, prepared_dir)
         for chosen in self._entries:
             try:
@@ -280,7 +318,9 @@ class Run:
     def _reference(self, seed: _Seed) -> None:
         path = seed.folder / REFERENCE_NAME
         path.unlink(missing_ok=True)
-        self._tell.note(f"seed {seed.seed}: searching all questions with {REFERENCE}, for comparison")
+        self._tell.note(
+            f"seed {seed.seed}: searching all questions with {REFERENCE}, for comparison"
+        )
         request = Request(
             kind="reference",
             contestant=REFERENCE,
@@ -292,7 +332,9 @@ class Run:
         self._child(request, seed.folder / "reference", "the reference could not be searched")
 
     def _child(self, request: Request, folder: Path, failure: str) -> None:
-        ended = run_child(request, folder, held_by="none", limit_bytes=None, timeout_s=self.plan.timeout_s)
+        ended = run_child(
+            request, folder, held_by="none", limit_bytes=None, timeout_s=self.plan.timeout_s
+        )
         if ended.status != "ok":
             raise CarpoolError(f"{failure}: {ended.outcome.error} (log: {folder / 'log'})")
 

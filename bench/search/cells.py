@@ -1,4 +1,6 @@
-"""What a run leaves, line by line: cells (contestant, window size, seed), disk figures and oracles, each written at once."""
+"""What a run leaves, line by line: cells (contestant, window size, seed), disk figures and oracles,
+each written at once.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,20 @@ from carpool.errors import ConfigError
 CELLS_NAME = "cells.jsonl"
 SHARE_MAX = 0.02
 SLACK_BYTES = 4 << 20
-"""The interpreter's and the libraries' own pages, which the kernel counts and a contestant does not, may come again from disk."""
+"""The interpreter's and the libraries' own pages, which the kernel counts and a contestant does
+not, may come again from disk.
+"""
 
 Status = Literal["ok", "out of memory", "timed out", "failed"]
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
-    """What came of one contestant in one process. `settings_id`: of everything that must be equal to go on with a run.
+    """What came of one contestant in one process. `settings_id`: of everything that must be equal
+    to go on with a run.
 
-    `limit_bytes`: of the process; `cache_bytes`: of the clusters in its memory, where those are what is limited. `agreement`: ids
-    against the reference, for contestants that claim to be exact. `revision`: of the source when it began.
+    `limit_bytes`: of the process; `cache_bytes`: of the clusters in its memory, where those are
+    what is limited. `agreement`: ids against the reference, for contestants that claim to be exact.
+    `revision`: of the source when it began.
     """
 
     settings_id: str
@@ -58,8 +64,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
 
     @property
     def bytes_agree(self) -> bool:
-        """Whether the kernel's count for the process agrees with the contestant's own, if there is one, with the cgroup's, where
-        the kernel keeps one, and with the disk's, which counts all processes and so must not be less."""
+        """Whether the kernel's count for the process agrees with the contestant's own, if there is
+        one, with the cgroup's, where the kernel keeps one, and with the disk's, which counts all
+        processes and so must not be less.
+        """
         if self.measured is None:
             return True
         usage = self.measured.closed.usage
@@ -67,15 +75,18 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
         if self.held is not None:
             pairs.append((self.held.read_bytes, self.measured.life_read_bytes))
         if usage.disk_read_bytes is not None:
-            pairs.append((min(usage.disk_read_bytes, usage.kernel_read_bytes), usage.kernel_read_bytes))
+            pairs.append(
+                (min(usage.disk_read_bytes, usage.kernel_read_bytes), usage.kernel_read_bytes)
+            )
         return all(said is None or agrees(said, counted) for said, counted in pairs)
 
 
 class DiskBlock(msgspec.Struct, frozen=True, kw_only=True, tag="disk"):
-    """What the disk reached before, amid or after a block of cells. `figures`: by reads of whole clusters; `slices`: by reads of
-    our slices, where those are others; `spread`: by the smaller of these into as much memory as a cache has. Each is of
-    moments; `sustained`, `spread_sustained`: what the best of `figures` and `slices`, and of `spread`, reach for longer, measured
-    again."""
+    """What the disk reached before, amid or after a block of cells. `figures`: by reads of whole
+    clusters; `slices`: by reads of our slices, where those are others; `spread`: by the smaller of
+    these into as much memory as a cache has. Each is of moments; `sustained`, `spread_sustained`:
+    what the best of `figures` and `slices`, and of `spread`, reach for longer, measured again.
+    """
 
     settings_id: str
     seed: int
@@ -87,9 +98,14 @@ class DiskBlock(msgspec.Struct, frozen=True, kw_only=True, tag="disk"):
     spread_sustained: DiskRate | None = None
 
     def bytes_per_s(self, *, is_spread: bool) -> dict[tuple[str, int], float]:
-        """Returns the rate of each size and depth: into a buffer for each read under way or, `is_spread`, into as much memory as
-        a cache has."""
-        sizes = {"spread": self.spread} if is_spread else {"clusters": self.figures, "slices": self.slices}
+        """Returns the rate of each size and depth: into a buffer for each read under way or,
+        `is_spread`, into as much memory as a cache has.
+        """
+        sizes = (
+            {"spread": self.spread}
+            if is_spread
+            else {"clusters": self.figures, "slices": self.slices}
+        )
         return {
             (size, rate.depth): rate.bytes_per_s
             for size, found in sizes.items()
@@ -119,25 +135,30 @@ def agrees(said: int, counted: int) -> bool:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raises `ConfigError` where what is done within cannot write `path`: no room, a file in the way, no permission."""
+    """Raises `ConfigError` where what is done within cannot write `path`: no room, a file in the
+    way, no permission.
+    """
     try:
         yield
     except OSError as error:
         raise ConfigError(
-            f"cannot write {path} ({error.strerror or error}): make room or give another folder; --resume goes on with the cells "
-            "that are done"
+            f"cannot write {path} ({error.strerror or error}): make room or give another folder; "
+            "--resume goes on with the cells that are done"
         ) from error
 
 
 class CellFile:
-    """The lines of a run. Each is on disk when `append` returns, so that a run that is cut loses only what it was at."""
+    """The lines of a run. Each is on disk when `append` returns, so that a run that is cut loses
+    only what it was at.
+    """
 
     def __init__(self, path: Path) -> None:
         """`path` need not exist; its folder must."""
         self._path = path
 
     def read(self, settings_id: str) -> list[Line]:
-        """Returns the lines with this `settings_id`, the last one where a cell is there twice; drops a last line that was cut.
+        """Returns the lines with this `settings_id`, the last one where a cell is there twice;
+        drops a last line that was cut.
 
         Raises `ConfigError` for another line that cannot be read.
         """

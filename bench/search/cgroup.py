@@ -1,4 +1,6 @@
-"""Holding a process to a memory limit by the kernel: a cgroup of its own, v1 or v2, interpreter and page cache included."""
+"""Holding a process to a memory limit by the kernel: a cgroup of its own, v1 or v2, interpreter and
+page cache included.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,20 @@ from carpool.errors import ConfigError
 ROOT = Path("/sys/fs/cgroup")
 HeldBy = Literal["cgroup", "none"]
 
-# The shell enters the groups before it becomes the program, so that every byte of the program is counted.
-_ENTER = 'for group in $CARPOOL_CGROUPS; do echo $$ > "$group/cgroup.procs" || exit 97; done; unset CARPOOL_CGROUPS; exec "$@"'
+# The shell enters the groups before it becomes the program, so that every byte of the program is
+# counted.
+_ENTER = (
+    'for group in $CARPOOL_CGROUPS; do echo $$ > "$group/cgroup.procs" || exit 97; done; '
+    'unset CARPOOL_CGROUPS; exec "$@"'
+)
 ENTER_FAILED = 97
 NAME_PREFIX = "carpool-bench-"
 
 
 class MemoryHeld(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group saw. `peak_bytes`: the most at any time; `oom_kills`: processes killed for want of memory;
-    `read_bytes`: what the block layer counted for it, None where it does not."""
+    """What a group saw. `peak_bytes`: the most at any time; `oom_kills`: processes killed for want
+    of memory; `read_bytes`: what the block layer counted for it, None where it does not.
+    """
 
     limit_bytes: int | None
     peak_bytes: int | None
@@ -33,7 +40,9 @@ class MemoryHeld(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holder(Protocol):
-    """Runs programs in a group. A context manager: made before, removed after the program has ended."""
+    """Runs programs in a group. A context manager: made before, removed after the program has
+    ended.
+    """
 
     def command(self, command: Sequence[str]) -> list[str]:
         """Returns the command that runs `command` inside."""
@@ -177,8 +186,9 @@ def memory_holder(held_by: HeldBy, name: str, limit_bytes: int | None, root: Pat
     if controllers.exists() and "memory" in controllers.read_text().split():
         return CgroupV2(name, limit_bytes, root)
     raise ConfigError(
-        f"there is no memory controller below {root}: a contestant could take what it likes, and the kernel's page cache "
-        "would hide every read. Run where cgroups are, or give --memory-held-by none, which the report then says"
+        f"there is no memory controller below {root}: a contestant could take what it likes, and "
+        "the kernel's page cache would hide every read. Run where cgroups are, or give "
+        "--memory-held-by none, which the report then says"
     )
 
 
@@ -187,8 +197,8 @@ def _made(folder: Path) -> Path:
         folder.mkdir()
     except OSError as error:
         raise ConfigError(
-            f"cannot make the cgroup {folder} ({error.strerror}): run as root (in Docker: --privileged), or give "
-            "--memory-held-by none, which the report then says"
+            f"cannot make the cgroup {folder} ({error.strerror}): run as root (in Docker: "
+            "--privileged), or give --memory-held-by none, which the report then says"
         ) from error
     return folder
 
@@ -198,8 +208,8 @@ def _write(path: Path, value: int | str) -> None:
         path.write_text(str(value))
     except OSError as error:
         raise ConfigError(
-            f"cannot write {value} to {path} ({error.strerror}): memory is not held; run as root, or give "
-            "--memory-held-by none, which the report then says"
+            f"cannot write {value} to {path} ({error.strerror}): memory is not held; run as root, "
+            "or give --memory-held-by none, which the report then says"
         ) from error
 
 
@@ -213,8 +223,14 @@ def _reads_v1(folder: Path) -> int | None:
         lines = (folder / "blkio.throttle.io_service_bytes").read_text().splitlines()
     except OSError:
         return None
-    found = sum(int(fields[2]) for fields in map(str.split, lines) if len(fields) == 3 and fields[1] == "Read")
-    return found or None  # since Linux 6.10 it counts only devices for which somebody has set a limit
+    found = sum(
+        int(fields[2])
+        for fields in map(str.split, lines)
+        if len(fields) == 3 and fields[1] == "Read"
+    )
+    return (
+        found or None
+    )  # since Linux 6.10 it counts only devices for which somebody has set a limit
 
 
 def _reads_v2(folder: Path) -> int | None:

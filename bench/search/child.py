@@ -1,4 +1,5 @@
-"""The process of one contestant: `python -m bench.search.child REQUEST.json`, started inside its cgroup.
+"""The process of one contestant: `python -m bench.search.child REQUEST.json`, started inside its
+cgroup.
 
 Reads a request, measures or prepares, and leaves an outcome beside the request.
 """
@@ -47,8 +48,10 @@ class DatasetFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process shall do: `run` the contestant, `prepare` the files it needs into the folder `prepare_into`, or search
-    `numbers` for `reference` and leave ids and scores in the file `prepare_into`."""
+    """What a process shall do: `run` the contestant, `prepare` the files it needs into the folder
+    `prepare_into`, or search `numbers` for `reference` and leave ids and scores in the file
+    `prepare_into`.
+    """
 
     kind: Literal["run", "prepare", "reference"]
     contestant: str
@@ -73,7 +76,9 @@ def decode_request(content: bytes) -> Request:
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. `error`: why it failed, in words; `is_bug`: the harness or the contestant is wrong, not the setting."""
+    """What came of it. `error`: why it failed, in words; `is_bug`: the harness or the contestant is
+    wrong, not the setting.
+    """
 
     measured: Measured | None = None
     error: str = ""
@@ -95,14 +100,18 @@ def load_dataset(files: DatasetFiles) -> Dataset:
 
 
 def main(request_path: Path) -> int:
-    """Does what the request says. Returns the exit status: 0 also for a failure that the outcome tells."""
+    """Does what the request says. Returns the exit status: 0 also for a failure that the outcome
+    tells.
+    """
     _die_with_parent()
     request = decode_request(request_path.read_bytes())
     folder = request_path.parent
     try:
         outcome = _do(request, folder)
     except (CarpoolError, ContestantError, MemoryError) as error:
-        outcome = Outcome(error=f"{type(error).__name__}: {error}", is_bug=isinstance(error, ContestantError))
+        outcome = Outcome(
+            error=f"{type(error).__name__}: {error}", is_bug=isinstance(error, ContestantError)
+        )
     except Exception as error:
         traceback.print_exc()
         outcome = Outcome(error=f"{type(error).__name__}: {error}", is_bug=True)
@@ -150,14 +159,18 @@ def _search_reference(dataset: Dataset, limits: Limits, numbers: list[int], into
     scores = np.full((len(dataset.queries), top_k), np.nan, dtype=np.float32)
     for start in range(0, len(numbers), REFERENCE_BATCH):
         chosen = numbers[start : start + REFERENCE_BATCH]
-        ids[chosen], scores[chosen] = faiss.search(dataset.queries[chosen], dataset.probes[chosen], top_k)
+        ids[chosen], scores[chosen] = faiss.search(
+            dataset.queries[chosen], dataset.probes[chosen], top_k
+        )
     faiss.close()
     with into.open("wb") as file:
         np.savez(file, ids=ids, scores=scores)
 
 
 def _die_with_parent() -> None:
-    """Has the kernel end this process when the bench ends without doing so: nobody would ever wait for it."""
+    """Has the kernel end this process when the bench ends without doing so: nobody would ever wait
+    for it.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:
         sys.exit("the bench has ended")

@@ -46,9 +46,9 @@ TABLE_WIDTH = 190
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command is told besides the plan. `questions`: .npy files, one for all or one for each index; none: those of
-    the evaluation data; `static_max`: see
-    `report.promises_of`."""
+    """What the command is told besides the plan. `questions`: .npy files, one for all or one for
+    each index; none: those of the evaluation data; `static_max`: see `report.promises_of`.
+    """
 
     data: Path | None
     questions: tuple[Path, ...]
@@ -89,7 +89,9 @@ def list_contestants(console: Console) -> None:
 
 
 def search(plan: Plan, wishes: Wishes, environ: Mapping[str, str] = os.environ) -> bool:
-    """Runs what is missing, reports all, and returns whether every promise held. Blocks for as long as the cells take."""
+    """Runs what is missing, reports all, and returns whether every promise held. Blocks for as long
+    as the cells take.
+    """
     console = Console(stderr=True)
     started, started_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     baseline = _baseline(plan, wishes.baseline)
@@ -98,7 +100,8 @@ def search(plan: Plan, wishes: Wishes, environ: Mapping[str, str] = os.environ) 
     asked = [read_asked(of_index) for of_index in paths]
     if wishes.static_max is not None and HELD_TO_STATIC not in plan.contestants:
         raise ConfigError(
-            f"--static-max is what {HELD_TO_STATIC} is held to, and it does not take part: add it to --contestants"
+            f"--static-max is what {HELD_TO_STATIC} is held to, and it does not take part: add it "
+            "to --contestants"
         )
     with _terminable(), _Console(console, plan.queries) as tell:
         run = Run(plan, asked, tell)
@@ -107,7 +110,10 @@ def search(plan: Plan, wishes: Wishes, environ: Mapping[str, str] = os.environ) 
         try:
             lines = run.run()
         except KeyboardInterrupt:
-            tell.note(f"stopped; the cells that are done are in {plan.out}, and --resume goes on from there")
+            tell.note(
+                f"stopped; the cells that are done are in {plan.out}, and --resume goes on from "
+                "there"
+            )
             raise
     summary = summarise(lines, plan.windows, plan.contestants, baseline)
     report = SearchReport(
@@ -118,7 +124,9 @@ def search(plan: Plan, wishes: Wishes, environ: Mapping[str, str] = os.environ) 
         duration_s=round(time.monotonic() - started_s, 3),
         machine=this_machine(),
         revision=this_revision(),
-        revisions=tuple(dict.fromkeys(revision_of(line) for line in lines if isinstance(line, Cell))),
+        revisions=tuple(
+            dict.fromkeys(revision_of(line) for line in lines if isinstance(line, Cell))
+        ),
         data=tuple(data_file(path) for of_index in paths for path in of_index),
         questions=tuple(file for each in asked for file in each.files),
         indexes=_indexes(run),
@@ -138,7 +146,9 @@ def search(plan: Plan, wishes: Wishes, environ: Mapping[str, str] = os.environ) 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does: the contestant's process is ended and its cgroup removed."""
+    """SIGTERM ends the run as Ctrl-C does: the contestant's process is ended and its cgroup
+    removed.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -152,16 +162,21 @@ def _terminable() -> Iterator[None]:
 def _baseline(plan: Plan, wished: str | None) -> str:
     if wished is not None and wished not in plan.contestants:
         raise ConfigError(
-            f"--baseline {wished}: ratios are to a contestant that takes part, and those are {', '.join(plan.contestants)}"
+            f"--baseline {wished}: ratios are to a contestant that takes part, and those are "
+            f"{', '.join(plan.contestants)}"
         )
-    return wished or next((name for name in BASELINES if name in plan.contestants), plan.contestants[0])
+    return wished or next(
+        (name for name in BASELINES if name in plan.contestants), plan.contestants[0]
+    )
 
 
 def _check_out(out: Path, resume: bool) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file: name a folder for the results")
     if (out / CELLS_NAME).exists() and not resume:
-        raise ConfigError(f"there are results in {out}: give --resume to go on with them, or another --out")
+        raise ConfigError(
+            f"there are results in {out}: give --resume to go on with them, or another --out"
+        )
 
 
 def _indexes(run: Run) -> tuple[IndexSearched, ...]:
@@ -187,10 +202,13 @@ def _indexes(run: Run) -> tuple[IndexSearched, ...]:
 def _print(console: Console, report: SearchReport, summary: Summary, plan: Plan) -> None:
     print_summary(console, summary)
     if not report.is_memory_held:
-        console.print(memory_not_held(plan, report.indexes), style="yellow", highlight=False, soft_wrap=True)
+        console.print(
+            memory_not_held(plan, report.indexes), style="yellow", highlight=False, soft_wrap=True
+        )
     if len(plan.indexes) == 1 and plan.seeds > 1:
         console.print(
-            "seeds differ in the order of arrival only: give --index once for each seed to vary data and training"
+            "seeds differ in the order of arrival only: give --index once for each seed to vary "
+            "data and training"
         )
     for remark in remarks(report):
         console.print(remark, style="yellow", markup=False, highlight=False, soft_wrap=True)
@@ -203,10 +221,13 @@ def memory_not_held(plan: Plan, indexes: Sequence[IndexSearched]) -> str:
     """Returns what must be said of a run in which no process was held to a limit."""
     if plan.cache_share is None:
         return "memory was not held: contestants could take what they liked (--memory-held-by none)"
-    budgets = ", ".join(dict.fromkeys(f"{(index.budget_bytes or 0) / 1e6:,.1f} MB" for index in indexes))
+    budgets = ", ".join(
+        dict.fromkeys(f"{(index.budget_bytes or 0) / 1e6:,.1f} MB" for index in indexes)
+    )
     return (
-        f"processes were not held to a limit: each cache, reads under way included, had {plan.cache_share:.1%} of the clusters' "
-        f"bytes ({budgets}), and the static oracle kept as much; interpreter and scratch came on top (--cache)"
+        "processes were not held to a limit: each cache, reads under way included, had "
+        f"{plan.cache_share:.1%} of the clusters' bytes ({budgets}), and the static oracle kept as "
+        "much; interpreter and scratch came on top (--cache)"
     )
 
 
@@ -215,7 +236,11 @@ class _Console(Tell):
 
     def __init__(self, console: Console, queries: int) -> None:
         self._console = console
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+        )
         self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
         self._task = self._progress.add_task("opening", total=queries)
 
@@ -260,7 +285,10 @@ def told(cell: Cell) -> str:
     if opened is not None:
         words.append(f"holds {opened.found.held_per_s:,.0f}/s")
     if cell.agreement is not None:
-        words.append(f"{cell.agreement.same} same, {cell.agreement.tied} tied, {cell.agreement.different} different")
+        words.append(
+            f"{cell.agreement.same} same, {cell.agreement.tied} tied, {cell.agreement.different} "
+            "different"
+        )
     if not cell.bytes_agree:
         words.append("BYTES DISAGREE")
     return head + ", ".join(words)
@@ -278,18 +306,24 @@ def parse_windows(text: str) -> tuple[int, ...]:
 
 
 def parse_contestants(text: str | None, *, with_cache_budget: bool = False) -> tuple[str, ...]:
-    """Returns the names of `a,b`; `cagr-*` stands for those that begin so. None: all of them, or all with a cache budget.
+    """Returns the names of `a,b`; `cagr-*` stands for those that begin so. None: all of them, or
+    all with a cache budget.
 
     Raises `ConfigError` for a name that there is not.
     """
     if text is None:
-        return tuple(name for name, entry in ENTRIES.items() if entry.has_cache_budget or not with_cache_budget)
+        return tuple(
+            name
+            for name, entry in ENTRIES.items()
+            if entry.has_cache_budget or not with_cache_budget
+        )
     names: list[str] = []
     for part in text.split(","):
         matching = _matching(part.strip())
         if not matching:
             raise ConfigError(
-                f"there is no contestant {part.strip()!r}; there are {', '.join(ENTRIES)}. --list says what each is"
+                f"there is no contestant {part.strip()!r}; there are {', '.join(ENTRIES)}. --list "
+                "says what each is"
             )
         names.extend(name for name in matching if name not in names)
     return tuple(names)

@@ -1,4 +1,6 @@
-"""What a disk reaches at the sizes that contestants read: whole clusters, and the slices that ours cuts them into."""
+"""What a disk reaches at the sizes that contestants read: whole clusters, and the slices that ours
+cuts them into.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,26 @@ from functools import partial
 from bench.disk import Read, measure_disk
 from bench.search.cells import DiskBlock
 from bench.search.dataset import IndexView
-from searcher.cache.slices import Slices
+from searcher.memory.slices import Slices
 from searcher.settings import SearcherSettings
 
 SUSTAINED = 8
 """How many times as long the best is measured again: 4 s where nobody says otherwise."""
 
 
-def slice_reads(view: IndexView, slice_bytes_max: int = SearcherSettings().slice_bytes_max) -> tuple[Read, ...]:
+def slice_reads(
+    view: IndexView, slice_bytes_max: int = SearcherSettings().slice_bytes_max
+) -> tuple[Read, ...]:
     """Returns where the searcher's slices lie; nothing where it would cut no cluster."""
     slices = Slices(view.extents, view.layout, slice_bytes_max).extents
     if len(slices) == len(view.extents):
         return ()
     return tuple(
-        Read(path=view.segment_paths[extent.segment], offset_bytes=extent.offset_bytes, size_bytes=extent.size_bytes)
+        Read(
+            path=view.segment_paths[extent.segment],
+            offset_bytes=extent.offset_bytes,
+            size_bytes=extent.size_bytes,
+        )
         for extent in slices
     )
 
@@ -28,9 +36,11 @@ def slice_reads(view: IndexView, slice_bytes_max: int = SearcherSettings().slice
 def measure_block(
     view: IndexView, *, settings_id: str, seed: int, window: int, duration_s: float, into_bytes: int
 ) -> DiskBlock:
-    """Returns what the disk reaches now, `duration_s` for each size and depth: into a buffer for each read under way, and into
-    `into_bytes` of memory, as much as a contestant's cache. The best of either is measured again, `SUSTAINED` times as long: the
-    best of many is the luckiest, too. Blocks; raises as `measure_disk` does."""
+    """Returns what the disk reaches now, `duration_s` for each size and depth: into a buffer for
+    each read under way, and into `into_bytes` of memory, as much as a contestant's cache. The best
+    of either is measured again, `SUSTAINED` times as long: the best of many is the luckiest, too.
+    Blocks; raises as `measure_disk` does.
+    """
     measure = partial(measure_disk, seed=seed)
     slices = slice_reads(view)
     parts = slices or view.reads
@@ -43,7 +53,9 @@ def measure_block(
     spread_best = max(spread.rates, key=lambda rate: rate.bytes_per_s)
     longer_s = SUSTAINED * duration_s
     again = measure(reads, depths=(best.depth,), duration_s=longer_s)
-    spread_again = measure(parts, depths=(spread_best.depth,), duration_s=longer_s, into_bytes=into_bytes)
+    spread_again = measure(
+        parts, depths=(spread_best.depth,), duration_s=longer_s, into_bytes=into_bytes
+    )
     return DiskBlock(
         settings_id=settings_id,
         seed=seed,

@@ -1,4 +1,6 @@
-"""What the kernel counted, and its page cache: /proc/PID/io, the disk's own times, and dropping what is cached."""
+"""What the kernel counted, and its page cache: /proc/PID/io, the disk's own times, and dropping
+what is cached.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,17 @@ _BLOCK_DEVICES = Path("/sys/dev/block")
 
 
 class DiskTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """A block device since boot, all processes together. `busy_us`: time with at least one request in flight."""
+    """A block device since boot, all processes together. `busy_us`: time with at least one request
+    in flight.
+    """
 
     read_bytes: int
     busy_us: int
 
 
 def process_read_bytes(pid: int | Literal["self"] = "self") -> int:
-    """Returns the bytes that a process made the disk read, all its threads together: page faults and O_DIRECT included.
+    """Returns the bytes that a process made the disk read, all its threads together: page faults
+    and O_DIRECT included.
 
     Raises `ConfigError` where the kernel does not tell.
     """
@@ -33,17 +38,22 @@ def process_read_bytes(pid: int | Literal["self"] = "self") -> int:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path} ({error.strerror}): bytes are the kernel's count; run on Linux with task I/O accounting"
+            f"cannot read {path} ({error.strerror}): bytes are the kernel's count; run on Linux "
+            "with task I/O accounting"
         ) from error
     counts = dict(line.split(": ", 1) for line in lines)
     return int(counts["read_bytes"])
 
 
 def disk_times(path: Path) -> DiskTimes | None:
-    """Returns the counters of the device that `path` lies on, or None where it is not a block device of its own."""
+    """Returns the counters of the device that `path` lies on, or None where it is not a block
+    device of its own.
+    """
     device = path.stat().st_dev
     try:
-        stat = (_BLOCK_DEVICES / f"{os.major(device)}:{os.minor(device)}" / "stat").read_text(encoding="ascii")
+        stat = (_BLOCK_DEVICES / f"{os.major(device)}:{os.minor(device)}" / "stat").read_text(
+            encoding="ascii"
+        )
     except OSError:
         return None
     fields = stat.split()
@@ -51,8 +61,8 @@ def disk_times(path: Path) -> DiskTimes | None:
 
 
 def drop_page_cache(folders: Iterable[Path], *, everything: bool) -> Literal["all", "files"]:
-    """Empties the page cache, so that a run starts cold, and returns of what: `all`, or only of the `files` in `folders`, if
-    not `everything` is to go, or this is not root.
+    """Empties the page cache, so that a run starts cold, and returns of what: `all`, or only of the
+    `files` in `folders`, if not `everything` is to go, or this is not root.
 
     Pages that a process has mapped stay. Blocks until what is dirty has been written.
     """

@@ -1,4 +1,6 @@
-"""What happens in a contestant's process: open it, a closed loop from cold, then the search for the rate that it holds."""
+"""What happens in a contestant's process: open it, a closed loop from cold, then the search for the
+rate that it holds.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ import numpy as np
 from bench.figures import Spread, spread
 from bench.memory import memory_of
 from bench.search.arrivals import ClosedLoop, OpenLoop, monotonic_us, poisson_due_us
-from bench.search.contestant import Contestant, ContestantError, Counters, Dataset, Int64, Limits, Result
+from bench.search.contestant import (
+    Contestant,
+    ContestantError,
+    Counters,
+    Dataset,
+    Int64,
+    Limits,
+    Result,
+)
 from bench.search.kernel import DiskTimes, disk_times, process_read_bytes
 from bench.search.rates import RateFound, RateSearch
 
@@ -24,8 +34,10 @@ RATE_QUERIES_MIN = 500
 
 
 class OpenLoopPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How the highest rate is sought. `p99_max_ms`: the target; `try_s` and `queries_min`: how long a rate is held, whichever
-    is longer, up to `queries_max` queries; `total_s`: no new rate is tried after that."""
+    """How the highest rate is sought. `p99_max_ms`: the target; `try_s` and `queries_min`: how long
+    a rate is held, whichever is longer, up to `queries_max` queries; `total_s`: no new rate is
+    tried after that.
+    """
 
     p99_max_ms: float = 100.0
     try_s: float = 8.0
@@ -36,8 +48,10 @@ class OpenLoopPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateTried(msgspec.Struct, frozen=True, kw_only=True):
-    """A rate that was tried. `latency_ms`: of what was answered; `late`: answers over the target; a rate that can no longer
-    hold it is given up early. `reused`: of the queries that were due, those that the closed loop or an earlier rate had asked."""
+    """A rate that was tried. `latency_ms`: of what was answered; `late`: answers over the target; a
+    rate that can no longer hold it is given up early. `reused`: of the queries that were due, those
+    that the closed loop or an earlier rate had asked.
+    """
 
     rate_per_s: float
     held: bool
@@ -57,7 +71,9 @@ class OpenLoopResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase. `kernel_read_bytes`, `disk_*`: by the kernel, the disk's for all processes together; `own`: by the contestant."""
+    """A phase. `kernel_read_bytes`, `disk_*`: by the kernel, the disk's for all processes together;
+    `own`: by the contestant.
+    """
 
     duration_us: int
     cpu_us: int
@@ -68,7 +84,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClosedLoopResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The closed loop. Latencies from the arrival of the window to the moment when the harness had the answer."""
+    """The closed loop. Latencies from the arrival of the window to the moment when the harness had
+    the answer.
+    """
 
     queries: int
     windows: int
@@ -83,8 +101,10 @@ class ClosedLoopResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a contestant's process measured. `start_us`, `first_answer_us`: from the start of its process; `anonymous_bytes`:
-    its own memory at the end; `life_read_bytes`: all that it ever made the disk read, its libraries included."""
+    """What a contestant's process measured. `start_us`, `first_answer_us`: from the start of its
+    process; `anonymous_bytes`: its own memory at the end; `life_read_bytes`: all that it ever made
+    the disk read, its libraries included.
+    """
 
     start_us: int
     opening: Usage
@@ -106,13 +126,18 @@ class Answers:
         self.first_us: int | None = None
 
     def add(self, result: Result, arrived_us: int, received_us: int) -> None:
-        """Takes an answer that reached the harness at `received_us`. Raises `ContestantError` for one that cannot be."""
+        """Takes an answer that reached the harness at `received_us`. Raises `ContestantError` for
+        one that cannot be.
+        """
         if not arrived_us <= result.time_us <= received_us:
             raise ContestantError(
-                f"query {result.query} arrived at {arrived_us}, was answered at {result.time_us} and received at {received_us}"
+                f"query {result.query} arrived at {arrived_us}, was answered at {result.time_us} "
+                f"and received at {received_us}"
             )
         if len(result.ids) > self.ids.shape[1]:
-            raise ContestantError(f"query {result.query} got {len(result.ids)} ids, more than top_k")
+            raise ContestantError(
+                f"query {result.query} got {len(result.ids)} ids, more than top_k"
+            )
         if self.first_us is None:
             self.first_us = received_us
         if not result.is_final:
@@ -134,10 +159,11 @@ def measure(
     spawned_us: int,
     on_answer: OnAnswer,
 ) -> tuple[Measured, Int64]:
-    """Returns what was measured, and the ids of the closed loop: (queries of the data set, top_k) int64, -1 where none.
+    """Returns what was measured, and the ids of the closed loop: (queries of the data set, top_k)
+    int64, -1 where none.
 
-    `numbers`: queries of the closed loop in order of arrival; `open_numbers`: those of the open loop. Raises
-    `ContestantError` when the contestant breaks the rules, and whatever it raises.
+    `numbers`: queries of the closed loop in order of arrival; `open_numbers`: those of the open
+    loop. Raises `ContestantError` when the contestant breaks the rules, and whatever it raises.
     """
     start_us = monotonic_us() - spawned_us
     meter = _Meter(contestant, dataset.index_dir)
@@ -149,22 +175,31 @@ def measure(
     windows = -(-len(numbers) // limits.window)
     for result in contestant.run(loop):
         received_us = monotonic_us()
-        arrived_us = loop.answered(result.query) if result.is_final else loop.arrived_us(result.query)
+        arrived_us = (
+            loop.answered(result.query) if result.is_final else loop.arrived_us(result.query)
+        )
         answers.add(result, arrived_us, received_us)
         on_answer(len(answers.latencies_us))
     usage = meter.lap()
     if loop.owed or len(answers.latencies_us) != len(numbers) or answers.first_us is None:
         raise ContestantError(
-            f"{len(answers.latencies_us)} of {len(numbers)} queries were answered when it said it was done"
+            f"{len(answers.latencies_us)} of {len(numbers)} queries were answered when it said it "
+            "was done"
         )
     latency = cast(Spread, spread(us / 1_000 for us in answers.latencies_us))
     closed = ClosedLoopResult(
-        queries=len(numbers), windows=windows, drafts=answers.drafts, latency_ms=latency, usage=usage
+        queries=len(numbers),
+        windows=windows,
+        drafts=answers.drafts,
+        latency_ms=latency,
+        usage=usage,
     )
     open_loop = None
     if open_plan is not None:
         rng = np.random.default_rng(seed)
-        open_loop = find_rate(contestant, dataset, limits, open_plan, open_numbers, closed.queries_per_s, rng, numbers)
+        open_loop = find_rate(
+            contestant, dataset, limits, open_plan, open_numbers, closed.queries_per_s, rng, numbers
+        )
     measured = Measured(
         start_us=start_us,
         opening=opening,
@@ -178,13 +213,17 @@ def measure(
 
 
 def _check_cache(cache_bytes: int | None, cache_bytes_max: int | None) -> None:
-    """Raises `ContestantError` where a contestant has set aside more for clusters than it may, or does not say how much."""
+    """Raises `ContestantError` where a contestant has set aside more for clusters than it may, or
+    does not say how much.
+    """
     if cache_bytes_max is None:
         return
     if cache_bytes is None:
         raise ContestantError("it does not say how many bytes it has set aside for clusters")
     if cache_bytes > cache_bytes_max:
-        raise ContestantError(f"it has set aside {cache_bytes} bytes for clusters, and may take {cache_bytes_max}")
+        raise ContestantError(
+            f"it has set aside {cache_bytes} bytes for clusters, and may take {cache_bytes_max}"
+        )
 
 
 def find_rate(
@@ -197,8 +236,10 @@ def find_rate(
     rng: np.random.Generator,
     asked_before: Iterable[int] = (),
 ) -> OpenLoopResult:
-    """Returns the highest Poisson rate whose p99 stays within the target. The contestant is warm; each rate has other queries
-    as far as `numbers` reaches. `asked_before`: what the closed loop asked."""
+    """Returns the highest Poisson rate whose p99 stays within the target. The contestant is warm;
+    each rate has other queries as far as `numbers` reaches. `asked_before`: what the closed loop
+    asked.
+    """
     search = RateSearch(guess_per_s / 2, tries_max=plan.tries_max)
     deadline_us = monotonic_us() + int(plan.total_s * 1e6)
     tries: list[RateTried] = []
@@ -209,9 +250,15 @@ def find_rate(
         used += wished
         due_us = poisson_due_us(wished, rate, rng)
         tried = _try_rate(
-            contestant, OpenLoop(dataset, chosen, due_us=due_us, window=limits.window), rate, wished, plan.p99_max_ms
+            contestant,
+            OpenLoop(dataset, chosen, due_us=due_us, window=limits.window),
+            rate,
+            wished,
+            plan.p99_max_ms,
         )
-        tries.append(msgspec.structs.replace(tried, reused=sum(number in asked for number in chosen)))
+        tries.append(
+            msgspec.structs.replace(tried, reused=sum(number in asked for number in chosen))
+        )
         asked.update(chosen)
         search.judge(tried.held)
     return OpenLoopResult(
@@ -222,7 +269,9 @@ def find_rate(
     )
 
 
-def _try_rate(contestant: Contestant, loop: OpenLoop, rate: float, wished: int, p99_max_ms: float) -> RateTried:
+def _try_rate(
+    contestant: Contestant, loop: OpenLoop, rate: float, wished: int, p99_max_ms: float
+) -> RateTried:
     late_max = wished // 100  # more, and the 99th percentile is over the target whatever comes
     latencies_ms: list[float] = []
     late = 0
@@ -283,7 +332,9 @@ class _Meter:
 
 
 def since(now: Counters, before: Counters) -> Counters:
-    """Returns what was counted between two looks at the same counters; `cache_bytes` and `others` as they stand at the second."""
+    """Returns what was counted between two looks at the same counters; `cache_bytes` and `others`
+    as they stand at the second.
+    """
 
     def difference(name: str) -> int | None:
         one, other = getattr(now, name), getattr(before, name)

@@ -1,4 +1,6 @@
-"""A run of `carpool bench search` as it was asked for: who, on what, how often, and within which limits."""
+"""A run of `carpool bench search` as it was asked for: who, on what, how often, and within which
+limits.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,21 @@ from bench.search.measure import OpenLoopPlan
 from carpool.errors import ConfigError
 
 DISK_S = 0.5
-"""At three sizes, five depths and three times a block: some 25 seconds, with what is under way when a time is up."""
+"""At three sizes, five depths and three times a block: some 25 seconds, with what is under way when
+a time is up.
+"""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A run as it was asked for. `indexes`: one, or one for each seed.
 
-    One of two things is limited, the other share is None. `memory_share`: a contestant's whole process, as a share of the bytes
-    of the vectors, held by `held_by`. `cache_share`: the clusters in its memory, kept or being read, as a share of the bytes of
-    all clusters on disk; contestants hold that themselves, and `held_by` only watches the process.
+    One of two things is limited, the other share is None. `memory_share`: a contestant's whole
+    process, as a share of the bytes of the vectors, held by `held_by`. `cache_share`: the clusters
+    in its memory, kept or being read, as a share of the bytes of all clusters on disk; contestants
+    hold that themselves, and `held_by` only watches the process.
 
-    `empty_page_cache`: all of it, as root can, and not only the files of the run; `disk_s`: how long the disk is measured at
-    each size and depth.
+    `empty_page_cache`: all of it, as root can, and not only the files of the run; `disk_s`: how
+    long the disk is measured at each size and depth.
     """
 
     indexes: tuple[Path, ...]
@@ -52,7 +57,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Raises `ConfigError` unless one thing is limited."""
         if (self.memory_share is None) == (self.cache_share is None):
             raise ConfigError(
-                "either the whole process is limited or only its memory for clusters: give --memory or --cache, one of the two"
+                "either the whole process is limited or only its memory for clusters: give "
+                "--memory or --cache, one of the two"
             )
 
     @property
@@ -61,7 +67,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.held_by != "none" and self.cache_share is None
 
     def budget_bytes(self, view: IndexView) -> int:
-        """Returns what is limited, in bytes of an index; as much, and no more, the static oracle keeps."""
+        """Returns what is limited, in bytes of an index; as much, and no more, the static oracle
+        keeps.
+        """
         if self.cache_share is not None:
             return int(self.cache_share * int(view.cluster_bytes.sum()))
         assert self.memory_share is not None
@@ -71,13 +79,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Returns what a contestant may take."""
         budget_bytes = self.budget_bytes(view)
         if self.cache_share is not None:
-            return Limits(memory_bytes=None, cache_bytes=budget_bytes, threads=self.threads, window=window)
+            return Limits(
+                memory_bytes=None, cache_bytes=budget_bytes, threads=self.threads, window=window
+            )
         memory_bytes = budget_bytes if chosen.is_limited else None
         return Limits(memory_bytes=memory_bytes, threads=self.threads, window=window)
 
 
 def settings_id(plan: Plan, versions: Sequence[str], questions: Sequence[Float32]) -> str:
-    """Returns what changes with anything that would make cells incomparable; contestants, windows and seeds may be added."""
+    """Returns what changes with anything that would make cells incomparable; contestants, windows
+    and seeds may be added.
+    """
     facts = msgspec.structs.asdict(plan)
     for name in ("contestants", "windows", "seeds", "timeout_s", "out", "work", "indexes"):
         del facts[name]
@@ -92,6 +104,7 @@ def check_cache_budgets(entries: Sequence[Entry]) -> None:
     unable = [chosen.name for chosen in entries if not chosen.has_cache_budget]
     if unable:
         raise ConfigError(
-            f"--cache gives every contestant's cache the same bytes, and {', '.join(unable)} cannot be held to that: a library, "
-            "or the kernel's page cache, keeps what it likes. Leave them out, or limit whole processes with --memory"
+            f"--cache gives every contestant's cache the same bytes, and {', '.join(unable)} "
+            "cannot be held to that: a library, or the kernel's page cache, keeps what it likes. "
+            "Leave them out, or limit whole processes with --memory"
         )

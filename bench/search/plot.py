@@ -1,4 +1,6 @@
-"""The plot of `carpool bench search`: a point for each contestant and figure, whiskers over seeds, grey where computed."""
+"""The plot of `carpool bench search`: a point for each contestant and figure, whiskers over seeds,
+grey where computed.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,15 @@ FIGURES = (
 
 
 def plot_summary(summary: Summary, path: Path) -> None:
-    """Writes a PNG. Raises `ConfigError` where matplotlib is not installed or the file cannot be written."""
+    """Writes a PNG. Raises `ConfigError` where matplotlib is not installed or the file cannot be
+    written.
+    """
     try:
         import matplotlib
     except ImportError:
         raise ConfigError(
-            "the plot needs matplotlib, which is not installed: pip install 'carpool[bench]', or leave out --plot; JSON and "
-            "table have every figure"
+            "the plot needs matplotlib, which is not installed: pip install 'carpool[bench]', or "
+            "leave out --plot; JSON and table have every figure"
         ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -32,7 +36,10 @@ def plot_summary(summary: Summary, path: Path) -> None:
     windows = list(dict.fromkeys(row.window for row in summary.rows))
     most = max(sum(row.window == window for row in summary.rows) for window in windows)
     figure, panels = pyplot.subplots(
-        len(windows), len(FIGURES), squeeze=False, figsize=(5 * len(FIGURES), (1 + 0.32 * most) * len(windows))
+        len(windows),
+        len(FIGURES),
+        squeeze=False,
+        figsize=(5 * len(FIGURES), (1 + 0.32 * most) * len(windows)),
     )
     for window, of_window in zip(windows, panels, strict=True):
         rows = [row for row in summary.rows if row.window == window]
@@ -43,7 +50,9 @@ def plot_summary(summary: Summary, path: Path) -> None:
                 panel.set_yticklabels([])
     figure.tight_layout()
     try:
-        figure.savefig(path, dpi=130, metadata={"Software": None})  # the same figures, the same bytes
+        figure.savefig(
+            path, dpi=130, metadata={"Software": None}
+        )  # the same figures, the same bytes
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; give another --out") from error
     finally:
@@ -58,7 +67,13 @@ def _points(panel: Any, rows: list[Row], name: str, unit: float) -> None:
         middle, low, high = found.median / unit, found.min / unit, found.max / unit
         colour = "#999999" if row.is_computed else "#27567f"
         panel.errorbar(
-            [middle], [position], xerr=[[middle - low], [high - middle]], fmt="o", markersize=4, capsize=2, color=colour
+            [middle],
+            [position],
+            xerr=[[middle - low], [high - middle]],
+            fmt="o",
+            markersize=4,
+            capsize=2,
+            color=colour,
         )
         panel.annotate(
             f"{middle:,.0f}" if middle >= 1_000 else f"{middle:.3g}",

@@ -1,4 +1,6 @@
-"""Starting the process of a contestant inside its cgroup, waiting for it, and saying what became of it."""
+"""Starting the process of a contestant inside its cgroup, waiting for it, and saying what became of
+it.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,12 @@ def run_child(
     timeout_s: float,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Ended:
-    """Runs a request in a process of its own and returns how it ended. Blocks; the process is dead when this returns or raises.
+    """Runs a request in a process of its own and returns how it ended. Blocks; the process is dead
+    when this returns or raises.
 
-    `folder` is made; request, outcome, log and ids lie in it afterwards. A process that the kernel killed for want of memory,
-    that failed or took too long is an answer, not an error. Raises `ConfigError` where memory cannot be held, or `folder`
-    cannot be written.
+    `folder` is made; request, outcome, log and ids lie in it afterwards. A process that the kernel
+    killed for want of memory, that failed or took too long is an answer, not an error. Raises
+    `ConfigError` where memory cannot be held, or `folder` cannot be written.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,12 +57,20 @@ def run_child(
     holder = memory_holder(held_by, group_name(), limit_bytes)
     try:
         with writing(request_path):
-            request_path.write_bytes(encode_request(msgspec.structs.replace(request, spawned_us=monotonic_us())))
+            request_path.write_bytes(
+                encode_request(msgspec.structs.replace(request, spawned_us=monotonic_us()))
+            )
         command = holder.command([sys.executable, "-m", "bench.search.child", str(request_path)])
-        environment = {**os.environ, **holder.environment(), "OMP_NUM_THREADS": str(request.limits.threads)}
+        environment = {
+            **os.environ,
+            **holder.environment(),
+            "OMP_NUM_THREADS": str(request.limits.threads),
+        }
         started_s = time.monotonic()
         with (folder / LOG_NAME).open("wb") as log:
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
             try:
                 in_time = _wait(process, folder, started_s + timeout_s, on_progress)
             finally:
@@ -74,7 +85,10 @@ def run_child(
 
 
 def _wait(
-    process: subprocess.Popen[bytes], folder: Path, deadline_s: float, on_progress: Callable[[int], None]
+    process: subprocess.Popen[bytes],
+    folder: Path,
+    deadline_s: float,
+    on_progress: Callable[[int], None],
 ) -> bool:
     progress = folder / PROGRESS_NAME
     while True:
@@ -90,17 +104,23 @@ def _wait(
             continue  # not written yet
 
 
-def _judge(code: int, in_time: bool, held: MemoryHeld, folder: Path, timeout_s: float) -> tuple[Status, Outcome]:
+def _judge(
+    code: int, in_time: bool, held: MemoryHeld, folder: Path, timeout_s: float
+) -> tuple[Status, Outcome]:
     path = folder / OUTCOME_NAME
     if not in_time:
-        return "timed out", Outcome(error=f"it was not done after {timeout_s:.0f} s; --cell-timeout gives more")
+        return "timed out", Outcome(
+            error=f"it was not done after {timeout_s:.0f} s; --cell-timeout gives more"
+        )
     if code == 0 and path.exists():
         outcome = msgspec.json.decode(path.read_bytes(), type=Outcome)
         if "MemoryError" in outcome.error:
             return "out of memory", outcome
         return ("failed" if outcome.error else "ok"), outcome
     if held.oom_kills:
-        return "out of memory", Outcome(error=f"the kernel killed it at its limit of {held.limit_bytes} bytes")
+        return "out of memory", Outcome(
+            error=f"the kernel killed it at its limit of {held.limit_bytes} bytes"
+        )
     if code == ENTER_FAILED:
         return "failed", Outcome(error="it could not enter its cgroup", is_bug=True)
     log = (folder / LOG_NAME).read_bytes()[-LOG_SHOWN_BYTES:].decode(errors="replace").strip()

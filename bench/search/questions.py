@@ -1,4 +1,6 @@
-"""Where the questions of a run come from: files of vectors, less what a grown set was fitted with."""
+"""Where the questions of a run come from: files of vectors, less what a grown set was fitted
+with.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ DATA_QUESTIONS = ("queries-hotpotqa", "queries-nq")
 
 
 class QuestionFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of questions. `left_out`: the last of its `rows`, which a grown set was fitted with and is never asked."""
+    """A file of questions. `left_out`: the last of its `rows`, which a grown set was fitted with
+    and is never asked.
+    """
 
     name: str
     rows: int
@@ -26,7 +30,9 @@ class QuestionFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be asked of an index: `vectors` (n, dim) float32, row-normalised, and the files that they are from."""
+    """What can be asked of an index: `vectors` (n, dim) float32, row-normalised, and the files that
+    they are from.
+    """
 
     vectors: Float32
     files: tuple[QuestionFile, ...]
@@ -38,17 +44,22 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_asked(paths: Sequence[Path]) -> Asked:
-    """Returns the questions of some files, one after the other. Raises `ConfigError` where one cannot be read."""
+    """Returns the questions of some files, one after the other. Raises `ConfigError` where one
+    cannot be read.
+    """
     vectors: list[Float32] = []
     files: list[QuestionFile] = []
     for path in paths:
         rows = read_vectors(path)
         left_out = fitted_count(path, len(rows))
         vectors.append(rows[: len(rows) - left_out])
-        files.append(QuestionFile(name=f"{path.parent.name}/{path.name}", rows=len(rows), left_out=left_out))
+        files.append(
+            QuestionFile(name=f"{path.parent.name}/{path.name}", rows=len(rows), left_out=left_out)
+        )
     if len({rows.shape[1] for rows in vectors}) > 1:
         raise ConfigError(
-            f"the questions in {', '.join(map(str, paths))} are of different dimensions: name one model's"
+            f"the questions in {', '.join(map(str, paths))} are of different dimensions: name one "
+            "model's"
         )
     return Asked(vectors=np.concatenate(vectors), files=tuple(files))
 
@@ -56,26 +67,29 @@ def read_asked(paths: Sequence[Path]) -> Asked:
 def question_paths(
     questions: Sequence[Path], indexes: int, data: Path | None, environ: Mapping[str, str]
 ) -> list[list[Path]]:
-    """Returns the files to ask, once for all or once for each of `indexes`. `questions` given, those; else those of the data.
+    """Returns the files to ask, once for all or once for each of `indexes`. `questions` given,
+    those; else those of the data.
 
-    Raises `ConfigError` where they are not there, or are neither one nor as many as there are indexes.
+    Raises `ConfigError` where they are not there, or are neither one nor as many as there are
+    indexes.
     """
     if questions:
         for path in questions:
             if not path.is_file():
                 raise ConfigError(
-                    f"there are no questions at {path}: give a .npy file of (questions, dimension) floats"
+                    f"there are no questions at {path}: give a .npy file of (questions, dimension) "
+                    "floats"
                 )
         if len(questions) not in (1, indexes):
             raise ConfigError(
-                f"--questions is given {len(questions)} times and --index {indexes} times: give --questions once for all, or "
-                "once for each --index, in the same order"
+                f"--questions is given {len(questions)} times and --index {indexes} times: give "
+                "--questions once for all, or once for each --index, in the same order"
             )
         return [[path] for path in questions]
     if data is None and not environ.get(DATA_VARIABLE):
         raise ConfigError(
-            "which questions? Name a .npy file of their vectors with --questions, or the evaluation data with --data or "
-            f"{DATA_VARIABLE}"
+            "which questions? Name a .npy file of their vectors with --questions, or the "
+            f"evaluation data with --data or {DATA_VARIABLE}"
         )
     found = find_data(data, environ)
     return [[found.vectors_path(name) for name in DATA_QUESTIONS]]

@@ -1,4 +1,6 @@
-"""The search for the highest rate that holds a latency target. A pure state machine: rates out, verdicts in."""
+"""The search for the highest rate that holds a latency target. A pure state machine: rates out,
+verdicts in.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ import msgspec
 
 
 class RateFound(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. `held_per_s`: the highest rate that held, 0 where none did; `failed_per_s`: the lowest that did not.
+    """What came of it. `held_per_s`: the highest rate that held, 0 where none did; `failed_per_s`:
+    the lowest that did not.
 
-    The rate sought lies between them; without a rate that held it is below `failed_per_s`, without one that failed it is
-    above `held_per_s`.
+    The rate sought lies between them; without a rate that held it is below `failed_per_s`, without
+    one that failed it is above `held_per_s`.
     """
 
     held_per_s: float
@@ -18,14 +21,21 @@ class RateFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateSearch:
-    """Doubles or halves from a guess until the target lies between two rates, then bisects (geometric mean).
+    """Doubles or halves from a guess until the target lies between two rates, then bisects
+    (geometric mean).
 
-    Ends after `tries_max` rates, when the two rates are nearer than `ratio_min`, or below `rate_min_per_s`. A verdict that
-    contradicts another (noise) is resolved downwards: a rate above one that failed never counts as held.
+    Ends after `tries_max` rates, when the two rates are nearer than `ratio_min`, or below
+    `rate_min_per_s`. A verdict that contradicts another (noise) is resolved downwards: a rate above
+    one that failed never counts as held.
     """
 
     def __init__(
-        self, guess_per_s: float, *, tries_max: int = 7, ratio_min: float = 1.1, rate_min_per_s: float = 0.5
+        self,
+        guess_per_s: float,
+        *,
+        tries_max: int = 7,
+        ratio_min: float = 1.1,
+        rate_min_per_s: float = 0.5,
     ) -> None:
         if guess_per_s <= 0 or tries_max < 1 or ratio_min <= 1 or rate_min_per_s <= 0:
             raise ValueError("guess, tries and lowest rate must be positive, and the ratio above 1")

@@ -1,4 +1,6 @@
-"""Who takes part: every contestant by its name. Light: what a contestant needs is imported when it is opened."""
+"""Who takes part: every contestant by its name. Light: what a contestant needs is imported when it
+is opened.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,22 @@ from bench.search.contestants import cagr, carpool, faiss_ivf, lancedb, listing
 from carpool.errors import ConfigError
 
 ENTRIES: dict[str, Entry] = {
-    found.name: found for module in (faiss_ivf, cagr, listing, carpool, lancedb) for found in module.ENTRIES
+    found.name: found
+    for module in (faiss_ivf, cagr, listing, carpool, lancedb)
+    for found in module.ENTRIES
 }
 REFERENCE = "faiss-memory"
 """Whose ids are exact by definition."""
 
 
 def entry(name: str) -> Entry:
-    """Returns a contestant. Raises `ConfigError` that lists them all for a name that there is not."""
+    """Returns a contestant. Raises `ConfigError` that lists them all for a name that there is
+    not.
+    """
     found = ENTRIES.get(name)
     if found is None:
-        raise ConfigError(f"there is no contestant {name!r}; there are {', '.join(ENTRIES)}. --list says what each is")
+        raise ConfigError(
+            f"there is no contestant {name!r}; there are {', '.join(ENTRIES)}. --list says what "
+            "each is"
+        )
     return found

@@ -1,4 +1,6 @@
-"""The report of `carpool bench search`: one JSON with all that a figure depends on, and a table for people."""
+"""The report of `carpool bench search`: one JSON with all that a figure depends on, and a table for
+people.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ MEASURED_OR_SPENT = ("ok", "out of memory", "timed out")
 
 
 class IndexSearched(msgspec.Struct, frozen=True, kw_only=True):
-    """An index of a run. `seeds`: those that it stands for; `budget_bytes`: what a process was limited to, or what its cache was,
-    and what the static oracle kept (None: in other reports)."""
+    """An index of a run. `seeds`: those that it stands for; `budget_bytes`: what a process was
+    limited to, or what its cache was, and what the static oracle kept (None: in other reports).
+    """
 
     dir_name: str
     seeds: tuple[int, ...]
@@ -43,8 +46,10 @@ class IndexSearched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and where it ran. `is_memory_held`: whether the kernel held every contestant to its limit. `revision`: of the source
-    when it ended; each cell has its own, and `revisions` all of them, of which there should be one."""
+    """A run and where it ran. `is_memory_held`: whether the kernel held every contestant to its
+    limit. `revision`: of the source when it ended; each cell has its own, and `revisions` all of
+    them, of which there should be one.
+    """
 
     schema_version: int
     benchmark: str
@@ -69,19 +74,20 @@ class SearchReport(msgspec.Struct, frozen=True, kw_only=True):
         return all(self.promises.values())
 
 
-def promises_of(summary: Summary, lines: Sequence[Line], static_max: float | None = None) -> dict[str, bool]:
-    """Returns what a run promises, and whether it held. Want of memory or time breaks nothing: it is a result, as long as
-    there is another one.
+def promises_of(
+    summary: Summary, lines: Sequence[Line], static_max: float | None = None
+) -> dict[str, bool]:
+    """Returns what a run promises, and whether it held. Want of memory or time breaks nothing: it
+    is a result, as long as there is another one.
 
-    `static_max`: `carpool` reads at most so many times the static oracle's bytes, the median of the seeds at each window size;
-    there it must have results.
+    `static_max`: `carpool` reads at most so many times the static oracle's bytes, the median of the
+    seeds at each window size; there it must have results.
     """
     measured = [row for row in summary.rows if not row.is_computed]
     cells = [line for line in lines if isinstance(line, Cell)]
     promises = {
-        "bytes by the kernel agree within 2 % or 4 MiB with the own count of each contestant that counts": all(
-            row.bytes_agree for row in measured
-        ),
+        "bytes by the kernel agree within 2 % or 4 MiB with the own count of each contestant that "
+        "counts": all(row.bytes_agree for row in measured),
         "ids of exact contestants equal FAISS IVF-Flat's, but for equal scores": all(
             row.agreement is None or row.agreement["different"] == 0 for row in measured
         ),
@@ -94,8 +100,13 @@ def promises_of(summary: Summary, lines: Sequence[Line], static_max: float | Non
         if static_max is not None and row.contestant == HELD_TO_STATIC:
             ratio = row.to_oracles.get("oracle-static", {}).get("bytes_read")
             found = "no result" if ratio is None else _range(ratio, 1, 3)
-            text = f"{row.contestant} reads {found} times the best fixed set's bytes, at most {static_max:g}"
-            promises[f"windows of {row.window}: {text}"] = ratio is not None and ratio.median <= static_max
+            text = (
+                f"{row.contestant} reads {found} times the best fixed set's bytes, at most "
+                f"{static_max:g}"
+            )
+            promises[f"windows of {row.window}: {text}"] = (
+                ratio is not None and ratio.median <= static_max
+            )
     return promises
 
 
@@ -108,7 +119,9 @@ def write_json(report: SearchReport, path: Path) -> None:
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """Prints two tables for each window size: medians over seeds, with the range where there are several."""
+    """Prints two tables for each window size: medians over seeds, with the range where there are
+    several.
+    """
     for window in dict.fromkeys(row.window for row in summary.rows):
         rows = [row for row in summary.rows if row.window == window]
         disk, spread = summary.disk_bytes_per_s.get(window), summary.spread_bytes_per_s.get(window)
@@ -122,17 +135,24 @@ def print_summary(console: Console, summary: Summary) -> None:
             table = Table(title=titles[kind])
             for heading in columns(rows[0]):
                 is_name = heading == "contestant"
-                table.add_column(heading, justify="left" if is_name else "right", no_wrap=True, overflow="fold")
+                table.add_column(
+                    heading, justify="left" if is_name else "right", no_wrap=True, overflow="fold"
+                )
             for row in rows:
                 table.add_row(*columns(row).values(), style="dim" if row.is_computed else "")
             console.print(table)
         for row in rows:
             for failure in row.failures:
                 console.print(
-                    f"{row.contestant}, {failure}", style="yellow", markup=False, highlight=False, soft_wrap=True
+                    f"{row.contestant}, {failure}",
+                    style="yellow",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
                 )
     console.print(
-        f"x: against {summary.baseline}, paired by seed. [lowest, highest] over seeds. computed: nothing was read",
+        f"x: against {summary.baseline}, paired by seed. [lowest, highest] over seeds. computed: "
+        "nothing was read",
         style="dim",
         markup=False,
         highlight=False,
@@ -159,7 +179,10 @@ def speed_columns(row: Row) -> dict[str, str]:
 def bytes_columns(row: Row) -> dict[str, str]:
     """Returns heading and cell of the second table."""
     figures = row.figures
-    shares = [_range(figures.get(name), 0.01, 0) for name in ("disk_share", "disk_share_busy", "disk_share_spread")]
+    shares = [
+        _range(figures.get(name), 0.01, 0)
+        for name in ("disk_share", "disk_share_busy", "disk_share_spread")
+    ]
     return {
         "contestant": _name(row),
         "MB a query": _range(figures.get("bytes_a_query"), MB, 2),
@@ -176,22 +199,31 @@ def bytes_columns(row: Row) -> dict[str, str]:
 
 
 def remarks(report: SearchReport) -> list[str]:
-    """Returns what a reader of the tables must know besides: questions left out or asked again, and more than one revision."""
+    """Returns what a reader of the tables must know besides: questions left out or asked again, and
+    more than one revision.
+    """
     found = []
     if left_out := sum(file.left_out for file in report.questions):
-        names = ", ".join(f"{file.left_out} of {file.name}" for file in report.questions if file.left_out)
-        found.append(f"never asked, since grown sets were fitted with them: {left_out} questions ({names})")
-    opened = [line.measured.open_loop for line in report.lines if isinstance(line, Cell) and line.measured]
+        names = ", ".join(
+            f"{file.left_out} of {file.name}" for file in report.questions if file.left_out
+        )
+        found.append(
+            f"never asked, since grown sets were fitted with them: {left_out} questions ({names})"
+        )
+    opened = [
+        line.measured.open_loop for line in report.lines if isinstance(line, Cell) and line.measured
+    ]
     tries = [tried for loop in opened if loop is not None for tried in loop.tries]
     if again := sum(tried.reused > 0 for tried in tries):
         found.append(
-            f"{again} of {len(tries)} rates of the open loop asked questions that the closed loop or an earlier rate had asked: "
+            f"{again} of {len(tries)} rates of the open loop asked questions that the closed loop "
+            "or an earlier rate had asked: "
             "nobody keeps results, but clusters may be warm. A larger file of questions avoids it"
         )
     if len(report.revisions) > 1:
         found.append(
-            f"CELLS COME FROM {len(report.revisions)} REVISIONS OF THE SOURCE ({', '.join(report.revisions)}): ratios between "
-            "them compare code, too"
+            f"CELLS COME FROM {len(report.revisions)} REVISIONS OF THE SOURCE "
+            f"({', '.join(report.revisions)}): ratios between them compare code, too"
         )
         found += [
             f"windows of {row.window}, {row.contestant}: {', '.join(row.revisions)}"
@@ -208,7 +240,9 @@ def _name(row: Row) -> str:
 
 
 def held_rate(row: Row) -> str:
-    """Returns the highest rate that held the latency target, `below N` where none did, `-` where none was sought."""
+    """Returns the highest rate that held the latency target, `below N` where none did, `-` where
+    none was sought.
+    """
     held, failed = row.figures.get("rate_held_per_s"), row.figures.get("rate_failed_per_s")
     if held is None:
         return "-"
@@ -239,5 +273,7 @@ def _middle(found: Range | None) -> str:
 def _range(found: Range | None, unit: float, digits: int) -> str:
     if found is None:
         return "-"
-    middle, low, high = (f"{value / unit:,.{digits}f}" for value in (found.median, found.min, found.max))
+    middle, low, high = (
+        f"{value / unit:,.{digits}f}" for value in (found.median, found.min, found.max)
+    )
     return middle if found.count == 1 or low == high else f"{middle} [{low}, {high}]"

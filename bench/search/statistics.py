@@ -26,10 +26,11 @@ def over_seeds(values: Iterable[float]) -> Range | None:
 
 
 def paired_ratio(of: Mapping[int, float], to: Mapping[int, float]) -> Range | None:
-    """Returns the range of `of[seed] / to[seed]` over the seeds that both have; a seed whose divisor is 0 is left out.
+    """Returns the range of `of[seed] / to[seed]` over the seeds that both have; a seed whose
+    divisor is 0 is left out.
 
-    Paired: a seed is a block of cells that ran next to each other on the same data, so that what changed between blocks (a busy
-    machine, another data order) stands on both sides of a ratio.
+    Paired: a seed is a block of cells that ran next to each other on the same data, so that what
+    changed between blocks (a busy machine, another data order) stands on both sides of a ratio.
     """
     return over_seeds(of[seed] / to[seed] for seed in sorted(of.keys() & to.keys()) if to[seed])
 

@@ -1,4 +1,5 @@
-"""What a run says: for each window size and contestant, figures over seeds, and ratios to a baseline and to the oracles.
+"""What a run says: for each window size and contestant, figures over seeds, and ratios to a
+baseline and to the oracles.
 
 Pure functions.
 """
@@ -23,10 +24,12 @@ BASELINES = ("cagr-best-greedy", "faiss-ondisk")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A contestant at a window size. `failures`: what became of seeds that have no figures; `agreement`: queries by verdict,
-    added up over seeds, for exact contestants; `to_oracles`: ratios by oracle and figure. `counts_bytes`: whether it counts its
-    own bytes, so that there is something for the kernel's to agree with; `revisions`: of the source that its cells ran, each
-    once. Rows of oracles are computed and have only `bytes_read`, `bytes_a_query` and `queries_per_s`.
+    """A contestant at a window size. `failures`: what became of seeds that have no figures;
+    `agreement`: queries by verdict, added up over seeds, for exact contestants; `to_oracles`:
+    ratios by oracle and figure. `counts_bytes`: whether it counts its own bytes, so that there is
+    something for the kernel's to agree with; `revisions`: of the source that its cells ran, each
+    once. Rows of oracles are computed and have only `bytes_read`, `bytes_a_query` and
+    `queries_per_s`.
     """
 
     window: int
@@ -44,7 +47,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """All rows, by window, contestants in the order that was asked for. `baseline`: what ratios are to."""
+    """All rows, by window, contestants in the order that was asked for. `baseline`: what ratios are
+    to.
+    """
 
     baseline: str
     rows: tuple[Row, ...]
@@ -53,8 +58,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The same into as much memory as a cache has."""
 
 
-def summarise(lines: Iterable[Line], windows: Sequence[int], contestants: Sequence[str], baseline: str) -> Summary:
-    """Returns the summary of `lines`. `baseline` need not take part: then no row has ratios to it."""
+def summarise(
+    lines: Iterable[Line], windows: Sequence[int], contestants: Sequence[str], baseline: str
+) -> Summary:
+    """Returns the summary of `lines`. `baseline` need not take part: then no row has ratios to
+    it.
+    """
     found = list(lines)
     cells = {line.key: line for line in found if isinstance(line, Cell)}
     oracles = [line for line in found if isinstance(line, OracleCell)]
@@ -95,16 +104,20 @@ def summarise(lines: Iterable[Line], windows: Sequence[int], contestants: Sequen
 
 
 def disk_rates(blocks: Iterable[DiskBlock], *, is_spread: bool = False) -> Rates:
-    """Returns bytes a second: what the best size and depth reached when they were measured again, for longer, the median of the
-    times that a block's disk was measured; into a buffer for each read under way or, `is_spread`, into as much memory as a
-    cache has. In older runs nothing was measured again: the best of the medians of each size and depth.
+    """Returns bytes a second: what the best size and depth reached when they were measured again,
+    for longer, the median of the times that a block's disk was measured; into a buffer for each
+    read under way or, `is_spread`, into as much memory as a cache has. In older runs nothing was
+    measured again: the best of the medians of each size and depth.
 
-    The best of what was measured would say what luck gives for a moment: rates of shared machines swing by a fifth either way.
+    The best of what was measured would say what luck gives for a moment: rates of shared machines
+    swing by a fifth either way.
     """
     found: dict[tuple[int, int], dict[tuple[str, int], list[float]]] = {}
     for block in blocks:
         again = block.spread_sustained if is_spread else block.sustained
-        ways = block.bytes_per_s(is_spread=is_spread) if again is None else {AGAIN: again.bytes_per_s}
+        ways = (
+            block.bytes_per_s(is_spread=is_spread) if again is None else {AGAIN: again.bytes_per_s}
+        )
         for way, rate in ways.items():
             found.setdefault((block.seed, block.window), {}).setdefault(way, []).append(rate)
     return {key: max(map(median, ways.values())) for key, ways in found.items()}
@@ -141,23 +154,31 @@ def _row(
         ("disk_share_busy", _bytes_per_busy_s, rates),
         ("disk_share_spread", _bytes_per_s, spread_rates),
     ):
-        figures[share] = {seed: rate / of[seed] for seed, rate in _by_seed(cells, get).items() if seed in of}
+        figures[share] = {
+            seed: rate / of[seed] for seed, rate in _by_seed(cells, get).items() if seed in of
+        }
     agreed = [cell.agreement for cell in cells.values() if cell.agreement is not None]
     return Row(
         window=window,
         contestant=name,
         seeds=sum(cell.status == "ok" for cell in cells.values()),
         failures=tuple(
-            f"seed {seed}: {cell.status}: {cell.error}" for seed, cell in sorted(cells.items()) if cell.status != "ok"
+            f"seed {seed}: {cell.status}: {cell.error}"
+            for seed, cell in sorted(cells.items())
+            if cell.status != "ok"
         ),
         figures=_ranges(figures),
         to_baseline={
             figure: ratio
             for figure in COMPARED
-            if (ratio := paired_ratio(figures[figure], _by_seed(baseline, FIGURES[figure]))) is not None
+            if (ratio := paired_ratio(figures[figure], _by_seed(baseline, FIGURES[figure])))
+            is not None
         },
         to_oracles=_to_oracles(figures, oracles, rates),
-        agreement={verdict: sum(getattr(one, verdict) for one in agreed) for verdict in ("same", "tied", "different")}
+        agreement={
+            verdict: sum(getattr(one, verdict) for one in agreed)
+            for verdict in ("same", "tied", "different")
+        }
         if agreed
         else None,
         bytes_agree=all(cell.bytes_agree for cell in cells.values()),
@@ -169,7 +190,9 @@ def _row(
     )
 
 
-def _oracle_rows(window: int, oracles: Sequence[OracleCell], rates: Mapping[int, float]) -> list[Row]:
+def _oracle_rows(
+    window: int, oracles: Sequence[OracleCell], rates: Mapping[int, float]
+) -> list[Row]:
     rows = []
     for name in dict.fromkeys(oracle.name for oracle in oracles):
         of_name = {oracle.seed: oracle for oracle in oracles if oracle.name == name}
@@ -193,14 +216,24 @@ def _oracle_rows(window: int, oracles: Sequence[OracleCell], rates: Mapping[int,
 
 
 def _by_seed(cells: Mapping[int, Cell], get: Figure) -> dict[int, float]:
-    return {seed: value for seed, cell in cells.items() if cell.measured and (value := get(cell)) is not None}
+    return {
+        seed: value
+        for seed, cell in cells.items()
+        if cell.measured and (value := get(cell)) is not None
+    }
 
 
 def _ranges(figures: Mapping[str, Mapping[int, float]]) -> dict[str, Range]:
-    return {name: spread for name, values in figures.items() if (spread := over_seeds(values.values())) is not None}
+    return {
+        name: spread
+        for name, values in figures.items()
+        if (spread := over_seeds(values.values())) is not None
+    }
 
 
-def _oracle_figures(oracles: Mapping[int, OracleCell], rates: Mapping[int, float]) -> dict[str, dict[int, float]]:
+def _oracle_figures(
+    oracles: Mapping[int, OracleCell], rates: Mapping[int, float]
+) -> dict[str, dict[int, float]]:
     """By seed: bytes, and queries a second if the disk did nothing but read them at its best."""
     read = {seed: float(oracle.found.bytes_read) for seed, oracle in oracles.items()}
     return {
@@ -215,11 +248,15 @@ def _oracle_figures(oracles: Mapping[int, OracleCell], rates: Mapping[int, float
 
 
 def _to_oracles(
-    figures: Mapping[str, Mapping[int, float]], oracles: Sequence[OracleCell], rates: Mapping[int, float]
+    figures: Mapping[str, Mapping[int, float]],
+    oracles: Sequence[OracleCell],
+    rates: Mapping[int, float],
 ) -> dict[str, dict[str, Range]]:
     found: dict[str, dict[str, Range]] = {}
     for name in dict.fromkeys(oracle.name for oracle in oracles):
-        its = _oracle_figures({oracle.seed: oracle for oracle in oracles if oracle.name == name}, rates)
+        its = _oracle_figures(
+            {oracle.seed: oracle for oracle in oracles if oracle.name == name}, rates
+        )
         found[name] = {
             figure: ratio
             for figure in ("bytes_read", "queries_per_s")
@@ -241,7 +278,9 @@ def _bytes_per_s(cell: Cell) -> float | None:
 
 
 def _bytes_per_busy_s(cell: Cell) -> float | None:
-    """Over the time with a read outstanding: the contestant's count, or else the device's (all processes together)."""
+    """Over the time with a read outstanding: the contestant's count, or else the device's (all
+    processes together).
+    """
     if cell.measured is None:
         return None
     usage = cell.measured.closed.usage
@@ -252,7 +291,11 @@ def _bytes_per_busy_s(cell: Cell) -> float | None:
 FIGURES: dict[str, Figure] = {
     "queries_per_s": _measured(lambda m: m.closed.queries_per_s),
     "queries_per_s_with_loading": _measured(
-        lambda m: m.closed.queries / (m.start_us + m.opening.duration_us + m.closed.usage.duration_us) * 1e6
+        lambda m: (
+            m.closed.queries
+            / (m.start_us + m.opening.duration_us + m.closed.usage.duration_us)
+            * 1e6
+        )
     ),
     "p50_ms": _measured(lambda m: m.closed.latency_ms.p50),
     "p99_ms": _measured(lambda m: m.closed.latency_ms.p99),
@@ -263,8 +306,14 @@ FIGURES: dict[str, Figure] = {
     "cpu_ms_a_query": _measured(lambda m: m.closed.usage.cpu_us / 1e3 / m.closed.queries),
     "anonymous_bytes": _measured(lambda m: m.anonymous_bytes),
     "peak_bytes": lambda cell: None if cell.held is None else cell.held.peak_bytes,
-    "rate_held_per_s": _measured(lambda m: None if m.open_loop is None else m.open_loop.found.held_per_s),
-    "rate_failed_per_s": _measured(lambda m: None if m.open_loop is None else m.open_loop.found.failed_per_s),
+    "rate_held_per_s": _measured(
+        lambda m: None if m.open_loop is None else m.open_loop.found.held_per_s
+    ),
+    "rate_failed_per_s": _measured(
+        lambda m: None if m.open_loop is None else m.open_loop.found.failed_per_s
+    ),
 }
-"""Every figure of a cell, by its name in the JSON. Those of the rate: what held the target, and the lowest that did not."""
+"""Every figure of a cell, by its name in the JSON. Those of the rate: what held the target, and the
+lowest that did not.
+"""
 COMPARED = ("queries_per_s", "p50_ms", "p99_ms", "bytes_read", "rate_held_per_s")

@@ -1,10 +1,13 @@
-"""Does the simulator agree with the real thing? Costs measured over some windows, then other windows, real and simulated.
+"""Does the simulator agree with the real thing? Costs measured over some windows, then other
+windows, real and simulated.
 
-Each round searches the windows that are predicted; before each of the first three, other windows measure what computing costs.
-The disk alone is measured before and after each run, since others on the machine change its rate by the minute. So nothing that
-is predicted is measured on what it predicts. And no single disturbance decides: a query's real latency is its median over the
-rounds, so that what slows another query each time is left out, and what slows the same one, such as an empty cache, is not;
-costs are of the middle one of the three, the disk is the median of what was measured.
+Each round searches the windows that are predicted; before each of the first three, other windows
+measure what computing costs. The disk alone is measured before and after each run, since others on
+the machine change its rate by the minute. So nothing that is predicted is measured on what it
+predicts. And no single disturbance decides: a query's real latency is its median over the rounds,
+so that what slows another query each time is left out, and what slows the same one, such as an
+empty cache, is not; costs are of the middle one of the three, the disk is the median of what was
+measured.
 """
 
 from __future__ import annotations
@@ -46,9 +49,10 @@ LATENCIES = ("mean", "p50", "p99")
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What is compared.
 
-    `budget_share`: of all clusters' bytes; everything else that the searcher may use is as `searcher` says. The grouper knows
-    `windows_ahead`. `calibration_share` of the questions measure the costs, the others are searched in `rounds`. Each burst
-    that measures the disk is repeated `burst_repeats` times.
+    `budget_share`: of all clusters' bytes; everything else that the searcher may use is as
+    `searcher` says. The grouper knows `windows_ahead`. `calibration_share` of the questions measure
+    the costs, the others are searched in `rounds`. Each burst that measures the disk is repeated
+    `burst_repeats` times.
     """
 
     way: Way = WAYS["carpool"]
@@ -70,10 +74,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """The same windows, really and simulated.
 
-    `real_bytes`: of each round, `rounds_ms`: its latencies; `real_ms`: of the queries' own medians over the rounds.
-    `within_25`: the share of queries whose own latencies differ by at most 25 %.
-    `disk`: what the simulation was told; `disks`: what was measured before the first run and after each. `others`: what share
-    of the CPUs other processes and the kernel took in each run, those that measured costs among them.
+    `real_bytes`: of each round, `rounds_ms`: its latencies; `real_ms`: of the queries' own medians
+    over the rounds. `within_25`: the share of queries whose own latencies differ by at most 25 %.
+    `disk`: what the simulation was told; `disks`: what was measured before the first run and after
+    each. `others`: what share of the CPUs other processes and the kernel took in each run, those
+    that measured costs among them.
     """
 
     asked: Question
@@ -91,7 +96,10 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def latency_ratios(self) -> dict[str, float]:
         """Simulated over real."""
-        return {name: getattr(self.simulated_ms, name) / getattr(self.real_ms, name) for name in LATENCIES}
+        return {
+            name: getattr(self.simulated_ms, name) / getattr(self.real_ms, name)
+            for name in LATENCIES
+        }
 
     @property
     def bytes_are_equal(self) -> bool:
@@ -100,7 +108,9 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_agree(self) -> bool:
-        """Whether bytes are equal; where they depend on time, and so differ between rounds too, within 25 % of the median."""
+        """Whether bytes are equal; where they depend on time, and so differ between rounds too,
+        within 25 % of the median.
+        """
         if not self.asked.way.reads_depend_on_time:
             return self.bytes_are_equal
         return is_close(self.simulated_bytes / statistics.median(self.real_bytes))
@@ -128,16 +138,23 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(
-    index: OpenIndex, questions: Float32, asked: Question, tell: Callable[[str], None] = lambda _: None
+    index: OpenIndex,
+    questions: Float32,
+    asked: Question,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Agreement:
-    """Searches `questions`, (n, dim) float32, over an index, really and simulated. Blocks; `tell` hears how far it is."""
+    """Searches `questions`, (n, dim) float32, over an index, really and simulated. Blocks; `tell`
+    hears how far it is.
+    """
     calibrating = int(len(questions) * asked.calibration_share) // asked.window * asked.window
     rig = rig_for(index, asked.way, asked.searcher, asked.budget_share)
     warm_up, trace = (
         rig.trace(part, nprobe=asked.nprobe, window=asked.window)
         for part in (questions[:calibrating], questions[calibrating:])
     )
-    assert warm_up.windows and trace.windows, f"{len(questions)} questions are too few for windows of {asked.window}"
+    assert warm_up.windows and trace.windows, (
+        f"{len(questions)} questions are too few for windows of {asked.window}"
+    )
     others: list[float] = []
     bursts = [measure_bursts(rig, seed=0, repeats=asked.burst_repeats)]
 
@@ -157,7 +174,9 @@ def compare(
     tell("simulating")
     disk, costs = fit_disk(median_bursts(bursts)), measured_costs(middle(calibrations))
     simulated = simulate(rig, trace, disk, costs, windows_ahead=asked.windows_ahead)
-    return agreement_of(asked, rounds, simulated, disk, tuple(map(fit_disk, bursts)), costs, tuple(others))
+    return agreement_of(
+        asked, rounds, simulated, disk, tuple(map(fit_disk, bursts)), costs, tuple(others)
+    )
 
 
 def middle(runs: Sequence[RealRun]) -> RealRun:
@@ -165,7 +184,9 @@ def middle(runs: Sequence[RealRun]) -> RealRun:
     return sorted(runs, key=lambda run: sum(run.latency_us))[(len(runs) - 1) // 2]
 
 
-def simulate(rig: Rig, trace: Trace, disk: DiskCosts, costs: ComputeCosts, *, windows_ahead: int) -> Outcome:
+def simulate(
+    rig: Rig, trace: Trace, disk: DiskCosts, costs: ComputeCosts, *, windows_ahead: int
+) -> Outcome:
     """Runs a closed loop over `trace` on virtual time, from an empty cache."""
     with rig.open_unused() as parts:
         as_planned = sliced(trace, parts.slices)
@@ -181,12 +202,18 @@ def simulate(rig: Rig, trace: Trace, disk: DiskCosts, costs: ComputeCosts, *, wi
 
         if not isinstance(parts.planner, ClusterMajorPlanner):
             return QueryByQuerySimulation(
-                trace=as_planned, groups=rig.way.groups, planner=parts.planner, memory=memory, costs=costs
+                trace=as_planned,
+                groups=rig.way.groups,
+                planner=parts.planner,
+                memory=memory,
+                costs=costs,
             ).run()
         return ClusterMajorSimulation(
             trace=as_planned,
             planner=parts.planner,
-            arrivals=ClosedLoop(as_planned, windows_ahead=windows_ahead, arrival_us=costs.arrival_us),
+            arrivals=ClosedLoop(
+                as_planned, windows_ahead=windows_ahead, arrival_us=costs.arrival_us
+            ),
             memory=memory,
             costs=costs,
         ).run()
@@ -220,7 +247,9 @@ def agreement_of(
 
 
 def typical_us(rounds: Sequence[Sequence[float]]) -> list[float]:
-    """Returns the median latency of each query over `rounds`, which asked the same queries in the same order."""
+    """Returns the median latency of each query over `rounds`, which asked the same queries in the
+    same order.
+    """
     return [statistics.median(latencies) for latencies in zip(*rounds, strict=True)]
 
 

@@ -1,4 +1,6 @@
-"""From a real run to costs: what computing took in it, which is what it will take in other windows."""
+"""From a real run to costs: what computing took in it, which is what it will take in other
+windows.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ def measured_costs(run: RealRun) -> ComputeCosts:
     """Returns what computing took in `run`."""
     watch, windows = run.watch, run.windows
     tasks = [
-        (len(s), sum(t.pieces for t in s), sum(t.rows for t in s), sum(t.rows * t.queries for t in s))
+        (
+            len(s),
+            sum(t.pieces for t in s),
+            sum(t.rows for t in s),
+            sum(t.rows * t.queries for t in s),
+        )
         for s in run.scored
     ]
     cluster_us, piece_us, row_us, product_us = not_negative(
@@ -33,7 +40,8 @@ def measured_costs(run: RealRun) -> ComputeCosts:
     )
     blocks = [(1, block.size_bytes / 1024, block.pieces) for block in run.blocks]
     block_us, verify_us, block_piece_us = not_negative(
-        np.array(blocks, dtype=np.float64), np.array([call.took_us for call in watch.calls["end_block"]])
+        np.array(blocks, dtype=np.float64),
+        np.array([call.took_us for call in watch.calls["end_block"]]),
     )
     joins_us = _joins_us(run)
     waits = _waits(run)
@@ -63,11 +71,14 @@ def measured_costs(run: RealRun) -> ComputeCosts:
 
 
 def not_negative(measured: Float64, took_us: Float64) -> tuple[float, ...]:
-    """Returns what each column of `measured`, (n, columns), costs: least squares, without columns that would cost less than 0."""
+    """Returns what each column of `measured`, (n, columns), costs: least squares, without columns
+    that would cost less than 0.
+    """
     costs = np.zeros(measured.shape[1])
     kept = list(range(measured.shape[1]))
     while kept:
-        # Columns differ by orders of magnitude, and two of them may be the same: scaled, and the shortest solution.
+        # Columns differ by orders of magnitude, and two of them may be the same: scaled, and the
+        # shortest solution.
         scale = np.maximum(measured[:, kept].max(axis=0), 1e-9)
         found, *_ = np.linalg.lstsq(measured[:, kept] / scale, took_us, rcond=None)
         if found.min() >= 0:
@@ -78,7 +89,9 @@ def not_negative(measured: Float64, took_us: Float64) -> tuple[float, ...]:
 
 
 def _joins_us(run: RealRun) -> list[float]:
-    """From the arrival of each window until its first cluster is looked for, less what was handed to the store meanwhile."""
+    """From the arrival of each window until its first cluster is looked for, less what was handed
+    to the store meanwhile.
+    """
     calls = run.watch.calls
     ready = calls["next_substage"] if "next_substage" in calls else calls["GroupBegan"]
     joined = calls.get("Joined", ready)
@@ -105,7 +118,9 @@ def _waits(run: RealRun) -> list[Call]:
 
 
 def _wake_us(run: RealRun, waits: list[Call]) -> float:
-    """From the moment when the end of a read is told until the thread that waited for it goes on."""
+    """From the moment when the end of a read is told until the thread that waited for it goes
+    on.
+    """
     told_us = sorted(call.began_us for call in run.watch.calls["told"])
     wakes = []
     for wait in waits:
@@ -117,18 +132,24 @@ def _wake_us(run: RealRun, waits: list[Call]) -> float:
 
 
 def _handover_us(run: RealRun, waits: list[Call]) -> float:
-    """How long the engine's thread waits for the interpreter while the search thread computes: time waited over turns got.
+    """How long the engine's thread waits for the interpreter while the search thread computes: time
+    waited over turns got.
 
-    By the blocks that the search thread asked for while the kernel had room for them and the engine's thread slept: from then
-    on until the kernel got them, or until the search thread slept, which gives way at once. (The mean of an exponential time,
-    of which some were cut off.) Never more than the switch interval: then the interpreter takes it from whoever has it.
+    By the blocks that the search thread asked for while the kernel had room for them and the
+    engine's thread slept: from then on until the kernel got them, or until the search thread slept,
+    which gives way at once. (The mean of an exponential time, of which some were cut off.) Never
+    more than the switch interval: then the interpreter takes it from whoever has it.
     """
     asked_us, ended_us = (np.sort(times) for times in _times(run))
     sleeps_us = np.array([wait.began_us for wait in waits if wait.took_us >= SLEEP_US])
-    busy = sorted((call.began_us, call.began_us + call.took_us) for call in run.watch.calls["end_block"])
+    busy = sorted(
+        (call.began_us, call.began_us + call.took_us) for call in run.watch.calls["end_block"]
+    )
     waited_us, turns = 0.0, 0
     for block in run.blocks:
-        outstanding = np.searchsorted(asked_us, block.asked_us, "right") - np.searchsorted(ended_us, block.asked_us)
+        outstanding = np.searchsorted(asked_us, block.asked_us, "right") - np.searchsorted(
+            ended_us, block.asked_us
+        )
         verifying = bisect_left(busy, (block.asked_us,)) - 1
         is_busy = verifying >= 0 and busy[verifying][1] >= block.asked_us
         sleep = int(np.searchsorted(sleeps_us, block.asked_us))
@@ -140,4 +161,6 @@ def _handover_us(run: RealRun, waits: list[Call]) -> float:
 
 
 def _times(run: RealRun) -> tuple[Float64, Float64]:
-    return np.array([block.asked_us for block in run.blocks]), np.array([block.ended_us for block in run.blocks])
+    return np.array([block.asked_us for block in run.blocks]), np.array(
+        [block.ended_us for block in run.blocks]
+    )

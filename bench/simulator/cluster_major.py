@@ -1,4 +1,6 @@
-"""Cluster-major search on virtual time: does what `ClusterMajorPlanner` says, in the order of events of its executor."""
+"""Cluster-major search on virtual time: does what `ClusterMajorPlanner` says, in the order of
+events of its executor.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from searcher.plan.substage import SubstageBudget
 
 
 class ClusterMajorSimulation:
-    """One run: a search thread that plans and scores, and a disk beside it. For one call of `run`."""
+    """One run: a search thread that plans and scores, and a disk beside it. For one call of
+    `run`.
+    """
 
     def __init__(
         self,
@@ -41,14 +45,17 @@ class ClusterMajorSimulation:
         memory: Callable[[OnEnd], SimulatedMemory],
         costs: ComputeCosts,
     ) -> None:
-        """`trace` says how large clusters (or slices of them) are; `arrivals` what is asked of them, and when.
+        """`trace` says how large clusters (or slices of them) are; `arrivals` what is asked of
+        them, and when.
 
         `memory` is made for this run.
         """
         self._trace = trace
         self._planner = planner
         self._arrivals = arrivals
-        self._memory = memory(lambda cluster, is_cancelled: self._mail.append((cluster, is_cancelled)))
+        self._memory = memory(
+            lambda cluster, is_cancelled: self._mail.append((cluster, is_cancelled))
+        )
         self._costs = costs
         self._budget = SubstageBudget()
         self._now_us = 0.0
@@ -99,11 +106,17 @@ class ClusterMajorSimulation:
         return True
 
     def _take_mail(self) -> bool:
-        """Tells the planner what has happened up to now, reads before arrivals; whether anything had."""
+        """Tells the planner what has happened up to now, reads before arrivals; whether anything
+        had.
+        """
         self._memory.advance(self._now_us)
         ended, self._mail = self._mail, []
         for cluster, is_cancelled in ended:
-            self._tell(ReadFailed(cluster=cluster, is_cancelled=True) if is_cancelled else ReadEnded(cluster=cluster))
+            self._tell(
+                ReadFailed(cluster=cluster, is_cancelled=True)
+                if is_cancelled
+                else ReadEnded(cluster=cluster)
+            )
         has_mail = bool(ended)
         while (arrived := self._arrivals.take(self._now_us, len(self._planner))) is not None:
             has_mail = True
@@ -113,13 +126,19 @@ class ClusterMajorSimulation:
                 self._hits += hits
                 self._misses += len(clusters) - hits
             self._now_us += self._costs.join_us
-            wanted = tuple(Wanted(query=number, clusters=clusters) for number, _, clusters in arrived.queries)
+            wanted = tuple(
+                Wanted(query=number, clusters=clusters) for number, _, clusters in arrived.queries
+            )
             self._tell(Joined(queries=wanted, horizon=arrived.horizon))
         return has_mail
 
     def _score(self, substage: Substage) -> None:
         tasks = tuple(
-            Task(self._trace.row_count[task.cluster], self._memory.pieces(task.cluster), len(task.queries))
+            Task(
+                self._trace.row_count[task.cluster],
+                self._memory.pieces(task.cluster),
+                len(task.queries),
+            )
             for task in substage.tasks
         )
         took_us = self._costs.scoring_us(tasks)

@@ -36,17 +36,25 @@ def policies(
     seeds: int,
     json_file: Path | None,
 ) -> None:
-    """Studies the policies, prints a table of medians and ranges over the seeds. Raises `ConfigError` without data."""
+    """Studies the policies, prints a table of medians and ranges over the seeds. Raises
+    `ConfigError` without data.
+    """
     found = find_data(data)
     rows: list[Row] = []
     for seed in range(seeds):
         trace = question_trace(found, nlist=nlist, nprobe=nprobe, window=window, seed=seed)
         for share in shares:
             rows.extend(study(trace, share))
-    table = Table("bytes read, over the static oracle's", *(f"budget {share:.0%}" for share in shares))
+    table = Table(
+        "bytes read, over the static oracle's", *(f"budget {share:.0%}" for share in shares)
+    )
     for name in dict.fromkeys(row.name for row in rows):
         table.add_row(name, *(_range(rows, name, share) for share in shares))
-    _show([table], json_file, {"nlist": nlist, "nprobe": nprobe, "window": window, "seeds": seeds, "rows": rows})
+    _show(
+        [table],
+        json_file,
+        {"nlist": nlist, "nprobe": nprobe, "window": window, "seeds": seeds, "rows": rows},
+    )
 
 
 def _range(rows: list[Row], name: str, share: float) -> str:
@@ -65,12 +73,21 @@ def simulator(
     work: Path,
     json_file: Path | None,
 ) -> bool:
-    """Compares real runs and simulated ones; returns whether all agree. Blocks. Raises `ConfigError` without data or index."""
+    """Compares real runs and simulated ones; returns whether all agree. Blocks. Raises
+    `ConfigError` without data or index.
+    """
     found = find_data(data)
     told = Console(stderr=True)
     if index_dir is None:
         index_dir = (work / f"index-{nlist}-{seed}").resolve()
-        corpus_index(found, index_dir=index_dir, nlist=nlist, seed=seed, embedding=EmbeddingSettings(), note=told.print)
+        corpus_index(
+            found,
+            index_dir=index_dir,
+            nlist=nlist,
+            seed=seed,
+            embedding=EmbeddingSettings(),
+            note=told.print,
+        )
     index = open_index(index_dir)
     index.close()  # the documents are not needed
     vectors = _questions(found, index, questions, seed)
@@ -85,12 +102,21 @@ def simulator(
     ]
     where = {
         "command": program(),
-        "index": {"name": index.dir.name, "version": index.manifest.index_version, "rows": index.manifest.row_count},
+        "index": {
+            "name": index.dir.name,
+            "version": index.manifest.index_version,
+            "rows": index.manifest.row_count,
+        },
         "nlist": index.manifest.nlist,
         "questions": questions,
         "seed": seed,
     }
-    _show([*map(agreement_table, agreements)], json_file, where | {"comparisons": rows}, remarks(agreements))
+    _show(
+        [*map(agreement_table, agreements)],
+        json_file,
+        where | {"comparisons": rows},
+        remarks(agreements),
+    )
     return all(agreement.agrees for agreement in agreements)
 
 
@@ -103,12 +129,14 @@ def _questions(data: EvaluationData, index: OpenIndex, count: int, seed: int) ->
     dimension = index.manifest.dimension
     if found.shape[1] != dimension:
         raise ConfigError(
-            f"the questions of the data have vectors of dimension {found.shape[1]}, and {index.dir} is of dimension {dimension}: "
-            "they were made by another model. Name an index that was built with the model of the data"
+            f"the questions of the data have vectors of dimension {found.shape[1]}, and "
+            f"{index.dir} is of dimension {dimension}: they were made by another model. Name an "
+            "index that was built with the model of the data"
         )
     if len(found) < count:
         raise ConfigError(
-            f"the data have {len(found)} distinct questions, and --questions asks for {count}; ask for fewer"
+            f"the data have {len(found)} distinct questions, and --questions asks for {count}; ask "
+            "for fewer"
         )
     return found[:count]
 
@@ -116,12 +144,16 @@ def _questions(data: EvaluationData, index: OpenIndex, count: int, seed: int) ->
 def _check_nprobe(index: OpenIndex, asked: Sequence[Question]) -> None:
     if asked and (nprobe := max(question.nprobe for question in asked)) > index.manifest.nlist:
         raise ConfigError(
-            f"--nprobe {nprobe} is more than the {index.manifest.nlist} clusters of {index.dir}; ask for fewer"
+            f"--nprobe {nprobe} is more than the {index.manifest.nlist} clusters of {index.dir}; "
+            "ask for fewer"
         )
 
 
 def _show(
-    tables: Sequence[Table], json_file: Path | None, figures: dict[str, Any], remarks: Iterable[str] = ()
+    tables: Sequence[Table],
+    json_file: Path | None,
+    figures: dict[str, Any],
+    remarks: Iterable[str] = (),
 ) -> None:
     if json_file is not None:
         figures = {"machine": this_machine(), "revision": this_revision()} | figures

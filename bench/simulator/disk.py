@@ -1,4 +1,6 @@
-"""A disk on virtual time: reads that are with it share its bandwidth, some side by side, the others behind them."""
+"""A disk on virtual time: reads that are with it share its bandwidth, some side by side, the others
+behind them.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ EPSILON_BYTES = 1e-6
 
 
 class DiskCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Three measured numbers. A read is done `overhead_us` after its last byte; all reads together get `bytes_per_us`.
+    """Three measured numbers. A read is done `overhead_us` after its last byte; all reads together
+    get `bytes_per_us`.
 
-    `together_bytes`: the oldest reads that together have at most as many bytes, and one at least, are served side by side,
-    at equal rates; the others wait. A disk that serves strictly in order has 1 here.
+    `together_bytes`: the oldest reads that together have at most as many bytes, and one at least,
+    are served side by side, at equal rates; the others wait. A disk that serves strictly in order
+    has 1 here.
     """
 
     overhead_us: float
@@ -23,7 +27,9 @@ class DiskCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedDisk:
-    """Reads, named by tokens. Time only moves forward, by `advance`; reads are given at the present time."""
+    """Reads, named by tokens. Time only moves forward, by `advance`; reads are given at the present
+    time.
+    """
 
     def __init__(self, costs: DiskCosts) -> None:
         self._costs = costs
@@ -58,7 +64,11 @@ class SimulatedDisk:
             if end_us > now_us:
                 break
             least = min(self._served.values())
-            for token in [token for token, left_bytes in self._served.items() if left_bytes <= least + EPSILON_BYTES]:
+            for token in [
+                token
+                for token, left_bytes in self._served.items()
+                if left_bytes <= least + EPSILON_BYTES
+            ]:
                 del self._served[token], self._size[token]
                 heapq.heappush(self._ended, (self._now_us + self._costs.overhead_us, token))
             self._serve()
@@ -79,12 +89,15 @@ class SimulatedDisk:
         """When the last byte of a read comes next."""
         if not self._served:
             return None
-        return self._now_us + min(self._served.values()) * len(self._served) / self._costs.bytes_per_us
+        return (
+            self._now_us + min(self._served.values()) * len(self._served) / self._costs.bytes_per_us
+        )
 
     def _serve(self) -> None:
         while self._waiting and (
             not self._served
-            or sum(self._size[token] for token in self._served) + self._waiting[0][1] <= self._costs.together_bytes
+            or sum(self._size[token] for token in self._served) + self._waiting[0][1]
+            <= self._costs.together_bytes
         ):
             token, size_bytes = self._waiting.popleft()
             self._served[token], self._size[token] = float(size_bytes), size_bytes

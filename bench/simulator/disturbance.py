@@ -1,4 +1,6 @@
-"""How busy others were meanwhile: the share of the machine's CPU time that neither idled nor was this process's."""
+"""How busy others were meanwhile: the share of the machine's CPU time that neither idled nor was
+this process's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ COLUMNS = 8  # up to what the host took; guests are counted twice
 
 
 class OthersShare:
-    """Measures while it is entered; `share` is there afterwards, from 0 to 1. 0 where the system does not tell."""
+    """Measures while it is entered; `share` is there afterwards, from 0 to 1. 0 where the system
+    does not tell.
+    """
 
     def __init__(self) -> None:
         self.share = 0.0
@@ -25,11 +29,15 @@ class OthersShare:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Ends."""
         total_s, idle_s, own_s = (
-            end - begin for end, begin in zip((*_cpu_s(), time.process_time()), self._began_s, strict=True)
+            end - begin
+            for end, begin in zip((*_cpu_s(), time.process_time()), self._began_s, strict=True)
         )
         if total_s > 0:
             self.share = max(0.0, total_s - idle_s - own_s) / total_s

@@ -1,9 +1,11 @@
-"""The searcher's memory on virtual time: the real arena without bytes in it, and the engine that fills it.
+"""The searcher's memory on virtual time: the real arena without bytes in it, and the engine that
+fills it.
 
-It stands where `ClusterMemory` and the io_uring engine stand: a cluster lies in pieces of the arena as it really would, is read
-in blocks of those, demands before prefetches (the engine's own books, `WaitingReads`), on one thread that hands blocks to the
-kernel, then verifies those that have come, and only then looks up again. While the search thread computes, the engine's thread
-has to wait for the interpreter before a turn: `ComputeCosts.handover_us`.
+It stands where `ClusterMemory` and the io_uring engine stand: a cluster lies in pieces of the arena
+as it really would, is read in blocks of those, demands before prefetches (the engine's own books,
+`WaitingReads`), on one thread that hands blocks to the kernel, then verifies those that have come,
+and only then looks up again. While the search thread computes, the engine's thread has to wait for
+the interpreter before a turn: `ComputeCosts.handover_us`.
 """
 
 from __future__ import annotations
@@ -16,17 +18,21 @@ from typing import NamedTuple
 from bench.simulator.costs import ComputeCosts
 from bench.simulator.disk import SimulatedDisk
 from schemas.record import ClusterId
-from searcher.cache.arena import Arena, Spans
-from searcher.cache.cluster_reads import split
+from searcher.memory.arena import Arena, Spans
+from searcher.memory.cluster_reads import split
 from searcher.store.engine import READ_BYTES_MAX, BlockRead
 from searcher.store.waiting import WaitingReads
 
 OnEnd = Callable[[ClusterId, bool], None]
-"""Told (cluster, whether it was cancelled) of the end of a read, at the present time, on the engine's thread."""
+"""Told (cluster, whether it was cancelled) of the end of a read, at the present time, on the
+engine's thread.
+"""
 
 
 class Shape(NamedTuple):
-    """How memory is cut. `depth`: blocks with the kernel at once, `prefetch_depth` of them read ahead."""
+    """How memory is cut. `depth`: blocks with the kernel at once, `prefetch_depth` of them read
+    ahead.
+    """
 
     budget_bytes: int
     block_bytes: int
@@ -50,7 +56,9 @@ class _Block(NamedTuple):
 
 
 class SimulatedMemory:
-    """Clusters in an arena. Time only moves forward, by `advance`; whatever else is called happens at the present time."""
+    """Clusters in an arena. Time only moves forward, by `advance`; whatever else is called happens
+    at the present time.
+    """
 
     def __init__(
         self,
@@ -61,7 +69,9 @@ class SimulatedMemory:
         costs: ComputeCosts,
         on_end: OnEnd,
     ) -> None:
-        """`size_bytes`: of each cluster on disk. `on_end` may call everything here but `advance`."""
+        """`size_bytes`: of each cluster on disk. `on_end` may call everything here but
+        `advance`.
+        """
         self._size_bytes = size_bytes
         self._disk = disk
         self._costs = costs
@@ -76,7 +86,9 @@ class SimulatedMemory:
         self._now_us = 0.0
         self._arrived: deque[int] = deque()  # with the engine's thread, to be verified
         self._busy_until_us: float | None = None  # with the first of them
-        self._wanted_us: float | None = None  # since when the engine's thread, idle, has had something to do
+        self._wanted_us: float | None = (
+            None  # since when the engine's thread, idle, has had something to do
+        )
         self.bytes_read = 0
         self.read_us: list[float] = []
         """How long each read took, in the order in which they ended."""
@@ -89,11 +101,19 @@ class SimulatedMemory:
         load = _Load(cluster, self._now_us)
         self._spans[cluster], self._loads[cluster] = spans, load
         reads = []
-        for _, buffers in split(self._arena.views(spans), self._size_bytes[cluster], self._read_bytes):
+        for _, buffers in split(
+            self._arena.views(spans), self._size_bytes[cluster], self._read_bytes
+        ):
             token, self._next_token = self._next_token, self._next_token + 1
-            self._blocks[token] = _Block(load, sum(buffer.nbytes for buffer in buffers), len(buffers))
+            self._blocks[token] = _Block(
+                load, sum(buffer.nbytes for buffer in buffers), len(buffers)
+            )
             load.tokens.add(token)
-            reads.append(BlockRead(token=token, file=0, offset_bytes=0, buffers=buffers, is_prefetch=is_prefetch))
+            reads.append(
+                BlockRead(
+                    token=token, file=0, offset_bytes=0, buffers=buffers, is_prefetch=is_prefetch
+                )
+            )
         self.bytes_read += self._size_bytes[cluster]
         self._waiting.put(reads)
         self._wake()
@@ -105,7 +125,9 @@ class SimulatedMemory:
             self._wake()
 
     def cancel(self, cluster: ClusterId) -> None:
-        """Drops what the kernel has not got. The read ends with the rest of it: as cancelled, or well if nothing was dropped."""
+        """Drops what the kernel has not got. The read ends with the rest of it: as cancelled, or
+        well if nothing was dropped.
+        """
         if (load := self._loads.get(cluster)) is not None:
             dropped = self._waiting.cancel(tuple(load.tokens))
             load.tokens.difference_update(dropped)
@@ -129,11 +151,15 @@ class SimulatedMemory:
         return len(self._spans[cluster])
 
     def next_us(self) -> float | None:
-        """Returns when something happens next here while the search thread sleeps, None when nothing will."""
+        """Returns when something happens next here while the search thread sleeps, None when
+        nothing will.
+        """
         return self._next_us(0.0)
 
     def advance(self, now_us: float, *, is_asleep: bool = False) -> None:
-        """Moves time to `now_us`, the search thread computing or asleep meanwhile, and tells what ended until then."""
+        """Moves time to `now_us`, the search thread computing or asleep meanwhile, and tells what
+        ended until then.
+        """
         handover_us = 0.0 if is_asleep else self._costs.handover_us
         while (moment_us := self._next_us(handover_us)) is not None and moment_us <= now_us:
             self._go_to(moment_us)
@@ -176,7 +202,9 @@ class SimulatedMemory:
         self._busy_until_us = None
         if self._arrived:
             block = self._blocks[self._arrived[0]]
-            self._busy_until_us = self._now_us + self._costs.verifying_us(block.size_bytes, block.pieces)
+            self._busy_until_us = self._now_us + self._costs.verifying_us(
+                block.size_bytes, block.pieces
+            )
 
     def _verified(self) -> None:
         token = self._arrived.popleft()

@@ -9,9 +9,10 @@ from schemas.record import ClusterId
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`reads`: clusters in the order in which their reads began, `ahead` of them for the horizon; `read_us`: how long each read
-    took; `hits` and `misses`: clusters that were resident, or not, when a query came that wanted them; `latency_us`: of each
-    query, by its number."""
+    """`reads`: clusters in the order in which their reads began, `ahead` of them for the horizon;
+    `read_us`: how long each read took; `hits` and `misses`: clusters that were resident, or not,
+    when a query came that wanted them; `latency_us`: of each query, by its number.
+    """
 
     bytes_read: int
     reads: tuple[ClusterId, ...]

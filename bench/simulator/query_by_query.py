@@ -1,7 +1,8 @@
-"""Search query by query on virtual time: does what `ReadPlanner` says, as `QueryByQuery` and `ClusterCache` do together.
+"""Search query by query on virtual time: does what `ReadPlanner` says, as `QueryByQuery` and
+`ClusterCache` do together.
 
-The end of a read is told to the planner on the engine's thread, at the moment when it is verified; the search thread takes
-what it is granted in that order.
+The end of a read is told to the planner on the engine's thread, at the moment when it is verified;
+the search thread takes what it is granted in that order.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from searcher.plan.steps import (
 
 
 class QueryByQuerySimulation:
-    """One run of a closed loop: the next window arrives when the last query of the one before was answered."""
+    """One run of a closed loop: the next window arrives when the last query of the one before was
+    answered.
+    """
 
     def __init__(
         self,
@@ -63,9 +66,15 @@ class QueryByQuerySimulation:
             self._now_us += self._costs.join_us
             answered_us: dict[int, float] = {}
             groups = self._groups(window)
-            for number, (members, following) in enumerate(zip(groups, next_queries(window, groups), strict=True)):
-                self._search_group(window, members, following, is_first=number == 0, answered_us=answered_us)
-            self._latency_us += [answered_us[position] - arrived_us for position in range(len(window))]
+            for number, (members, following) in enumerate(
+                zip(groups, next_queries(window, groups), strict=True)
+            ):
+                self._search_group(
+                    window, members, following, is_first=number == 0, answered_us=answered_us
+                )
+            self._latency_us += [
+                answered_us[position] - arrived_us for position in range(len(window))
+            ]
             self._now_us += self._costs.arrival_us
         self._planner.check_integrity()
         return Outcome(
@@ -90,7 +99,9 @@ class QueryByQuerySimulation:
         answered_us: dict[int, float],
     ) -> None:
         queries = tuple(window[member] for member in members)
-        self._tell(GroupBegan(queries=queries, next_query=following, horizon={} if is_first else None))
+        self._tell(
+            GroupBegan(queries=queries, next_query=following, horizon={} if is_first else None)
+        )
         for position, member in enumerate(members):
             self._search(position, window[member])
             answered_us[member] = self._now_us
@@ -124,7 +135,9 @@ class QueryByQuerySimulation:
     # ---- doing what the planner says
 
     def _tell(self, event: Event) -> None:
-        """On the search thread, which holds the lock meanwhile: what the engine's thread has to tell waits."""
+        """On the search thread, which holds the lock meanwhile: what the engine's thread has to
+        tell waits.
+        """
         self._memory.advance(self._now_us)
         self._is_searching = True
         self._step(event)
@@ -150,7 +163,8 @@ class QueryByQuerySimulation:
                 case Grant():
                     self._granted.append(action.cluster)
                 case _:
-                    pass  # no read fails, so nothing is denied; what became of a prefetch costs nothing
+                    # no read fails, so nothing is denied; what became of a prefetch costs nothing
+                    pass
 
     def _read(self, action: Read) -> None:
         self._reads.append(action.cluster)

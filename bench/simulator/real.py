@@ -1,6 +1,7 @@
 """The same windows for real: the searcher's own search plane over an index, with a stopwatch.
 
-Without Kafka and without documents, so that nothing else is in the figures. Whoever runs it holds BLAS to one thread.
+Without Kafka and without documents, so that nothing else is in the figures. Whoever runs it holds
+BLAS to one thread.
 """
 
 from __future__ import annotations
@@ -23,25 +24,29 @@ from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.execution.executor import Executor, Found, Search, SearchGroup
+from searcher.execution.executor import Executor, Search, SearchGroup, SearchResult
 from searcher.store.engine import BlockEngine
+from searcher.store.factory import open_engine
 from searcher.store.files import SegmentFiles
-from searcher.store.opening import open_engine
 
 TOP_K = 10
 WAIT_S = 60.0
 
 
 class Answered(NamedTuple):
-    """When a window arrived, and when the last of its queries was answered: microseconds of the performance counter."""
+    """When a window arrived, and when the last of its queries was answered: microseconds of the
+    performance counter.
+    """
 
     arrived_us: float
     answered_us: float
 
 
 class RealRun(NamedTuple):
-    """What a run did. `latency_us`: of each query in order, from the arrival of its window to its answer; `scored`: what was
-    scored together, in the order of the calls of `score`; `blocks`: what each call of `end_block` was about."""
+    """What a run did. `latency_us`: of each query in order, from the arrival of its window to its
+    answer; `scored`: what was scored together, in the order of the calls of `score`; `blocks`: what
+    each call of `end_block` was about.
+    """
 
     bytes_read: int
     latency_us: tuple[float, ...]
@@ -53,10 +58,12 @@ class RealRun(NamedTuple):
 
 
 def run_windows(rig: Rig, trace: Trace, questions: Float32, *, windows_ahead: int) -> RealRun:
-    """Searches the windows of `trace` one after the other, each when the one before is answered, from an empty cache. Blocks.
+    """Searches the windows of `trace` one after the other, each when the one before is answered,
+    from an empty cache. Blocks.
 
-    `questions`: (n, dim) float32, the vectors of its queries in their order. Raises what opening the plane raises, and
-    `RetryableError` where a query was not answered, or not from all of its clusters.
+    `questions`: (n, dim) float32, the vectors of its queries in their order. Raises what opening
+    the plane raises, and `RetryableError` where a query was not answered, or not from all of its
+    clusters.
     """
     metrics, watch = Metrics(), Stopwatch()
     blocks: list[BlockNote] = []
@@ -64,13 +71,20 @@ def run_windows(rig: Rig, trace: Trace, questions: Float32, *, windows_ahead: in
 
     def engine(files: SegmentFiles) -> BlockEngine:
         settings = rig.settings
-        depths = {"depth": settings.reads_in_flight_max, "prefetch_depth": settings.prefetch_reads_max}
-        return WatchedEngine(open_engine(settings.engine, files, **depths, clock=SystemClock()), watch, blocks)
+        depths = {
+            "depth": settings.reads_in_flight_max,
+            "prefetch_depth": settings.prefetch_reads_max,
+        }
+        return WatchedEngine(
+            open_engine(settings.engine, files, **depths, clock=SystemClock()), watch, blocks
+        )
 
-    def finish(search: Search, result: Found | None) -> None:
+    def finish(search: Search, result: SearchResult | None) -> None:
         if result is None or result.skipped:
             why = "; ".join(map(str, result.errors)) if result is not None else "it was dropped"
-            raise RetryableError(f"query {search.key} was not searched whole, so nothing can be compared: {why}")
+            raise RetryableError(
+                f"query {search.key} was not searched whole, so nothing can be compared: {why}"
+            )
         found.put((search.key, time.perf_counter() * 1e6))
 
     with rig.open(metrics, events=ReadEnds(watch), engine=engine) as parts:
@@ -93,12 +107,19 @@ def run_windows(rig: Rig, trace: Trace, questions: Float32, *, windows_ahead: in
             thread.join(WAIT_S)
         executor.check_integrity()
         count = metrics.registry.get_sample_value
-        read = sum(count("carpool_bytes_read_total", {"purpose": purpose}) or 0 for purpose in ("demand", "prefetch"))
-        return RealRun(int(read), latency_us, windows, tuple(scored), tuple(blocks), thread.ident, watch)
+        read = sum(
+            count("carpool_bytes_read_total", {"purpose": purpose}) or 0
+            for purpose in ("demand", "prefetch")
+        )
+        return RealRun(
+            int(read), latency_us, windows, tuple(scored), tuple(blocks), thread.ident, watch
+        )
 
 
 def _watch(parts: Parts, watch: Stopwatch) -> list[tuple[Task, ...]]:
-    """Has the plane watched: when it plans, scores, waits, and takes in windows. What is scored is in what is returned."""
+    """Has the plane watched: when it plans, scores, waits, and takes in windows. What is scored is
+    in what is returned.
+    """
     scored: list[tuple[Task, ...]] = []
     memory, executor, pool = parts.plane.memory, parts.plane.executor, parts.plane.pool
     watch.watch(memory, "begin_read")
@@ -117,11 +138,13 @@ def _watch(parts: Parts, watch: Stopwatch) -> list[tuple[Task, ...]]:
         one_by_one._score = score_one
         return scored
     watch.watch(parts.planner, "next_substage")
-    watch.watch(executor, "_letters", alias="wait")
+    watch.watch(executor, "_messages", alias="wait")
     run = watch.timed("score", pool.run)
 
     def run_noted(scorings: Any, asked: Any, table: Any) -> Any:
-        scored.append(tuple(Task(s.pages.row_count, len(s.pages.pieces), len(s.members)) for s in scorings))
+        scored.append(
+            tuple(Task(s.pages.row_count, len(s.pages.pieces), len(s.members)) for s in scorings)
+        )
         return run(scorings, asked, table)
 
     changed: Any = pool
@@ -153,16 +176,26 @@ def _ask(
     windows: list[Answered] = []
     for number, window in enumerate(trace.windows):
         first = number * len(window)
-        horizon = soonest(trace.windows[number + 1 : number + 1 + windows_ahead]) if way.by_cluster else {}
+        horizon = (
+            soonest(trace.windows[number + 1 : number + 1 + windows_ahead])
+            if way.by_cluster
+            else {}
+        )
         groups = way.groups(window)
         joining = []
         key = first
         for members, following in zip(groups, next_queries(window, groups), strict=True):
             searches = []
             for at in members:
-                searches.append(Search(key=key, vector=questions[first + at], clusters=window[at], top_k=TOP_K))
+                searches.append(
+                    Search(key=key, vector=questions[first + at], clusters=window[at], top_k=TOP_K)
+                )
                 key += 1
-            joining.append(SearchGroup(searches=tuple(searches), window=number, next_query=following, horizon=horizon))
+            joining.append(
+                SearchGroup(
+                    searches=tuple(searches), window=number, next_query=following, horizon=horizon
+                )
+            )
         in_order = [at for members in groups for at in members]
         arrived_us = answered_us = time.perf_counter() * 1e6
         for group in joining:
@@ -179,7 +212,8 @@ def _answer(found: queue.SimpleQueue[tuple[int, float] | BaseException]) -> tupl
         answer = found.get(timeout=WAIT_S)
     except queue.Empty:
         raise RetryableError(
-            f"no query was answered for {WAIT_S:.0f} s: the disk hangs, or others have it for themselves, as they do before a "
+            f"no query was answered for {WAIT_S:.0f} s: the disk hangs, or others have it for "
+            "themselves, as they do before a "
             "process of idle I/O priority. Check the disk, and run it again while nobody else reads"
         ) from None
     if isinstance(answer, BaseException):

@@ -1,6 +1,8 @@
-"""The search plane of both sides, opened as the searcher opens it: one runs, of the other the planner goes on virtual time.
+"""The search plane of both sides, opened as the searcher opens it: one runs, of the other the
+planner goes on virtual time.
 
-So slices, budget, limits, policy and what each cluster takes in memory are the same on both sides, and the searcher's own.
+So slices, budget, limits, policy and what each cluster takes in memory are the same on both sides,
+and the searcher's own.
 """
 
 from __future__ import annotations
@@ -20,25 +22,27 @@ from carpool.clock import SystemClock
 from carpool.disk.index import OpenIndex
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.cache.slices import Slices
+from searcher.build import OpenEngine, SearchPlane, open_search_plane
 from searcher.events import EventLog, NoEvents
 from searcher.execution.cluster_major import ClusterMajor
-from searcher.opening import OpenEngine, Plane, open_plane
+from searcher.memory.slices import Slices
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.reads import ReadPlanner
-from searcher.scoring_pool import ScoringPool
+from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
 from searcher.store.none import NoEngine
 
 OVERTAKE_US = 60_000_000
-"""The one limit that is not the searcher's: a slow read that is passed over changes what is read, and no disturbance may."""
+"""The one limit that is not the searcher's: a slow read that is passed over changes what is read,
+and no disturbance may.
+"""
 READ_TIMEOUT_MS = 30_000
 
 
 class Parts(NamedTuple):
     """An open plane, its planner, and how it cuts clusters: not at all query by query."""
 
-    plane: Plane
+    plane: SearchPlane
     planner: ClusterMajorPlanner | ReadPlanner
     slices: Slices
 
@@ -61,13 +65,19 @@ class Rig:
         return trace_over(
             self.index.centroids,
             questions,
-            {ClusterId(number): extent.size_bytes for number, extent in enumerate(self.index.extents)},
-            {ClusterId(number): extent.row_count for number, extent in enumerate(self.index.extents)},
+            {
+                ClusterId(number): extent.size_bytes
+                for number, extent in enumerate(self.index.extents)
+            },
+            {
+                ClusterId(number): extent.row_count
+                for number, extent in enumerate(self.index.extents)
+            },
             nprobe=nprobe,
             window=window,
         )
 
-    def shape(self, plane: Plane) -> Shape:
+    def shape(self, plane: SearchPlane) -> Shape:
         """Returns how the memory of `plane` is cut."""
         memory: Any = plane.memory
         return Shape(
@@ -79,8 +89,12 @@ class Rig:
         )
 
     @contextmanager
-    def open(self, metrics: Metrics, *, events: EventLog, engine: OpenEngine | None = None) -> Iterator[Parts]:
-        """Yields a plane with nothing in memory; `events` and `engine` as for `open_plane`. Raises what that raises."""
+    def open(
+        self, metrics: Metrics, *, events: EventLog, engine: OpenEngine | None = None
+    ) -> Iterator[Parts]:
+        """Yields a plane with nothing in memory; `events` and `engine` as for `open_search_plane`.
+        Raises what that raises.
+        """
         with self._open(metrics, events, engine, ScoringPool) as parts:
             yield parts
 
@@ -101,15 +115,23 @@ class Rig:
         pool: Callable[[int], ScoringPool],
     ) -> Iterator[Parts]:
         clock = SystemClock()
-        plane = open_plane(self.index, self.settings, metrics, clock, events=events, engine=engine, pool=pool)
+        plane = open_search_plane(
+            self.index, self.settings, metrics, clock, events=events, engine=engine, pool=pool
+        )
         try:
-            yield Parts(plane, _planner(plane), Slices(self.index.extents, self.index.layout, self.slice_bytes_max))
+            yield Parts(
+                plane,
+                _planner(plane),
+                Slices(self.index.extents, self.index.layout, self.slice_bytes_max),
+            )
         finally:
             plane.close()
 
 
 def rig_for(index: OpenIndex, way: Way, settings: SearcherSettings, budget_share: float) -> Rig:
-    """Returns what both sides are given: `settings`, with the way's own and a budget of this share of all clusters' bytes."""
+    """Returns what both sides are given: `settings`, with the way's own and a budget of this share
+    of all clusters' bytes.
+    """
     settings = structs.replace(
         settings,
         budget_bytes=int(budget_share * sum(extent.size_bytes for extent in index.extents)),
@@ -125,12 +147,16 @@ def sliced(trace: Trace, slices: Slices) -> Trace:
     """Returns `trace` as a planner sees it: slices instead of clusters."""
     return Trace(
         windows=tuple(tuple(map(slices.of_all, window)) for window in trace.windows),
-        size_bytes={ClusterId(number): extent.size_bytes for number, extent in enumerate(slices.extents)},
-        row_count={ClusterId(number): extent.row_count for number, extent in enumerate(slices.extents)},
+        size_bytes={
+            ClusterId(number): extent.size_bytes for number, extent in enumerate(slices.extents)
+        },
+        row_count={
+            ClusterId(number): extent.row_count for number, extent in enumerate(slices.extents)
+        },
     )
 
 
-def _planner(plane: Plane) -> ClusterMajorPlanner | ReadPlanner:
+def _planner(plane: SearchPlane) -> ClusterMajorPlanner | ReadPlanner:
     executor: Any = plane.executor
     if not isinstance(executor, ClusterMajor):
         by_query: ReadPlanner = executor._cache._planner

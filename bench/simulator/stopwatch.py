@@ -36,13 +36,19 @@ class Stopwatch:
             try:
                 return function(*args, **named)
             finally:
-                calls.append(Call(began_s * 1e6, (time.perf_counter() - began_s) * 1e6, threading.get_ident()))
+                calls.append(
+                    Call(
+                        began_s * 1e6, (time.perf_counter() - began_s) * 1e6, threading.get_ident()
+                    )
+                )
 
         return call
 
     def total_us(self, name: str, thread: int | None = None) -> float:
         """Returns how long all calls of `name` took, on one thread or on all."""
-        return sum(call.took_us for call in self.calls.get(name, ()) if thread in (None, call.thread))
+        return sum(
+            call.took_us for call in self.calls.get(name, ()) if thread in (None, call.thread)
+        )
 
     def mean_us(self, name: str) -> float:
         """Returns how long a call of `name` took; 0 where there was none."""

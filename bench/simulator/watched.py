@@ -14,7 +14,9 @@ from searcher.store.engine import BlockEngine, BlockError, BlockRead, OnDone
 
 
 class BlockNote(NamedTuple):
-    """A block that was read: asked for, given to the kernel, and told of, in microseconds of the performance counter."""
+    """A block that was read: asked for, given to the kernel, and told of, in microseconds of the
+    performance counter.
+    """
 
     size_bytes: int
     pieces: int
@@ -24,7 +26,9 @@ class BlockNote(NamedTuple):
 
 
 class WatchedEngine:
-    """Implements `BlockEngine` by another one. `notes`: of each block that was read, in the order of the calls of `end_block`."""
+    """Implements `BlockEngine` by another one. `notes`: of each block that was read, in the order
+    of the calls of `end_block`.
+    """
 
     def __init__(self, engine: BlockEngine, watch: Stopwatch, notes: list[BlockNote]) -> None:
         self._engine = engine
@@ -39,7 +43,11 @@ class WatchedEngine:
         def noted(token: int, error: BlockError | None, latency_us: int) -> None:
             ended_us = time.perf_counter() * 1e6
             read, asked_us = self._asked.pop(token)
-            self._notes.append(BlockNote(read.size_bytes, len(read.buffers), asked_us, ended_us - latency_us, ended_us))
+            self._notes.append(
+                BlockNote(
+                    read.size_bytes, len(read.buffers), asked_us, ended_us - latency_us, ended_us
+                )
+            )
             end_block(token, error, latency_us)
 
         self._engine.start(noted)

@@ -21,35 +21,47 @@ Float32 = npt.NDArray[np.float32]
 
 def write_centroids(index_dir: Path, centroids: Float32) -> None:
     """Writes centroids: (nlist, dim) float32, row-normalised. Atomic, durable."""
-    write_atomically(index_dir / CENTROIDS_NAME, np.ascontiguousarray(centroids, dtype="<f4").tobytes())
+    write_atomically(
+        index_dir / CENTROIDS_NAME, np.ascontiguousarray(centroids, dtype="<f4").tobytes()
+    )
 
 
 def read_centroids(index_dir: Path, manifest: Manifest) -> Float32:
-    """Returns (nlist, dim) float32, read-only. Raises `CorruptionError` on damage, `ConfigError` on a size that cannot be."""
+    """Returns (nlist, dim) float32, read-only. Raises `CorruptionError` on damage, `ConfigError` on
+    a size that cannot be.
+    """
     entry = manifest.file(CENTROIDS_NAME)
     expected_bytes = manifest.nlist * manifest.dimension * 4
     if entry.size_bytes != expected_bytes:
         raise ConfigError(
-            f"the manifest lists {CENTROIDS_NAME} with {entry.size_bytes} bytes; {manifest.nlist} centroids of dimension "
-            f"{manifest.dimension} have {expected_bytes}. Rebuild the index."
+            f"the manifest lists {CENTROIDS_NAME} with {entry.size_bytes} bytes; {manifest.nlist} "
+            f"centroids of dimension {manifest.dimension} have {expected_bytes}. Rebuild the index."
         )
-    content = read_checked(index_dir / CENTROIDS_NAME, size_bytes=entry.size_bytes, crc32=entry.crc32)
-    centroids: Float32 = np.frombuffer(content, dtype="<f4").reshape(manifest.nlist, manifest.dimension)
+    content = read_checked(
+        index_dir / CENTROIDS_NAME, size_bytes=entry.size_bytes, crc32=entry.crc32
+    )
+    centroids: Float32 = np.frombuffer(content, dtype="<f4").reshape(
+        manifest.nlist, manifest.dimension
+    )
     return centroids
 
 
 def centroids_fingerprint(centroids: Float32) -> str:
-    """Returns 16 hex digits that change when any centroid does: without it a cluster id means nothing."""
+    """Returns 16 hex digits that change when any centroid does: without it a cluster id means
+    nothing.
+    """
     digest = hashlib.sha256(repr(centroids.shape).encode())
     digest.update(np.ascontiguousarray(centroids, dtype="<f4").data)
     return digest.hexdigest()[:16]
 
 
 def probe(centroids: Float32, queries: Float32, nprobe: int) -> npt.NDArray[np.int32]:
-    """Returns C(q) of each query: (n, min(nprobe, nlist)) int32, nearest first (largest inner product), ties by id.
+    """Returns C(q) of each query: (n, min(nprobe, nlist)) int32, nearest first (largest inner
+    product), ties by id.
 
-    `centroids`: (nlist, dim) float32; `queries`: (n, dim) float32. Costs a matrix product, a selection among nlist scores
-    a query and a sort of what it leaves; does not block. Raises `ValueError` where shapes do not fit or nprobe is below 1.
+    `centroids`: (nlist, dim) float32; `queries`: (n, dim) float32. Costs a matrix product, a
+    selection among nlist scores a query and a sort of what it leaves; does not block. Raises
+    `ValueError` where shapes do not fit or nprobe is below 1.
     """
     if nprobe < 1:
         raise ValueError(f"nprobe is {nprobe}; at least one cluster must be probed")
@@ -65,13 +77,17 @@ def probe(centroids: Float32, queries: Float32, nprobe: int) -> npt.NDArray[np.i
 
 
 def _least(scores: Float32, count: int) -> npt.NDArray[np.intp]:
-    """The columns of the `count` least scores of each row, least first, ties by column. A stable sort, five times as fast."""
+    """The columns of the `count` least scores of each row, least first, ties by column. A stable
+    sort, five times as fast.
+    """
     rows, columns = scores.shape
     if count == columns:
         return np.argsort(scores, axis=1, kind="stable")
     worst = np.partition(scores, count - 1, axis=1)[:, count - 1 : count]
     near = scores <= worst
-    for row in np.flatnonzero(near.sum(axis=1) != count):  # several are as far as the last one taken
+    for row in np.flatnonzero(
+        near.sum(axis=1) != count
+    ):  # several are as far as the last one taken
         near[row] = False
         near[row, np.argsort(scores[row], kind="stable")[:count]] = True
     found = (np.flatnonzero(near) % columns).reshape(rows, count)

@@ -1,8 +1,10 @@
-"""The document store: external id, title and text by row number; two small reads a document, nothing kept in memory.
+"""The document store: external id, title and text by row number; two small reads a document,
+nothing kept in memory.
 
-`documents.idx` has 24 bytes a row (offset, size, zero, checksum); `documents.dat` the documents as MessagePack arrays, one
-behind the other. The checksum is XXH3-64 over the document, seeded with the generation of the documents, the row number and
-the rest of the entry: a document of another row or of another corpus never passes.
+`documents.idx` has 24 bytes a row (offset, size, zero, checksum); `documents.dat` the documents as
+MessagePack arrays, one behind the other. The checksum is XXH3-64 over the document, seeded with the
+generation of the documents, the row number and the rest of the entry: a document of another row or
+of another corpus never passes.
 """
 
 from __future__ import annotations
@@ -57,11 +59,14 @@ class DocumentWriter:
         self.row_count = 0
 
     def append(self, document: Document) -> int:
-        """Adds a document and returns its row number. Raises `ValueError` beyond `DOCUMENT_BYTES_MAX`."""
+        """Adds a document and returns its row number. Raises `ValueError` beyond
+        `DOCUMENT_BYTES_MAX`.
+        """
         content = self._encoder.encode(document)
         if len(content) > DOCUMENT_BYTES_MAX:
             raise ValueError(
-                f"document {document.doc_id!r} has {len(content)} bytes; at most {DOCUMENT_BYTES_MAX} are stored"
+                f"document {document.doc_id!r} has {len(content)} bytes; at most "
+                f"{DOCUMENT_BYTES_MAX} are stored"
             )
         row = self.row_count
         self._documents.write(content)
@@ -85,7 +90,9 @@ class DocumentWriter:
 
 
 class DocumentStore:
-    """Reads documents by row number. Any thread may call `get`; it blocks for two reads a document."""
+    """Reads documents by row number. Any thread may call `get`; it blocks for two reads a
+    document.
+    """
 
     def __init__(self, folder: Path, row_count: int, generation: int) -> None:
         self.row_count = row_count
@@ -104,20 +111,26 @@ class DocumentStore:
     def open(cls, index_dir: Path, manifest: Manifest) -> DocumentStore:
         """Returns the store of a complete index.
 
-        Raises `CorruptionError` where a file is missing, not as long as it was, or of another build: the first document is
-        read to see that.
+        Raises `CorruptionError` where a file is missing, not as long as it was, or of another
+        build: the first document is read to see that.
         """
         for name in (DOCUMENTS_NAME, OFFSETS_NAME):
             path = index_dir / name
             size_bytes = path.stat().st_size if path.is_file() else -1
             if size_bytes != manifest.file(name).size_bytes:
                 found = (
-                    f"has {size_bytes} bytes, not {manifest.file(name).size_bytes}" if size_bytes >= 0 else "is missing"
+                    f"has {size_bytes} bytes, not {manifest.file(name).size_bytes}"
+                    if size_bytes >= 0
+                    else "is missing"
                 )
-                raise CorruptionError(f"{path} {found}; restore the index or rebuild it", path=str(path))
+                raise CorruptionError(
+                    f"{path} {found}; restore the index or rebuild it", path=str(path)
+                )
         if manifest.file(OFFSETS_NAME).size_bytes != manifest.row_count * _ENTRY.size:
             path = index_dir / OFFSETS_NAME
-            raise CorruptionError(f"{path} does not have {manifest.row_count} rows; rebuild the index", path=str(path))
+            raise CorruptionError(
+                f"{path} does not have {manifest.row_count} rows; rebuild the index", path=str(path)
+            )
         store = cls(index_dir, manifest.row_count, manifest.documents_generation)
         try:
             store.get((0,))
@@ -127,7 +140,9 @@ class DocumentStore:
         return store
 
     def get(self, rows: Sequence[int]) -> list[Document]:
-        """Returns the documents of `rows`, in their order. Raises `CorruptionError` on damage, `IndexError` for no such row."""
+        """Returns the documents of `rows`, in their order. Raises `CorruptionError` on damage,
+        `IndexError` for no such row.
+        """
         return [self._read(int(row)) for row in rows]
 
     def _read(self, row: int) -> Document:
@@ -144,8 +159,8 @@ class DocumentStore:
 
     def _damaged(self, path: str, offset_bytes: int, row: int) -> CorruptionError:
         return CorruptionError(
-            f"{path}: the document of row {row} is damaged at byte {offset_bytes}, or of another build. Run `carpool index "
-            "verify`, then restore or rebuild the index",
+            f"{path}: the document of row {row} is damaged at byte {offset_bytes}, or of another "
+            "build. Run `carpool index verify`, then restore or rebuild the index",
             path=path,
             offset_bytes=offset_bytes,
         )
@@ -162,7 +177,10 @@ class DocumentStore:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Closes the store."""
         self.close()

@@ -22,7 +22,9 @@ def fsync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Writes `path` whole: temp, fsync, rename, fsync of the folder. After a crash there is the old file or the new one."""
+    """Writes `path` whole: temp, fsync, rename, fsync of the folder. After a crash there is the old
+    file or the new one.
+    """
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         file.write(content)
@@ -42,7 +44,9 @@ def file_crc32(path: Path) -> int:
 
 
 def read_exactly(descriptor: int, size_bytes: int, offset_bytes: int, path: str) -> bytes:
-    """Returns `size_bytes` bytes at `offset_bytes` (pread: any thread may call). Raises `CorruptionError` if there are none."""
+    """Returns `size_bytes` bytes at `offset_bytes` (pread: any thread may call). Raises
+    `CorruptionError` if there are none.
+    """
     parts: list[bytes] = []
     done_bytes = 0
     try:
@@ -56,15 +60,15 @@ def read_exactly(descriptor: int, size_bytes: int, offset_bytes: int, path: str)
         if error.errno != errno.EIO:
             raise
         raise CorruptionError(
-            f"{path}: the disk cannot read byte {offset_bytes + done_bytes} ({error.strerror}); restore the index or build it "
-            "again",
+            f"{path}: the disk cannot read byte {offset_bytes + done_bytes} ({error.strerror}); "
+            "restore the index or build it again",
             path=path,
             offset_bytes=offset_bytes + done_bytes,
         ) from error
     if done_bytes != size_bytes:
         raise CorruptionError(
-            f"{path} ends at byte {offset_bytes + done_bytes}, {size_bytes - done_bytes} bytes early; "
-            "restore the index or build it again",
+            f"{path} ends at byte {offset_bytes + done_bytes}, {size_bytes - done_bytes} bytes "
+            "early; restore the index or build it again",
             path=path,
             offset_bytes=offset_bytes + done_bytes,
         )
@@ -72,22 +76,27 @@ def read_exactly(descriptor: int, size_bytes: int, offset_bytes: int, path: str)
 
 
 def read_checked(path: Path, *, size_bytes: int, crc32: int) -> bytes:
-    """Returns the content of a small file, once its size and checksum are what the manifest says. Raises `CorruptionError`."""
+    """Returns the content of a small file, once its size and checksum are what the manifest says.
+    Raises `CorruptionError`.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise CorruptionError(
-            f"{path} cannot be read ({error.strerror}); restore the index or build it again", path=str(path)
+            f"{path} cannot be read ({error.strerror}); restore the index or build it again",
+            path=str(path),
         ) from error
     if len(content) != size_bytes:
         raise CorruptionError(
-            f"{path} has {len(content)} bytes, not {size_bytes}; restore the index or build it again",
+            f"{path} has {len(content)} bytes, not {size_bytes}; restore the index or build it "
+            "again",
             path=str(path),
             offset_bytes=min(len(content), size_bytes),
         )
     if zlib.crc32(content) != crc32:
         raise CorruptionError(
-            f"{path} is damaged: its checksum is not the manifest's; restore the index or build it again",
+            f"{path} is damaged: its checksum is not the manifest's; restore the index or build it "
+            "again",
             path=str(path),
             offset_bytes=0,
         )

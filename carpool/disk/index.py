@@ -1,4 +1,6 @@
-"""Opening an index: manifest, centroids, extents and documents together, with every size checked."""
+"""Opening an index: manifest, centroids, extents and documents together, with every size
+checked.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_c
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
 from carpool.disk.manifest import Manifest, read_manifest
 from carpool.disk.pages import PageLayout
-from carpool.disk.segments import EXTENTS_NAME, ClusterExtent, check_header, layout_of, read_extents, segment_name
+from carpool.disk.segments import (
+    EXTENTS_NAME,
+    ClusterExtent,
+    check_header,
+    layout_of,
+    read_extents,
+    segment_name,
+)
 from carpool.errors import CorruptionError
 
 
@@ -24,7 +33,8 @@ def index_files(segment_count: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenIndex:
-    """An index that is ready to be read. `extents` are indexed by cluster, `segment_paths` by segment.
+    """An index that is ready to be read. `extents` are indexed by cluster, `segment_paths` by
+    segment.
 
     Whoever opened it closes `documents`.
     """
@@ -43,10 +53,11 @@ class OpenIndex:
 
 
 def open_index(index_dir: Path) -> OpenIndex:
-    """Returns the index at `index_dir`: small files read and verified, of large ones the sizes and the beginnings.
+    """Returns the index at `index_dir`: small files read and verified, of large ones the sizes and
+    the beginnings.
 
-    Blocks. Clusters and documents are verified when they are read. Raises `ConfigError` where there is no index of this format,
-    `CorruptionError` where something is missing, cut short or damaged.
+    Blocks. Clusters and documents are verified when they are read. Raises `ConfigError` where there
+    is no index of this format, `CorruptionError` where something is missing, cut short or damaged.
     """
     manifest = read_manifest(index_dir)
     layout = layout_of(manifest)
@@ -54,9 +65,13 @@ def open_index(index_dir: Path) -> OpenIndex:
     centroids = read_centroids(index_dir, manifest)
     if centroids_fingerprint(centroids) != manifest.centroids_fingerprint:
         path = str(index_dir / CENTROIDS_NAME)
-        raise CorruptionError(f"{path} has another fingerprint than the manifest says; rebuild the index", path=path)
+        raise CorruptionError(
+            f"{path} has another fingerprint than the manifest says; rebuild the index", path=path
+        )
     extents = read_extents(index_dir, manifest)
-    segment_paths = tuple(index_dir / segment_name(segment) for segment in range(manifest.segment_count))
+    segment_paths = tuple(
+        index_dir / segment_name(segment) for segment in range(manifest.segment_count)
+    )
     for segment, segment_path in enumerate(segment_paths):
         check_header(segment_path, layout, extents, generation=manifest.generation, segment=segment)
     return OpenIndex(
@@ -71,14 +86,19 @@ def open_index(index_dir: Path) -> OpenIndex:
 
 
 def check_sizes(index_dir: Path, manifest: Manifest) -> None:
-    """Raises `CorruptionError` for the first file of the manifest that is missing or has another size."""
+    """Raises `CorruptionError` for the first file of the manifest that is missing or has another
+    size.
+    """
     for name in index_files(manifest.segment_count):
         path, expected_bytes = index_dir / name, manifest.file(name).size_bytes
         if not path.is_file():
-            raise CorruptionError(f"{path} is missing; restore the index or rebuild it", path=str(path))
+            raise CorruptionError(
+                f"{path} is missing; restore the index or rebuild it", path=str(path)
+            )
         if (size_bytes := path.stat().st_size) != expected_bytes:
             raise CorruptionError(
-                f"{path} has {size_bytes} bytes, not {expected_bytes}; restore the index or rebuild it",
+                f"{path} has {size_bytes} bytes, not {expected_bytes}; restore the index or "
+                "rebuild it",
                 path=str(path),
                 offset_bytes=min(size_bytes, expected_bytes),
             )

@@ -1,4 +1,6 @@
-"""The manifest: what an index is, which files it has, and their checksums; written last, so that it means "complete"."""
+"""The manifest: what an index is, which files it has, and their checksums; written last, so that it
+means "complete".
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 
 _WHY_NOT = {
-    "v0": ". v0 was provisional: its pages have no seals, so that files of two builds could be mixed unseen",
+    "v0": ". v0 was provisional: its pages have no seals, so that files of two builds could be "
+    "mixed unseen",
 }
 """Why a former format is not read."""
 
@@ -37,10 +40,11 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What an index is. Cluster ids mean something only together with `centroids_fingerprint`.
 
-    `read_latency_us` has one entry for each cluster (a cold read of it on the machine of the build), or none where it was
-    not profiled. `files` names everything but the manifest itself. `generation` seals the segments, `documents_generation`
-    the documents. `requires` names what a reader must understand beyond the format: one that does not refuses the index.
-    Fields that it does not know, it ignores.
+    `read_latency_us` has one entry for each cluster (a cold read of it on the machine of the
+    build), or none where it was not profiled. `files` names everything but the manifest itself.
+    `generation` seals the segments, `documents_generation` the documents. `requires` names what a
+    reader must understand beyond the format: one that does not refuses the index. Fields that it
+    does not know, it ignores.
     """
 
     format: str
@@ -69,7 +73,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         if self.nprobe_default > self.nlist:
             found.append(f"nprobe_default {self.nprobe_default} is more than nlist {self.nlist}")
         if self.read_latency_us and len(self.read_latency_us) != self.nlist:
-            found.append(f"read_latency_us has {len(self.read_latency_us)} entries for {self.nlist} clusters")
+            found.append(
+                f"read_latency_us has {len(self.read_latency_us)} entries for {self.nlist} clusters"
+            )
         if max(self.generation, self.documents_generation) >= 1 << 64:
             found.append("a generation has more than 64 bits")
         if self.codec not in CODECS:
@@ -79,10 +85,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def file(self, name: str) -> FileEntry:
-        """Returns the entry of a file that every index has. Raises `ConfigError` when it is not listed."""
+        """Returns the entry of a file that every index has. Raises `ConfigError` when it is not
+        listed.
+        """
         entry = self.files.get(name)
         if entry is None:
-            raise ConfigError(f"the manifest lists no {name}: this is not a whole {FORMAT} index; rebuild it")
+            raise ConfigError(
+                f"the manifest lists no {name}: this is not a whole {FORMAT} index; rebuild it"
+            )
         return entry
 
 
@@ -97,24 +107,32 @@ class _FormatOnly(msgspec.Struct, frozen=True):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Returns the bytes of the manifest's file: readable JSON with a checksum of its own, always the same for one value."""
+    """Returns the bytes of the manifest's file: readable JSON with a checksum of its own, always
+    the same for one value.
+    """
     return _enclose(manifest.format, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
 
 
 def _enclose(format_name: str, body: bytes) -> bytes:
-    return f'{{"format":"{format_name}","crc32":{zlib.crc32(body)},"manifest":'.encode() + body + b"}\n"
+    return (
+        f'{{"format":"{format_name}","crc32":{zlib.crc32(body)},"manifest":'.encode()
+        + body
+        + b"}\n"
+    )
 
 
 def write_manifest(index_dir: Path, manifest: Manifest) -> None:
-    """Declares the index at `index_dir` complete: temp, fsync, rename, fsync of the folder. Call it last."""
+    """Declares the index at `index_dir` complete: temp, fsync, rename, fsync of the folder. Call it
+    last.
+    """
     write_atomically(index_dir / MANIFEST_NAME, encode_manifest(manifest))
 
 
 def read_manifest(index_dir: Path) -> Manifest:
     """Returns the manifest of the index at `index_dir`.
 
-    Raises `ConfigError` where there is no index or one of another format, and `CorruptionError` where the manifest is
-    damaged. Says nothing about the other files.
+    Raises `ConfigError` where there is no index or one of another format, and `CorruptionError`
+    where the manifest is damaged. Says nothing about the other files.
     """
     path = index_dir / MANIFEST_NAME
     try:
@@ -122,20 +140,23 @@ def read_manifest(index_dir: Path) -> Manifest:
     except FileNotFoundError:
         raise ConfigError(_absent(index_dir)) from None
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; check the folder of the index") from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}; check the folder of the index"
+        ) from error
     try:
         found = msgspec.json.decode(content, type=_FormatOnly).format
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise _damaged(path, "it is not JSON with a format") from None
     if found != FORMAT:
         raise ConfigError(
-            f"{path} has format {found!r}; this build reads {FORMAT!r}{_WHY_NOT.get(found, '')}. Rebuild the index: "
-            "carpool index build CORPUS --out DIR"
+            f"{path} has format {found!r}; this build reads {FORMAT!r}{_WHY_NOT.get(found, '')}. "
+            "Rebuild the index: carpool index build CORPUS --out DIR"
         )
     try:
         envelope = msgspec.json.decode(content, type=_Envelope)
         body = bytes(envelope.manifest)
-        # The bytes are checked, not the fields: a later build may have written fields that this one does not know.
+        # The bytes are checked, not the fields: a later build may have written fields that this one
+        # does not know.
         if _enclose(found, body) != content or zlib.crc32(body) != envelope.crc32:
             raise _damaged(path, "its checksum does not match")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -144,7 +165,8 @@ def read_manifest(index_dir: Path) -> Manifest:
         manifest = msgspec.json.decode(body, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} is undamaged, but this build cannot read it: {error}. Use the build that wrote it, or rebuild the index"
+            f"{path} is undamaged, but this build cannot read it: {error}. Use the build that "
+            "wrote it, or rebuild the index"
         ) from None
     if problems := manifest.problems():
         raise ConfigError(f"{path}: {'; '.join(problems)}. Rebuild the index.")
@@ -153,11 +175,22 @@ def read_manifest(index_dir: Path) -> Manifest:
 
 def _absent(index_dir: Path) -> str:
     if not index_dir.is_dir():
-        return f"there is no index at {index_dir} (no such folder); build one: carpool index build CORPUS --out {index_dir}"
+        return (
+            f"there is no index at {index_dir} (no such folder); build one: carpool index "
+            f"build CORPUS --out {index_dir}"
+        )
     if (index_dir / ".build").is_dir():
-        return f"the index at {index_dir} is unfinished: its build was interrupted; run the same `carpool index build` again"
-    return f"there is no index at {index_dir}: it has no {MANIFEST_NAME}; build one: carpool index build CORPUS --out {index_dir}"
+        return (
+            f"the index at {index_dir} is unfinished: its build was interrupted; run the "
+            "same `carpool index build` again"
+        )
+    return (
+        f"there is no index at {index_dir}: it has no {MANIFEST_NAME}; build one: carpool "
+        f"index build CORPUS --out {index_dir}"
+    )
 
 
 def _damaged(path: Path, why: str) -> CorruptionError:
-    return CorruptionError(f"{path} is damaged: {why}; restore the index or rebuild it", path=str(path), offset_bytes=0)
+    return CorruptionError(
+        f"{path} is damaged: {why}; restore the index or rebuild it", path=str(path), offset_bytes=0
+    )

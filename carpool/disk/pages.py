@@ -1,16 +1,18 @@
-"""Pages: the unit of checksums. A page holds whole rows of one cluster, their row numbers, and a seal over all of it.
+"""Pages: the unit of checksums. A page holds whole rows of one cluster, their row numbers, and a
+seal over all of it.
 
 Layout of a page of `page_bytes` (a multiple of 4 KiB), numbers little-endian:
 
-    rows_per_page vectors (dimension float32 or float16 each) | zeros up to a multiple of 8 | rows_per_page row numbers
-    (uint64) | zeros | checksum (uint64)
+    rows_per_page vectors (dimension float32 or float16 each) | zeros up to a multiple of 8 |
+    rows_per_page row numbers (uint64) | zeros | checksum (uint64)
 
-The checksum is XXH3-64 over everything before it, seeded with generation, segment, cluster and the number of the page in
-its cluster: a page of another place, another segment or another build never passes. Only the last page of a cluster may
-hold fewer rows than fit; what is unused is zero. An empty cluster has one page of zeros, sealed.
+The checksum is XXH3-64 over everything before it, seeded with generation, segment, cluster and the
+number of the page in its cluster: a page of another place, another segment or another build never
+passes. Only the last page of a cluster may hold fewer rows than fit; what is unused is zero. An
+empty cluster has one page of zeros, sealed.
 
-A vector never straddles two pages, so that one row is one small read. Scanning needs no copy: the vectors at one slot of all
-pages are a matrix with a long stride, which BLAS takes as it is.
+A vector never straddles two pages, so that one row is one small read. Scanning needs no copy: the
+vectors at one slot of all pages are a matrix with a long stride, which BLAS takes as it is.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
 PAGE_ALIGNMENT_BYTES = 4096
 PAGE_BYTES_MAX = 64 << 10
 SIZE_MARGIN = 0.002
-"""A page is made larger, up to `PAGE_BYTES_MAX`, until all clusters together are larger by no more than this share than they
-could be. What is unused of a page is read, kept, and jumped over in every scan."""
+"""A page is made larger, up to `PAGE_BYTES_MAX`, until all clusters together are larger by no more
+than this share than they could be. What is unused of a page is read, kept, and jumped over in every
+scan.
+"""
 ROW_BITS = 40
 """Of a row number; the 24 bits above are zero, kept for tenant and tombstone."""
 
@@ -44,7 +48,9 @@ _MASK = (1 << 64) - 1
 
 
 class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """How rows lie in pages: the same for a whole index. Raises `ValueError` where not even one row fits a page."""
+    """How rows lie in pages: the same for a whole index. Raises `ValueError` where not even one row
+    fits a page.
+    """
 
     dimension: int
     vector_dtype: VectorDtype
@@ -53,7 +59,9 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuses a page that is not aligned or too small."""
         if self.page_bytes % PAGE_ALIGNMENT_BYTES or self.rows_per_page < 1:
-            raise ValueError(f"pages of {self.page_bytes} bytes cannot hold rows of {self.row_bytes}")
+            raise ValueError(
+                f"pages of {self.page_bytes} bytes cannot hold rows of {self.row_bytes}"
+            )
 
     @property
     def row_bytes(self) -> int:
@@ -82,19 +90,24 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, -(-(row_count - slot) // self.rows_per_page))
 
     def vectors(self, pages: UInt8, slot: int) -> npt.NDArray[np.floating]:
-        """Returns the vectors at `slot` of `pages`: (n, page_bytes) uint8 -> (n, dimension), a view with the pages' stride."""
+        """Returns the vectors at `slot` of `pages`: (n, page_bytes) uint8 -> (n, dimension), a view
+        with the pages' stride.
+        """
         start = slot * self.row_bytes
         dtype = "<f4" if self.vector_dtype == "float32" else "<f2"
         return pages[:, start : start + self.row_bytes].view(dtype)
 
     def row_numbers(self, pages: UInt8) -> npt.NDArray[np.int64]:
-        """Returns the row numbers of `pages`: (n, page_bytes) uint8 -> (n, rows_per_page) int64, a view."""
+        """Returns the row numbers of `pages`: (n, page_bytes) uint8 -> (n, rows_per_page) int64, a
+        view.
+        """
         start = self.ids_offset_bytes
         return pages[:, start : start + self.rows_per_page * 8].view("<i8")
 
 
 class ClusterPages(NamedTuple):
-    """A cluster in memory, verified: its pages in order, in one or more contiguous pieces, each (n, page_bytes) uint8.
+    """A cluster in memory, verified: its pages in order, in one or more contiguous pieces, each (n,
+    page_bytes) uint8.
 
     The pieces are views of somebody's memory: whoever handed them out says for how long.
     """
@@ -114,7 +127,9 @@ class ClusterRows(NamedTuple):
 
 
 def dense(cluster: ClusterPages) -> ClusterRows:
-    """Returns copies of a cluster's rows in their order, float32 whatever the pages hold. For tools and tests: it copies."""
+    """Returns copies of a cluster's rows in their order, float32 whatever the pages hold. For tools
+    and tests: it copies.
+    """
     layout, count = cluster.layout, cluster.row_count
     vectors = np.empty((count, layout.dimension), dtype=np.float32)
     rows = np.empty(count, dtype=np.int64)
@@ -127,27 +142,43 @@ def dense(cluster: ClusterPages) -> ClusterRows:
     return ClusterRows(cluster.cluster, vectors, rows)
 
 
-def choose_layout(dimension: int, vector_dtype: VectorDtype, row_counts: Sequence[int] = (1 << 20,)) -> PageLayout:
-    """Returns the smallest page with which clusters of `row_counts` rows take hardly more (`SIZE_MARGIN`) than with the best.
+def choose_layout(
+    dimension: int, vector_dtype: VectorDtype, row_counts: Sequence[int] = (1 << 20,)
+) -> PageLayout:
+    """Returns the smallest page with which clusters of `row_counts` rows take hardly more
+    (`SIZE_MARGIN`) than with the best.
 
-    By default for clusters of many rows: 56 KiB with 37 rows for 384 x float32, 44 KiB with 58 for float16. For clusters of few,
-    whose last page is often half empty, pages are smaller. Raises `ValueError` where no page holds a row.
+    By default for clusters of many rows: 56 KiB with 37 rows for 384 x float32, 44 KiB with 58 for
+    float16. For clusters of few, whose last page is often half empty, pages are smaller. Raises
+    `ValueError` where no page holds a row.
     """
     layouts = []
     for page_bytes in range(PAGE_ALIGNMENT_BYTES, PAGE_BYTES_MAX + 1, PAGE_ALIGNMENT_BYTES):
         try:
-            layouts.append(PageLayout(dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes))
+            layouts.append(
+                PageLayout(dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes)
+            )
         except ValueError:
             continue
     if not layouts:
-        raise ValueError(f"a vector of dimension {dimension} does not fit a page of {PAGE_BYTES_MAX} bytes")
-    sizes_bytes = [layout.page_bytes * sum(map(layout.page_count, row_counts)) for layout in layouts]
+        raise ValueError(
+            f"a vector of dimension {dimension} does not fit a page of {PAGE_BYTES_MAX} bytes"
+        )
+    sizes_bytes = [
+        layout.page_bytes * sum(map(layout.page_count, row_counts)) for layout in layouts
+    ]
     enough_bytes = min(sizes_bytes) * (1 + SIZE_MARGIN)
-    return next(layout for layout, size_bytes in zip(layouts, sizes_bytes, strict=True) if size_bytes <= enough_bytes)
+    return next(
+        layout
+        for layout, size_bytes in zip(layouts, sizes_bytes, strict=True)
+        if size_bytes <= enough_bytes
+    )
 
 
 def page_seed(*, generation: int, segment: int, cluster: int) -> int:
-    """Returns the seed of a cluster's first page; page p has this plus p. `generation`: of the build, 64 bits."""
+    """Returns the seed of a cluster's first page; page p has this plus p. `generation`: of the
+    build, 64 bits.
+    """
     return xxhash.xxh3_64_intdigest(_SEED.pack(generation, segment, cluster))
 
 
@@ -156,8 +187,8 @@ def encode_pages(
 ) -> UInt8:
     """Returns the sealed pages of a cluster: (page_count, page_bytes) uint8.
 
-    `vectors`: (n, dim) float32, rounded to the layout's dtype; `rows`: (n,) int64 in [0, 2**40); n may be 0.
-    Raises `ValueError` where they do not fit.
+    `vectors`: (n, dim) float32, rounded to the layout's dtype; `rows`: (n,) int64 in [0, 2**40); n
+    may be 0. Raises `ValueError` where they do not fit.
     """
     count = len(vectors)
     if vectors.shape != (count, layout.dimension) or rows.shape != (count,):
@@ -175,9 +206,11 @@ def encode_pages(
 
 
 def first_damaged_page(pages: UInt8, *, seed: int, first_page: int = 0) -> int | None:
-    """Returns the position in `pages` of the first whose checksum is wrong, None when all are as they were written.
+    """Returns the position in `pages` of the first whose checksum is wrong, None when all are as
+    they were written.
 
-    `pages`: (n, page_bytes) uint8, contiguous; `first_page`: the number in its cluster of the first. 25 GB/s or so.
+    `pages`: (n, page_bytes) uint8, contiguous; `first_page`: the number in its cluster of the
+    first. 25 GB/s or so.
     """
     sealed = pages[:, -_CHECKSUM_BYTES:].view("<u8")[:, 0]
     wrong = np.flatnonzero(sealed != _checksums(pages, seed, first_page))

@@ -1,8 +1,9 @@
 """The segments: files of sealed pages, and the table that says where each cluster lies in them.
 
-A segment begins with a header of 4 KiB; its clusters' extents follow without gaps, each a whole number of pages. Where every
-extent lies follows from the row counts alone (`plan_extents`), so that a build that was killed goes on with the next segment
-and ends in the same bytes. A cluster never spans two segments.
+A segment begins with a header of 4 KiB; its clusters' extents follow without gaps, each a whole
+number of pages. Where every extent lies follows from the row counts alone (`plan_extents`), so that
+a build that was killed goes on with the next segment and ends in the same bytes. A cluster never
+spans two segments.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from carpool.disk.files import file_crc32, fsync_folder, read_checked, read_exactly, write_atomically
+from carpool.disk.files import (
+    file_crc32,
+    fsync_folder,
+    read_checked,
+    read_exactly,
+    write_atomically,
+)
 from carpool.disk.manifest import FileEntry, Manifest
 from carpool.disk.pages import (
     ROW_BITS,
@@ -40,15 +47,18 @@ SEGMENT_BYTES_MAX = 1 << 30
 
 _MAGIC = b"CARPOOL\0"
 _HEADER = struct.Struct("<8sIIQIIIII")
-# magic, format, segment, generation, dimension, bytes a number, page_bytes, first cluster, cluster count
+# magic, format, segment, generation, dimension, bytes a number, page_bytes, first cluster, cluster
+# count
 _HEADER_FORMAT = 1
 _EXTENT = struct.Struct("<IIQII")  # cluster, segment, offset_bytes, row_count, page_count
 
 
 class ClusterExtent(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a cluster lies: read `size_bytes` (`page_count` pages) at `offset_bytes` of `segment`, multiples of 4096.
+    """Where a cluster lies: read `size_bytes` (`page_count` pages) at `offset_bytes` of `segment`,
+    multiples of 4096.
 
-    `first_page`: pages of the cluster before these; 0 but for an extent that is a part of a cluster.
+    `first_page`: pages of the cluster before these; 0 but for an extent that is a part of a
+    cluster.
     """
 
     cluster: int
@@ -66,10 +76,11 @@ def segment_name(segment: int) -> str:
 
 
 def generation_of(*parts: bytes) -> int:
-    """Returns 64 bits that stand for everything a build's bytes depend on: give it all of that, in `parts`.
+    """Returns 64 bits that stand for everything a build's bytes depend on: give it all of that, in
+    `parts`.
 
-    Two builds may share a generation only if their files are the same bytes: it seeds every seal, and is all that tells an
-    older file from today's.
+    Two builds may share a generation only if their files are the same bytes: it seeds every seal,
+    and is all that tells an older file from today's.
     """
     digest = sha256()
     for part in parts:
@@ -78,22 +89,29 @@ def generation_of(*parts: bytes) -> int:
 
 
 def layout_of(manifest: Manifest) -> PageLayout:
-    """Returns how rows lie in the pages of an index. Raises `ConfigError` for pages that cannot be."""
+    """Returns how rows lie in the pages of an index. Raises `ConfigError` for pages that cannot
+    be.
+    """
     try:
         return PageLayout(
-            dimension=manifest.dimension, vector_dtype=manifest.vector_dtype, page_bytes=manifest.page_bytes
+            dimension=manifest.dimension,
+            vector_dtype=manifest.vector_dtype,
+            page_bytes=manifest.page_bytes,
         )
     except ValueError as error:
-        raise ConfigError(f"the manifest is of no index that can be: {error}; rebuild the index") from error
+        raise ConfigError(
+            f"the manifest is of no index that can be: {error}; rebuild the index"
+        ) from error
 
 
 def plan_extents(
     layout: PageLayout, row_counts: Sequence[int], *, segment_bytes_max: int = SEGMENT_BYTES_MAX
 ) -> tuple[ClusterExtent, ...]:
-    """Returns where each cluster will lie, in the order of clusters: `row_counts[c]` rows for cluster c. Pure.
+    """Returns where each cluster will lie, in the order of clusters: `row_counts[c]` rows for
+    cluster c. Pure.
 
-    A segment is closed when the next cluster would make it larger than `segment_bytes_max`; one that is larger by itself
-    has a segment of its own.
+    A segment is closed when the next cluster would make it larger than `segment_bytes_max`; one
+    that is larger by itself has a segment of its own.
     """
     extents = []
     segment, end_bytes = 0, HEADER_BYTES
@@ -119,12 +137,16 @@ def plan_extents(
 class SegmentWriter:
     """Writes the segments of an index, cluster after cluster, in as many lives as it takes.
 
-    A segment is written under a temporary name and gets its own when it is whole and durable. A new writer with the same
-    arguments finds those, and goes on with `next_cluster`. Memory: the cluster in hand. One thread.
+    A segment is written under a temporary name and gets its own when it is whole and durable. A new
+    writer with the same arguments finds those, and goes on with `next_cluster`. Memory: the cluster
+    in hand. One thread.
     """
 
-    def __init__(self, folder: Path, *, layout: PageLayout, generation: int, extents: Sequence[ClusterExtent]) -> None:
-        """Looks for segments that an earlier life finished; those of another build are written anew.
+    def __init__(
+        self, folder: Path, *, layout: PageLayout, generation: int, extents: Sequence[ClusterExtent]
+    ) -> None:
+        """Looks for segments that an earlier life finished; those of another build are written
+        anew.
 
         `extents`: as `plan_extents` returned them, at least one.
         """
@@ -146,15 +168,22 @@ class SegmentWriter:
         """The clusters that are still to be appended, in order."""
         return self._extents[self.next_cluster :]
 
-    def append(self, cluster: int, vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> ClusterExtent:
-        """Writes the next cluster and returns its extent; durable once its segment is finished. Blocks.
+    def append(
+        self, cluster: int, vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
+    ) -> ClusterExtent:
+        """Writes the next cluster and returns its extent; durable once its segment is finished.
+        Blocks.
 
-        `vectors`: (n, dim) float32; `rows`: (n,) int64 in [0, 2**40); n as planned. Raises `ValueError` for another
-        cluster than `next_cluster`, or rows that are not the planned ones.
+        `vectors`: (n, dim) float32; `rows`: (n,) int64 in [0, 2**40); n as planned. Raises
+        `ValueError` for another cluster than `next_cluster`, or rows that are not the planned ones.
         """
-        extent = self._extents[self.next_cluster] if self.next_cluster < len(self._extents) else None
+        extent = (
+            self._extents[self.next_cluster] if self.next_cluster < len(self._extents) else None
+        )
         if extent is None or extent.cluster != cluster or extent.row_count != len(vectors):
-            raise ValueError(f"cluster {cluster} with {len(vectors)} rows is not what was planned next: {extent}")
+            raise ValueError(
+                f"cluster {cluster} with {len(vectors)} rows is not what was planned next: {extent}"
+            )
         seed = page_seed(generation=self._generation, segment=extent.segment, cluster=cluster)
         pages = encode_pages(self._layout, vectors, rows, seed=seed)
         if self._file is None:
@@ -166,12 +195,16 @@ class SegmentWriter:
         return extent
 
     def close(self) -> dict[str, FileEntry]:
-        """Returns the entry of every segment, all durable. Reads those of earlier lives once for their checksums. Blocks.
+        """Returns the entry of every segment, all durable. Reads those of earlier lives once for
+        their checksums. Blocks.
 
         Raises `ValueError` while clusters remain.
         """
         if self.remaining:
-            raise ValueError(f"{len(self.remaining)} clusters are not written yet, the first is {self.next_cluster}")
+            raise ValueError(
+                f"{len(self.remaining)} clusters are not written yet, the first is "
+                f"{self.next_cluster}"
+            )
         entries = {}
         for segment in range(self.segment_count):
             path = self._folder / segment_name(segment)
@@ -195,10 +228,14 @@ class SegmentWriter:
                 size_bytes = os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             return False
-        return header == self._header(segment) and size_bytes == segment_size_bytes(self._extents, segment)
+        return header == self._header(segment) and size_bytes == segment_size_bytes(
+            self._extents, segment
+        )
 
     def _header(self, segment: int) -> bytes:
-        return encode_header(self._layout, self._extents, generation=self._generation, segment=segment)
+        return encode_header(
+            self._layout, self._extents, generation=self._generation, segment=segment
+        )
 
     def _begin(self, segment: int) -> None:
         self._file = (self._folder / (segment_name(segment) + ".tmp")).open("wb")
@@ -227,8 +264,12 @@ def segment_size_bytes(extents: Sequence[ClusterExtent], segment: int) -> int:
     return HEADER_BYTES + sum(extent.size_bytes for extent in extents if extent.segment == segment)
 
 
-def encode_header(layout: PageLayout, extents: Sequence[ClusterExtent], *, generation: int, segment: int) -> bytes:
-    """Returns the first `HEADER_BYTES` of a segment: what it is, zeros, and a checksum over all of that."""
+def encode_header(
+    layout: PageLayout, extents: Sequence[ClusterExtent], *, generation: int, segment: int
+) -> bytes:
+    """Returns the first `HEADER_BYTES` of a segment: what it is, zeros, and a checksum over all of
+    that.
+    """
     clusters = [extent.cluster for extent in extents if extent.segment == segment]
     content = _HEADER.pack(
         _MAGIC,
@@ -245,9 +286,16 @@ def encode_header(layout: PageLayout, extents: Sequence[ClusterExtent], *, gener
 
 
 def check_header(
-    path: Path, layout: PageLayout, extents: Sequence[ClusterExtent], *, generation: int, segment: int
+    path: Path,
+    layout: PageLayout,
+    extents: Sequence[ClusterExtent],
+    *,
+    generation: int,
+    segment: int,
 ) -> None:
-    """Raises `CorruptionError` unless the file at `path` begins as this segment of this build does. Reads 4 KiB, blocks."""
+    """Raises `CorruptionError` unless the file at `path` begins as this segment of this build does.
+    Reads 4 KiB, blocks.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         found = read_exactly(descriptor, HEADER_BYTES, 0, str(path))
@@ -257,7 +305,8 @@ def check_header(
         return
     sealed = found[:8] == _MAGIC and xxhash.xxh3_64_digest(found[:-8])[::-1] == found[-8:]
     why = (
-        "its header is whole, but of another build or another segment: files of two indexes were mixed"
+        "its header is whole, but of another build or another segment: files of two indexes were "
+        "mixed"
         if sealed
         else "its header is damaged"
     )
@@ -267,18 +316,24 @@ def check_header(
 def read_cluster(
     descriptor: int, extent: ClusterExtent, *, layout: PageLayout, generation: int, path: str
 ) -> ClusterPages:
-    """Returns a verified cluster in one piece of memory of its own, read through the page cache. For tools; blocks.
+    """Returns a verified cluster in one piece of memory of its own, read through the page cache.
+    For tools; blocks.
 
     `descriptor` is of the extent's segment, `path` names it in errors. Raises `CorruptionError`.
     """
     content = read_exactly(descriptor, extent.size_bytes, extent.offset_bytes, path)
-    pages: UInt8 = np.frombuffer(content, dtype=np.uint8).reshape(extent.page_count, layout.page_bytes)
+    pages: UInt8 = np.frombuffer(content, dtype=np.uint8).reshape(
+        extent.page_count, layout.page_bytes
+    )
     verify_pages(pages, extent, generation=generation, path=path)
     return ClusterPages(extent.cluster, layout, extent.row_count, (pages,))
 
 
-def verify_pages(pages: UInt8, extent: ClusterExtent, *, generation: int, path: str, first_page: int = 0) -> None:
-    """Raises `CorruptionError` naming file, cluster, page and byte unless every page is as it was written for `extent`.
+def verify_pages(
+    pages: UInt8, extent: ClusterExtent, *, generation: int, path: str, first_page: int = 0
+) -> None:
+    """Raises `CorruptionError` naming file, cluster, page and byte unless every page is as it was
+    written for `extent`.
 
     `pages`: (n, page_bytes) uint8, contiguous, the pages of the extent from `first_page` on.
     """
@@ -289,8 +344,8 @@ def verify_pages(pages: UInt8, extent: ClusterExtent, *, generation: int, path: 
     page = extent.first_page + first_page + damaged
     offset_bytes = extent.offset_bytes + (first_page + damaged) * pages.shape[1]
     raise CorruptionError(
-        f"{path}: page {page} of cluster {extent.cluster} at byte {offset_bytes} is damaged or not of this build (its "
-        "checksum does not match); restore the index or rebuild it",
+        f"{path}: page {page} of cluster {extent.cluster} at byte {offset_bytes} is damaged or not "
+        "of this build (its checksum does not match); restore the index or rebuild it",
         path=path,
         offset_bytes=offset_bytes,
     )
@@ -298,27 +353,45 @@ def verify_pages(pages: UInt8, extent: ClusterExtent, *, generation: int, path: 
 
 def write_extents(index_dir: Path, extents: Sequence[ClusterExtent]) -> None:
     """Writes the table of extents, in the order of the clusters. Atomic, durable."""
-    packed = (_EXTENT.pack(e.cluster, e.segment, e.offset_bytes, e.row_count, e.page_count) for e in extents)
+    packed = (
+        _EXTENT.pack(e.cluster, e.segment, e.offset_bytes, e.row_count, e.page_count)
+        for e in extents
+    )
     write_atomically(index_dir / EXTENTS_NAME, b"".join(packed))
 
 
 def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ...]:
-    """Returns the extent of each cluster, indexed by cluster. Raises `CorruptionError` where the table is damaged or wrong."""
+    """Returns the extent of each cluster, indexed by cluster. Raises `CorruptionError` where the
+    table is damaged or wrong.
+    """
     layout = layout_of(manifest)
     entry = manifest.file(EXTENTS_NAME)
     path = index_dir / EXTENTS_NAME
     content = read_checked(path, size_bytes=entry.size_bytes, crc32=entry.crc32)
     if len(content) != manifest.nlist * _EXTENT.size:
-        raise _wrong(path, len(content), f"it has {len(content)} bytes for {manifest.nlist} clusters")
+        raise _wrong(
+            path, len(content), f"it has {len(content)} bytes for {manifest.nlist} clusters"
+        )
     extents = []
     segment, end_bytes, row_count = 0, HEADER_BYTES, 0
-    for number, (cluster, of_segment, offset, rows, page_count) in enumerate(_EXTENT.iter_unpack(content)):
+    for number, (cluster, of_segment, offset, rows, page_count) in enumerate(
+        _EXTENT.iter_unpack(content)
+    ):
         if of_segment == segment + 1 and number:
             _check_segment(path, manifest, segment, end_bytes)
             segment, end_bytes = of_segment, HEADER_BYTES
         # Clusters lie one behind the other without gaps: anything else was not written by us.
-        if (cluster, of_segment, offset, page_count) != (number, segment, end_bytes, layout.page_count(rows)):
-            raise _wrong(path, number * _EXTENT.size, f"the entry of cluster {number} does not fit the ones before it")
+        if (cluster, of_segment, offset, page_count) != (
+            number,
+            segment,
+            end_bytes,
+            layout.page_count(rows),
+        ):
+            raise _wrong(
+                path,
+                number * _EXTENT.size,
+                f"the entry of cluster {number} does not fit the ones before it",
+            )
         size_bytes = page_count * layout.page_bytes
         extents.append(
             ClusterExtent(
@@ -333,11 +406,15 @@ def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ..
         end_bytes += size_bytes
         row_count += rows
     _check_segment(path, manifest, segment, end_bytes)
-    if (row_count, segment + 1) != (manifest.row_count, manifest.segment_count) or row_count > 1 << ROW_BITS:
+    if (row_count, segment + 1) != (
+        manifest.row_count,
+        manifest.segment_count,
+    ) or row_count > 1 << ROW_BITS:
         raise _wrong(
             path,
             0,
-            f"its clusters hold {row_count} rows in {segment + 1} segments, which is not what the manifest says",
+            f"its clusters hold {row_count} rows in {segment + 1} segments, which is not what the "
+            "manifest says",
         )
     return tuple(extents)
 
@@ -345,11 +422,16 @@ def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ..
 def _check_segment(path: Path, manifest: Manifest, segment: int, size_bytes: int) -> None:
     listed_bytes = manifest.file(segment_name(segment)).size_bytes
     if listed_bytes != size_bytes:
-        why = f"it fills {segment_name(segment)} to {size_bytes} bytes, and the manifest lists {listed_bytes}"
+        why = (
+            f"it fills {segment_name(segment)} to {size_bytes} bytes, and the manifest lists "
+            f"{listed_bytes}"
+        )
         raise _wrong(path, 0, why)
 
 
 def _wrong(path: Path, offset_bytes: int, why: str) -> CorruptionError:
     return CorruptionError(
-        f"{path} is wrong: {why}; restore the index or rebuild it", path=str(path), offset_bytes=offset_bytes
+        f"{path} is wrong: {why}; restore the index or rebuild it",
+        path=str(path),
+        offset_bytes=offset_bytes,
     )

@@ -15,7 +15,8 @@ class IndexSettings(Settings, frozen=True, kw_only=True):
     dir: Annotated[
         str,
         msgspec.Meta(
-            description="Folder of the index, as `carpool index build --out` wrote it. Grouper and searcher must name the same "
+            description="Folder of the index, as `carpool index build --out` wrote it. Grouper and "
+            "searcher must name the same "
             "one: with another, groups are refused because their cluster ids mean nothing."
         ),
     ] = ".carpool/index"

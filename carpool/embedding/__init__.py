@@ -1,9 +1,11 @@
-"""How does text become a vector? The only loader of embedding models, and the fingerprints that tell them apart.
+"""How does text become a vector? The only loader of embedding models, and the fingerprints that
+tell them apart.
 
-*Invariant:* rows are L2-normalised float32, so that an inner product is a cosine. *Invariant:* two models with one
-fingerprint give comparable vectors; the index stores it, and a query embedded by another model is refused. *Invariant:* torch
-is imported when a real model is loaded, never before, and nothing is fetched over the network unless a setting allows it.
-Absent on purpose: rerankers, remote embedding services, GPUs.
+*Invariant:* rows are L2-normalised float32, so that an inner product is a cosine. *Invariant:* two
+models with one fingerprint give comparable vectors; the index stores it, and a query embedded by
+another model is refused. *Invariant:* torch is imported when a real model is loaded, never before,
+and nothing is fetched over the network unless a setting allows it. Absent on purpose: rerankers,
+remote embedding services, GPUs.
 """
 
 from carpool.embedding.embedder import Embedder

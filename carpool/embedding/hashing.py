@@ -1,4 +1,6 @@
-"""A bag of hashed words: an embedder without weights, deterministic on every machine, for tests and dry runs."""
+"""A bag of hashed words: an embedder without weights, deterministic on every machine, for tests and
+dry runs.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ _WORD = re.compile(r"\w+")
 
 
 class HashingEmbedder:
-    """Adds a signed one for each word at the place that its hash names (feature hashing), then normalises.
+    """Adds a signed one for each word at the place that its hash names (feature hashing), then
+    normalises.
 
-    Texts that share words come out near each other, which is all that it knows: not for answers that somebody needs.
+    Texts that share words come out near each other, which is all that it knows: not for answers
+    that somebody needs.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -25,15 +29,22 @@ class HashingEmbedder:
         self.fingerprint = hashlib.sha256(f"hashing-v0:{dimension}".encode()).hexdigest()[:16]
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Returns (len(texts), dimension) float32, rows L2-normalised. A text without words gets the first unit vector."""
+        """Returns (len(texts), dimension) float32, rows L2-normalised. A text without words gets
+        the first unit vector.
+        """
         vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for row, text in enumerate(texts):
             for word in _WORD.findall(text.lower()):
-                digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+                digest = hashlib.blake2b(
+                    word.encode("utf-8", "surrogatepass"), digest_size=8
+                ).digest()
                 number = int.from_bytes(digest, "little")
-                # The sign comes from a bit that does not choose the place, so that collisions cancel on average.
+                # The sign comes from a bit that does not choose the place, so that collisions
+                # cancel on average.
                 vectors[row, (number >> 1) % self.dimension] += 1.0 if number & 1 else -1.0
             if not vectors[row].any():
                 vectors[row, 0] = 1.0
-        normalised: npt.NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        normalised: npt.NDArray[np.float32] = vectors / np.linalg.norm(
+            vectors, axis=1, keepdims=True
+        )
         return normalised

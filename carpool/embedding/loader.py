@@ -27,7 +27,9 @@ class SentenceTransformerEmbedder:
         self.dimension = int(model.get_embedding_dimension())
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Returns (len(texts), dimension) float32, rows L2-normalised. Blocks; one thread at a time."""
+        """Returns (len(texts), dimension) float32, rows L2-normalised. Blocks; one thread at a
+        time.
+        """
         if not texts:
             return np.zeros((0, self.dimension), dtype=np.float32)
         vectors = self._model.encode(
@@ -41,19 +43,25 @@ class SentenceTransformerEmbedder:
 
 
 def load_embedder(settings: EmbeddingSettings) -> Embedder:
-    """Returns the embedder that `settings` names, ready to use. Takes seconds and hundreds of MB for a real model.
+    """Returns the embedder that `settings` names, ready to use. Takes seconds and hundreds of MB
+    for a real model.
 
-    Raises `ConfigError` where the model is missing or is not one that sentence-transformers can load.
+    Raises `ConfigError` where the model is missing or is not one that sentence-transformers can
+    load.
     """
     if match := HASHING_PATTERN.fullmatch(settings.model):
         return HashingEmbedder(int(match[1]))
     folder = find_model(settings)
     model = _load(folder, settings)
-    return SentenceTransformerEmbedder(model, fingerprint=model_fingerprint(folder), batch_size=settings.batch_size)
+    return SentenceTransformerEmbedder(
+        model, fingerprint=model_fingerprint(folder), batch_size=settings.batch_size
+    )
 
 
 def fingerprint_of(settings: EmbeddingSettings) -> str:
-    """Returns the fingerprint that `load_embedder(settings)` would have, without loading it. Reads the files, blocks."""
+    """Returns the fingerprint that `load_embedder(settings)` would have, without loading it. Reads
+    the files, blocks.
+    """
     if match := HASHING_PATTERN.fullmatch(settings.model):
         return HashingEmbedder(int(match[1])).fingerprint
     return model_fingerprint(find_model(settings))
@@ -66,8 +74,9 @@ MMAP_THRESHOLD_BYTES = 1 << 20
 def _return_large_blocks() -> None:
     """Makes glibc give blocks of 1 MiB and more back to the system when they are freed.
 
-    Otherwise it raises that limit by itself, and activations of ever different lengths fragment the heap: after some
-    thousand passages the process holds 400 MB more. Other C libraries have no such knob and need none.
+    Otherwise it raises that limit by itself, and activations of ever different lengths fragment the
+    heap: after some thousand passages the process holds 400 MB more. Other C libraries have no such
+    knob and need none.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -90,7 +99,9 @@ def _load(folder: Path, settings: EmbeddingSettings) -> Any:
     try:
         model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ConfigError(f"the model in {folder} cannot be loaded ({error}); check embedding.model") from error
+        raise ConfigError(
+            f"the model in {folder} cannot be loaded ({error}); check embedding.model"
+        ) from error
     model.eval()
     if settings.max_tokens:
         model.max_seq_length = min(settings.max_tokens, model.max_seq_length or settings.max_tokens)

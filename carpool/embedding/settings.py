@@ -14,13 +14,16 @@ HASHING_PATTERN = re.compile(r"hashing:(\d+)")
 
 
 class EmbeddingSettings(Settings, frozen=True, kw_only=True):
-    """The embedding model of the index and of the queries: it must be the same for both, which its fingerprint tells."""
+    """The embedding model of the index and of the queries: it must be the same for both, which its
+    fingerprint tells.
+    """
 
     model: Annotated[
         str,
         msgspec.Meta(
-            description="The embedding model: a folder, a sentence-transformers name, or `hashing:DIMENSION` (a bag of hashed "
-            "words, for tests: finds words, not meanings). Another model than the index's is refused at start."
+            description="The embedding model: a folder, a sentence-transformers name, or "
+            "`hashing:DIMENSION` (a bag of hashed words, for tests: finds words, not meanings). "
+            "Another model than the index's is refused at start."
         ),
     ] = DEFAULT_MODEL
     batch_size: Annotated[
@@ -28,8 +31,9 @@ class EmbeddingSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=1,
             le=4096,
-            description="Texts in one pass through the model. Too low wastes time on overhead, too high takes memory and, on a "
-            "CPU, brings nothing: 32 texts of 256 tokens need 100 MB more than 8 with the default model, at the same speed.",
+            description="Texts in one pass through the model. Too low wastes time on overhead, too "
+            "high takes memory and, on a CPU, brings nothing: 32 texts of 256 tokens need 100 MB "
+            "more than 8 with the default model, at the same speed.",
         ),
     ] = 16
     threads: Annotated[
@@ -37,8 +41,8 @@ class EmbeddingSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=0,
             le=1024,
-            description="Threads the model computes with; 0 leaves it to torch (all cores). Too low is slow, too high takes the "
-            "cores from what runs beside it.",
+            description="Threads the model computes with; 0 leaves it to torch (all cores). Too "
+            "low is slow, too high takes the cores from what runs beside it.",
         ),
     ] = 0
     max_tokens: Annotated[
@@ -46,15 +50,16 @@ class EmbeddingSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=0,
             le=65536,
-            description="Tokens of a text that the model reads, the rest is cut; 0 takes the model's own limit, and more than "
-            "that is never read. Too low loses the ends of passages, too high makes long texts slow.",
+            description="Tokens of a text that the model reads, the rest is cut; 0 takes the "
+            "model's own limit, and more than that is never read. Too low loses the ends of "
+            "passages, too high makes long texts slow.",
         ),
     ] = 0
     download: Annotated[
         bool,
         msgspec.Meta(
-            description="Whether a model that is not on this machine may be fetched from the Hugging Face hub at start. Off, a "
-            "missing model is an error that says how to get it."
+            description="Whether a model that is not on this machine may be fetched from the "
+            "Hugging Face hub at start. Off, a missing model is an error that says how to get it."
         ),
     ] = False
 
@@ -66,6 +71,7 @@ class EmbeddingSettings(Settings, frozen=True, kw_only=True):
             match = HASHING_PATTERN.fullmatch(self.model)
             if match is None or not 1 <= int(match[1]) <= 65536:
                 return [
-                    f"model {self.model!r}: write hashing:DIMENSION with a dimension from 1 to 65536, for example hashing:64"
+                    f"model {self.model!r}: write hashing:DIMENSION with a dimension from 1 to "
+                    "65536, for example hashing:64"
                 ]
         return []

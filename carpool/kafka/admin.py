@@ -15,7 +15,9 @@ from schemas.topics import TOPICS, Topic
 
 @dataclass(frozen=True, kw_only=True)
 class TopicState:
-    """A topic as the brokers have it. `partitions` 0: it does not exist. `drift`: what differs from the list, in words."""
+    """A topic as the brokers have it. `partitions` 0: it does not exist. `drift`: what differs from
+    the list, in words.
+    """
 
     topic: Topic
     partitions: int
@@ -24,12 +26,16 @@ class TopicState:
 
 
 def partitions_of(topic: Topic, settings: KafkaSettings) -> int:
-    """Returns the partitions that a topic is made with: lanes for groups, the keyed topics' number for the rest."""
+    """Returns the partitions that a topic is made with: lanes for groups, the keyed topics' number
+    for the rest.
+    """
     return settings.lanes if topic.partition_by == "lane" else settings.partitions
 
 
 def topic_config(topic: Topic) -> dict[str, str]:
-    """Returns the broker-side settings of a topic. A compacted topic keeps everything for its retention first."""
+    """Returns the broker-side settings of a topic. A compacted topic keeps everything for its
+    retention first.
+    """
     config = {"max.message.bytes": str(topic.max_message_bytes), "cleanup.policy": topic.cleanup}
     if topic.cleanup == "compact":
         config["min.compaction.lag.ms"] = str(topic.retention_ms)
@@ -39,12 +45,15 @@ def topic_config(topic: Topic) -> dict[str, str]:
 
 
 def in_sync_config(replicas: int) -> dict[str, str]:
-    """Returns how many copies must have a record before it counts as written: one may be down, and one must not be alone."""
+    """Returns how many copies must have a record before it counts as written: one may be down, and
+    one must not be alone.
+    """
     return {"min.insync.replicas": str(min(2, replicas - 1))} if replicas > 1 else {}
 
 
 def create_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS) -> list[str]:
-    """Makes the topics that are missing and returns their names; those that exist are left as they are.
+    """Makes the topics that are missing and returns their names; those that exist are left as they
+    are.
 
     Raises `RetryableError` when no broker answers, `ConfigError` when the brokers refuse.
     """
@@ -73,12 +82,18 @@ def create_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS) -
             created.append(name)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise ConfigError(f"the brokers refuse to make topic {name}: {error.args[0].str()}") from error
+                raise ConfigError(
+                    f"the brokers refuse to make topic {name}: {error.args[0].str()}"
+                ) from error
     return sorted(created)
 
 
-def describe_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS) -> list[TopicState]:
-    """Returns each topic of the list as the brokers have it, with what differs. Raises `RetryableError`."""
+def describe_topics(
+    settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS
+) -> list[TopicState]:
+    """Returns each topic of the list as the brokers have it, with what differs. Raises
+    `RetryableError`.
+    """
     admin, timeout_s = _admin(settings)
     try:
         metadata = admin.list_topics(timeout=timeout_s)
@@ -88,14 +103,18 @@ def describe_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS)
     for topic in topics:
         found = metadata.topics.get(topic.name)
         if found is None or found.error is not None:
-            states.append(TopicState(topic=topic, partitions=0, replicas=0, drift=("does not exist",)))
+            states.append(
+                TopicState(topic=topic, partitions=0, replicas=0, drift=("does not exist",))
+            )
             continue
         partitions = len(found.partitions)
         replicas = min((len(each.replicas) for each in found.partitions.values()), default=0)
         drift = _drift(admin, topic, timeout_s)
         if topic.partition_by == "lane" and partitions != settings.lanes:
             drift = (f"has {partitions} partitions; kafka.lanes is {settings.lanes}", *drift)
-        states.append(TopicState(topic=topic, partitions=partitions, replicas=replicas, drift=drift))
+        states.append(
+            TopicState(topic=topic, partitions=partitions, replicas=replicas, drift=drift)
+        )
     return states
 
 
@@ -114,8 +133,12 @@ def _drift(admin: AdminClient, topic: Topic, timeout_s: float) -> tuple[str, ...
 
 def _admin(settings: KafkaSettings) -> tuple[AdminClient, float]:
     # What fails is raised; librdkafka's own log lines would only bury it.
-    return AdminClient(client_config(settings) | {"log_level": 0}), settings.request_timeout_ms / 1_000
+    return AdminClient(
+        client_config(settings) | {"log_level": 0}
+    ), settings.request_timeout_ms / 1_000
 
 
 def _unreachable(settings: KafkaSettings, error: KafkaException) -> RetryableError:
-    return RetryableError(f"no broker answers at {settings.bootstrap}: {error.args[0].str()}; is it running?")
+    return RetryableError(
+        f"no broker answers at {settings.bootstrap}: {error.args[0].str()}; is it running?"
+    )

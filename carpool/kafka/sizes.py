@@ -9,9 +9,11 @@ BATCH_BYTES = 61
 
 
 def record_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Returns the bytes of a batch that holds this one record, uncompressed. Exact for records of our producers.
+    """Returns the bytes of a batch that holds this one record, uncompressed. Exact for records of
+    our producers.
 
-    Record batch version 2: lengths are zig-zag varints; attributes, time and offset take a byte each in a batch of one.
+    Record batch version 2: lengths are zig-zag varints; attributes, time and offset take a byte
+    each in a batch of one.
     """
     body = 3 + _field(key) + _field(value) + _varint(len(headers))
     for name, content in headers:

@@ -1,4 +1,6 @@
-"""Reading settings: defaults, then a TOML file, then the environment, then flags; checked together at the end."""
+"""Reading settings: defaults, then a TOML file, then the environment, then flags; checked together
+at the end.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from carpool.errors import ConfigError
-from carpool.settings.sections import ENVIRONMENT_PREFIX, Secret, Settings, describe, environment_name
+from carpool.settings.sections import (
+    ENVIRONMENT_PREFIX,
+    Secret,
+    Settings,
+    describe,
+    environment_name,
+)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -25,11 +33,13 @@ def load_settings(
 ) -> T:
     """Returns settings of `kind`, a struct whose fields are sections (`Settings`).
 
-    `flags` maps section to name to value; None means that the flag was not given. `elsewhere` names sections of the file
-    that others read: they are passed over. Raises `ConfigError` that lists everything that is wrong, each with where it
-    was set.
+    `flags` maps section to name to value; None means that the flag was not given. `elsewhere` names
+    sections of the file that others read: they are passed over. Raises `ConfigError` that lists
+    everything that is wrong, each with where it was set.
     """
-    sections: dict[str, type[Settings]] = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    sections: dict[str, type[Settings]] = {
+        field.name: field.type for field in msgspec.structs.fields(kind)
+    }
     values: dict[str, dict[str, Any]] = {name: {} for name in sections}
     problems: list[str] = []
     if file is not None:
@@ -46,13 +56,17 @@ def load_settings(
             problems.append(f"[{name}] {error}{_choices(error, name, section_kind)}")
     if problems:
         raise ConfigError(
-            "the settings do not fit:\n  " + "\n  ".join(problems) + "\n`carpool config` documents each one."
+            "the settings do not fit:\n  "
+            + "\n  ".join(problems)
+            + "\n`carpool config` documents each one."
         )
     return kind(**built)
 
 
 def _choices(error: msgspec.ValidationError, section: str, kind: type[Settings]) -> str:
-    """Returns what may stand in the place that `error` names, where that is one of a few words: msgspec does not say."""
+    """Returns what may stand in the place that `error` names, where that is one of a few words:
+    msgspec does not say.
+    """
     for doc in describe(section, kind):
         if doc.choices and str(error).endswith(f"`$.{doc.name}`"):
             return f": it must be one of {', '.join(doc.choices)}"
@@ -69,23 +83,32 @@ def _read_file(
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read the settings file {file}: {error.strerror}; check --config") from error
+        raise ConfigError(
+            f"cannot read the settings file {file}: {error.strerror}; check --config"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings file {file} is not valid TOML: {error}") from error
     for section, given in content.items():
         if section not in sections and section in elsewhere:
             continue
         if section not in sections:
-            problems.append(f"[{section}] in {file} is not a section; there are: {', '.join(sections)}")
+            problems.append(
+                f"[{section}] in {file} is not a section; there are: {', '.join(sections)}"
+            )
         elif not isinstance(given, dict):
             problems.append(f"{section} in {file} must be a table: write [{section}]")
         else:
-            secrets = {doc.name for doc in describe(section, sections[section]) if doc.is_secret} & set(given)
+            secrets = {
+                doc.name for doc in describe(section, sections[section]) if doc.is_secret
+            } & set(given)
             problems += [
-                f"[{section}] {name}: a secret is read from {environment_name(section, name)} only, never from a file"
+                f"[{section}] {name}: a secret is read from {environment_name(section, name)} "
+                "only, never from a file"
                 for name in sorted(secrets)
             ]
-            values[section].update({name: value for name, value in given.items() if name not in secrets})
+            values[section].update(
+                {name: value for name, value in given.items() if name not in secrets}
+            )
 
 
 def _read_environment(

@@ -1,4 +1,6 @@
-"""The base of a section of settings, and what can be read off its type: names, units, defaults, documentation."""
+"""The base of a section of settings, and what can be read off its type: names, units, defaults,
+documentation.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,14 @@ ENVIRONMENT_PREFIX = "CARPOOL_"
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A section: plain values with defaults, each `Annotated[..., Meta(description=...)]`.
 
-    A description says what the value bounds, its unit, and what too low and too high do. `check` says what types cannot.
+    A description says what the value bounds, its unit, and what too low and too high do. `check`
+    says what types cannot.
     """
 
     def check(self) -> list[str]:
-        """Returns what is wrong between the values of this section, each a sentence; empty when all is well."""
+        """Returns what is wrong between the values of this section, each a sentence; empty when all
+        is well.
+        """
         return []
 
 
@@ -33,7 +38,9 @@ class Secret(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingDoc:
-    """One setting as `carpool config` shows it. `choices`: the words that it may be, where these are few; else empty."""
+    """One setting as `carpool config` shows it. `choices`: the words that it may be, where these
+    are few; else empty.
+    """
 
     section: str
     name: str
@@ -59,7 +66,9 @@ def describe(section: str, kind: type[Settings]) -> list[SettingDoc]:
         description = ""
         if get_origin(hint) is Annotated:
             base, *extras = get_args(hint)
-            description = next((meta.description or "" for meta in extras if isinstance(meta, msgspec.Meta)), "")
+            description = next(
+                (meta.description or "" for meta in extras if isinstance(meta, msgspec.Meta)), ""
+            )
         else:
             base = hint
         docs.append(

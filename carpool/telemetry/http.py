@@ -1,4 +1,6 @@
-"""The three pages of a process: /healthz (the loop turns), /readyz (it does its work), /metrics (Prometheus)."""
+"""The three pages of a process: /healthz (the loop turns), /readyz (it does its work), /metrics
+(Prometheus).
+"""
 
 from __future__ import annotations
 
@@ -52,11 +54,16 @@ class TelemetryServer:
                     self._reply(200 if alive else 503, orjson.dumps({"alive": alive}))
                 elif path == "/readyz":
                     reasons = list(not_ready())
-                    self._reply(503 if reasons else 200, orjson.dumps({"ready": not reasons, "missing": reasons}))
+                    self._reply(
+                        503 if reasons else 200,
+                        orjson.dumps({"ready": not reasons, "missing": reasons}),
+                    )
                 else:
                     self._reply(404, orjson.dumps({"pages": ["/healthz", "/readyz", "/metrics"]}))
 
-            def _reply(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+            def _reply(
+                self, status: int, body: bytes, content_type: str = "application/json"
+            ) -> None:
                 self.send_response(status)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
@@ -70,10 +77,13 @@ class TelemetryServer:
             self._server = _Server((host, port), Handler)
         except OSError as error:
             raise ConfigError(
-                f"cannot serve /healthz at {host}:{port}: {error.strerror}; is another service there? Set http.port"
+                f"cannot serve /healthz at {host}:{port}: {error.strerror}; is another service "
+                "there? Set http.port"
             ) from error
         self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, name="telemetry", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="telemetry", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:

@@ -9,16 +9,17 @@ from typing import Any, Literal
 import orjson
 import structlog
 
-from carpool.telemetry.tracing.queries import trace_id_of
-from schemas.record import Headers, Source
+from schemas.record import TRACEPARENT, Headers, Source, header
 
 LogFormat = Literal["json", "console"]
 
 
 def configure_logs(*, service: str, level: str = "info", log_format: LogFormat = "json") -> None:
-    """Sets up logging for this process, once, at start. Standard-library loggers end in the same lines.
+    """Sets up logging for this process, once, at start. Standard-library loggers end in the same
+    lines.
 
-    Fields that identify work have fixed names: `query_id`, `trace_id`, `topic`, `partition`, `offset`.
+    Fields that identify work have fixed names: `query_id`, `trace_id`, `topic`, `partition`,
+    `offset`.
     """
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -28,12 +29,16 @@ def configure_logs(*, service: str, level: str = "info", log_format: LogFormat =
         structlog.processors.format_exc_info,
     ]
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer(serializer=lambda event, **_: orjson.dumps(event, default=str).decode())
+        structlog.processors.JSONRenderer(
+            serializer=lambda event, **_: orjson.dumps(event, default=str).decode()
+        )
         if log_format == "json"
         else structlog.dev.ConsoleRenderer()
     )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processor=renderer, foreign_pre_chain=shared))
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(processor=renderer, foreign_pre_chain=shared)
+    )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -49,11 +54,29 @@ def configure_logs(*, service: str, level: str = "info", log_format: LogFormat =
 
 
 def about(source: Source, headers: Headers = (), *, query_id: str | None = None) -> dict[str, Any]:
-    """Returns the fields that a log line about one record has: where it was read, which query, which trace."""
-    fields: dict[str, Any] = {"topic": source.topic, "partition": source.partition, "offset": source.offset}
+    """Returns the fields that a log line about one record has: where it was read, which query,
+    which trace.
+    """
+    fields: dict[str, Any] = {
+        "topic": source.topic,
+        "partition": source.partition,
+        "offset": source.offset,
+    }
     if query_id is not None:
         fields["query_id"] = query_id
     trace_id = trace_id_of(headers)
     if trace_id is not None:
         fields["trace_id"] = trace_id
     return fields
+
+
+def trace_id_of(headers: Headers) -> str | None:
+    """Returns the trace id (32 hexadecimal digits) that a record's `traceparent` names, or None."""
+    value = header(headers, TRACEPARENT)
+    fields = (value or b"").split(b"-")
+    if len(fields) < 4 or len(fields[1]) != 32:
+        return None
+    try:
+        return f"{int(fields[1], 16):032x}" if int(fields[1], 16) else None
+    except ValueError:
+        return None

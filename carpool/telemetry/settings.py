@@ -13,17 +13,27 @@ class HttpSettings(Settings, frozen=True, kw_only=True):
     """Where a service serves /healthz, /readyz and /metrics."""
 
     host: Annotated[
-        str, Meta(description="Address to listen at. Loopback by default; 0.0.0.0 only inside a container.")
+        str,
+        Meta(
+            description="Address to listen at. Loopback by default; 0.0.0.0 only inside a "
+            "container."
+        ),
     ] = "127.0.0.1"
     port: Annotated[
-        int, Meta(ge=-1, le=65_535, description="Port; 0: a free one (logged at start); -1: no HTTP pages at all.")
+        int,
+        Meta(
+            ge=-1,
+            le=65_535,
+            description="Port; 0: a free one (logged at start); -1: no HTTP pages at all.",
+        ),
     ] = 0
     stalled_after_ms: Annotated[
         int,
         Meta(
             ge=1_000,
             le=86_400_000,
-            description="How long records may wait while nothing is taken in or finished, before /readyz says what stands still. "
+            description="How long records may wait while nothing is taken in or finished, before "
+            "/readyz says what stands still. "
             "Low: slow work looks stuck; high: a stuck service looks well.",
         ),
     ] = 60_000
@@ -33,8 +43,10 @@ class LogSettings(Settings, frozen=True, kw_only=True):
     """What is logged, and how."""
 
     level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="Least severity that is logged.")
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Least severity that is logged."),
     ] = "info"
     format: Annotated[
-        Literal["json", "console"], Meta(description="json: a line an event; console: for reading along.")
+        Literal["json", "console"],
+        Meta(description="json: a line an event; console: for reading along."),
     ] = "json"

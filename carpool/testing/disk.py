@@ -1,7 +1,9 @@
-"""A disk that is slow, fails, comes short, rots or hangs: a block engine of the searcher around another one.
+"""A disk that is slow, fails, comes short, rots or hangs: a block engine of the searcher around
+another one.
 
-What the engine within has read is held back, damaged or refused on its way out, as `fault` says of each read. It stands where
-an engine stands, around io_uring or threads over real files as well as around segments in memory.
+What the engine within has read is held back, damaged or refused on its way out, as `fault` says of
+each read. It stands where an engine stands, around io_uring or threads over real files as well as
+around segments in memory.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from carpool.clock import Clock, SystemClock
 from carpool.errors import CarpoolError, CorruptionError
 
 Fault = Literal["hang", "flip", "short"] | float | CarpoolError | None
-"""What happens to a read. A number: it comes back so many seconds late. `hang`: it comes back when it is released. `flip`: a bit
-in its middle is another one. `short`: the file ends in its middle. An error: it fails with that, `RetryableError` for one that
-may succeed when it is made again. None: nothing."""
+"""What happens to a read. A number: it comes back so many seconds late. `hang`: it comes back when
+it is released. `flip`: a bit in its middle is another one. `short`: the file ends in its middle. An
+error: it fails with that, `RetryableError` for one that may succeed when it is made again. None:
+nothing.
+"""
 
 OnDone = Callable[[int, Any, int], None]
 
@@ -70,10 +74,12 @@ class Engine(Protocol[R_contra]):
 
 @dataclass
 class FaultyDisk(Generic[R]):
-    """An engine in which `fault` is asked about each read when `inner` has ended it; it may be set anew at any time.
+    """An engine in which `fault` is asked about each read when `inner` has ended it; it may be set
+    anew at any time.
 
-    `seen`: every read that was submitted, with its buffers. `clock` is the searcher's. A read that is held back takes no place
-    among the `depth` of `inner`: it delays itself, not the next one. Release what hangs before the end of a test.
+    `seen`: every read that was submitted, with its buffers. `clock` is the searcher's. A read that
+    is held back takes no place among the `depth` of `inner`: it delays itself, not the next one.
+    Release what hangs before the end of a test.
     """
 
     inner: Engine[R]
@@ -98,7 +104,9 @@ class FaultyDisk(Generic[R]):
         """Blocks until so many reads hang. Raises `TimeoutError`."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._hanging) >= count, timeout_s):
-                raise TimeoutError(f"{len(self._hanging)} reads hang after {timeout_s:g} s, not {count}")
+                raise TimeoutError(
+                    f"{len(self._hanging)} reads hang after {timeout_s:g} s, not {count}"
+                )
 
     def release(self) -> None:
         """Lets go of all reads that hang: they end well."""
@@ -136,13 +144,19 @@ class FaultyDisk(Generic[R]):
         self.inner.give_up(tokens)
 
     def with_kernel_since(self, before_us: int) -> tuple[int, ...]:
-        """Returns what is at work within, what is late, and what hangs: that one has been with the kernel for ever."""
+        """Returns what is at work within, what is late, and what hangs: that one has been with the
+        kernel for ever.
+        """
         with self._changed:
-            held = tuple(token for token, since_us in self._held_since_us.items() if since_us < before_us)
+            held = tuple(
+                token for token, since_us in self._held_since_us.items() if since_us < before_us
+            )
         return (*self.inner.with_kernel_since(before_us), *held)
 
     def close(self, timeout_s: float) -> bool:
-        """Waits for what is late, then closes the engine within. Returns whether all reads have ended: not those that hang."""
+        """Waits for what is late, then closes the engine within. Returns whether all reads have
+        ended: not those that hang.
+        """
         for timer in self._timers:
             timer.join()
         return self.inner.close(timeout_s) and not self._hanging
@@ -185,7 +199,8 @@ class FaultyDisk(Generic[R]):
 def _cut_short(read: DiskRead) -> CorruptionError:
     end_bytes = read.offset_bytes + sum(buffer.nbytes for buffer in read.buffers) // 2
     return CorruptionError(
-        f"segment {read.file} ends at byte {end_bytes}, within a read: the disk was told to come short",
+        f"segment {read.file} ends at byte {end_bytes}, within a read: the disk was told to come "
+        "short",
         path=f"segment {read.file}",
         offset_bytes=end_bytes,
     )

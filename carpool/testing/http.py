@@ -1,4 +1,6 @@
-"""As much of an HTTP/1.1 server as a stand-in needs: small requests, JSON, streams of events, and rude endings."""
+"""As much of an HTTP/1.1 server as a stand-in needs: small requests, JSON, streams of events, and
+rude endings.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,23 @@ class Responder:
             self._watch = asyncio.create_task(self._reader.read(1))
         done, _ = await asyncio.wait({self._watch}, timeout=seconds)
         if done:
-            raise ConnectionResetError("the client left, or sent a request before this one was answered")
+            raise ConnectionResetError(
+                "the client left, or sent a request before this one was answered"
+            )
 
-    async def json(self, value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    async def json(
+        self, value: Any, *, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
         """Writes a whole response."""
         body = msgspec.json.encode(value)
-        self._head(status, {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})})
+        self._head(
+            status,
+            {
+                "Content-Type": "application/json",
+                "Content-Length": str(len(body)),
+                **(headers or {}),
+            },
+        )
         self._writer.write(body)
         await self._writer.drain()
 
@@ -83,7 +96,9 @@ class Responder:
         """Stops watching the client. The connection stays."""
         if self._watch is not None:
             self._watch.cancel()
-            await asyncio.wait({self._watch})  # else it would still be reading when the next request is
+            await asyncio.wait(
+                {self._watch}
+            )  # else it would still be reading when the next request is
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.has_begun = True
@@ -97,15 +112,23 @@ class Responder:
 Handler = Callable[[Request, Responder], Awaitable[None]]
 
 
-async def serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler) -> None:
-    """Answers the requests of one connection, one after the other, until the client or the handler ends it."""
+async def serve_connection(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler
+) -> None:
+    """Answers the requests of one connection, one after the other, until the client or the handler
+    ends it.
+    """
     try:
         while (request := await _read(reader)) is not None:
             responder = Responder(reader, writer)
             try:
                 await handler(request, responder)
             except Refused as error:
-                retry_after = {} if error.retry_after_s is None else {"Retry-After": f"{error.retry_after_s:g}"}
+                retry_after = (
+                    {}
+                    if error.retry_after_s is None
+                    else {"Retry-After": f"{error.retry_after_s:g}"}
+                )
                 body = {"error": {"message": str(error), "type": "stand_in", "code": error.status}}
                 await responder.json(body, status=error.status, headers=retry_after)
             finally:
@@ -117,7 +140,9 @@ async def serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamW
 
 
 async def _read(reader: asyncio.StreamReader) -> Request | None:
-    """Returns the next request, None at the end. Raises `ValueError` for what is no HTTP, or too large."""
+    """Returns the next request, None at the end. Raises `ValueError` for what is no HTTP, or too
+    large.
+    """
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:
@@ -133,4 +158,9 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
     length = int(headers.get("content-length", "0"))
     if length > BODY_BYTES_MAX:
         raise ValueError(f"a body of {length} bytes is more than {BODY_BYTES_MAX}")
-    return Request(method=method, path=target.partition("?")[0], headers=headers, body=await reader.readexactly(length))
+    return Request(
+        method=method,
+        path=target.partition("?")[0],
+        headers=headers,
+        body=await reader.readexactly(length),
+    )

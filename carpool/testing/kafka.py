@@ -1,7 +1,9 @@
-"""Real Apache Kafka for tests, started from `KAFKA_HOME` (a distribution: its `libs/*.jar`) on loopback: one broker, or several.
+"""Real Apache Kafka for tests, started from `KAFKA_HOME` (a distribution: its `libs/*.jar`) on
+loopback: one broker, or several.
 
-KRaft mode, each broker's data in a folder of the caller's, so that it can be killed, paused, and started again on them. Settings
-differ from a stock broker's where a test would wait: group members and brokers are taken for dead after 6 seconds.
+KRaft mode, each broker's data in a folder of the caller's, so that it can be killed, paused, and
+started again on them. Settings differ from a stock broker's where a test would wait: group members
+and brokers are taken for dead after 6 seconds.
 """
 
 from __future__ import annotations
@@ -24,23 +26,40 @@ from carpool.kafka.embedded import free_port
 
 CLUSTER_ID = "Y2FycG9vbC1waXRlc3Qtaw"
 QUICK_JAVA = ("-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""Small, and the quick compiler alone: the thorough one takes a core for the first minutes of a broker that lives for minutes."""
-KAFKA_JAVA = ("-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
-"""As Kafka's own start script has it: for what is measured, after a load that lets the compilers end."""
+"""Small, and the quick compiler alone: the thorough one takes a core for the first minutes of a
+broker that lives for minutes.
+"""
+KAFKA_JAVA = (
+    "-Xmx1G",
+    "-Xms1G",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+)
+"""As Kafka's own start script has it: for what is measured, after a load that lets the compilers
+end.
+"""
 
 HOST = "127.0.0.1"
 SESSION_TIMEOUT_MS = 6_000
 """Silence after which a group member (of the protocol KIP-848) or a broker is taken for dead."""
 
-LOG_CONFIG = """<Configuration><Appenders><Console name="out"><PatternLayout pattern="%d %p %c{1} %m%n"/></Console></Appenders>
+LOG_CONFIG = """<Configuration><Appenders><Console name="out">
+<PatternLayout pattern="%d %p %c{1} %m%n"/></Console></Appenders>
 <Loggers><Root level="warn"><AppenderRef ref="out"/></Root></Loggers></Configuration>
 """
 
 
 def kafka_home() -> Path | None:
-    """Returns the Kafka distribution that `KAFKA_HOME` names, or None where there is none or no Java to run it."""
+    """Returns the Kafka distribution that `KAFKA_HOME` names, or None where there is none or no
+    Java to run it.
+    """
     home = os.environ.get("KAFKA_HOME")
-    if not home or shutil.which("java") is None or not list(Path(home, "libs").glob("kafka-server-*.jar")):
+    if (
+        not home
+        or shutil.which("java") is None
+        or not list(Path(home, "libs").glob("kafka-server-*.jar"))
+    ):
         return None
     return Path(home)
 
@@ -53,7 +72,9 @@ def kafka_version(home: Path | None = None) -> str:
 
 
 class KafkaServer:
-    """One broker, alone or a node of a cluster. A context manager: its process ends with it, its data stay in `folder`."""
+    """One broker, alone or a node of a cluster. A context manager: its process ends with it, its
+    data stay in `folder`.
+    """
 
     def __init__(
         self,
@@ -64,15 +85,18 @@ class KafkaServer:
         ports: Sequence[tuple[int, int]] = (),
         java: Sequence[str] = QUICK_JAVA,
     ) -> None:
-        """Writes the configuration and formats the data's folder. Raises `ConfigError` without a distribution or Java.
+        """Writes the configuration and formats the data's folder. Raises `ConfigError` without a
+        distribution or Java.
 
-        `ports`: for clients and for controllers, of every node of the cluster; this is the `node`-th of them, from 1. None: it
-        is alone, on free ports. `java`: options of the virtual machine that it runs in.
+        `ports`: for clients and for controllers, of every node of the cluster; this is the
+        `node`-th of them, from 1. None: it is alone, on free ports. `java`: options of the virtual
+        machine that it runs in.
         """
         found = home or kafka_home()
         if found is None:
             raise ConfigError(
-                "no Kafka to start: set KAFKA_HOME to a distribution with libs/*.jar, and install Java 17"
+                "no Kafka to start: set KAFKA_HOME to a distribution with libs/*.jar, and install "
+                "Java 17"
             )
         ports = ports or [(free_port(), free_port())]
         self._classpath = str(found.resolve() / "libs" / "*")
@@ -84,9 +108,17 @@ class KafkaServer:
         (folder / "log4j2.xml").write_text(LOG_CONFIG)
         self._properties = folder / "server.properties"
         settings = _settings(node, ports, folder / "data")
-        self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        self._properties.write_text(
+            "".join(f"{name}={value}\n" for name, value in settings.items())
+        )
         self._run(
-            "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(self._properties), "--ignore-formatted"
+            "kafka.tools.StorageTool",
+            "format",
+            "-t",
+            CLUSTER_ID,
+            "-c",
+            str(self._properties),
+            "--ignore-formatted",
         )
 
     @property
@@ -109,7 +141,9 @@ class KafkaServer:
         return ["java", *options, "-cp", self._classpath, *arguments]
 
     def _run(self, *arguments: str) -> None:
-        done = subprocess.run(self._java(QUICK_JAVA, *arguments), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            self._java(QUICK_JAVA, *arguments), capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise ConfigError(f"Kafka cannot be set up: {done.stdout}{done.stderr}")
 
@@ -128,7 +162,9 @@ class KafkaServer:
             )
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Waits until it accepts connections. Raises `ConfigError` with the end of its log when it ends or takes too long."""
+        """Waits until it accepts connections. Raises `ConfigError` with the end of its log when it
+        ends or takes too long.
+        """
         deadline = time.monotonic() + timeout_s
         while not self.is_listening():
             if not self.is_running or time.monotonic() > deadline:
@@ -146,7 +182,9 @@ class KafkaServer:
         return True
 
     def start(self, timeout_s: float = 60.0) -> None:
-        """Starts the broker, on its old data if it has any, and waits until it accepts connections."""
+        """Starts the broker, on its old data if it has any, and waits until it accepts
+        connections.
+        """
         self.launch()
         self.wait_ready(timeout_s)
 
@@ -158,7 +196,9 @@ class KafkaServer:
             self._process = None
 
     def pause(self) -> None:
-        """Stops the process as a stall does: its connections stay open, and nobody answers. Returns when no thread runs."""
+        """Stops the process as a stall does: its connections stay open, and nobody answers. Returns
+        when no thread runs.
+        """
         if self.is_running:
             os.kill(self.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -174,17 +214,27 @@ class KafkaServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Ends it: nothing in a test's broker is worth a clean stop."""
         self.kill()
 
 
 class KafkaCluster:
-    """Several brokers, each a controller too; topics have three copies and take writes with two. A context manager."""
+    """Several brokers, each a controller too; topics have three copies and take writes with two. A
+    context manager.
+    """
 
     def __init__(
-        self, folder: Path, *, brokers: int = 3, home: Path | None = None, java: Sequence[str] = QUICK_JAVA
+        self,
+        folder: Path,
+        *,
+        brokers: int = 3,
+        home: Path | None = None,
+        java: Sequence[str] = QUICK_JAVA,
     ) -> None:
         """Raises as `KafkaServer` does."""
         ports = [(free_port(), free_port()) for _ in range(brokers)]
@@ -206,12 +256,17 @@ class KafkaCluster:
             server.wait_ready(timeout_s)
 
     def missing_copies(self) -> int | None:
-        """Returns how many copies of partitions lag behind or are away, Kafka's own topics included; None: nobody answers.
+        """Returns how many copies of partitions lag behind or are away, Kafka's own topics
+        included; None: nobody answers.
 
         Blocks for up to 5 seconds.
         """
         try:
-            topics = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0}).list_topics(timeout=5).topics
+            topics = (
+                AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+                .list_topics(timeout=5)
+                .topics
+            )
         except KafkaException:
             return None
         partitions = [each for topic in topics.values() for each in topic.partitions.values()]
@@ -232,7 +287,10 @@ class KafkaCluster:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Ends all."""
         self.kill()

@@ -1,13 +1,15 @@
-"""A stand-in for an LLM server, for crash and load tests: OpenAI's API on loopback, texts without a model behind them.
+"""A stand-in for an LLM server, for crash and load tests: OpenAI's API on loopback, texts without a
+model behind them.
 
-Its name stands in its model's name and in every text that it writes, so that nobody takes one for an answer. What it
-writes is made from the prompt alone: the same prompt gets the same text, which cites a passage that the prompt numbers.
+Its name stands in its model's name and in every text that it writes, so that nobody takes one for
+an answer. What it writes is made from the prompt alone: the same prompt gets the same text, which
+cites a passage that the prompt numbers.
 
     python -m carpool.testing.llm_server --port 8000 --latency-ms 100 --tokens-per-second 50
 
-It answers GET /health, GET /v1/models and POST /v1/chat/completions (streamed or whole). POST /_faults switches a `Fault`
-on or off while it runs, from Python `refusing` does; GET /_requests counts what was asked, so that a test can tell how often
-a prompt was generated.
+It answers GET /health, GET /v1/models and POST /v1/chat/completions (streamed or whole). POST
+/_faults switches a `Fault` on or off while it runs, from Python `refusing` does; GET /_requests
+counts what was asked, so that a test can tell how often a prompt was generated.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ T = TypeVar("T")
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is wrong with the next `count` requests (None: with all) for a completion.
 
-    `429`, `503`, `500`, `400`: that status, with `retry_after_s`. `hang`: silence, until the client leaves. `reset`: the
-    connection is broken off. `garbage`: something that is no stream of events. The last three come after `after_tokens`
-    tokens.
+    `429`, `503`, `500`, `400`: that status, with `retry_after_s`. `hang`: silence, until the client
+    leaves. `reset`: the connection is broken off. `garbage`: something that is no stream of events.
+    The last three come after `after_tokens` tokens.
     """
 
     mode: Literal["none", "400", "429", "500", "503", "hang", "reset", "garbage"]
@@ -52,14 +54,18 @@ REFUSALS = (
     Fault(mode="reset"),
     Fault(mode="garbage"),
 )
-"""The ways in which a server does not do its work: busy, away, silent, gone in the middle, talking nonsense."""
+"""The ways in which a server does not do its work: busy, away, silent, gone in the middle, talking
+nonsense.
+"""
 
 
 class Requests(msgspec.Struct, kw_only=True):
-    """Counts of requests for a completion. By id: the header X-Request-Id; by prompt: `prompt_hash` of its messages.
+    """Counts of requests for a completion. By id: the header X-Request-Id; by prompt: `prompt_hash`
+    of its messages.
 
-    `started` counts those that were taken, `completed` those written to the end, `disconnected` those whose client left
-    first, `faulted` those that met a fault. `in_flight_max` is the most that were written at once.
+    `started` counts those that were taken, `completed` those written to the end, `disconnected`
+    those whose client left first, `faulted` those that met a fault. `in_flight_max` is the most
+    that were written at once.
     """
 
     started: int = 0
@@ -86,14 +92,20 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LlmServer:
-    """The stand-in, running in a thread of its own. As a context manager it starts, and stops at the end.
+    """The stand-in, running in a thread of its own. As a context manager it starts, and stops at
+    the end.
 
-    `port` 0 takes a free one; `url` says which. `model` is the model's name; the stand-in's own name is put before it
-    where it does not hold it.
+    `port` 0 takes a free one; `url` says which. `model` is the model's name; the stand-in's own
+    name is put before it where it does not hold it.
     """
 
     def __init__(
-        self, *, port: int = 0, model: str = NAME, latency_ms: float = 0.0, tokens_per_second: float | None = None
+        self,
+        *,
+        port: int = 0,
+        model: str = NAME,
+        latency_ms: float = 0.0,
+        tokens_per_second: float | None = None,
     ) -> None:
         self.model = model if NAME in model else f"{NAME}-{model}"
         self.requests = Requests()
@@ -116,7 +128,9 @@ class LlmServer:
     def __enter__(self) -> LlmServer:
         """Starts; returns when it can be asked. Raises `OSError` if the port is taken."""
         self._started.clear()
-        self._thread = threading.Thread(target=self._run_in_thread, name="llm-stand-in", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_in_thread, name="llm-stand-in", daemon=True
+        )
         self._thread.start()
         self._started.wait()
         if self._error is not None:
@@ -125,7 +139,9 @@ class LlmServer:
 
     @contextmanager
     def refusing(self, fault: Fault) -> Iterator[None]:
-        """Meets requests that come meanwhile with `fault`; afterwards as before. What hangs then is never answered."""
+        """Meets requests that come meanwhile with `fault`; afterwards as before. What hangs then is
+        never answered.
+        """
         before, self.fault = self.fault, fault
         try:
             yield
@@ -147,7 +163,9 @@ class LlmServer:
             self._started.set()
 
     async def serve(self, *, announce: bool = False) -> None:
-        """Serves until it is stopped or cancelled; `announce` prints where. Raises `OSError` if the port is taken."""
+        """Serves until it is stopped or cancelled; `announce` prints where. Raises `OSError` if the
+        port is taken.
+        """
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._serve, HOST, self.port)
         self.port = server.sockets[0].getsockname()[1]
@@ -178,7 +196,13 @@ class LlmServer:
             case ("GET", "/health"):
                 await responder.json({"status": "ok", "server": NAME})
             case ("GET", "/v1/models"):
-                listed = {"id": self.model, "object": "model", "created": 0, "owned_by": NAME, "max_model_len": 32_768}
+                listed = {
+                    "id": self.model,
+                    "object": "model",
+                    "created": 0,
+                    "owned_by": NAME,
+                    "max_model_len": 32_768,
+                }
                 await responder.json({"object": "list", "data": [listed]})
             case ("POST", "/v1/chat/completions"):
                 await self._complete(request, responder)
@@ -203,7 +227,9 @@ class LlmServer:
         fault = self._next_fault()
         if fault.mode.isdigit():
             counts.faulted += 1
-            raise Refused(int(fault.mode), f"{NAME} was told to refuse", retry_after_s=fault.retry_after_s)
+            raise Refused(
+                int(fault.mode), f"{NAME} was told to refuse", retry_after_s=fault.retry_after_s
+            )
         counts.in_flight += 1
         counts.in_flight_max = max(counts.in_flight_max, counts.in_flight)
         try:
@@ -249,7 +275,9 @@ class LlmServer:
             if chat.stream:
                 delta = {"role": "assistant", "content": token}
                 choice = {"index": 0, "delta": delta, "finish_reason": None}
-                await responder.event({**head, "object": "chat.completion.chunk", "choices": [choice]})
+                await responder.event(
+                    {**head, "object": "chat.completion.chunk", "choices": [choice]}
+                )
         if fault.mode != "none":
             self.requests.faulted += 1
             await _fail(fault, responder)
@@ -257,12 +285,16 @@ class LlmServer:
             choice = {"index": 0, "delta": {}, "finish_reason": finish_reason}
             await responder.event({**head, "object": "chat.completion.chunk", "choices": [choice]})
             if (chat.stream_options or {}).get("include_usage"):
-                await responder.event({**head, "object": "chat.completion.chunk", "choices": [], "usage": usage})
+                await responder.event(
+                    {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
+                )
             await responder.end_events()
         else:
             message = {"role": "assistant", "content": "".join(written)}
             choice = {"index": 0, "message": message, "finish_reason": finish_reason}
-            await responder.json({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+            await responder.json(
+                {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
+            )
 
 
 async def _fail(fault: Fault, responder: Responder) -> None:
@@ -292,10 +324,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m carpool.testing.llm_server", description="A stand-in for an LLM server."
     )
-    parser.add_argument("--port", type=int, default=8000, help="port on loopback; 0 takes a free one (default: 8000)")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="wait before the first token (default: 0)")
-    parser.add_argument("--tokens-per-second", type=float, default=None, help="speed of one answer (default: at once)")
-    parser.add_argument("--model", default=NAME, help=f"name of the model; {NAME} is put before it (default: {NAME})")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8000,
+        help="port on loopback; 0 takes a free one (default: 8000)",
+    )
+    parser.add_argument(
+        "--latency-ms", type=float, default=0.0, help="wait before the first token (default: 0)"
+    )
+    parser.add_argument(
+        "--tokens-per-second",
+        type=float,
+        default=None,
+        help="speed of one answer (default: at once)",
+    )
+    parser.add_argument(
+        "--model",
+        default=NAME,
+        help=f"name of the model; {NAME} is put before it (default: {NAME})",
+    )
     options = parser.parse_args(arguments)
     server = LlmServer(
         port=options.port,
@@ -308,7 +356,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except OSError as error:
-        print(f"cannot listen on {HOST}:{options.port}: {error.strerror}; choose another --port", file=sys.stderr)  # noqa: T201
+        print(  # noqa: T201 - a program of its own
+            f"cannot listen on {HOST}:{options.port}: {error.strerror}; choose another --port",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

@@ -1,4 +1,6 @@
-"""What the LLM stand-in writes: texts and JSON objects made from the prompt alone, always with its name in them."""
+"""What the LLM stand-in writes: texts and JSON objects made from the prompt alone, always with its
+name in them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _WORD = re.compile(r"\S+\s*|\s+")
 
 
 def words(text: str) -> list[str]:
-    """Returns the words of `text` with the space behind each: the stand-in's tokens. Joined, they are `text` again."""
+    """Returns the words of `text` with the space behind each: the stand-in's tokens. Joined, they
+    are `text` again.
+    """
     return _WORD.findall(text)
 
 
@@ -26,11 +30,15 @@ def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def prompt_hash(messages: Sequence[Mapping[str, Any]]) -> str:
     """Returns the name of a prompt: the SHA-256 of its messages' texts, joined by NUL."""
-    return hashlib.sha256("\0".join(str(message.get("content", "")) for message in messages).encode()).hexdigest()
+    return hashlib.sha256(
+        "\0".join(str(message.get("content", "")) for message in messages).encode()
+    ).hexdigest()
 
 
 def cited_number(prompt: str) -> int | None:
-    """Returns the number of one of the passages that `prompt` numbers at the beginning of a line; None if it has none."""
+    """Returns the number of one of the passages that `prompt` numbers at the beginning of a line;
+    None if it has none.
+    """
     numbers = [int(number) for number in _NUMBERED.findall(prompt)]
     if not numbers:
         return None
@@ -38,10 +46,14 @@ def cited_number(prompt: str) -> int | None:
 
 
 def write(prompt: str, response_format: Mapping[str, Any] | None) -> str:
-    """Returns the answer to `prompt`: a sentence, or an object that is valid under the JSON schema that was asked for."""
+    """Returns the answer to `prompt`: a sentence, or an object that is valid under the JSON schema
+    that was asked for.
+    """
     number = cited_number(prompt)
     digest = hashlib.sha256(prompt.encode()).hexdigest()[:8]
-    sentence = f"{NAME} read {len(words(prompt))} words of prompt {digest}" + (f" [{number}]." if number else ".")
+    sentence = f"{NAME} read {len(words(prompt))} words of prompt {digest}" + (
+        f" [{number}]." if number else "."
+    )
     if not response_format or response_format.get("type") != "json_schema":
         return sentence
     schema = response_format.get("json_schema", {}).get("schema", {})
@@ -55,7 +67,10 @@ def _instance(schema: Mapping[str, Any], sentence: str, number: int | None) -> A
         return number if number in choices else choices[0]
     match schema.get("type"):
         case "object":
-            return {name: _instance(part, sentence, number) for name, part in schema.get("properties", {}).items()}
+            return {
+                name: _instance(part, sentence, number)
+                for name, part in schema.get("properties", {}).items()
+            }
         case "array":
             length = min(max(schema.get("minItems", 0), 1), schema.get("maxItems", 1))
             return [_instance(schema.get("items", {}), sentence, number)] * length

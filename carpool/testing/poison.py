@@ -1,7 +1,8 @@
-"""Poison: records for the topics of queries that no build can use, each with the reason that it must be refused for.
+"""Poison: records for the topics of queries that no build can use, each with the reason that it
+must be refused for.
 
-A service must go on behind each of them: the record in the dead letters, its raw bytes kept, and a `failed` answer to whoever can
-be told.
+A service must go on behind each of them: the record in the dead letters, its raw bytes kept, and a
+`failed` answer to whoever can be told.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from schemas.query import QUERY_BYTES_MAX
 from schemas.record import Headers
 
 TOO_LARGE_BYTES = 3 * QUERY_BYTES_MAX
-"""More than a query may have, and less than its topic takes: a broker would refuse the record before any service saw it."""
+"""More than a query may have, and less than its topic takes: a broker would refuse the record
+before any service saw it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,12 @@ def poison_records() -> tuple[Poison, ...]:
         query("poison-9", "unsupported", text="x", filter={"lang": "en"}),
         query("poison-10", "unsupported", text="x", workflow={"root_id": "r"}),
         query("poison-11", "unsupported", text="x", tenant="acme"),
-        query("poison-12", "unknown_version", headers=(("ce_dataschema", b"urn:carpool:query:99"),), text="x"),
+        query(
+            "poison-12",
+            "unknown_version",
+            headers=(("ce_dataschema", b"urn:carpool:query:99"),),
+            text="x",
+        ),
         query("poison-13", "unknown_version", headers=(("ce_specversion", b"9.9"),), text="x"),
         _by_header("poison-14", "too_large", bytes(TOO_LARGE_BYTES)),
         Poison(reason="too_large", value=bytes(TOO_LARGE_BYTES)),
@@ -54,12 +62,24 @@ def poison_records() -> tuple[Poison, ...]:
 
 
 def poison_for(fingerprint: str, dimension: int) -> tuple[Poison, ...]:
-    """Returns records that are refused for the index of these vectors: they are read well, and cannot be searched for."""
+    """Returns records that are refused for the index of these vectors: they are read well, and
+    cannot be searched for.
+    """
     ones = encoded_vector([1.0] * dimension)
     return (
-        query("poison-20", "wrong_dimension", vector=encoded_vector([1.0] * 3), embedding_model=fingerprint),
+        query(
+            "poison-20",
+            "wrong_dimension",
+            vector=encoded_vector([1.0] * 3),
+            embedding_model=fingerprint,
+        ),
         query("poison-21", "wrong_model", vector=ones, embedding_model="another"),
-        query("poison-22", "invalid_value", vector=encoded_vector([0.0] * dimension), embedding_model=fingerprint),
+        query(
+            "poison-22",
+            "invalid_value",
+            vector=encoded_vector([0.0] * dimension),
+            embedding_model=fingerprint,
+        ),
         query("poison-23", "invalid_value", text="x", nprobe=60_000),
     )
 
@@ -75,5 +95,9 @@ def encoded_vector(values: list[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
 
 
-def _by_header(query_id: str, reason: Reason, value: bytes | None, *more: tuple[str, bytes]) -> Poison:
-    return Poison(value=value, reason=reason, query_id=query_id, headers=(("ce_id", query_id.encode()), *more))
+def _by_header(
+    query_id: str, reason: Reason, value: bytes | None, *more: tuple[str, bytes]
+) -> Poison:
+    return Poison(
+        value=value, reason=reason, query_id=query_id, headers=(("ce_id", query_id.encode()), *more)
+    )

@@ -1,8 +1,10 @@
-"""The steps that a service takes between a record and its committed result, counted, and a kill before any of them.
+"""The steps that a service takes between a record and its committed result, counted, and a kill
+before any of them.
 
-`Steps` stands for one life of a process. What goes through `watched` takes a step with every call; the call that a test chose
-is not made: the process is dead, and takes no further step on any thread. Wrap consumer, producer, stage and ledger, run the
-loop, begin a new life when `is_killed`, and compare what was committed with a life that was not killed.
+`Steps` stands for one life of a process. What goes through `watched` takes a step with every call;
+the call that a test chose is not made: the process is dead, and takes no further step on any
+thread. Wrap consumer, producer, stage and ledger, run the loop, begin a new life when `is_killed`,
+and compare what was committed with a life that was not killed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class KilledError(BaseException):
 
 @contextmanager
 def silent_deaths() -> Iterator[None]:
-    """Threads that a kill ends meanwhile say nothing; whatever else ends one is reported as ever."""
+    """Threads that a kill ends meanwhile say nothing; whatever else ends one is reported as
+    ever.
+    """
     report = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:
@@ -58,7 +62,11 @@ class Steps:
     def take(self, name: str) -> None:
         """Counts a step. Raises `KilledError` instead when the process is dead, or dies now."""
         with self._lock:
-            if not self.is_killed and name == self._kill_before and self.taken[name] + 1 == self._nth:
+            if (
+                not self.is_killed
+                and name == self._kill_before
+                and self.taken[name] + 1 == self._nth
+            ):
                 self.is_killed = True
             if self.is_killed:
                 raise KilledError(f"killed before {name}")

@@ -1,6 +1,8 @@
-"""What a cluster says of a transaction: whether it is open, and which topics it touches, while its producer is stopped or dead.
+"""What a cluster says of a transaction: whether it is open, and which topics it touches, while its
+producer is stopped or dead.
 
-Asked over Kafka's own protocol (DescribeTransactions, version 0, KIP-664), which librdkafka's admin client does not speak.
+Asked over Kafka's own protocol (DescribeTransactions, version 0, KIP-664), which librdkafka's admin
+client does not speak.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ OFFSETS_TOPIC = "__consumer_offsets"
 
 
 class Transaction(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a transactional id, in the coordinator's words: Ongoing, PrepareCommit, CompleteCommit, Empty..."""
+    """The state of a transactional id, in the coordinator's words: Ongoing, PrepareCommit,
+    CompleteCommit, Empty...
+    """
 
     state: str
     topics: tuple[str, ...]
@@ -30,12 +34,15 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds_offsets(self) -> bool:
-        """Whether it is open and offsets were sent to it: whoever takes the partitions over must wait for its end."""
+        """Whether it is open and offsets were sent to it: whoever takes the partitions over must
+        wait for its end.
+        """
         return self.is_open and OFFSETS_TOPIC in self.topics
 
 
 def describe_transaction(bootstrap: str, transactional_id: str) -> Transaction | None:
-    """Returns the transaction; None where no broker of `bootstrap` coordinates it, or knows of it. Blocks for milliseconds.
+    """Returns the transaction; None where no broker of `bootstrap` coordinates it, or knows of it.
+    Blocks for milliseconds.
 
     A broker that is down or paused is passed over, after `TIMEOUT_S` at the most.
     """
@@ -62,7 +69,9 @@ def _ask(address: str, transactional_id: str) -> Transaction | None:
 
 
 def parse_reply(reply: bytes) -> Transaction | None:
-    """Returns the one transaction of a reply (without its length), or None where its error code says that there is none."""
+    """Returns the one transaction of a reply (without its length), or None where its error code
+    says that there is none.
+    """
     read = _Reader(reply)
     read.skip(4)  # correlation id
     read.tags()

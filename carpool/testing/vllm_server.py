@@ -1,6 +1,8 @@
-"""A real vLLM with a real small model for tests, as a process on loopback: `CARPOOL_TEST_MODEL` names the model's folder.
+"""A real vLLM with a real small model for tests, as a process on loopback: `CARPOOL_TEST_MODEL`
+names the model's folder.
 
-It takes a minute to start, some 4 GB of memory and all cores: start one a test session, and never two at once.
+It takes a minute to start, some 4 GB of memory and all cores: start one a test session, and never
+two at once.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class VllmServer:
         found = folder or model_folder()
         if found is None:
             raise ConfigError(
-                f"no vLLM to start: `make setup-vllm` installs it and makes the model in {DEFAULT_MODEL}; CARPOOL_TEST_MODEL"
-                " names another model folder"
+                "no vLLM to start: `make setup-vllm` installs it and makes the model in "
+                f"{DEFAULT_MODEL}; CARPOOL_TEST_MODEL names another model folder"
             )
         self._settings = VllmSettings(model_dir=str(found))
         self._log_file = log_file
@@ -57,7 +59,9 @@ class VllmServer:
         return f"http://{HOST}:{self.port}/v1"
 
     def __enter__(self) -> VllmServer:
-        """Starts it, and waits until it answers. Raises `ConfigError` with the end of its log if it does not."""
+        """Starts it, and waits until it answers. Raises `ConfigError` with the end of its log if it
+        does not.
+        """
         with self._log_file.open("wb") as log:
             self._process = subprocess.Popen(
                 vllm_command(self._settings, self.port),
@@ -78,7 +82,10 @@ class VllmServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         """Stops it."""
         self.stop()
@@ -94,7 +101,9 @@ class VllmServer:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_TIMEOUT_S)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its session is its own: what is left of it is its engine
+            os.killpg(
+                process.pid, signal.SIGKILL
+            )  # its session is its own: what is left of it is its engine
         process.wait()
 
     def _is_healthy(self) -> bool:

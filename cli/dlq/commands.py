@@ -12,9 +12,9 @@ import structlog
 import typer
 
 from carpool.clock import SystemClock
-from carpool.kafka.dead_letters.box import DeadLetterBox, Sent
-from carpool.kafka.dead_letters.letter import DeadLetter
-from carpool.kafka.dead_letters.selection import Selection
+from carpool.dead_letters.box import DeadLetterBox, Sent
+from carpool.dead_letters.letter import DeadLetter
+from carpool.dead_letters.selection import Selection
 from carpool.kafka.librdkafka import LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
 from cli.console import output, people, print_json
@@ -31,7 +31,14 @@ from cli.dlq.selecting import (
     parse_place,
     selection,
 )
-from cli.dlq.showing import count, letter_json, letter_text, letters_table, reasons_table, topics_table
+from cli.dlq.showing import (
+    count,
+    letter_json,
+    letter_text,
+    letters_table,
+    reasons_table,
+    topics_table,
+)
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import load_beside
 from schemas.deadletter import Action
@@ -42,9 +49,9 @@ LISTED_MAX = 1_000
 
 HELP = """Records that could not be used: list them, look at one, replay them, drop them.
 
-A query that the services refuse, or that fails as often as `kafka.attempts_max` allows, ends in the dead letters of its topic
-(`rag.queries.v1.dlq`): its raw bytes, its headers, and `rag.errors.*` headers that say why. A letter stays there for 14
-days; what was replayed or dropped is marked and passed over.
+A query that the services refuse, or that fails `kafka.attempts_max` times, ends in the dead letters
+of its topic (`rag.queries.v1.dlq`): its raw bytes, its headers, and `rag.errors.*` headers that say
+why. A letter stays there for 14 days. A letter that was replayed or dropped is marked and skipped.
 
 \b
   carpool dlq list                                        how many, why, how old
@@ -72,11 +79,16 @@ def quiet_logs() -> None:
     )
 
 
-AllOption = Annotated[bool, typer.Option("--all", help="All letters of the topics: where nothing else says which.")]
+AllOption = Annotated[
+    bool, typer.Option("--all", help="All letters of the topics: where nothing else says which.")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show which letters are meant.")]
-AgainOption = Annotated[bool, typer.Option("--again", help="Those too that were replayed or dropped before.")]
+AgainOption = Annotated[
+    bool, typer.Option("--again", help="Those too that were replayed or dropped before.")
+]
 LimitOption = Annotated[
-    int | None, typer.Option("--limit", "-n", min=1, help="At most so many, the first.", show_default=False)
+    int | None,
+    typer.Option("--limit", "-n", min=1, help="At most so many, the first.", show_default=False),
 ]
 
 
@@ -87,8 +99,12 @@ def list_letters(
     reasons: ReasonOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    each: Annotated[bool, typer.Option("--letters", "-l", help="A line for each letter, with its place.")] = False,
-    marked: Annotated[bool, typer.Option("--marked", "-a", help="Those too that were replayed or dropped.")] = False,
+    each: Annotated[
+        bool, typer.Option("--letters", "-l", help="A line for each letter, with its place.")
+    ] = False,
+    marked: Annotated[
+        bool, typer.Option("--marked", "-a", help="Those too that were replayed or dropped.")
+    ] = False,
     limit: LimitOption = None,
     bootstrap: BesideOption = None,
     as_json: JsonOption = False,
@@ -124,7 +140,8 @@ def list_letters(
         return
     with ProgressLine() as progress:
         counts = [
-            count(name, filter(meant.takes, box.letters(name, marks, progress.read)), marked=marked) for name in names
+            count(name, filter(meant.takes, box.letters(name, marks, progress.read)), marked=marked)
+            for name in names
         ]
     if as_json:
         print_json(counts)
@@ -139,16 +156,22 @@ def list_letters(
 @app.command()
 def show(
     place: Annotated[
-        str, typer.Argument(metavar="[TOPIC/]PARTITION/OFFSET", help="The letter, as `list -l` shows it.")
+        str,
+        typer.Argument(
+            metavar="[TOPIC/]PARTITION/OFFSET", help="The letter, as `list -l` shows it."
+        ),
     ],
-    as_hex: Annotated[bool, typer.Option("--hex", help="The value as hex, also where it is text.")] = False,
+    as_hex: Annotated[
+        bool, typer.Option("--hex", help="The value as hex, also where it is text.")
+    ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Nothing but the bytes of the value.")] = False,
     bootstrap: BesideOption = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Show one letter: why it is here, its headers, and its value, decoded where it can be. Secrets in headers are stars.
+    """Show one letter: why it is here, its headers, and its value, decoded where it can be. Secrets
+    in headers are stars.
 
     \b
     Examples:
@@ -185,7 +208,8 @@ def replay(
         typer.Option(
             "--deadline-s",
             min=0.001,
-            help="A new deadline, seconds from now; else the first one holds, and what is late is answered `expired`.",
+            help="A new deadline, seconds from now; else the first one holds, and what is late is "
+            "answered `expired`.",
             show_default=False,
         ),
     ] = None,
@@ -195,10 +219,12 @@ def replay(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Send letters back to the topic that they came from, as they were written, less what was added to say why they failed.
+    """Send letters back to the topic that they came from, as they were written, less what was added
+    to say why they failed.
 
-    Each is a new question with an answer of its own. A letter is replayed once: it is marked in the same transaction. Two
-    replays at once do not meet: the second to start ends the first. Exit status 1: no letter is meant.
+    Each is a new question with an answer of its own. A letter is replayed once: it is marked in the
+    same transaction. Two replays at once do not meet: the second to start ends the first. Exit
+    status 1: no letter is meant.
 
     \b
     Examples:
@@ -250,7 +276,9 @@ def drop(
     truncate: Annotated[
         bool,
         typer.Option(
-            "--truncate", help="Also remove, for good, what is replayed or dropped at the beginning of each partition."
+            "--truncate",
+            help="Also remove, for good, what is replayed or dropped at the beginning of each "
+            "partition.",
         ),
     ] = False,
     dry_run: DryRunOption = False,
@@ -259,10 +287,12 @@ def drop(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Mark letters as done with: they are no longer counted or replayed. Their bytes stay until retention takes them.
+    """Mark letters as done with: they are no longer counted or replayed. Their bytes stay until
+    retention takes them.
 
-    Kafka cannot remove a record from the middle of a partition. --truncate removes what can be: the marked letters before
-    the first one that is still open, in each partition. Exit status 1: no letter is meant.
+    Kafka cannot remove a record from the middle of a partition. --truncate removes what can be: the
+    marked letters before the first one that is still open, in each partition. Exit status 1: no
+    letter is meant.
 
     \b
     Examples:
@@ -303,10 +333,14 @@ def drop(
 
 def _check_asked(meant: Selection, everything: bool) -> None:
     if not (everything or meant.is_narrow):
-        raise typer.BadParameter("say which letters: by place, --partition, --reason, --since, ...; or --all of them")
+        raise typer.BadParameter(
+            "say which letters: by place, --partition, --reason, --since, ...; or --all of them"
+        )
 
 
-def _show_meant(settings: KafkaSettings, meant: Selection, limit: int | None, *, as_json: bool) -> None:
+def _show_meant(
+    settings: KafkaSettings, meant: Selection, limit: int | None, *, as_json: bool
+) -> None:
     clock = SystemClock()
     box = DeadLetterBox(settings, clock)
     with ProgressLine() as progress:
@@ -315,7 +349,12 @@ def _show_meant(settings: KafkaSettings, meant: Selection, limit: int | None, *,
 
 
 def _mark(
-    settings: KafkaSettings, meant: Selection, action: Action, *, limit: int | None, deadline_ms: int | None = None
+    settings: KafkaSettings,
+    meant: Selection,
+    action: Action,
+    *,
+    limit: int | None,
+    deadline_ms: int | None = None,
 ) -> Sent:
     box = DeadLetterBox(settings, SystemClock())
     box.topics()  # says what is missing before anything is begun
@@ -336,7 +375,9 @@ def _truncate(box: DeadLetterBox, meant: Selection) -> dict[str, dict[int, int]]
     return {name: partitions for name, partitions in begins.items() if partitions}
 
 
-def _print_letters(letters: list[DeadLetter], now_ms: int, limit: int | None, *, as_json: bool) -> None:
+def _print_letters(
+    letters: list[DeadLetter], now_ms: int, limit: int | None, *, as_json: bool
+) -> None:
     if as_json:
         print_json([letter_json(letter) for letter in letters])
     else:
@@ -345,5 +386,7 @@ def _print_letters(letters: list[DeadLetter], now_ms: int, limit: int | None, *,
         people().print(f"the first {LISTED_MAX:,}; --limit shows more", style="dim")
 
 
-def _settings(bootstrap: str | None, config: Path | None, assignments: list[str] | None) -> KafkaSettings:
+def _settings(
+    bootstrap: str | None, config: Path | None, assignments: list[str] | None
+) -> KafkaSettings:
     return load_beside(given(config, assignments, kafka={"bootstrap": bootstrap})).kafka

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from carpool.kafka.dead_letters.selection import Place, Selection
+from carpool.dead_letters.selection import Place, Selection
 from schemas.topics import DEAD_LETTER_SUFFIX, QUERIES_DEAD
 
 AGE = re.compile(r"(\d{1,6})([smhd])")
@@ -19,35 +19,52 @@ PlacesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[TOPIC/]PARTITION/OFFSET...",
-        help=f"Letters by their place, as `list --letters` shows it. Without a topic: {QUERIES_DEAD.name}.",
+        help="Letters by their place, as `list --letters` shows it. Without a topic: "
+        f"{QUERIES_DEAD.name}.",
         show_default=False,
     ),
 ]
 TopicOption = Annotated[
     list[str] | None,
-    typer.Option("--topic", "-t", help="Dead-letter topic, or the topic it is for. Default: all.", show_default=False),
+    typer.Option(
+        "--topic",
+        "-t",
+        help="Dead-letter topic, or the topic it is for. Default: all.",
+        show_default=False,
+    ),
 ]
 PartitionOption = Annotated[
-    list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition.", show_default=False)
+    list[int] | None,
+    typer.Option("--partition", "-p", min=0, help="Only this partition.", show_default=False),
 ]
 FromOption = Annotated[
-    int | None, typer.Option("--from-offset", min=0, help="First offset, in each partition.", show_default=False)
+    int | None,
+    typer.Option(
+        "--from-offset", min=0, help="First offset, in each partition.", show_default=False
+    ),
 ]
 ToOption = Annotated[
-    int | None, typer.Option("--to-offset", min=0, help="Last offset, in each partition.", show_default=False)
+    int | None,
+    typer.Option("--to-offset", min=0, help="Last offset, in each partition.", show_default=False),
 ]
 ReasonOption = Annotated[
     list[str] | None,
-    typer.Option("--reason", "-r", help="Only for this reason, as `list` shows it.", show_default=False),
+    typer.Option(
+        "--reason", "-r", help="Only for this reason, as `list` shows it.", show_default=False
+    ),
 ]
 SinceOption = Annotated[
     str | None,
     typer.Option(
-        "--since", metavar="AGE|TIME", help="Not older than 30m, 2h, 3d; or 2026-11-22T10:00Z.", show_default=False
+        "--since",
+        metavar="AGE|TIME",
+        help="Not older than 30m, 2h, 3d; or 2026-11-22T10:00Z.",
+        show_default=False,
     ),
 ]
 UntilOption = Annotated[
-    str | None, typer.Option("--until", metavar="AGE|TIME", help="Not newer than that.", show_default=False)
+    str | None,
+    typer.Option("--until", metavar="AGE|TIME", help="Not newer than that.", show_default=False),
 ]
 
 
@@ -64,7 +81,9 @@ def selection(
     until: str | None = None,
     marked: bool = False,
 ) -> Selection:
-    """Returns what these options mean together. Raises `typer.BadParameter` for a place, age or time that is none."""
+    """Returns what these options mean together. Raises `typer.BadParameter` for a place, age or
+    time that is none.
+    """
     return Selection(
         topics=frozenset(dead_letter_topic(topic) for topic in topics or ()),
         places=frozenset(parse_place(place) for place in places or ()),
@@ -88,14 +107,16 @@ def parse_place(text: str) -> Place:
     found = PLACE.fullmatch(text)
     if found is None:
         raise typer.BadParameter(
-            f"{text!r} is no place: write [TOPIC/]PARTITION/OFFSET, such as {QUERIES_DEAD.name}/2/17"
+            f"{text!r} is no place: write [TOPIC/]PARTITION/OFFSET, such as "
+            f"{QUERIES_DEAD.name}/2/17"
         )
     topic, partition, offset = found.groups()
     return (dead_letter_topic(topic) if topic else QUERIES_DEAD.name), int(partition), int(offset)
 
 
 def parse_time_ms(text: str, now_us: int) -> int:
-    """Returns a moment in epoch milliseconds: an age before now, or a time as ISO 8601 writes it (UTC without a zone).
+    """Returns a moment in epoch milliseconds: an age before now, or a time as ISO 8601 writes it
+    (UTC without a zone).
 
     Raises `typer.BadParameter`.
     """
@@ -104,5 +125,7 @@ def parse_time_ms(text: str, now_us: int) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no age (30m, 2h, 3d) and no time (2026-11-22T10:00Z)") from None
+        raise typer.BadParameter(
+            f"{text!r} is no age (30m, 2h, 3d) and no time (2026-11-22T10:00Z)"
+        ) from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)

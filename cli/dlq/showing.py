@@ -11,10 +11,12 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from carpool.kafka.dead_letters.letter import DeadLetter, place_text
+from carpool.dead_letters.letter import DeadLetter, place_text
 
 STARS = "********"
-SECRET = re.compile(r"auth|token|secret|passw|cookie|credential|api[-_.]?key|private[-_.]?key", re.IGNORECASE)
+SECRET = re.compile(
+    r"auth|token|secret|passw|cookie|credential|api[-_.]?key|private[-_.]?key", re.IGNORECASE
+)
 HEX_WIDTH = 16
 TEXT_CHARS_MAX = 8_192
 HEX_BYTES_MAX = 1_024
@@ -31,7 +33,9 @@ class ReasonCount(msgspec.Struct, kw_only=True):
 
 
 class TopicCount(msgspec.Struct, kw_only=True):
-    """Letters of one topic; `open`: those that nothing was done about, which the rest is about. Times in epoch milliseconds."""
+    """Letters of one topic; `open`: those that nothing was done about, which the rest is about.
+    Times in epoch milliseconds.
+    """
 
     topic: str
     letters: int = 0
@@ -44,7 +48,9 @@ class TopicCount(msgspec.Struct, kw_only=True):
 
 
 def count(topic: str, letters: Iterable[DeadLetter], *, marked: bool) -> TopicCount:
-    """Returns a topic's letters counted; reasons and ages of the open ones, with `marked` of all."""
+    """Returns a topic's letters counted; reasons and ages of the open ones, with `marked` of
+    all.
+    """
     counted = TopicCount(topic=topic, reasons=[])
     reasons: dict[str, ReasonCount] = {}
     for letter in letters:
@@ -63,8 +69,12 @@ def count(topic: str, letters: Iterable[DeadLetter], *, marked: bool) -> TopicCo
 
 def _note(counted: TopicCount, reasons: dict[str, ReasonCount], letter: DeadLetter) -> None:
     written_ms = letter.place.timestamp_ms
-    counted.oldest_ms = written_ms if counted.oldest_ms is None else min(counted.oldest_ms, written_ms)
-    counted.newest_ms = written_ms if counted.newest_ms is None else max(counted.newest_ms, written_ms)
+    counted.oldest_ms = (
+        written_ms if counted.oldest_ms is None else min(counted.oldest_ms, written_ms)
+    )
+    counted.newest_ms = (
+        written_ms if counted.newest_ms is None else max(counted.newest_ms, written_ms)
+    )
     reason = reasons.setdefault(letter.reason, ReasonCount(reason=letter.reason))
     reason.letters += 1
     if written_ms >= reason.newest_ms:
@@ -91,8 +101,16 @@ def reasons_table(topic: TopicCount, now_ms: int) -> Table:
     """Returns a row a reason, with the newest letter of it as an example."""
     table = _table("reason", "letters", "newest", "for example", "")
     for each in topic.reasons:
-        example = Text(_harmless(each.message[:160]), overflow="ellipsis", no_wrap=True, style="dim")
-        table.add_row(Text(each.reason), f"{each.letters:,}", age(each.newest_ms, now_ms), each.newest, example)
+        example = Text(
+            _harmless(each.message[:160]), overflow="ellipsis", no_wrap=True, style="dim"
+        )
+        table.add_row(
+            Text(each.reason),
+            f"{each.letters:,}",
+            age(each.newest_ms, now_ms),
+            each.newest,
+            example,
+        )
     return table
 
 
@@ -103,7 +121,14 @@ def letters_table(letters: Iterable[DeadLetter], now_ms: int) -> Table:
         done = letter.mark.action if letter.mark else ""
         why = Text(_harmless(letter.message[:200]), overflow="ellipsis", no_wrap=True, style="dim")
         written = age(letter.place.timestamp_ms, now_ms)
-        table.add_row(place_text(letter.place), written, Text(letter.reason), done, f"{len(letter.value):,}", why)
+        table.add_row(
+            place_text(letter.place),
+            written,
+            Text(letter.reason),
+            done,
+            f"{len(letter.value):,}",
+            why,
+        )
     return table
 
 
@@ -111,13 +136,17 @@ def _table(*columns: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in columns:
         table.add_column(
-            column, header_style="dim", justify="right" if column in ("open", "letters", "bytes") else "left"
+            column,
+            header_style="dim",
+            justify="right" if column in ("open", "letters", "bytes") else "left",
         )
     return table
 
 
 def age(moment_ms: int | None, now_ms: int) -> str:
-    """Returns how long ago something was, roughly: 40 s, 12 min, 5 h, 3 d; nothing for no moment."""
+    """Returns how long ago something was, roughly: 40 s, 12 min, 5 h, 3 d; nothing for no
+    moment.
+    """
     if moment_ms is None:
         return ""
     seconds = max(0, now_ms - moment_ms) // 1_000
@@ -128,7 +157,9 @@ def age(moment_ms: int | None, now_ms: int) -> str:
 
 
 def letter_text(letter: DeadLetter, *, as_hex: bool) -> Text:
-    """Returns one letter in full: why, its headers (secrets as stars), its value decoded, or as hex where it is no text."""
+    """Returns one letter in full: why, its headers (secrets as stars), its value decoded, or as hex
+    where it is no text.
+    """
     lines = [Text(place_text(letter.place), style="bold")]
     written = _time(letter.place.timestamp_ms)
     lines.append(_row("written", written))
@@ -144,7 +175,9 @@ def letter_text(letter: DeadLetter, *, as_hex: bool) -> Text:
 
 
 def letter_json(letter: DeadLetter) -> dict[str, Any]:
-    """Returns one letter for programs: bytes as base64, the value as text too where it is UTF-8, secrets as stars."""
+    """Returns one letter for programs: bytes as base64, the value as text too where it is UTF-8,
+    secrets as stars.
+    """
     try:
         text: str | None = letter.value.decode()
     except UnicodeDecodeError:
@@ -163,12 +196,16 @@ def letter_json(letter: DeadLetter) -> dict[str, Any]:
 
 
 def shown_header(name: str, content: bytes | None) -> str:
-    """Returns the value of a header as it may be seen: stars where its name says that it is a secret."""
+    """Returns the value of a header as it may be seen: stars where its name says that it is a
+    secret.
+    """
     return STARS if SECRET.search(name) else _shown(content)
 
 
 def value_text(value: bytes) -> str:
-    """Returns a value as people read it: JSON indented, else text, else hex; what is long is cut, and says so."""
+    """Returns a value as people read it: JSON indented, else text, else hex; what is long is cut,
+    and says so.
+    """
     try:
         text = msgspec.json.format(value, indent=2).decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -182,7 +219,9 @@ def value_text(value: bytes) -> str:
 
 
 def hex_dump(value: bytes) -> str:
-    """Returns offset, bytes in hex and what of them is ASCII, a line for 16 bytes; at most 1 KiB."""
+    """Returns offset, bytes in hex and what of them is ASCII, a line for 16 bytes; at most 1
+    KiB.
+    """
     lines = []
     for at in range(0, min(len(value), HEX_BYTES_MAX), HEX_WIDTH):
         row = value[at : at + HEX_WIDTH]
@@ -205,7 +244,9 @@ def _shown(content: bytes | None) -> str:
 
 def _harmless(text: str) -> str:
     """What a terminal would obey is shown, not sent."""
-    return "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text)
+    return "".join(
+        char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text
+    )
 
 
 def _row(name: str, text: str) -> Text:
@@ -213,4 +254,8 @@ def _row(name: str, text: str) -> Text:
 
 
 def _time(moment_ms: int) -> str:
-    return datetime.fromtimestamp(moment_ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(moment_ms / 1_000, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )

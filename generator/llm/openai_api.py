@@ -1,4 +1,6 @@
-"""A server that speaks OpenAI's API, such as vLLM: streaming chat completions, held to a JSON schema."""
+"""A server that speaks OpenAI's API, such as vLLM: streaming chat completions, held to a JSON
+schema.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from generator.settings import LlmSettings
 CHECK_TIMEOUT_S = 10.0
 SCHEMA_NAME = "cited_answer"
 _DETAIL_CHARS_MAX = 300
-_NO_CONNECTION = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol")
+_NO_CONNECTION = (
+    "ConnectError",
+    "ConnectTimeout",
+    "PoolTimeout",
+    "ProxyError",
+    "UnsupportedProtocol",
+)
 """Errors of the client's HTTP library: httpx or httpx2, after its version."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TOO_LONG = (
@@ -32,7 +40,9 @@ _TOO_LONG = (
 
 
 class OpenAiEngine:
-    """See `LlmEngine`. Makes its client at the first call, inside the event loop. Retries nothing by itself."""
+    """See `LlmEngine`. Makes its client at the first call, inside the event loop. Retries nothing
+    by itself.
+    """
 
     def __init__(self, settings: LlmSettings) -> None:
         self._settings = settings
@@ -50,7 +60,8 @@ class OpenAiEngine:
             timeout = Timeout(None, connect=settings.connect_timeout_s)
             self._client_or_none = AsyncOpenAI(
                 base_url=settings.base_url,
-                api_key=settings.api_key.value or "none",  # the client insists on one; servers without keys ignore it
+                api_key=settings.api_key.value
+                or "none",  # the client insists on one; servers without keys ignore it
                 max_retries=0,
                 timeout=timeout,
                 http_client=DefaultAsyncHttpxClient(
@@ -62,24 +73,27 @@ class OpenAiEngine:
         return self._client_or_none
 
     async def check(self) -> None:
-        """Asks for the list of models. Raises `LlmRefusal` if there is no answer, or the model is not in it."""
+        """Asks for the list of models. Raises `LlmRefusal` if there is no answer, or the model is
+        not in it.
+        """
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 page = await self._client().models.list()
             names = [model.id for model in page.data]
         except openai.NotFoundError as error:
             raise LlmRefusal(
-                "unreachable", f"it lists no models ({_detail(error)}); base_url ends in /v1, for vLLM"
+                "unreachable",
+                f"it lists no models ({_detail(error)}); base_url ends in /v1, for vLLM",
             ) from error
-        except (
-            Exception
-        ) as error:  # the client passes on errors of its HTTP library, which differs between its versions
+        # the client passes on errors of its HTTP library, which differs between its versions
+        except Exception as error:
             raise self._failure(error, "the list of its models") from error
         if self._settings.model not in names:
             listed = ", ".join(names[:10]) or "none"
             raise LlmRefusal(
                 "model_missing",
-                f"it has no model {self._settings.model!r}, only: {listed}; set llm.model to one of these",
+                f"it has no model {self._settings.model!r}, only: {listed}; set llm.model to one "
+                "of these",
             )
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[Event, None]:
@@ -102,7 +116,10 @@ class OpenAiEngine:
     def _body(self, request: LlmRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._settings.model,
-            "messages": [{"role": "system", "content": request.system}, {"role": "user", "content": request.user}],
+            "messages": [
+                {"role": "system", "content": request.system},
+                {"role": "user", "content": request.user},
+            ],
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "stream": True,
@@ -119,9 +136,14 @@ class OpenAiEngine:
         return body
 
     async def _pieces(
-        self, response: AsyncStream[ChatCompletionChunk], ended: _Ending, first_token_at: float | None
+        self,
+        response: AsyncStream[ChatCompletionChunk],
+        ended: _Ending,
+        first_token_at: float | None,
     ) -> AsyncIterator[str]:
-        """Yields the text of each chunk that has one. Raises what the client raises, and TimeoutError."""
+        """Yields the text of each chunk that has one. Raises what the client raises, and
+        TimeoutError.
+        """
         chunks = response.__aiter__()
         deadline = first_token_at
         while True:
@@ -136,7 +158,9 @@ class OpenAiEngine:
                 yield text
         if ended.finish_reason is None:
             raise LlmRefusal(
-                "broken", "it ended its answer without a finish_reason: the connection or the server broke off"
+                "broken",
+                "it ended its answer without a finish_reason: the connection or the server broke "
+                "off",
             )
 
     async def close(self) -> None:
@@ -150,32 +174,48 @@ class OpenAiEngine:
         cause = error.__cause__ or error
         detail = f"{type(cause).__name__}: {cause}"[:_DETAIL_CHARS_MAX]
         if type(cause).__name__ in _NO_CONNECTION:
-            return LlmRefusal("unreachable", f"it cannot be reached ({detail}); is it running, and is base_url right?")
+            return LlmRefusal(
+                "unreachable",
+                f"it cannot be reached ({detail}); is it running, and is base_url right?",
+            )
         if isinstance(error, TimeoutError | openai.APITimeoutError):
             return LlmRefusal(
-                "timeout", f"it went silent over {what}; it hangs or is overloaded (the timeouts are llm.*_timeout_s)"
+                "timeout",
+                f"it went silent over {what}; it hangs or is overloaded (the timeouts are "
+                "llm.*_timeout_s)",
             )
         if isinstance(error, openai.APIStatusError):
             return self._refusal(error, error.status_code)
-        return LlmRefusal("broken", f"it broke off {what}, or wrote something that is not its protocol ({detail})")
+        return LlmRefusal(
+            "broken", f"it broke off {what}, or wrote something that is not its protocol ({detail})"
+        )
 
     def _refusal(self, error: openai.APIStatusError, status: int) -> LlmRefusal | PromptRefused:
         detail = f"HTTP {status}: {_detail(error)}"
         retry_after_s = _retry_after_s(error.response.headers)
         if status in (409, 425, 429, 503):
-            return LlmRefusal("busy", f"it takes no more work now ({detail})", retry_after_s=retry_after_s)
+            return LlmRefusal(
+                "busy", f"it takes no more work now ({detail})", retry_after_s=retry_after_s
+            )
         if status in (401, 403, 407):
-            return LlmRefusal("forbidden", f"it wants another key ({detail}); set CARPOOL_LLM_API_KEY")
+            return LlmRefusal(
+                "forbidden", f"it wants another key ({detail}); set CARPOOL_LLM_API_KEY"
+            )
         if status == 404:
             return LlmRefusal(
                 "model_missing",
-                f"it has no model {self._settings.model!r} ({detail}); set llm.model to one that it lists",
+                f"it has no model {self._settings.model!r} ({detail}); set llm.model to one that "
+                "it lists",
             )
         if status == 408:
-            return LlmRefusal("timeout", f"it gave up on the request ({detail})", retry_after_s=retry_after_s)
+            return LlmRefusal(
+                "timeout", f"it gave up on the request ({detail})", retry_after_s=retry_after_s
+            )
         if status in (502, 504):
             return LlmRefusal(
-                "unreachable", f"what stands before it does not reach it ({detail})", retry_after_s=retry_after_s
+                "unreachable",
+                f"what stands before it does not reach it ({detail})",
+                retry_after_s=retry_after_s,
             )
         if status >= 500:
             return LlmRefusal("broken", f"it failed ({detail})", retry_after_s=retry_after_s)
@@ -183,8 +223,8 @@ class OpenAiEngine:
             return PromptRefused(f"the LLM server refuses this prompt ({detail})")
         return LlmRefusal(
             "misfit",
-            f"it refuses a request, and has answered none so far ({detail}): does it know `response_format`, and `priority` if"
-            " llm.sends_priority is on?",
+            f"it refuses a request, and has answered none so far ({detail}): does it know "
+            "`response_format`, and `priority` if llm.sends_priority is on?",
         )
 
 
@@ -197,7 +237,9 @@ class _Ending:
         self._usage: CompletionUsage | None = None
 
     def take(self, chunk: ChatCompletionChunk) -> str:
-        """Returns the text of the chunk, which may be empty. Raises anything if it is none of OpenAI's."""
+        """Returns the text of the chunk, which may be empty. Raises anything if it is none of
+        OpenAI's.
+        """
         self._model = chunk.model or self._model
         self._usage = chunk.usage or self._usage
         if not chunk.choices:
@@ -205,7 +247,9 @@ class _Ending:
         choice = chunk.choices[0]
         self.finish_reason = choice.finish_reason or self.finish_reason
         text = choice.delta.content or ""
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # lone surrogates cannot be sent on
+        return text.encode("utf-16", "surrogatepass").decode(
+            "utf-16", "replace"
+        )  # lone surrogates cannot be sent on
 
     def finished(self) -> Finished:
         """Returns the end; a server that counts no tokens is taken to have used none."""
@@ -227,14 +271,18 @@ def _detail(error: openai.APIStatusError) -> str:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Returns what the headers ask for: milliseconds, seconds, or a date, against the server's own clock."""
+    """Returns what the headers ask for: milliseconds, seconds, or a date, against the server's own
+    clock.
+    """
     for name, units_a_second in (("retry-after-ms", 1_000), ("retry-after", 1)):
         try:
             return max(0.0, float(headers[name]) / units_a_second)
         except (KeyError, ValueError):
             continue
     try:
-        wait = parsedate_to_datetime(headers["retry-after"]) - parsedate_to_datetime(headers["date"])
+        wait = parsedate_to_datetime(headers["retry-after"]) - parsedate_to_datetime(
+            headers["date"]
+        )
     except (KeyError, ValueError, TypeError):
         return None
     return max(0.0, wait.total_seconds())

@@ -8,19 +8,24 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from carpool.errors import CarpoolError, RetryableError
 
-RefusalKind = Literal["unreachable", "busy", "timeout", "broken", "model_missing", "forbidden", "misfit"]
+RefusalKind = Literal[
+    "unreachable", "busy", "timeout", "broken", "model_missing", "forbidden", "misfit"
+]
 """Why a server did not do its work: the label of metrics.
 
-`busy`: it said so (429, 503). `timeout`: it took the request and then said nothing. `broken`: it broke off, failed, or
-answered with something else than its protocol. `model_missing`, `forbidden`: it runs, but not as the settings have it.
-`misfit`: it refuses a prompt, and has answered none yet, so that the settings are as likely to blame as the prompt: a
-bad deployment must not fail every query of a topic.
+`busy`: it said so (429, 503). `timeout`: it took the request and then said nothing. `broken`: it
+broke off, failed, or answered with something else than its protocol. `model_missing`, `forbidden`:
+it runs, but not as the settings have it. `misfit`: it refuses a prompt, and has answered none yet,
+so that the settings are as likely to blame as the prompt: a bad deployment must not fail every
+query of a topic.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlmRequest:
-    """One prompt. `id` names it in the server's logs, and stays the same over retries; `schema` is a JSON Schema."""
+    """One prompt. `id` names it in the server's logs, and stays the same over retries; `schema` is
+    a JSON Schema.
+    """
 
     id: str
     system: str
@@ -41,7 +46,9 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """The end of an answer, with tokens as the server counted them. `finish_reason`: `stop`, `length`, or the server's own."""
+    """The end of an answer, with tokens as the server counted them. `finish_reason`: `stop`,
+    `length`, or the server's own.
+    """
 
     finish_reason: str
     model: str
@@ -54,9 +61,13 @@ Event: TypeAlias = Piece | Finished
 
 
 class LlmRefusal(RetryableError):
-    """The server did not do its work, and may do it later. The message says what it means and what to do."""
+    """The server did not do its work, and may do it later. The message says what it means and what
+    to do.
+    """
 
-    def __init__(self, kind: RefusalKind, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, kind: RefusalKind, message: str, *, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.kind: RefusalKind = kind
 
@@ -67,7 +78,9 @@ class LlmRefusal(RetryableError):
 
 
 class PromptRefused(CarpoolError):
-    """The server refuses this prompt for what it is (too long, not valid); sending it again is of no use."""
+    """The server refuses this prompt for what it is (too long, not valid); sending it again is of
+    no use.
+    """
 
 
 class LlmEngine(Protocol):
@@ -83,7 +96,8 @@ class LlmEngine(Protocol):
         ...
 
     def stream(self, request: LlmRequest) -> AsyncGenerator[Event, None]:
-        """Yields pieces as they are written, then exactly one `Finished`. Raises `LlmRefusal` or `PromptRefused`.
+        """Yields pieces as they are written, then exactly one `Finished`. Raises `LlmRefusal` or
+        `PromptRefused`.
 
         Closing the generator, or cancelling its task, ends the request at the server.
         """

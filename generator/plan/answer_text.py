@@ -1,8 +1,10 @@
-"""Reads the model's JSON object while it is being written: the answer's text so far, and the numbers it cites.
+"""Reads the model's JSON object while it is being written: the answer's text so far, and the
+numbers it cites.
 
-A reader of its own, because a JSON decoder says nothing about half an object: a request that ends at `max_tokens` leaves
-one, and partial answers are sent from one. It looks for two fields at the top level, `answer` and `citations`, in any
-order, and is tolerant of everything else; whether an object is complete is for a real JSON decoder to say (`written`).
+A reader of its own, because a JSON decoder says nothing about half an object: a request that ends
+at `max_tokens` leaves one, and partial answers are sent from one. It looks for two fields at the
+top level, `answer` and `citations`, in any order, and is tolerant of everything else; whether an
+object is complete is for a real JSON decoder to say (`written`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class CitedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """What the model wrote. `is_complete`: as a whole object, not cut off and not something else."""
+    """What the model wrote. `is_complete`: as a whole object, not cut off and not something
+    else.
+    """
 
     answer: str
     numbers: tuple[int, ...]
@@ -50,7 +54,9 @@ class AnswerReader:
         self._digits = ""
 
     def feed(self, piece: str) -> str:
-        """Takes the next characters of the object and returns the characters that they add to the answer's text."""
+        """Takes the next characters of the object and returns the characters that they add to the
+        answer's text.
+        """
         added = []
         for char in piece:
             if self._in_string:
@@ -82,7 +88,9 @@ class AnswerReader:
         return self._depth == 2 and self._is_value and self._key == CITATIONS
 
     def _end_number(self) -> None:
-        """A number counts once something follows it: of one that was cut off, digits may be missing."""
+        """A number counts once something follows it: of one that was cut off, digits may be
+        missing.
+        """
         if self._digits and len(self._digits) <= _DIGITS_MAX:
             self.numbers.append(int(self._digits))
         self._digits = ""
@@ -136,9 +144,11 @@ class AnswerReader:
 
 
 def written(text: str) -> Written:
-    """Returns what the model wrote in all: a whole object, the readable part of one, or plain text as it is.
+    """Returns what the model wrote in all: a whole object, the readable part of one, or plain text
+    as it is.
 
-    A server that does not honour `response_format` gives plain text; it is kept, and is not complete.
+    A server that does not honour `response_format` gives plain text; it is kept, and is not
+    complete.
     """
     try:
         whole = msgspec.json.decode(text.encode("utf-8", "replace"), type=CitedAnswer)
@@ -154,11 +164,12 @@ def written(text: str) -> Written:
 
 
 def answer_schema(passages: int, *, answer_chars_max: int) -> dict[str, object]:
-    """Returns the JSON Schema that holds the model to a `CitedAnswer` over passages 1 to `passages`.
+    """Returns the JSON Schema that holds the model to a `CitedAnswer` over passages 1 to
+    `passages`.
 
-    At least one number is asked for where there is a passage: small models otherwise leave the list empty however well
-    they answered. Which number it is, is the model's choice, and may be a poor one. The answer stands first: numbers
-    that are written before it are guesses.
+    At least one number is asked for where there is a passage: small models otherwise leave the list
+    empty however well they answered. Which number it is, is the model's choice, and may be a poor
+    one. The answer stands first: numbers that are written before it are guesses.
     """
     return {
         "type": "object",

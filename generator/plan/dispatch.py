@@ -1,12 +1,15 @@
-"""The state machine that decides which prompts are sent, held back, tried again, given up and expired.
+"""The state machine that decides which prompts are sent, held back, tried again, given up and
+expired.
 
-`Dispatcher.step(event, now_us)` returns the actions to take, in order. The server is `open` (prompts flow, at most
-`concurrency` at once), `paused` (it refused; nothing is sent until the pause ends) or `probing` (the pause is over; one
-request finds out whether the server takes work again: a waiting prompt, or a check where none waits that is above
-suspicion). It begins as `probing`: nothing is consumed for a server that has not answered once.
+`Dispatcher.step(event, now_us)` returns the actions to take, in order. The server is `open`
+(prompts flow, at most `concurrency` at once), `paused` (it refused; nothing is sent until the pause
+ends) or `probing` (the pause is over; one request finds out whether the server takes work again: a
+waiting prompt, or a check where none waits that is above suspicion). It begins as `probing`:
+nothing is consumed for a server that has not answered once.
 
-A refusal is retried without end, until the deadline of its query, if it has one: nothing is lost to a server that is down.
-The exception is a prompt that the server breaks off over again and again while it answers others.
+A refusal is retried without end, until the deadline of its query, if it has one: nothing is lost to
+a server that is down. The exception is a prompt that the server breaks off over again and again
+while it answers others.
 """
 
 from __future__ import annotations
@@ -19,15 +22,18 @@ from generator.plan.order import ArrivalOrder, Order, Prompt
 Server = Literal["open", "paused", "probing"]
 
 OLDEST_EVERY = 16
-"""Every so many sends go to whoever has waited longest: no priority keeps anybody waiting for ever."""
+"""Every so many sends go to whoever has waited longest: no priority keeps anybody waiting for
+ever.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Bounds of the dispatcher: requests at once, prompts in hand (waiting or running), pauses, and failures of one prompt.
+    """Bounds of the dispatcher: requests at once, prompts in hand (waiting or running), pauses, and
+    failures of one prompt.
 
-    `failures_max`: how often one prompt may fail in a way that it may be to blame for, each time with others answered
-    meanwhile, before it is given up.
+    `failures_max`: how often one prompt may fail in a way that it may be to blame for, each time
+    with others answered meanwhile, before it is given up.
     """
 
     concurrency: int
@@ -54,17 +60,20 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """A request is over for good: answered, or refused for its own fault. Either way the server took it."""
+    """A request is over for good: answered, or refused for its own fault. Either way the server
+    took it.
+    """
 
     id: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refused:
-    """The server did not do its work: it refused, broke off, hung, could not be reached. `id` None: the check.
+    """The server did not do its work: it refused, broke off, hung, could not be reached. `id` None:
+    the check.
 
-    `retry_after_us`: how long it asked to be left alone. `suspect`: this prompt may itself be the cause (the server broke
-    off in the middle, rather than saying that it is busy).
+    `retry_after_us`: how long it asked to be left alone. `suspect`: this prompt may itself be the
+    cause (the server broke off in the middle, rather than saying that it is busy).
     """
 
     id: int | None
@@ -122,7 +131,9 @@ class Expire:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GiveUp:
-    """Answer this query `failed`: the server broke off `attempts` times over it while it answered others."""
+    """Answer this query `failed`: the server broke off `attempts` times over it while it answered
+    others.
+    """
 
     id: int
     attempts: int
@@ -149,7 +160,9 @@ class _Entry:
 
 
 class Dispatcher:
-    """See the module. Not thread-safe; its caller holds a lock. Each step costs O(prompts in hand)."""
+    """See the module. Not thread-safe; its caller holds a lock. Each step costs O(prompts in
+    hand).
+    """
 
     def __init__(self, limits: Limits, order: Order | None = None) -> None:
         self._limits = limits
@@ -184,9 +197,13 @@ class Dispatcher:
         return max(0, self._limits.in_hand_max - self.in_hand) if self._server == "open" else 0
 
     def wake_us(self) -> int | None:
-        """Returns when time alone will change something: the end of a pause, or the next deadline. None: never."""
+        """Returns when time alone will change something: the end of a pause, or the next deadline.
+        None: never.
+        """
         entries = (*self._waiting.values(), *self._running.values())
-        times = [entry.prompt.deadline_us for entry in entries if entry.prompt.deadline_us is not None]
+        times = [
+            entry.prompt.deadline_us for entry in entries if entry.prompt.deadline_us is not None
+        ]
         if self._server == "paused":
             times.append(self._paused_until_us)
         if self._server == "open":
@@ -195,12 +212,16 @@ class Dispatcher:
         return min(times, default=None)
 
     def step(self, event: Event, now_us: int) -> tuple[Action, ...]:
-        """Takes one event and returns what to do now, in order. Events about prompts that are gone change nothing."""
+        """Takes one event and returns what to do now, in order. Events about prompts that are gone
+        change nothing.
+        """
         actions: list[Action] = []
         self._now_us = now_us
         if isinstance(event, Arrived):
             prompt = event.prompt
-            assert prompt.id not in self._waiting and prompt.id not in self._running, f"prompt {prompt.id} came twice"
+            assert prompt.id not in self._waiting and prompt.id not in self._running, (
+                f"prompt {prompt.id} came twice"
+            )
             self._waiting[prompt.id] = _Entry(prompt)
         self._expire(now_us, actions)  # first, so that what ends late is expired
         match event:
@@ -223,20 +244,31 @@ class Dispatcher:
 
     def check_integrity(self) -> None:
         """Asserts what must hold between two steps."""
-        assert not self._waiting.keys() & self._running.keys(), "a prompt is both waiting and running"
-        assert len(self._running) <= self._limits.concurrency, "more requests at once than allowed"
-        assert self._probe is None or self._server == "probing", "a probe is out though the server is not being probed"
-        assert self._probe in (None, "check") or self._probe in self._running, "the probe is not running"
-        assert self._server != "open" or not self._sendable() or len(self._running) == self._limits.concurrency, (
-            "a prompt waits though it could be sent"
+        assert not self._waiting.keys() & self._running.keys(), (
+            "a prompt is both waiting and running"
         )
+        assert len(self._running) <= self._limits.concurrency, "more requests at once than allowed"
+        assert self._probe is None or self._server == "probing", (
+            "a probe is out though the server is not being probed"
+        )
+        assert self._probe in (None, "check") or self._probe in self._running, (
+            "the probe is not running"
+        )
+        assert (
+            self._server != "open"
+            or not self._sendable()
+            or len(self._running) == self._limits.concurrency
+        ), "a prompt waits though it could be sent"
 
     def _took(self, id: int | Literal["check"]) -> None:
-        """The server took work. What it took before or during a pause says nothing about now; only the probe does."""
+        """The server took work. What it took before or during a pause says nothing about now; only
+        the probe does.
+        """
         if self._server == "probing" and self._probe == id:
             self._server, self._probe = "open", None
         if self._server == "open" and id in self._running:
-            # Only a prompt ends the backoff: a server may list its models and still refuse to generate.
+            # Only a prompt ends the backoff: a server may list its models and still refuse to
+            # generate.
             self._refusals_in_row = 0
 
     def _end(self, id: int, actions: list[Action]) -> None:
@@ -261,29 +293,35 @@ class Dispatcher:
                 self._waiting[event.id] = entry
         self._pause(event.retry_after_us, now_us)
         if entry is not None and event.suspect:
-            # It waits as long again after the pause: else it would be the first at a server that a check has just
-            # opened, and might close it to all others, those to come included, time and again.
+            # It waits as long again after the pause: else it would be the first at a server that a
+            # check has just opened, and might close it to all others, those to come included, time
+            # and again.
             entry.not_before_us = self._paused_until_us + (self._paused_until_us - now_us)
 
     def _failed_again(self, entry: _Entry) -> bool:
-        """Counts a failure that the prompt may be to blame for: the first, and each with others answered since the last."""
+        """Counts a failure that the prompt may be to blame for: the first, and each with others
+        answered since the last.
+        """
         if entry.failures == 0 or self._ended > entry.ended_at_failure:
             entry.failures += 1
         entry.ended_at_failure = self._ended
         return entry.failures > self._limits.failures_max
 
     def _pause(self, retry_after_us: int | None, now_us: int) -> None:
-        """Pauses for min * 2^(refusals in a row - 1), within the maximum, or for as long as the server asked.
+        """Pauses for min * 2^(refusals in a row - 1), within the maximum, or for as long as the
+        server asked.
 
-        Requests that were out together and fail together count once: a refusal during a pause only lengthens it, where
-        the server says so.
+        Requests that were out together and fail together count once: a refusal during a pause only
+        lengthens it, where the server says so.
         """
         asked_us = min(retry_after_us or 0, self._limits.retry_after_us_max)
         if self._server == "paused":
             self._paused_until_us = max(self._paused_until_us, now_us + asked_us)
             return
         self._refusals_in_row += 1
-        doublings = min(self._refusals_in_row - 1, 32)  # keeps the number small; the maximum was reached long before
+        doublings = min(
+            self._refusals_in_row - 1, 32
+        )  # keeps the number small; the maximum was reached long before
         backoff_us = min(self._limits.backoff_us_min << doublings, self._limits.backoff_us_max)
         self._server, self._probe = "paused", None
         self._paused_until_us = now_us + max(backoff_us, asked_us)
@@ -304,13 +342,16 @@ class Dispatcher:
                 actions.append(Expire(id=id, attempts=entries.pop(id).attempts))
 
     def _lost_probe(self, id: int) -> None:
-        """A probe that is broken off found nothing out: the next prompt, or a check, takes its place."""
+        """A probe that is broken off found nothing out: the next prompt, or a check, takes its
+        place.
+        """
         if self._probe == id:
             self._probe = None
 
     def _send(self, actions: list[Action]) -> None:
         if self._server == "probing" and self._probe is None:
-            # A prompt that may itself be the cause finds nothing out about the server; a check is asked instead.
+            # A prompt that may itself be the cause finds nothing out about the server; a check is
+            # asked instead.
             candidates = [entry.prompt for entry in self._waiting.values() if entry.failures == 0]
             if not candidates:
                 self._probe = "check"
@@ -325,7 +366,9 @@ class Dispatcher:
             self._start(self._next(sendable).id, actions)
 
     def _sendable(self) -> list[Prompt]:
-        return [entry.prompt for entry in self._waiting.values() if entry.not_before_us <= self._now_us]
+        return [
+            entry.prompt for entry in self._waiting.values() if entry.not_before_us <= self._now_us
+        ]
 
     def _next(self, sendable: list[Prompt]) -> Prompt:
         if (self._sends + 1) % OLDEST_EVERY == 0:

@@ -1,7 +1,8 @@
-"""Fills a prompt template with as many passages as its budget takes. The same input gives the same prompt, to the byte.
+"""Fills a prompt template with as many passages as its budget takes. The same input gives the same
+prompt, to the byte.
 
-Passages stand before the question and in the order in which they were found, so that prompts which share their first
-passages share a prefix, and with it the server's KV cache.
+Passages stand before the question and in the order in which they were found, so that prompts which
+share their first passages share a prefix, and with it the server's KV cache.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ PASSAGE_SEPARATOR = "\n\n"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """A prompt's parts: the system's words, the user's, one passage, and what stands there when nothing was found."""
+    """A prompt's parts: the system's words, the user's, one passage, and what stands there when
+    nothing was found.
+    """
 
     name: str
     system: str
@@ -68,27 +71,41 @@ class FilledPrompt:
 
 
 def parse_template(name: str, content: str) -> Template:
-    """Returns the template in `content`: sections `[system]`, `[user]`, `[passage]`, `[nothing_found]`.
+    """Returns the template in `content`: sections `[system]`, `[user]`, `[passage]`,
+    `[nothing_found]`.
 
-    What stands before the first section is a comment. Raises `ConfigError` that names what is missing or unknown.
+    What stands before the first section is a comment. Raises `ConfigError` that names what is
+    missing or unknown.
     """
     _, *rest = _HEADING.split(content)
     sections = {heading: text.strip() for heading, text in zip(rest[::2], rest[1::2], strict=True)}
-    problems = [f"section [{section}] is missing" for section in SECTIONS if section not in sections]
+    problems = [
+        f"section [{section}] is missing" for section in SECTIONS if section not in sections
+    ]
     for section, text in sections.items():
         if section not in PLACEHOLDERS:
             problems.append(f"section [{section}] is not known; there are: {', '.join(SECTIONS)}")
             continue
         used = set(_PLACEHOLDER.findall(text))
-        problems += [f"[{section}] does not use {{{{{one}}}}}" for one in sorted(PLACEHOLDERS[section] - used)]
-        problems += [f"[{section}] cannot use {{{{{one}}}}}" for one in sorted(used - PLACEHOLDERS[section])]
+        problems += [
+            f"[{section}] does not use {{{{{one}}}}}"
+            for one in sorted(PLACEHOLDERS[section] - used)
+        ]
+        problems += [
+            f"[{section}] cannot use {{{{{one}}}}}" for one in sorted(used - PLACEHOLDERS[section])
+        ]
     if problems:
-        raise ConfigError(f"the prompt template {name!r} cannot be used: {'; '.join(problems)}. See `cited.txt`.")
+        raise ConfigError(
+            f"the prompt template {name!r} cannot be used: {'; '.join(problems)}. See `cited.txt`."
+        )
     return Template(name=name, **sections)
 
 
-def fill(template: Template, question: str, passages: Sequence[Passage], limits: PromptLimits) -> FilledPrompt:
-    """Returns the prompt: the question whole, and passages from the first on until a limit is reached.
+def fill(
+    template: Template, question: str, passages: Sequence[Passage], limits: PromptLimits
+) -> FilledPrompt:
+    """Returns the prompt: the question whole, and passages from the first on until a limit is
+    reached.
 
     A passage's text is cut at a word. Raises `RecordError` if the question alone does not fit.
     """
@@ -98,17 +115,20 @@ def fill(template: Template, question: str, passages: Sequence[Passage], limits:
     if left < 0:
         raise RecordError(
             "too_large",
-            f"the question is {len(question)} characters; with its template it does not fit into a prompt of"
-            f" {limits.prompt_chars_max} characters (prompt_chars_max)",
+            f"the question is {len(question)} characters; with its template it does not fit into a "
+            f"prompt of {limits.prompt_chars_max} characters (prompt_chars_max)",
             field="$.text",
         )
     shown: list[str] = []
     for passage in passages[: limits.passages_max]:
-        text = _put(template.passage, {
-            "n": str(len(shown) + 1),
-            "title": _one_line(passage.title, limits.passage_chars_max),
-            "text": _one_line(passage.text, limits.passage_chars_max),
-        })  # fmt: skip
+        text = _put(
+            template.passage,
+            {
+                "n": str(len(shown) + 1),
+                "title": _one_line(passage.title, limits.passage_chars_max),
+                "text": _one_line(passage.text, limits.passage_chars_max),
+            },
+        )
         left -= len(text) + len(PASSAGE_SEPARATOR)
         if left < 0:
             break
@@ -119,12 +139,16 @@ def fill(template: Template, question: str, passages: Sequence[Passage], limits:
 
 
 def _put(text: str, values: dict[str, str]) -> str:
-    """Fills placeholders in one pass: a question or passage that looks like a placeholder stays as it is."""
+    """Fills placeholders in one pass: a question or passage that looks like a placeholder stays as
+    it is.
+    """
     return _PLACEHOLDER.sub(lambda match: values[match[1]], text)
 
 
 def _one_line(text: str, chars_max: int) -> str:
-    """Makes one line of `text`, so that no passage can look like two, cut at the last word that fits."""
+    """Makes one line of `text`, so that no passage can look like two, cut at the last word that
+    fits.
+    """
     line = " ".join(text[: 4 * chars_max].split())
     if len(line) <= chars_max:
         return line

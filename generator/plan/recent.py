@@ -1,4 +1,6 @@
-"""A dictionary of bounded size that forgets its oldest entries, in constant time and without a list of ages."""
+"""A dictionary of bounded size that forgets its oldest entries, in constant time and without a list
+of ages.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,12 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Holds at most `entries_max` entries, and of those that were put in always the last `entries_max // 2`.
+    """Holds at most `entries_max` entries, and of those that were put in always the last
+    `entries_max // 2`.
 
-    Two generations: when the young one holds half of what may be held, the old one is dropped and the young one takes its
-    place. Deleting one by one from the front of a dictionary would take longer the more is deleted.
+    Two generations: when the young one holds half of what may be held, the old one is dropped and
+    the young one takes its place. Deleting one by one from the front of a dictionary would take
+    longer the more is deleted.
     """
 
     def __init__(self, entries_max: int) -> None:

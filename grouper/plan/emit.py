@@ -1,4 +1,6 @@
-"""Groups of a window as records: who travels together, on which clusters, and what comes next (CaGR-RAG, Eq. 5)."""
+"""Groups of a window as records: who travels together, on which clusters, and what comes next
+(CaGR-RAG, Eq. 5).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from schemas.group import Group, GroupedQuery, HorizonEntry, NextGroup
 from schemas.record import ClusterId
 
 ENVELOPE_BYTES = 512
-"""More than the field names, braces and numbers of a group take without its queries, clusters, `next` and identifiers."""
+"""More than the field names, braces and numbers of a group take without its queries, clusters,
+`next` and identifiers.
+"""
 
 ESCAPED_BYTES_MAX = 6
 """The most bytes that JSON spends on one character of a string."""
@@ -19,7 +23,9 @@ ESCAPED_BYTES_MAX = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
-    """What all groups of a window have in common. `lane` is one of `lane_count`; this plan is made for one lane."""
+    """What all groups of a window have in common. `lane` is one of `lane_count`; this plan is made
+    for one lane.
+    """
 
     index_version: str
     centroids_fingerprint: str
@@ -47,14 +53,16 @@ def plan_records(
     group_bytes_max: int,
     horizon: Sequence[HorizonEntry] = (),
 ) -> tuple[PlannedGroup, ...]:
-    """Returns the records of one lane's groups, in order: Eq. 5, cut so that each encodes to at most `group_bytes_max`.
+    """Returns the records of one lane's groups, in order: Eq. 5, cut so that each encodes to at
+    most `group_bytes_max`.
 
-    `groups` holds positions in `queries`. Order is kept, of groups and within them. A group that is too large becomes
-    several records, one behind the other; a query that is too large alone travels alone. `sequence` counts on from
-    `first_sequence`; `next` is the first query of the record that follows, so the last has none.
+    `groups` holds positions in `queries`. Order is kept, of groups and within them. A group that is
+    too large becomes several records, one behind the other; a query that is too large alone travels
+    alone. `sequence` counts on from `first_sequence`; `next` is the first query of the record that
+    follows, so the last has none.
 
-    `horizon` is the same for the whole window, so it travels once: in its first record, unless that holds a query that
-    is too large alone.
+    `horizon` is the same for the whole window, so it travels once: in its first record, unless that
+    holds a query that is too large alone.
     """
     sizes = [len(msgspec.json.encode(query)) + 1 for query in queries]  # and its comma
     nexts = [NextGroup(query_id=query.query.query_id, clusters=query.clusters) for query in queries]
@@ -93,15 +101,29 @@ def union_of(queries: Sequence[GroupedQuery]) -> tuple[ClusterId, ...]:
 
 def _fixed_bytes(header: Header, nexts: Sequence[NextGroup]) -> int:
     """The most that a record of this window takes besides its queries and its clusters."""
-    identifiers = (header.index_version, header.centroids_fingerprint, header.embedding_model, header.grouper)
+    identifiers = (
+        header.index_version,
+        header.centroids_fingerprint,
+        header.embedding_model,
+        header.grouper,
+    )
     names_bytes = ESCAPED_BYTES_MAX * sum(len(identifier) for identifier in identifiers)
-    return ENVELOPE_BYTES + names_bytes + max((len(msgspec.json.encode(following)) for following in nexts), default=0)
+    return (
+        ENVELOPE_BYTES
+        + names_bytes
+        + max((len(msgspec.json.encode(following)) for following in nexts), default=0)
+    )
 
 
 def _split(
-    members: Sequence[int], queries: Sequence[GroupedQuery], sizes: Sequence[int], room: int, first_room: int
+    members: Sequence[int],
+    queries: Sequence[GroupedQuery],
+    sizes: Sequence[int],
+    room: int,
+    first_room: int,
 ) -> Iterator[tuple[int, ...]]:
-    """Cuts a group into runs whose queries and clusters fit into `room` bytes, each as long as it can be.
+    """Cuts a group into runs whose queries and clusters fit into `room` bytes, each as long as it
+    can be.
 
     The first run has `first_room`.
     """

@@ -1,4 +1,6 @@
-"""The horizon: which clusters the windows that come next will want, how soon, and how many of their queries."""
+"""The horizon: which clusters the windows that come next will want, how soon, and how many of their
+queries.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,16 @@ def wants_of(clusters: Iterable[Sequence[ClusterId]]) -> Wants:
     return Counter(chain.from_iterable(clusters))
 
 
-def plan_horizon(windows: Sequence[Wants], *, bytes_max: int | None = None) -> tuple[HorizonEntry, ...]:
-    """Returns an entry for each cluster that `windows` want, ascending by windows until its next use, then by cluster.
+def plan_horizon(
+    windows: Sequence[Wants], *, bytes_max: int | None = None
+) -> tuple[HorizonEntry, ...]:
+    """Returns an entry for each cluster that `windows` want, ascending by windows until its next
+    use, then by cluster.
 
-    `windows[0]` is the window that leaves next: its clusters have 1 in `windows`, those of the one behind it 2. `queries`
-    counts over all of them. Where the entries would take more than `bytes_max` in a record, those stay that are wanted
-    soonest, then by the most queries. Costs half a millisecond for a thousand clusters.
+    `windows[0]` is the window that leaves next: its clusters have 1 in `windows`, those of the one
+    behind it 2. `queries` counts over all of them. Where the entries would take more than
+    `bytes_max` in a record, those stay that are wanted soonest, then by the most queries. Costs
+    half a millisecond for a thousand clusters.
     """
     soonest: dict[ClusterId, int] = {}
     queries: Counter[ClusterId] = Counter()
@@ -35,20 +41,23 @@ def plan_horizon(windows: Sequence[Wants], *, bytes_max: int | None = None) -> t
             soonest[cluster] = number
         queries.update(wants)
     entries = tuple(
-        HorizonEntry(cluster=cluster, windows=number, queries=queries[cluster]) for cluster, number in soonest.items()
+        HorizonEntry(cluster=cluster, windows=number, queries=queries[cluster])
+        for cluster, number in soonest.items()
     )
     return entries if bytes_max is None else _within(entries, bytes_max)
 
 
 def _within(entries: tuple[HorizonEntry, ...], bytes_max: int) -> tuple[HorizonEntry, ...]:
     sizes = [
-        ENTRY_BYTES + len(str(entry.cluster)) + len(str(entry.windows)) + len(str(entry.queries)) for entry in entries
+        ENTRY_BYTES + len(str(entry.cluster)) + len(str(entry.windows)) + len(str(entry.queries))
+        for entry in entries
     ]
     if sum(sizes) <= bytes_max:
         return entries
     kept = []
     for place in sorted(
-        range(len(entries)), key=lambda place: (entries[place].windows, -entries[place].queries, place)
+        range(len(entries)),
+        key=lambda place: (entries[place].windows, -entries[place].queries, place),
     ):
         bytes_max -= sizes[place]
         if bytes_max < 0:

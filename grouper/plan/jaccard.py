@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 def jaccard_matrix(clusters: Sequence[Sequence[int]]) -> NDArray[np.float64]:
     """Returns J of each pair of queries: (n, n) float64, symmetric, 1 on the diagonal.
 
-    `clusters[i]` is C(q_i): distinct cluster ids in any order, at least one; queries may probe different numbers of
-    them. The incidence has at most a column for each probe, so memory is bounded by n x sum |C|, whatever nlist is. Each J is
-    the float64 nearest to its fraction: a theta written as a decimal compares as one expects.
+    `clusters[i]` is C(q_i): distinct cluster ids in any order, at least one; queries may probe
+    different numbers of them. The incidence has at most a column for each probe, so memory is
+    bounded by n x sum |C|, whatever nlist is. Each J is the float64 nearest to its fraction: a
+    theta written as a decimal compares as one expects.
     """
     if not clusters:
         return np.zeros((0, 0))

@@ -1,4 +1,6 @@
-"""When does a window close? A state machine for windows that conserve work: nobody waits for nothing."""
+"""When does a window close? A state machine for windows that conserve work: nobody waits for
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from carpool.kafka.fairness import DeficitRoundRobin
+from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
 
 STALL_WINDOWS = 4
-"""How many times `window_us_max` a window below its least size waits for records that are known to be on their way."""
+"""How many times `window_us_max` a window below its least size waits for records that are known to
+be on their way.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,16 +43,18 @@ class _Gathered:
 class WindowPlanner:
     """Gathers queries and says when the oldest of them leave, at most `queries_max` together.
 
-    While the worker is busy nothing closes: arrivals gather. When it is free, what is there leaves at once if nothing
-    more is known to wait and what leaves is sent at once; where it would lie until a commit, more gather until then. Under
-    a backlog a window goes on until it is full or `window_us_max` old with at least `queries_min`; below that it goes on
-    for at most `STALL_WINDOWS` times as long, so that a broker that knows of records but does not hand them out cannot hold
-    queries. While earlier windows are still about to leave, only a full window closes: closed later it would hold the same
-    queries, so that reading ahead changes no window. A window leaves whole: nothing of it is carried over.
+    While the worker is busy nothing closes: arrivals gather. When it is free, what is there leaves
+    at once if nothing more is known to wait and what leaves is sent at once; where it would lie
+    until a commit, more gather until then. Under a backlog a window goes on until it is full or
+    `window_us_max` old with at least `queries_min`; below that it goes on for at most
+    `STALL_WINDOWS` times as long, so that a broker that knows of records but does not hand them out
+    cannot hold queries. While earlier windows are still about to leave, only a full window closes:
+    closed later it would hold the same queries, so that reading ahead changes no window. A window
+    leaves whole: nothing of it is carried over.
 
-    Where more are gathered than a window takes, tenants take turns in it, each query one, a turn worth the tenant's
-    weight: the k-th query of a tenant is in a window before the others have had more than k turns each. What is seen so
-    far is what is gathered; before that, all go by arrival.
+    Where more are gathered than a window takes, tenants take turns in it, each query one, a turn
+    worth the tenant's weight: the k-th query of a tenant is in a window before the others have had
+    more than k turns each. What is seen so far is what is gathered; before that, all go by arrival.
 
     Not thread-safe. Every call is O(1) but for the queries it returns or drops.
     """
@@ -62,10 +68,13 @@ class WindowPlanner:
         weight_of: Callable[[str], int] = lambda _: 1,
         window_ids: Iterator[int] | None = None,
     ) -> None:
-        """`weight_of` gives a tenant's weight, at least 1. `window_ids`: where planners share their numbers."""
+        """`weight_of` gives a tenant's weight, at least 1. `window_ids`: where planners share their
+        numbers.
+        """
         if not 1 <= queries_min <= queries_max or window_us_max < 0:
             raise ValueError(
-                f"a window needs 1 <= {queries_min} <= {queries_max} queries and a time >= 0: {window_us_max}"
+                f"a window needs 1 <= {queries_min} <= {queries_max} queries and a time >= 0: "
+                f"{window_us_max}"
             )
         self._queries_min = queries_min
         self._queries_max = queries_max
@@ -100,17 +109,23 @@ class WindowPlanner:
         for query_id in query_ids & self._gathered.keys():
             self._remove(query_id)
 
-    def step(self, now_us: int, waiting: int, busy: bool, ahead: bool = False, due_us: int = 0) -> Window | Wait:
+    def step(
+        self, now_us: int, waiting: int, busy: bool, ahead: bool = False, due_us: int = 0
+    ) -> Window | Wait:
         """Closes a window or says how long to wait.
 
-        `waiting`: records known to be on their way; `busy`: nobody is free; `ahead`: windows closed earlier have not left;
-        `due_us`: what closes before then only lies about.
+        `waiting`: records known to be on their way; `busy`: nobody is free; `ahead`: windows closed
+        earlier have not left; `due_us`: what closes before then only lies about.
         """
         wait = self.wait(now_us, waiting, busy, ahead, due_us)
         return wait if wait is not None else self.close(now_us)
 
-    def wait(self, now_us: int, waiting: int, busy: bool, ahead: bool = False, due_us: int = 0) -> Wait | None:
-        """Returns how long to wait for the next window; None: it is due. Arguments as for `step`."""
+    def wait(
+        self, now_us: int, waiting: int, busy: bool, ahead: bool = False, due_us: int = 0
+    ) -> Wait | None:
+        """Returns how long to wait for the next window; None: it is due. Arguments as for
+        `step`.
+        """
         if busy or not self._gathered or (ahead and len(self._gathered) < self._queries_max):
             return Wait(until_us=None)
         if len(self._gathered) >= self._queries_max:
@@ -118,22 +133,37 @@ class WindowPlanner:
         until_us = due_us
         if waiting > 0:
             is_small = len(self._gathered) < self._queries_min
-            until_us = max(due_us, self._opened_us + self._window_us_max * (STALL_WINDOWS if is_small else 1))
+            until_us = max(
+                due_us, self._opened_us + self._window_us_max * (STALL_WINDOWS if is_small else 1)
+            )
         return Wait(until_us=until_us) if now_us < until_us else None
 
     def close(self, now_us: int) -> Window:
-        """Closes a window over what is gathered, which is something: at most `queries_max`, tenants in turn."""
+        """Closes a window over what is gathered, which is something: at most `queries_max`, tenants
+        in turn.
+        """
         opened_us = self._opened_us
-        chosen = set(self._in_turn()) if len(self._gathered) > self._queries_max else self._gathered.keys()
+        chosen = (
+            set(self._in_turn())
+            if len(self._gathered) > self._queries_max
+            else self._gathered.keys()
+        )
         query_ids = tuple(query_id for query_id in self._gathered if query_id in chosen)
         for query_id in query_ids:
             self._remove(query_id)
-        return Window(window_id=next(self._window_ids), query_ids=query_ids, opened_us=opened_us, closed_us=now_us)
+        return Window(
+            window_id=next(self._window_ids),
+            query_ids=query_ids,
+            opened_us=opened_us,
+            closed_us=now_us,
+        )
 
     def check_integrity(self) -> None:
         """Asserts that the books add up."""
         assert self._size_bytes == sum(gathered.size_bytes for gathered in self._gathered.values())
-        assert {query_id for ids in self._by_tenant.values() for query_id in ids} == self._gathered.keys()
+        assert {
+            query_id for ids in self._by_tenant.values() for query_id in ids
+        } == self._gathered.keys()
         assert all(self._by_tenant.values())
         assert len(self._turns) == len(self._by_tenant)
 

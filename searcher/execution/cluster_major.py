@@ -1,11 +1,14 @@
-"""Each cluster once for all queries in hand: the driver of `ClusterMajorPlanner`, on the search thread.
+"""Each cluster once for all queries in hand: the driver of `ClusterMajorPlanner`, on the search
+thread.
 
-Everything that happens elsewhere (groups that join, queries dropped, reads that ended) is left in a mailbox. Between two
-sub-stages the search thread empties it, does what the planner says, and scores what the planner gives out, on several
-threads at once; a lone query that needs nothing read is scored as it is taken out. Reads go on meanwhile: enough are under
-way at any time (`read_ahead_bytes`).
+Everything that happens elsewhere (groups that join, queries dropped, reads that ended) is left in a
+mailbox. Between two sub-stages the search thread empties it, does what the planner says, and scores
+what the planner gives out, on several threads at once; a lone query that needs nothing read is
+scored as it is taken out. Reads go on meanwhile: enough are under way at any time
+(`read_ahead_bytes`).
 
-What the planner knows as clusters are slices of them (`searcher.cache.slices`); queries ask for, and are told of, clusters.
+The planner works on slices of clusters (`searcher.memory.slices`). Queries and results name
+clusters.
 """
 
 from __future__ import annotations
@@ -22,12 +25,11 @@ from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from schemas.retrieval import Probe
-from searcher.cache.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone
-from searcher.cache.cluster_memory import SpaceFreed as MemoryFreed
-from searcher.cache.slices import Slices
 from searcher.events import EventLog
-from searcher.execution.executor import Finish, Found, ReadError, Search, SearchGroup
-from searcher.lone_scan import ROWS_MAX
+from searcher.execution.executor import Finish, ReadError, Search, SearchGroup, SearchResult
+from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone
+from searcher.memory.cluster_memory import SpaceFreed as MemoryFreed
+from searcher.memory.slices import Slices
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import (
     Action,
@@ -49,22 +51,23 @@ from searcher.plan.cluster_steps import (
 )
 from searcher.plan.cluster_steps import Finish as FinishAction
 from searcher.plan.substage import SubstageBudget
-from searcher.scoring import Asked, Scoring
-from searcher.scoring_pool import ScoringPool
+from searcher.scoring.lone_scan import ROWS_MAX
+from searcher.scoring.pool import ScoringPool
+from searcher.scoring.query_batch import QueryBatch, Scoring
+from searcher.scoring.top_k import Float32, Slots, TopTable
 from searcher.store.engine import CancelledRead
-from searcher.top_k import Float32, Slots, TopTable
 
 WAIT_S_MAX = 60.0
 """The longest wait for mail: no deadline, however far away, is more than a wait can take."""
 STARVED = (
-    "there was no memory to read it into: reads that never returned hold the budget. Check the disk; the queries that came "
-    "meanwhile can be asked again"
+    "there was no memory to read it into: reads that never returned hold the budget. Check the "
+    "disk; the queries that came meanwhile can be asked again"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """The last letter."""
+    """The last message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class _Drop:
     keys: tuple[int, ...]
 
 
-_Letter = SearchGroup | _Drop | _Stop | MemoryEvent
+_Message = SearchGroup | _Drop | _Stop | MemoryEvent
 
 
 @dataclass(slots=True)
@@ -87,7 +90,9 @@ class _Query:
 
 
 class ClusterMajor:
-    """Implements `Executor`. Owns nothing that it is given: whoever made memory and pool closes them after `run` has ended."""
+    """Implements `Executor`. Owns nothing that it is given: whoever made memory and pool closes
+    them after `run` has ended.
+    """
 
     def __init__(
         self,
@@ -110,7 +115,7 @@ class ClusterMajor:
         self._events = events
         tiers: tuple[Tier, ...] = ("ram", "ssd")
         self._requests = {tier: metrics.cluster_requests.labels(tier=tier) for tier in tiers}
-        self._mailbox: queue.SimpleQueue[_Letter] = queue.SimpleQueue()
+        self._mailbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._table = TopTable()
         self._queries: dict[int, _Query] = {}
         self._deadlines: dict[int, int] = {}  # of the queries in hand that have one
@@ -159,7 +164,9 @@ class ClusterMajor:
         self._pool.rest()
 
     def check_integrity(self) -> None:
-        """Checks the books of planner and memory against each other; see `Executor.check_integrity`."""
+        """Checks the books of planner and memory against each other; see
+        `Executor.check_integrity`.
+        """
         self._planner.check_integrity()
         self._memory.check_integrity()
         assert len(self._queries) == len(self._planner) == len(self._table)
@@ -168,44 +175,51 @@ class ClusterMajor:
     # ---- mail
 
     def _take_mail(self, finish: Finish, wait_s: float | None) -> None:
-        """Takes everything that is there; waits for the first for `wait_s`, for as long as it takes if that is None."""
+        """Takes everything that is there; waits for the first for `wait_s`, for as long as it takes
+        if that is None.
+        """
         groups: list[SearchGroup] = []
-        for letter in self._letters(wait_s):
-            if isinstance(letter, SearchGroup):
-                groups.append(letter)  # what came together joins together
+        for message in self._messages(wait_s):
+            if isinstance(message, SearchGroup):
+                groups.append(message)  # what came together joins together
                 continue
             self._join(groups, finish)
             groups = []
-            self._open(letter, finish)
+            self._open(message, finish)
         self._join(groups, finish)
 
-    def _letters(self, wait_s: float | None) -> list[_Letter]:
-        letters: list[_Letter] = []
+    def _messages(self, wait_s: float | None) -> list[_Message]:
+        messages: list[_Message] = []
         try:
             if wait_s is None or wait_s > 0:
-                letters.append(self._mailbox.get(timeout=wait_s))
+                messages.append(self._mailbox.get(timeout=wait_s))
             while True:
-                letters.append(self._mailbox.get_nowait())
+                messages.append(self._mailbox.get_nowait())
         except queue.Empty:
-            return letters
+            return messages
 
-    def _open(self, letter: _Drop | _Stop | MemoryEvent, finish: Finish) -> None:
-        match letter:
+    def _open(self, message: _Drop | _Stop | MemoryEvent, finish: Finish) -> None:
+        match message:
             case ReadDone():
-                self._tell(ReadEnded(cluster=letter.cluster), finish)
+                self._tell(ReadEnded(cluster=message.cluster), finish)
             case ReadBroke():
-                is_cancelled = isinstance(letter.error, CancelledRead)
-                self._waste(letter.cluster)
-                if not isinstance(letter.error, CancelledRead):
-                    self._errors[letter.cluster] = letter.error
+                is_cancelled = isinstance(message.error, CancelledRead)
+                self._waste(message.cluster)
+                if not isinstance(message.error, CancelledRead):
+                    self._errors[message.cluster] = message.error
                 self._tell(
-                    ReadFailed(cluster=letter.cluster, is_stuck=letter.is_stuck, is_cancelled=is_cancelled), finish
+                    ReadFailed(
+                        cluster=message.cluster,
+                        is_stuck=message.is_stuck,
+                        is_cancelled=is_cancelled,
+                    ),
+                    finish,
                 )
                 self._errors.clear()
             case MemoryFreed():
-                self._tell(SpaceFreed(cluster=letter.cluster), finish)
+                self._tell(SpaceFreed(cluster=message.cluster), finish)
             case _Drop():
-                for key in letter.keys:
+                for key in message.keys:
                     self._drop(key, finish)
             case _Stop():
                 self._is_stopped = True
@@ -214,7 +228,9 @@ class ClusterMajor:
         moments = [*self._deadlines.values()]
         if (wake_us := self._planner.wake_us()) is not None:
             moments.append(wake_us)
-        return min(max(0.0001, (min(moments) - now_us) / 1_000_000), WAIT_S_MAX) if moments else None
+        return (
+            min(max(0.0001, (min(moments) - now_us) / 1_000_000), WAIT_S_MAX) if moments else None
+        )
 
     # ---- queries
 
@@ -230,39 +246,54 @@ class ClusterMajor:
                 self._window = group.window
                 foreseen = group.horizon or dict.fromkeys(group.next_query, 1)
                 horizon = {
-                    number: windows for cluster, windows in foreseen.items() for number in self._slices.of(cluster)
+                    number: windows
+                    for cluster, windows in foreseen.items()
+                    for number in self._slices.of(cluster)
                 }
             for search in group.searches:
                 tiers = {cluster: self._tier(cluster) for cluster in search.clusters}
                 for tier, count in Counter(tiers.values()).items():
                     self._requests[tier].inc(count)
                 slot = self._table.add(search.top_k)
-                self._queries[search.key] = _Query(search=search, slot=slot, tiers=tiers, started_us=now_us)
+                self._queries[search.key] = _Query(
+                    search=search, slot=slot, tiers=tiers, started_us=now_us
+                )
                 if search.deadline_us is not None:
                     self._deadlines[search.key] = search.deadline_us
                 numbers = self._slices.of_all(search.clusters)
-                wanted.append(Wanted(query=search.key, clusters=numbers, deadline_us=search.deadline_us))
+                wanted.append(
+                    Wanted(query=search.key, clusters=numbers, deadline_us=search.deadline_us)
+                )
         self._tell(Joined(queries=tuple(wanted), horizon=horizon), finish)
 
     def _answer_at_once(self, group: SearchGroup, finish: Finish) -> bool:
-        """Searches a query that is alone and has all its clusters in memory, without a plan; whether it was one."""
+        """Searches a query that is alone and has all its clusters in memory, without a plan;
+        whether it was one.
+        """
         if len(group.searches) != 1 or group.horizon or group.next_query:
             return False
         search, started_us = group.searches[0], self._clock.now_us()
         numbers = self._slices.of_all(search.clusters)
         row_count = sum([self._extents[number].row_count for number in numbers])
         is_late = search.deadline_us is not None and started_us >= search.deadline_us
-        is_long = row_count > ROWS_MAX or self._budget.cost_us(row_count, 1) > self._budget.budget_us_for(1)
+        is_long = row_count > ROWS_MAX or self._budget.cost_us(
+            row_count, 1
+        ) > self._budget.budget_us_for(1)
         if not numbers or is_late or is_long:  # who comes while a long one is scored would wait
             return False
         begins_window = group.window is None or group.window != self._window
-        if not (self._ahead.isdisjoint(numbers) and self._planner.take_at_once(numbers, begins_window=begins_window)):
+        if not (
+            self._ahead.isdisjoint(numbers)
+            and self._planner.take_at_once(numbers, begins_window=begins_window)
+        ):
             return False
         self._window = group.window
         self._requests["ram"].inc(len(search.clusters))
-        best = self._pool.best([self._memory.pages(number) for number in numbers], search.vector, search.top_k)
+        best = self._pool.best(
+            [self._memory.pages(number) for number in numbers], search.vector, search.top_k
+        )
         ended_us = self._clock.now_us()
-        found = Found(
+        found = SearchResult(
             best=best,
             probes=tuple([Probe(cluster=cluster, tier="ram") for cluster in search.clusters]),
             skipped=(),
@@ -281,7 +312,9 @@ class ClusterMajor:
         return True
 
     def _tier(self, cluster: ClusterId) -> Tier:
-        """Returns where a cluster is found by who asks for it now. In part in memory is not in memory."""
+        """Returns where a cluster is found by who asks for it now. In part in memory is not in
+        memory.
+        """
         numbers = self._slices.of(cluster)
         for number in self._ahead.intersection(numbers) if self._ahead else ():
             self._ahead.remove(number)
@@ -313,9 +346,11 @@ class ClusterMajor:
         self._table.remove(query.slot)
         took_us = self._clock.now_us() - query.started_us
         self._budget.retrieved(took_us)
-        found = Found(
+        found = SearchResult(
             best=best,
-            probes=tuple(Probe(cluster=cluster, tier=tier) for cluster, tier in query.tiers.items()),
+            probes=tuple(
+                Probe(cluster=cluster, tier=tier) for cluster, tier in query.tiers.items()
+            ),
             skipped=tuple(dict.fromkeys(map(self._slices.cluster, action.skipped))),
             errors=tuple(query.errors.values()),
             bytes_read=query.bytes_read,
@@ -339,7 +374,9 @@ class ClusterMajor:
                 self._waste(action.cluster)
             case Read():
                 if action.query is not None and action.query in self._queries:
-                    self._queries[action.query].bytes_read += self._extents[action.cluster].size_bytes
+                    self._queries[action.query].bytes_read += self._extents[
+                        action.cluster
+                    ].size_bytes
                 if action.query is None:
                     self._ahead.add(action.cluster)
                 self._memory.begin_read(action.cluster, is_prefetch=action.query is None)
@@ -349,7 +386,9 @@ class ClusterMajor:
                 self._memory.cancel(action.cluster)
             case Skip():
                 cluster = self._slices.cluster(action.cluster)
-                error = self._errors.get(action.cluster) or RetryableError(f"cluster {cluster}: {STARVED}")
+                error = self._errors.get(action.cluster) or RetryableError(
+                    f"cluster {cluster}: {STARVED}"
+                )
                 for query in action.queries:
                     self._queries[query].errors.setdefault(cluster, error)
             case FinishAction():
@@ -372,7 +411,7 @@ class ClusterMajor:
                 members[task.queries] = np.array(at, np.intp)
             scorings.append(Scoring(self._memory.pages(task.cluster), members[task.queries]))
         queries = [self._queries[key] for key in places]
-        asked = Asked(
+        asked = QueryBatch(
             np.array([query.slot for query in queries], np.intp),
             _as_scanned([query.search.vector for query in queries]),
         )
@@ -385,16 +424,24 @@ class ClusterMajor:
         return began_us, ended_us
 
     def _note(self, substage: Substage, began_us: int, ended_us: int) -> int:
-        """Keeps what a sub-stage took, and returns it, in microseconds: after who was done with it has left."""
+        """Keeps what a sub-stage took, and returns it, in microseconds: after who was done with it
+        has left.
+        """
         took_us = ended_us - began_us
         for task in substage.tasks:
             self._events.scored(self._slices.cluster(task.cluster), began_us, ended_us)
         self._budget.scored(
-            tuple((self._extents[task.cluster].row_count, len(task.queries)) for task in substage.tasks), took_us
+            tuple(
+                (self._extents[task.cluster].row_count, len(task.queries))
+                for task in substage.tasks
+            ),
+            took_us,
         )
         return took_us
 
 
 def _as_scanned(vectors: Sequence[Float32]) -> Float32:
-    """Puts vectors together, (dim,) each, as the scan reads them fastest: (n, dim), with (dim, n) contiguous."""
+    """Puts vectors together, (dim,) each, as the scan reads them fastest: (n, dim), with (dim, n)
+    contiguous.
+    """
     return vectors[0][None] if len(vectors) == 1 else np.stack(vectors, axis=1).T

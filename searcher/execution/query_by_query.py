@@ -1,4 +1,6 @@
-"""One query after the other, in the order of the groups (CaGR-RAG, Alg. 1 step 4): the published way, and the baseline."""
+"""One query after the other, in the order of the groups (CaGR-RAG, Alg. 1 step 4): the published
+way, and the baseline.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ import numpy as np
 from carpool.clock import Clock
 from schemas.record import ClusterId
 from schemas.retrieval import Probe
-from searcher.cache.cluster_cache import Arrival, ClusterCache
 from searcher.events import EventLog
-from searcher.execution.executor import Finish, Found, Search, SearchGroup
+from searcher.execution.executor import Finish, Search, SearchGroup, SearchResult
+from searcher.memory.cluster_cache import Arrival, ClusterCache
 from searcher.plan.upcoming import next_query
-from searcher.scan import score_pages
-from searcher.top_k import Scored, TopTable
+from searcher.scoring.scan import score_pages
+from searcher.scoring.top_k import Scored, TopTable
 
 
 class QueryByQuery:
@@ -95,14 +97,17 @@ class QueryByQuery:
         return tuple(search for search in group.searches if search.key not in self._dropped)
 
     def _next_query(self) -> tuple[ClusterId, ...]:
-        """The clusters of the query that opens the next group: what waits here is known, the rest is advice."""
+        """The clusters of the query that opens the next group: what waits here is known, the rest
+        is advice.
+        """
         with self._changed:
             wanted = self._wanted(self._waiting[0]) if self._waiting else ()
             advice = self._current.next_query if self._current is not None else ()
             return next_query(wanted[0].clusters if wanted else None, advice)
 
     def _tell_next(self) -> None:
-        # Without a current group the next one begins at once: to read ahead for it would only be late.
+        # Without a current group the next one begins at once: to read ahead for it would only be
+        # late.
         if self._current is not None:
             self._cache.next_changed(self._next_query())
 
@@ -123,14 +128,18 @@ class QueryByQuery:
                 finish(search, found)
 
     def _expire(self, behind: Sequence[Search], finish: Finish) -> None:
-        """Ends what waits, in this group or a later one, and has expired: it need not wait for its turn."""
+        """Ends what waits, in this group or a later one, and has expired: it need not wait for its
+        turn.
+        """
         now_us = self._clock.now_us()
         with self._changed:
             waiting = [*behind, *(search for group in self._waiting for search in group.searches)]
             late = [
                 search
                 for search in waiting
-                if search.deadline_us is not None and now_us >= search.deadline_us and search.key not in self._dropped
+                if search.deadline_us is not None
+                and now_us >= search.deadline_us
+                and search.key not in self._dropped
             ]
             self._dropped.update(search.key for search in late)
         for search in late:
@@ -145,7 +154,7 @@ class QueryByQuery:
         finish(search, None)
         return False
 
-    def _find(self, position: int, search: Search) -> Found:
+    def _find(self, position: int, search: Search) -> SearchResult:
         started_us = now_us = self._clock.now_us()
         search_us = 0
         slot = self._table.add(search.top_k)
@@ -165,11 +174,15 @@ class QueryByQuery:
         ended_us = self._clock.now_us()
         search_us += ended_us - now_us
         scored = {cluster for cluster, arrival in arrivals.items() if arrival.error is None}
-        return Found(
+        return SearchResult(
             best=best,
-            probes=tuple(Probe(cluster=c, tier=arrivals[c].tier) for c in search.clusters if c in arrivals),
+            probes=tuple(
+                Probe(cluster=c, tier=arrivals[c].tier) for c in search.clusters if c in arrivals
+            ),
             skipped=tuple(cluster for cluster in search.clusters if cluster not in scored),
-            errors=tuple(arrival.error for arrival in arrivals.values() if arrival.error is not None),
+            errors=tuple(
+                arrival.error for arrival in arrivals.values() if arrival.error is not None
+            ),
             bytes_read=self._cache.query_read_bytes(),
             started_us=started_us,
             load_us=ended_us - started_us - search_us,

@@ -1,7 +1,9 @@
-"""Cluster-major search: each cluster is read once for all queries in hand that want it, and scored for them in one call.
+"""Cluster-major search: each cluster is read once for all queries in hand that want it, and scored
+for them in one call.
 
-VectorLiteRAG's dispatcher (section 4.2.2: a query leaves when its own clusters are done, whoever else is waiting) over
-HedraRAG's sub-stages (section 4.2): between two sub-stages new queries join. A state machine; no time but `now_us`.
+VectorLiteRAG's dispatcher (section 4.2.2: a query leaves when its own clusters are done, whoever
+else is waiting) over HedraRAG's sub-stages (section 4.2): between two sub-stages new queries join.
+A state machine; no time but `now_us`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from schemas.record import ClusterId
-from searcher.cache.policy import CachePolicy
 from searcher.plan.cluster_steps import (
     Action,
     Cancel,
@@ -32,41 +33,58 @@ from searcher.plan.cluster_steps import (
     Wanted,
 )
 from searcher.plan.demand import Demand
+from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.head_of_line import HeadOfLine
 from searcher.plan.limits import ClusterMajorLimits
 from searcher.plan.residency import Residency
-from searcher.plan.turn import Turn
 
 
 class ClusterMajorPlanner:
-    """Decides what to read, evict, score and hand out. `size_bytes`: of every cluster, none larger than the budget.
+    """Decides what to read, evict, score and hand out. `size_bytes`: of every cluster, none larger
+    than the budget.
 
-    Which clusters are read and evicted depends on what joined, what was foreseen and what was scored, in their order, and
-    not on when reads end: room is reserved when something that was read has been scored, that goes in the order of the
-    reservations (but for reads that are slower than `overtake_us`), and what is resident may be chosen to go before it is
-    scored: it is then scored first, and the read that needs its room waits. What else is resident is scored while nothing
+    Which clusters are read and evicted depends on what joined, what was foreseen and what was
+    scored, in their order, and not on when reads end: room is reserved when something that was read
+    has been scored, that goes in the order of the reservations (but for reads that are slower than
+    `overtake_us`), and what is resident may be chosen to go before it is scored: it is then scored
+    first, and the read that needs its room waits. What else is resident is scored while nothing
     that was read waits, so that the disk never does. Costs O(queries in hand) a cluster.
     """
 
-    def __init__(self, limits: ClusterMajorLimits, size_bytes: Mapping[ClusterId, int], policy: CachePolicy) -> None:
+    def __init__(
+        self, limits: ClusterMajorLimits, size_bytes: Mapping[ClusterId, int], policy: CachePolicy
+    ) -> None:
         self._limits = limits
         self._size_bytes = size_bytes
         self._largest_bytes = max(size_bytes.values(), default=0)
-        assert self._largest_bytes <= limits.budget_bytes, "a cluster is larger than the whole budget"
+        assert self._largest_bytes <= limits.budget_bytes, (
+            "a cluster is larger than the whole budget"
+        )
         self._policy = policy
         self._demand = Demand(size_bytes, limits.overtaken_max)
         self._memory = Residency(limits.budget_bytes, size_bytes, policy)
-        self._ready: dict[ClusterId, None] = {}  # in memory before they were wanted, in the order to score them
-        self._coming: dict[ClusterId, None] = {}  # read for queries in hand, in the order to score them
-        self._leaving: dict[ClusterId, None] = {}  # to be scored, and evicted in the books; truly so when scored
-        self._unissued: dict[ClusterId, int | None] = {}  # reads, first come first, that wait for the room of these
+        self._ready: dict[
+            ClusterId, None
+        ] = {}  # in memory before they were wanted, in the order to score them
+        self._coming: dict[
+            ClusterId, None
+        ] = {}  # read for queries in hand, in the order to score them
+        self._leaving: dict[
+            ClusterId, None
+        ] = {}  # to be scored, and evicted in the books; truly so when scored
+        self._unissued: dict[
+            ClusterId, int | None
+        ] = {}  # reads, first come first, that wait for the room of these
         self._here_bytes = 0  # what is truly in memory or on its way there
         self._scoring: tuple[Task, ...] = ()
-        self._scoring_read: frozenset[ClusterId] = frozenset()  # of the sub-stage: what was read for queries in hand
+        self._scoring_read: frozenset[ClusterId] = (
+            frozenset()
+        )  # of the sub-stage: what was read for queries in hand
         self._horizon: Mapping[ClusterId, int] = {}
         self._unread: dict[ClusterId, None] = {}  # of the horizon: not seen to yet, soonest first
         self._ahead: dict[ClusterId, None] = {}  # read ahead, not wanted so far
         self._cancelled: set[ClusterId] = set()
-        self._turn = Turn(limits.overtake_us)
+        self._turn = HeadOfLine(limits.overtake_us)
 
     def __len__(self) -> int:
         """Returns the queries in hand."""
@@ -116,27 +134,36 @@ class ClusterMajorPlanner:
         return tuple(actions)
 
     def take_at_once(self, clusters: Collection[ClusterId], *, begins_window: bool) -> bool:
-        """Takes in a query that needs no plan: nobody is in hand, nothing is foreseen, all `clusters` are in memory and in use.
+        """Takes in a query that needs no plan: nobody is in hand, nothing is foreseen, all
+        `clusters` are in memory and in use.
 
-        Returns whether that is so: then it is as if it had joined and left, score it now and tell nothing. Else it must join.
+        Returns whether that is so: then it is as if it had joined and left, score it now and tell
+        nothing. Else it must join.
         """
         is_alone = not len(self._demand) and not self._horizon
-        if not is_alone or not self._memory.holds(clusters) or not self._ahead.keys().isdisjoint(clusters):
+        if (
+            not is_alone
+            or not self._memory.holds(clusters)
+            or not self._ahead.keys().isdisjoint(clusters)
+        ):
             return False
         if begins_window:
-            self._policy.foresee({})
+            self._policy.set_horizon({})
         for cluster in clusters:
             self._policy.touch(cluster)
         return True
 
-    def next_substage(self, budget_us: int, cost_us: Callable[[ClusterId, int], int], now_us: int) -> Substage | None:
-        """Returns what to score next: clusters in memory, in order, until `budget_us` is spent; at least one if there is one.
+    def next_substage(
+        self, budget_us: int, cost_us: Callable[[ClusterId, int], int], now_us: int
+    ) -> Substage | None:
+        """Returns what to score next: clusters in memory, in order, until `budget_us` is spent; at
+        least one if there is one.
 
-        First those whose room is waited for, one at a time, since the disk may stand still meanwhile; then those that were
-        read; and only if there are none of these, the others.
+        First those whose room is waited for, one at a time, since the disk may stand still
+        meanwhile; then those that were read; and only if there are none of these, the others.
 
-        `cost_us(cluster, queries)` estimates a scoring. None: nothing is there, ask again after the next event or at
-        `wake_us`. The one before must have ended.
+        `cost_us(cluster, queries)` estimates a scoring. None: nothing is there, ask again after the
+        next event or at `wake_us`. The one before must have ended.
         """
         assert not self._scoring, "the sub-stage before has not ended"
         if not self._ready and not self._coming:
@@ -144,10 +171,17 @@ class ClusterMajorPlanner:
             return None
         tasks: list[Task] = []
         spent_us = spent_bytes = 0
-        # What is under way lasts the disk for `read_ahead_bytes`: it must be given more before that is used up.
-        bytes_max = self._limits.read_ahead_bytes // 2 if self._is_disk_wanted() else self._limits.budget_bytes
+        # What is under way lasts the disk for `read_ahead_bytes`: it must be given more before that
+        # is used up.
+        bytes_max = (
+            self._limits.read_ahead_bytes // 2
+            if self._is_disk_wanted()
+            else self._limits.budget_bytes
+        )
         leaving = [cluster for cluster in self._leaving if cluster in self._ready]
-        arrived = () if leaving else self._turn.arrived(self._coming, self._memory.is_resident, now_us)
+        arrived = (
+            () if leaving else self._turn.arrived(self._coming, self._memory.is_resident, now_us)
+        )
         for cluster in leaving[:1] or arrived or tuple(self._ready):
             queries = self._demand.wanting(cluster)
             spent_us += cost_us(cluster, len(queries))
@@ -155,7 +189,9 @@ class ClusterMajorPlanner:
             if tasks and (spent_us > budget_us or spent_bytes > bytes_max):
                 break
             tasks.append(Task(cluster=cluster, queries=queries))
-        self._scoring_read = frozenset(task.cluster for task in tasks if task.cluster in self._coming)
+        self._scoring_read = frozenset(
+            task.cluster for task in tasks if task.cluster in self._coming
+        )
         for task in tasks:
             self._ready.pop(task.cluster, None)
             self._coming.pop(task.cluster, None)
@@ -166,7 +202,9 @@ class ClusterMajorPlanner:
         return self._memory.reading_bytes > 0 or bool(self._unissued) or self._demand.lacks_any()
 
     def wake_us(self) -> int | None:
-        """Returns when `next_substage` may find something without another event, None when it cannot."""
+        """Returns when `next_substage` may find something without another event, None when it
+        cannot.
+        """
         return self._turn.wake_us()
 
     # ---- queries
@@ -211,7 +249,9 @@ class ClusterMajorPlanner:
                 self._let_go(cluster, actions)
 
     def _let_go(self, cluster: ClusterId, actions: list[Action]) -> None:
-        """Nobody wants `cluster` scored any more: it may go, and goes at once if its room is waited for."""
+        """Nobody wants `cluster` scored any more: it may go, and goes at once if its room is waited
+        for.
+        """
         self._memory.let_go(cluster)
         if cluster in self._leaving:
             del self._leaving[cluster]
@@ -220,9 +260,11 @@ class ClusterMajorPlanner:
 
     def _foresee(self, horizon: Mapping[ClusterId, int]) -> None:
         known = {
-            cluster: windows for cluster, windows in horizon.items() if cluster in self._size_bytes and windows > 0
+            cluster: windows
+            for cluster, windows in horizon.items()
+            if cluster in self._size_bytes and windows > 0
         }
-        self._policy.foresee(known)
+        self._policy.set_horizon(known)
         self._horizon = known
         self._unread = dict.fromkeys(sorted(known, key=lambda cluster: (known[cluster], cluster)))
 
@@ -241,7 +283,8 @@ class ClusterMajorPlanner:
             else:
                 self._let_go(task.cluster, actions)
             if may_read:  # scoring never makes anything lacking that was not
-                # The rest counts as not scored yet: what is read must not depend on how sub-stages were put together.
+                # The rest counts as not scored yet: what is read must not depend on how sub-stages
+                # were put together.
                 self._scoring = tasks[position + 1 :]
                 self._read(actions)
 
@@ -259,7 +302,10 @@ class ClusterMajorPlanner:
             if choice is None:
                 break
             cluster, query = choice
-            if unscored_bytes and unscored_bytes + self._size_bytes[cluster] > self._limits.read_ahead_bytes:
+            if (
+                unscored_bytes
+                and unscored_bytes + self._size_bytes[cluster] > self._limits.read_ahead_bytes
+            ):
                 return
             if self._memory.is_reading(cluster):  # cancelled, and its end not told yet
                 return
@@ -277,7 +323,9 @@ class ClusterMajorPlanner:
         self._read_ahead(actions)
 
     def _wants_reads(self) -> bool:
-        """Whether anything is wanted, by queries in hand or by the horizon, that nobody has seen to."""
+        """Whether anything is wanted, by queries in hand or by the horizon, that nobody has seen
+        to.
+        """
         return bool(self._unread) or self._demand.lacks_any()
 
     def _issue(self, actions: list[Action]) -> None:
@@ -291,9 +339,11 @@ class ClusterMajorPlanner:
             actions.append(Read(cluster=cluster, query=query))
 
     def _read_ahead(self, actions: list[Action]) -> None:
-        """Reads what the next windows want, soonest first; the largest cluster still fits beside it.
+        """Reads what the next windows want, soonest first; the largest cluster still fits beside
+        it.
 
-        So a demand never waits for bytes, and, since the store puts demand first, for the disk behind a few blocks at most.
+        So a demand never waits for bytes, and, since the store puts demand first, for the disk
+        behind a few blocks at most.
         """
         for cluster in tuple(self._unread):
             if self._memory.is_resident(cluster) or self._memory.is_reading(cluster):
@@ -317,7 +367,9 @@ class ClusterMajorPlanner:
         return self._horizon.get(victim, math.inf) > windows
 
     def _is_starved(self) -> bool:
-        """Whether nothing will ever make room: all that is in the way are reads that do not come back."""
+        """Whether nothing will ever make room: all that is in the way are reads that do not come
+        back.
+        """
         return not self._memory.held() and not self._memory.unheld_reads()
 
     def _evict(self, victims: tuple[ClusterId, ...], actions: list[Action]) -> None:
@@ -332,7 +384,9 @@ class ClusterMajorPlanner:
                 actions.append(Evict(cluster=victim))
 
     def _cancel_unwanted(self, actions: list[Action]) -> bool:
-        """A demand finds no room: what is being read for nobody in hand is cancelled. Whether some room came of it at once."""
+        """A demand finds no room: what is being read for nobody in hand is cancelled. Whether some
+        room came of it at once.
+        """
         has_room = False
         for cluster in self._memory.unheld_reads():
             self._ahead.pop(cluster, None)
@@ -369,10 +423,14 @@ class ClusterMajorPlanner:
 
     def _skip(self, cluster: ClusterId, actions: list[Action]) -> None:
         actions.append(Skip(cluster=cluster, queries=self._demand.wanting(cluster)))
-        actions.extend(Finish(query=done.query, skipped=done.skipped) for done in self._demand.skipped(cluster))
+        actions.extend(
+            Finish(query=done.query, skipped=done.skipped) for done in self._demand.skipped(cluster)
+        )
 
     def _unscored_bytes(self) -> int:
-        """What was read for queries in hand and is not scored; the sub-stage counts, or its length would change what is read."""
+        """What was read for queries in hand and is not scored; the sub-stage counts, or its length
+        would change what is read.
+        """
         scoring = (task.cluster for task in self._scoring if task.cluster in self._scoring_read)
         return self._sum_bytes(self._coming) + sum(self._size_bytes[cluster] for cluster in scoring)
 
@@ -396,5 +454,7 @@ class ClusterMajorPlanner:
         assert self._leaving.keys() <= self._ready.keys() | scoring
         assert all(self._memory.is_reading(cluster) for cluster in self._unissued)
         assert not self._leaving.keys() & self._memory.residents()
-        assert self._here_bytes == self.used_bytes + self._sum_bytes(self._leaving) - self._sum_bytes(self._unissued)
+        assert self._here_bytes == self.used_bytes + self._sum_bytes(
+            self._leaving
+        ) - self._sum_bytes(self._unissued)
         assert self._here_bytes <= self._limits.budget_bytes

@@ -1,4 +1,6 @@
-"""What the cluster-major planner is told (events) and what it answers (actions): frozen values, nothing else."""
+"""What the cluster-major planner is told (events) and what it answers (actions): frozen values,
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ Tier = Literal["ram", "ssd"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """A query: its number (each used once, growing), C(q) without repetition, nearest first, and its deadline if any."""
+    """A query: its number (each used once, growing), C(q) without repetition, nearest first, and
+    its deadline if any.
+    """
 
     query: int
     clusters: tuple[ClusterId, ...]
@@ -24,8 +28,9 @@ class Wanted:
 class Joined:
     """Queries that are searched from now on, beside those in hand.
 
-    `horizon`: when clusters are wanted next, in windows after this one (1: the next); advice. It replaces what was known
-    before. None: these queries belong to the same window as those before them.
+    `horizon`: when clusters are wanted next, in windows after this one (1: the next); advice. It
+    replaces what was known before. None: these queries belong to the same window as those before
+    them.
     """
 
     queries: tuple[Wanted, ...]
@@ -48,7 +53,9 @@ class ReadEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadFailed:
-    """A read was given up or cancelled. `is_stuck`: its memory is still the kernel's, and comes back as `SpaceFreed`."""
+    """A read was given up or cancelled. `is_stuck`: its memory is still the kernel's, and comes
+    back as `SpaceFreed`.
+    """
 
     cluster: ClusterId
     is_stuck: bool = False
@@ -79,7 +86,9 @@ class Evict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Read:
-    """Read a cluster: room for it is reserved. `query`: for whose sake, None when it is read ahead."""
+    """Read a cluster: room for it is reserved. `query`: for whose sake, None when it is read
+    ahead.
+    """
 
     cluster: ClusterId
     query: int | None

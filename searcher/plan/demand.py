@@ -1,8 +1,9 @@
 """Who wants which cluster, and which one to fetch next so that queries finish early.
 
-The next cluster belongs to the query that lacks the fewest bytes (shortest remaining work first), and of its clusters it is
-the one that most queries want. So that nobody starves, a query that later arrivals overtook `overtaken_max` times goes
-first; and one with a deadline is never overtaken at all.
+The next cluster belongs to the query that lacks the fewest bytes (shortest remaining work first),
+and of its clusters it is the one that most queries want. So that nobody starves, a query that later
+arrivals overtook `overtaken_max` times goes first; and one with a deadline is never overtaken at
+all.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ class Finished(NamedTuple):
 
 
 class Demand:
-    """The books of the queries in hand. `query` numbers are the caller's, each used once, growing with time.
+    """The books of the queries in hand. `query` numbers are the caller's, each used once, growing
+    with time.
 
-    Every call costs O(queries in hand) or less, but for `add` and `remove`: O(clusters of the query).
+    Every call costs O(queries in hand) or less, but for `add` and `remove`: O(clusters of the
+    query).
     """
 
     def __init__(self, size_bytes: Mapping[ClusterId, int], overtaken_max: int) -> None:
@@ -64,8 +67,12 @@ class Demand:
         *,
         unfetched: Collection[ClusterId],
     ) -> None:
-        """Takes in a query that wants `clusters`, without repetition, at least one; `unfetched`: those that it lacks."""
-        assert query not in self._queries and (not self._queries or query > next(reversed(self._queries)))
+        """Takes in a query that wants `clusters`, without repetition, at least one; `unfetched`:
+        those that it lacks.
+        """
+        assert query not in self._queries and (
+            not self._queries or query > next(reversed(self._queries))
+        )
         wants = dict.fromkeys(clusters)
         self._queries[query] = _Query(
             number=query,
@@ -86,7 +93,9 @@ class Demand:
         return tuple(gone)
 
     def fetched(self, cluster: ClusterId) -> None:
-        """`cluster` is in memory or being read: whoever wants it lacks its bytes no more. May be said again."""
+        """`cluster` is in memory or being read: whoever wants it lacks its bytes no more. May be
+        said again.
+        """
         for number in self._wanted.get(cluster, ()):
             query = self._queries[number]
             if cluster in query.unfetched:
@@ -94,7 +103,9 @@ class Demand:
                 query.unfetched_bytes -= self._size_bytes[cluster]
 
     def unfetched(self, cluster: ClusterId) -> None:
-        """`cluster` is not in memory and not being read after all: whoever wants it lacks it again."""
+        """`cluster` is not in memory and not being read after all: whoever wants it lacks it
+        again.
+        """
         for number in self._wanted.get(cluster, ()):
             query = self._queries[number]
             if cluster not in query.unfetched:
@@ -102,11 +113,15 @@ class Demand:
                 query.unfetched_bytes += self._size_bytes[cluster]
 
     def scored(self, cluster: ClusterId, queries: tuple[int, ...]) -> tuple[Finished, ...]:
-        """`cluster` was scored for `queries`; returns those that are done now. They are forgotten."""
+        """`cluster` was scored for `queries`; returns those that are done now. They are
+        forgotten.
+        """
         return self._settle(cluster, queries, is_skipped=False)
 
     def skipped(self, cluster: ClusterId) -> tuple[Finished, ...]:
-        """`cluster` cannot be had: who wants it goes without. Returns those that are done now; they are forgotten."""
+        """`cluster` cannot be had: who wants it goes without. Returns those that are done now; they
+        are forgotten.
+        """
         return self._settle(cluster, self.wanting(cluster), is_skipped=True)
 
     def lacks_any(self) -> bool:
@@ -114,7 +129,9 @@ class Demand:
         return any(query.unfetched for query in self._queries.values())
 
     def next_cluster(self) -> tuple[ClusterId, int] | None:
-        """Returns the cluster to fetch next and the query for whose sake, None when all that is wanted is fetched."""
+        """Returns the cluster to fetch next and the query for whose sake, None when all that is
+        wanted is fetched.
+        """
         best: _Query | None = None
         best_key: tuple[int, int, int] | None = None
         for query in self._queries.values():
@@ -132,7 +149,9 @@ class Demand:
         for number, query in self._queries.items():
             assert query.missing, f"query {number} is done and still here"
             assert query.unfetched.keys() <= query.missing.keys()
-            assert query.unfetched_bytes == sum(self._size_bytes[cluster] for cluster in query.unfetched)
+            assert query.unfetched_bytes == sum(
+                self._size_bytes[cluster] for cluster in query.unfetched
+            )
             assert all(number in self._wanted[cluster] for cluster in query.missing)
         for cluster, numbers in self._wanted.items():
             assert numbers and all(cluster in self._queries[number].missing for number in numbers)
@@ -154,7 +173,9 @@ class Demand:
             del self._wanted[cluster]
         return not numbers
 
-    def _settle(self, cluster: ClusterId, queries: tuple[int, ...], *, is_skipped: bool) -> tuple[Finished, ...]:
+    def _settle(
+        self, cluster: ClusterId, queries: tuple[int, ...], *, is_skipped: bool
+    ) -> tuple[Finished, ...]:
         finished = []
         for number in queries:
             query = self._queries.get(number)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 class ClusterMajorLimits:
     """What bounds the planner.
 
-    `read_ahead_bytes`: clusters being read or read and not scored yet, for queries in hand; one is always allowed.
-    `prefetch_bytes`: the same for clusters that only the horizon wants; 0 turns that off. `overtaken_max`: see `Demand`.
-    `overtake_us`: how long scoring waits for the cluster whose turn it is while others are there.
+    `read_ahead_bytes`: clusters being read or read and not scored yet, for queries in hand; one is
+    always allowed. `prefetch_bytes`: the same for clusters that only the horizon wants; 0 turns
+    that off. `overtaken_max`: see `Demand`. `overtake_us`: how long scoring waits for the cluster
+    whose turn it is while others are there.
     """
 
     budget_bytes: int

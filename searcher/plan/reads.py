@@ -1,13 +1,17 @@
-"""The planner of reads: which cluster to read next, what to evict for it, and what to read ahead for the next group.
+"""The planner of reads: which cluster to read next, what to evict for it, and what to read ahead
+for the next group.
 
-A state machine (`step(event) -> actions`) that keeps the books of the budget. Demand reads (what the current query
-lacks) go first. Reading ahead is CaGR-RAG's opportunistic prefetch (section 3.2.2, Alg. 1 step 4), in two ways:
+A state machine (`step(event) -> actions`) that keeps the books of the budget. Demand reads (what
+the current query lacks) go first. Reading ahead is CaGR-RAG's opportunistic prefetch (section
+3.2.2, Alg. 1 step 4), in two ways:
 
-- `after_group`, as Alg. 1 prints it: after the last search of a group, the clusters of the next group's first query are
-  read, and evict what the policy says, each other included; nothing is pinned. (A query that comes meanwhile joins the
-  reads in flight; the paper does not say, and reading twice would only be worse.)
-- `overlapped`, the default: it starts as soon as the current query waits for no read and the budget holds what the current
-  group still wants *and* the next query's clusters, which are pinned until used: it overlaps with the group's searches.
+- `after_group`, as Alg. 1 prints it: after the last search of a group, the clusters of the next
+  group's first query are read, and evict what the policy says, each other included; nothing is
+  pinned. (A query that comes meanwhile joins the reads in flight; the paper does not say, and
+  reading twice would only be worse.)
+- `overlapped`, the default: it starts as soon as the current query waits for no read and the budget
+  holds what the current group still wants *and* the next query's clusters, which are pinned until
+  used: it overlaps with the group's searches.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.record import ClusterId
-from searcher.cache.policy import CachePolicy
+from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.steps import (
     Action,
     Deny,
@@ -45,7 +49,9 @@ PrefetchMode = Literal["none", "after_group", "overlapped"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadLimits:
-    """What bounds the planner: bytes, and clusters being read at a time. `prefetch_reads_max` 0 turns reading ahead off."""
+    """What bounds the planner: bytes, and clusters being read at a time. `prefetch_reads_max` 0
+    turns reading ahead off.
+    """
 
     budget_bytes: int
     demand_reads_max: int
@@ -56,35 +62,47 @@ class ReadLimits:
 class ReadPlanner:
     """Owns the budget: every byte resident or being read is in its books before it is in memory.
 
-    `size_bytes` has every cluster of the index, none larger than the budget. One query is searched at a time. Costs
-    O(clusters of the group + resident clusters) a step. An event that cannot happen is an `AssertionError`.
+    `size_bytes` has every cluster of the index, none larger than the budget. One query is searched
+    at a time. Costs O(clusters of the group + resident clusters) a step. An event that cannot
+    happen is an `AssertionError`.
     """
 
-    def __init__(self, limits: ReadLimits, size_bytes: Mapping[ClusterId, int], policy: CachePolicy) -> None:
+    def __init__(
+        self, limits: ReadLimits, size_bytes: Mapping[ClusterId, int], policy: CachePolicy
+    ) -> None:
         self._limits = limits
         self._size_bytes = size_bytes
         self._largest_bytes = max(size_bytes.values(), default=0)
-        assert self._largest_bytes <= limits.budget_bytes, "a cluster is larger than the whole budget"
+        assert self._largest_bytes <= limits.budget_bytes, (
+            "a cluster is larger than the whole budget"
+        )
         self._policy = policy
         self._resident: set[ClusterId] = set()
         self._reading: dict[ClusterId, Purpose] = {}
         self._stuck: dict[ClusterId, int] = {}  # reads that hold their bytes and will not end
         self._used_bytes = 0
-        # The current group: how many of its queries still want a cluster (the current one until it releases it).
+        # The current group: how many of its queries still want a cluster (the current one until it
+        # releases it).
         self._queries: tuple[tuple[ClusterId, ...], ...] = ()
         self._position = -1
         self._wanted: dict[ClusterId, int] = {}
         # The current query.
-        self._waiting: dict[ClusterId, None] = {}  # demanded, not being read; in the order of the demand
+        self._waiting: dict[
+            ClusterId, None
+        ] = {}  # demanded, not being read; in the order of the demand
         self._joined: set[ClusterId] = set()  # demanded, being read
         self._leased: set[ClusterId] = set()  # granted, not released yet
         # What comes next.
         self._group_number = 0
         self._next: tuple[ClusterId, ...] = ()
         self._given_up: set[ClusterId] = set()  # of `_next`: their read failed
-        self._pinned: dict[ClusterId, int] = {}  # resident or being read, to the number of the group they are kept for
+        self._pinned: dict[
+            ClusterId, int
+        ] = {}  # resident or being read, to the number of the group they are kept for
         self._unused: set[ClusterId] = set()  # read ahead, not asked for yet
-        self._due: dict[ClusterId, None] = {}  # to be read now that the group has passed; `after_group` only
+        self._due: dict[
+            ClusterId, None
+        ] = {}  # to be read now that the group has passed; `after_group` only
 
     @property
     def used_bytes(self) -> int:
@@ -139,7 +157,7 @@ class ReadPlanner:
         self._end_group(actions)
         self._group_number += 1
         if event.horizon is not None:
-            self._policy.foresee(event.horizon)
+            self._policy.set_horizon(event.horizon)
         self._queries = tuple(tuple(dict.fromkeys(clusters)) for clusters in event.queries)
         for clusters in self._queries:
             for cluster in clusters:
@@ -160,14 +178,22 @@ class ReadPlanner:
 
     def _change_next(self, clusters: tuple[ClusterId, ...], actions: list[Action]) -> None:
         # Advice: what is not in this index is not an error, it is passed over.
-        self._next = tuple(dict.fromkeys(cluster for cluster in clusters if cluster in self._size_bytes))
+        self._next = tuple(
+            dict.fromkeys(cluster for cluster in clusters if cluster in self._size_bytes)
+        )
         self._given_up.clear()
         self._due = {cluster: None for cluster in self._due if cluster in self._next}
-        for cluster in [c for c, number in self._pinned.items() if number > self._group_number and c not in self._next]:
+        for cluster in [
+            c
+            for c, number in self._pinned.items()
+            if number > self._group_number and c not in self._next
+        ]:
             self._unpin(cluster, "wasted", actions)
 
     def _begin_query(self, position: int, actions: list[Action]) -> None:
-        assert self._position < position < len(self._queries), f"query {position} after {self._position}"
+        assert self._position < position < len(self._queries), (
+            f"query {position} after {self._position}"
+        )
         self._end_query()
         self._due.clear()
         for passed in self._queries[self._position + 1 : position]:
@@ -251,13 +277,19 @@ class ReadPlanner:
         return sum(1 for other in self._reading.values() if other == purpose)
 
     def _read_demanded(self, actions: list[Action]) -> None:
-        """Starts what the current query lacks, nearest cluster first, while readers and bytes are free."""
+        """Starts what the current query lacks, nearest cluster first, while readers and bytes are
+        free.
+        """
         while self._waiting and self._reads_in_flight("demand") < self._limits.demand_reads_max:
             cluster = next(iter(self._waiting))
             held_bytes = self.reading_bytes + self._sum_bytes(self._leased)
-            if held_bytes + self._stuck_bytes() + self._size_bytes[cluster] > self._limits.budget_bytes:
+            if (
+                held_bytes + self._stuck_bytes() + self._size_bytes[cluster]
+                > self._limits.budget_bytes
+            ):
                 if held_bytes:
-                    return  # scoring or a read in flight will free enough: what is held was granted before
+                    # scoring or a read in flight will free enough: what is held was granted before
+                    return
                 del self._waiting[cluster]
                 self._want_less(cluster)
                 actions.append(Deny(cluster=cluster))
@@ -268,7 +300,9 @@ class ReadPlanner:
             self._start_read(cluster, "demand", actions)
 
     def _make_room(self, cluster: ClusterId, actions: list[Action]) -> None:
-        """Evicts by policy: first what nobody in sight wants, then what this group wants later, pins last of all."""
+        """Evicts by policy: first what nobody in sight wants, then what this group wants later,
+        pins last of all.
+        """
         spared: tuple[Set[ClusterId], ...] = (
             self._leased | self._pinned.keys() | self._wanted.keys(),
             self._leased | self._pinned.keys(),
@@ -291,12 +325,19 @@ class ReadPlanner:
     # ---- reading ahead
 
     def _read_ahead(self, actions: list[Action]) -> None:
-        """Pins what the next query wants and is here, then reads the rest, nearest first, while there is room for it.
+        """Pins what the next query wants and is here, then reads the rest, nearest first, while
+        there is room for it.
 
-        What is here comes first, so that no prefetch evicts what another one would have to read again.
+        What is here comes first, so that no prefetch evicts what another one would have to read
+        again.
         """
         has_group_to_begin = bool(self._queries) and self._position < 0
-        if has_group_to_begin or self._waiting or self._joined or not self._limits.prefetch_reads_max:
+        if (
+            has_group_to_begin
+            or self._waiting
+            or self._joined
+            or not self._limits.prefetch_reads_max
+        ):
             return
         if self._limits.prefetch == "overlapped":
             self._read_pinned(actions)
@@ -338,13 +379,17 @@ class ReadPlanner:
     def _has_room_ahead(self, cluster: ClusterId) -> bool:
         """Whether the budget holds `cluster` beside what it must not push out.
 
-        That is what the current group still wants and what is pinned or being read. And beside what is pinned or being read
-        the largest cluster must fit, so that a demand never waits for a prefetch, not even where the advice was wrong.
+        That is what the current group still wants and what is pinned or being read. And beside what
+        is pinned or being read the largest cluster must fit, so that a demand never waits for a
+        prefetch, not even where the advice was wrong.
         """
         ahead = self._pinned.keys() | self._reading.keys() | {cluster}
         claimed = ahead | self._wanted.keys()
         free_bytes = self._limits.budget_bytes - self._stuck_bytes()
-        return self._sum_bytes(claimed) <= free_bytes and self._sum_bytes(ahead) + self._largest_bytes <= free_bytes
+        return (
+            self._sum_bytes(claimed) <= free_bytes
+            and self._sum_bytes(ahead) + self._largest_bytes <= free_bytes
+        )
 
     def _sum_bytes(self, clusters: Set[ClusterId]) -> int:
         return sum(self._size_bytes[cluster] for cluster in clusters)
@@ -354,7 +399,11 @@ class ReadPlanner:
     def check_integrity(self) -> None:
         """Raises `AssertionError` where the books do not agree with each other."""
         here = self._resident | self._reading.keys()
-        assert self._used_bytes == self._sum_bytes(here) + self._stuck_bytes() <= self._limits.budget_bytes
+        assert (
+            self._used_bytes
+            == self._sum_bytes(here) + self._stuck_bytes()
+            <= self._limits.budget_bytes
+        )
         assert all(count > 0 for count in self._stuck.values())
         assert self._policy.residents() == self._resident
         self._policy.check_integrity()
@@ -363,10 +412,16 @@ class ReadPlanner:
         assert self._joined <= self._reading.keys()
         assert self._leased <= self._resident
         assert self._pinned.keys() <= here
-        assert self._unused <= (self._pinned.keys() if self._limits.prefetch == "overlapped" else here)
+        assert self._unused <= (
+            self._pinned.keys() if self._limits.prefetch == "overlapped" else here
+        )
         assert not self._due.keys() & here
-        assert self._reads_in_flight("demand") <= self._limits.demand_reads_max, "too many demand reads"
-        assert self._reads_in_flight("prefetch") <= self._limits.prefetch_reads_max, "too many prefetches"
+        assert self._reads_in_flight("demand") <= self._limits.demand_reads_max, (
+            "too many demand reads"
+        )
+        assert self._reads_in_flight("prefetch") <= self._limits.prefetch_reads_max, (
+            "too many prefetches"
+        )
         assert all(number > 0 for number in self._wanted.values())
         current = self._waiting.keys() | self._joined | self._leased
         assert current <= self._wanted.keys()

@@ -1,9 +1,10 @@
-"""The books of the budget: which clusters are in memory, being read, or stuck in a read, and who must go for another.
+"""The books of the budget: which clusters are in memory, being read, or stuck in a read, and who
+must go for another.
 
-What is *held* (read for queries in hand, and not scored yet) and what is being read never goes; of the rest the eviction
-policy decides. It learns of a cluster when room for it is reserved, not when its bytes arrive, and it may choose what is
-still to be scored: whoever reserves then scores that first. So its decisions depend neither on how fast the disk was nor on
-what was scored meanwhile.
+What is *held* (read for queries in hand, and not scored yet) and what is being read never goes; of
+the rest the eviction policy decides. It learns of a cluster when room for it is reserved, not when
+its bytes arrive, and it may choose what is still to be scored: whoever reserves then scores that
+first. So its decisions depend neither on how fast the disk was nor on what was scored meanwhile.
 """
 
 from __future__ import annotations
@@ -11,19 +12,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Set
 
 from schemas.record import ClusterId
-from searcher.cache.policy import CachePolicy
+from searcher.plan.eviction.policy import CachePolicy
 
 
 class Residency:
-    """Every byte of the budget. `size_bytes`: what each cluster takes in memory, none more than `budget_bytes`."""
+    """Every byte of the budget. `size_bytes`: what each cluster takes in memory, none more than
+    `budget_bytes`.
+    """
 
-    def __init__(self, budget_bytes: int, size_bytes: Mapping[ClusterId, int], policy: CachePolicy) -> None:
+    def __init__(
+        self, budget_bytes: int, size_bytes: Mapping[ClusterId, int], policy: CachePolicy
+    ) -> None:
         self._budget_bytes = budget_bytes
         self._size_bytes = size_bytes
         self._policy = policy
         self._resident: set[ClusterId] = set()
         self._reading: set[ClusterId] = set()
-        self._stuck: dict[ClusterId, int] = {}  # reads given up that still own memory; a cluster may be stuck twice
+        self._stuck: dict[
+            ClusterId, int
+        ] = {}  # reads given up that still own memory; a cluster may be stuck twice
         self._held: set[ClusterId] = set()
         self._fixed: set[ClusterId] = set()  # held or being read: what the policy must not choose
         self._used_bytes = 0
@@ -38,7 +45,9 @@ class Residency:
     def reading_bytes(self) -> int:
         """Bytes of the reads in flight, stuck ones included."""
         reading = sum(self._size_bytes[cluster] for cluster in self._reading)
-        return reading + sum(self._size_bytes[cluster] * count for cluster, count in self._stuck.items())
+        return reading + sum(
+            self._size_bytes[cluster] * count for cluster, count in self._stuck.items()
+        )
 
     @property
     def room_bytes(self) -> int:
@@ -84,13 +93,17 @@ class Residency:
                 self._unfix(cluster)
 
     def reserve(self, cluster: ClusterId) -> tuple[ClusterId, ...] | None:
-        """Makes room for reading `cluster`; returns what had to go, in order. None, and nothing changes, if there is no room."""
+        """Makes room for reading `cluster`; returns what had to go, in order. None, and nothing
+        changes, if there is no room.
+        """
         if self._size_bytes[cluster] > self.room_bytes:
             return None
         victims = []
         while self._used_bytes + self._size_bytes[cluster] > self._budget_bytes:
             victim = self._policy.victim(self._fixed)
-            assert victim is not None, "the books say that there is room, and the policy has nothing to evict"
+            assert victim is not None, (
+                "the books say that there is room, and the policy has nothing to evict"
+            )
             self._evict(victim)
             victims.append(victim)
         self._begin(cluster)
@@ -107,7 +120,9 @@ class Residency:
         kept = set(self._fixed)
         while free_bytes < self._size_bytes[cluster]:
             victim = self._policy.victim(kept)
-            assert victim is not None, "the books say that there is room, and the policy has nothing to evict"
+            assert victim is not None, (
+                "the books say that there is room, and the policy has nothing to evict"
+            )
             if not may_go(victim):
                 return None
             kept.add(victim)
@@ -126,7 +141,9 @@ class Residency:
             self._unfix(cluster)
 
     def failed(self, cluster: ClusterId, *, is_stuck: bool) -> None:
-        """The read of `cluster` was given up; where `is_stuck` its memory is not free before `freed`."""
+        """The read of `cluster` was given up; where `is_stuck` its memory is not free before
+        `freed`.
+        """
         self._held.discard(cluster)
         self._reading.remove(cluster)
         self._unfix(cluster)
@@ -146,15 +163,22 @@ class Residency:
         self._used_bytes -= self._size_bytes[cluster]
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where the books do not agree with each other or with the policy's."""
-        stuck_bytes = sum(self._size_bytes[cluster] * count for cluster, count in self._stuck.items())
+        """Raises `AssertionError` where the books do not agree with each other or with the
+        policy's.
+        """
+        stuck_bytes = sum(
+            self._size_bytes[cluster] * count for cluster, count in self._stuck.items()
+        )
         assert not self._resident & self._reading
         assert self._held <= self._resident | self._reading
         assert self._fixed == self._held | self._reading
         assert self._policy.residents() == self._resident | self._reading
         here = self._resident | self._reading
         assert self._used_bytes == sum(self._size_bytes[cluster] for cluster in here) + stuck_bytes
-        assert self._fixed_bytes == sum(self._size_bytes[cluster] for cluster in self._fixed) + stuck_bytes
+        assert (
+            self._fixed_bytes
+            == sum(self._size_bytes[cluster] for cluster in self._fixed) + stuck_bytes
+        )
         assert self._fixed_bytes <= self._used_bytes <= self._budget_bytes
         assert all(count > 0 for count in self._stuck.values())
 

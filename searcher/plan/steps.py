@@ -1,4 +1,6 @@
-"""What the planner of reads is told (events) and what it answers (actions): frozen values, nothing else."""
+"""What the planner of reads is told (events) and what it answers (actions): frozen values, nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ FoundIn = Literal["ram", "ssd"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupBegan:
-    """A group is searched from now on. `queries`: the clusters of each query, in search order, nearest first.
+    """A group is searched from now on. `queries`: the clusters of each query, in search order,
+    nearest first.
 
-    `next_query`: the clusters of the first query of the next group, as far as known (CaGR-RAG, Eq. 4); advice. `horizon`: in how
-    many windows a cluster is wanted next (1: the next), for the policy; None: the group is of the same window as the one before.
+    `next_query`: the clusters of the first query of the next group, as far as known (CaGR-RAG, Eq.
+    4); advice. `horizon`: in how many windows a cluster is wanted next (1: the next), for the
+    policy; None: the group is of the same window as the one before.
     """
 
     queries: tuple[tuple[ClusterId, ...], ...]
@@ -28,14 +32,18 @@ class GroupBegan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextChanged:
-    """Something else than was thought comes after the current group: the clusters of its first query."""
+    """Something else than was thought comes after the current group: the clusters of its first
+    query.
+    """
 
     clusters: tuple[ClusterId, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryBegan:
-    """The query at `position` of the current group is searched now; those before it are done or skipped."""
+    """The query at `position` of the current group is searched now; those before it are done or
+    skipped.
+    """
 
     position: int
 
@@ -49,7 +57,9 @@ class Released:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryEnded:
-    """The current query is done or was given up; what it still held or waited for, it does not need any more."""
+    """The current query is done or was given up; what it still held or waited for, it does not need
+    any more.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +76,9 @@ class ReadEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadFailed:
-    """A read that was asked for failed for good; its bytes are free again, unless it `is_stuck`: then `SpaceFreed` follows."""
+    """A read that was asked for failed for good; its bytes are free again, unless it `is_stuck`:
+    then `SpaceFreed` follows.
+    """
 
     cluster: ClusterId
     is_stuck: bool = False
@@ -79,7 +91,17 @@ class SpaceFreed:
     cluster: ClusterId
 
 
-Event = GroupBegan | NextChanged | QueryBegan | Released | QueryEnded | GroupEnded | ReadEnded | ReadFailed | SpaceFreed
+Event = (
+    GroupBegan
+    | NextChanged
+    | QueryBegan
+    | Released
+    | QueryEnded
+    | GroupEnded
+    | ReadEnded
+    | ReadFailed
+    | SpaceFreed
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +121,9 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grant:
-    """The current query may score this cluster until it releases it. `tier` "ssd": it had to wait for a read."""
+    """The current query may score this cluster until it releases it. `tier` "ssd": it had to wait
+    for a read.
+    """
 
     cluster: ClusterId
     tier: FoundIn
@@ -107,7 +131,9 @@ class Grant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deny:
-    """The current query will not get this cluster: its read failed, or reads that are stuck leave no room for it."""
+    """The current query will not get this cluster: its read failed, or reads that are stuck leave
+    no room for it.
+    """
 
     cluster: ClusterId
 
@@ -116,8 +142,8 @@ class Deny:
 class PrefetchEnded:
     """What became of a prefetched cluster.
 
-    "used": a query found it resident; "late": a query found it still being read, and joined; "wasted": it was evicted,
-    or its group passed, before a query asked for it.
+    "used": a query found it resident; "late": a query found it still being read, and joined;
+    "wasted": it was evicted, or its group passed, before a query asked for it.
     """
 
     cluster: ClusterId

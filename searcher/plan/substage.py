@@ -1,16 +1,20 @@
-"""How long should a sub-stage be? Long enough to be worth its overhead, short enough that new queries soon join."""
+"""How long should a sub-stage be? Long enough to be worth its overhead, short enough that new
+queries soon join.
+"""
 
 from __future__ import annotations
 
 import math
 
 ROW_COST = 12
-"""Scoring a row costs about as much as this many queries: it has to come from memory, whoever wants it."""
+"""Scoring a row costs about as much as this many queries: it has to come from memory, whoever wants
+it.
+"""
 LONE_US = 20_000
 """A sub-stage of a query that is alone in hand: its own clusters, a third of a GB from memory."""
 TOGETHER_US = 2_000
-"""A sub-stage of queries whose clusters all take no longer: to go on after a break takes half a millisecond, whatever Eq. 1 makes
-of so short a retrieval.
+"""A sub-stage of queries whose clusters all take no longer: to go on after a break takes half a
+millisecond, whatever Eq. 1 makes of so short a retrieval.
 """
 SMOOTHING = 0.1
 """Weight of the newest measurement."""
@@ -19,12 +23,15 @@ SMOOTHING = 0.1
 class SubstageBudget:
     """HedraRAG's time budget of a sub-stage (section 4.2, Eq. 1), from measured times.
 
-    As printed, the gain (t - mb) / 2 + (t / mb) * beta grows without bound as mb goes to 0. The overhead of t / mb sub-stages
-    is a loss: with a minus sign before it the gain is largest at mb = sqrt(2 * beta * t). `beta`: overhead of a
-    sub-stage; `t`: time of a retrieval. All times in microseconds, smoothed exponentially.
+    As printed, the gain (t - mb) / 2 + (t / mb) * beta grows without bound as mb goes to 0. The
+    overhead of t / mb sub-stages is a loss: with a minus sign before it the gain is largest at mb =
+    sqrt(2 * beta * t). `beta`: overhead of a sub-stage; `t`: time of a retrieval. All times in
+    microseconds, smoothed exponentially.
     """
 
-    def __init__(self, *, beta_us: float = 500.0, retrieval_us: float = 50_000.0, ns_per_work: float = 8.0) -> None:
+    def __init__(
+        self, *, beta_us: float = 500.0, retrieval_us: float = 50_000.0, ns_per_work: float = 8.0
+    ) -> None:
         """The first guesses; each measurement moves them."""
         self._beta_us = beta_us
         self._retrieval_us = retrieval_us
@@ -38,14 +45,17 @@ class SubstageBudget:
     def budget_us_for(self, queries: int) -> int:
         """How long it should take with so many queries in hand.
 
-        Eq. 1 counts what those gain who come meanwhile. Where queries come one by one there are none, and every break costs
-        the one in hand: half a millisecond of ten. Whoever comes all the same waits for `LONE_US` at most. Where some are in
-        hand a break must be worth its while, too: not before `TOGETHER_US`.
+        Eq. 1 counts what those gain who come meanwhile. Where queries come one by one there are
+        none, and every break costs the one in hand: half a millisecond of ten. Whoever comes all
+        the same waits for `LONE_US` at most. Where some are in hand a break must be worth its
+        while, too: not before `TOGETHER_US`.
         """
         return max(self.budget_us, TOGETHER_US if queries > 1 else LONE_US)
 
     def cost_us(self, rows: int, queries: int) -> int:
-        """Returns how long it is likely to take to score a cluster of `rows` rows for `queries` queries."""
+        """Returns how long it is likely to take to score a cluster of `rows` rows for `queries`
+        queries.
+        """
         return round(_work(rows, queries) * self._ns_per_work / 1_000)
 
     def retrieved(self, took_us: int) -> None:

@@ -1,7 +1,8 @@
-"""The segment files: opened with O_DIRECT, past the page cache, and what a read of them that failed means.
+"""The segment files: opened with O_DIRECT, past the page cache, and what a read of them that failed
+means.
 
-With `direct_io="auto"`, on a file system without O_DIRECT or without a disk, they are read through the page cache, and what
-was read is dropped from it.
+With `direct_io="auto"`, on a file system without O_DIRECT or without a disk, they are read through
+the page cache, and what was read is dropped from it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class SegmentFiles:
     """The files at `paths`, indexed by segment; one descriptor each, for all threads."""
 
     def __init__(self, paths: Sequence[Path], direct_io: Literal["require", "auto"]) -> None:
-        """Opens them. Raises `ConfigError` where one cannot be opened, or O_DIRECT is required and refused."""
+        """Opens them. Raises `ConfigError` where one cannot be opened, or O_DIRECT is required and
+        refused.
+        """
         self._paths = tuple(str(path) for path in paths)
         self._descriptors: list[int] = []
         self.is_direct = True
@@ -47,7 +50,9 @@ class SegmentFiles:
         done_bytes = 0
         while done_bytes < read.size_bytes:
             try:
-                count = os.preadv(descriptor, remaining(read, done_bytes), read.offset_bytes + done_bytes)
+                count = os.preadv(
+                    descriptor, remaining(read, done_bytes), read.offset_bytes + done_bytes
+                )
             except OSError as error:
                 raise self.failure(read, done_bytes, error) from error
             if count == 0:
@@ -58,21 +63,26 @@ class SegmentFiles:
     def forget(self, read: BlockRead) -> None:
         """Drops what was read from the page cache, where it had to go through it."""
         if not self.is_direct:
-            os.posix_fadvise(self.descriptor(read.file), read.offset_bytes, read.size_bytes, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(
+                self.descriptor(read.file),
+                read.offset_bytes,
+                read.size_bytes,
+                os.POSIX_FADV_DONTNEED,
+            )
 
     def failure(self, read: BlockRead, done_bytes: int, error: OSError) -> RetryableError:
         """Returns what an error of the kernel's means."""
         return RetryableError(
-            f"reading {self._paths[read.file]} at byte {read.offset_bytes + done_bytes} failed: {error.strerror}; if it goes on, "
-            "check the disk"
+            f"reading {self._paths[read.file]} at byte {read.offset_bytes + done_bytes} failed: "
+            f"{error.strerror}; if it goes on, check the disk"
         )
 
     def cut_short(self, read: BlockRead, done_bytes: int) -> CorruptionError:
         """Returns what the end of a file within a read means."""
         path, offset_bytes = self._paths[read.file], read.offset_bytes + done_bytes
         return CorruptionError(
-            f"{path} ends at byte {offset_bytes}, within a cluster: the segment was cut short. Run `carpool index verify`, then "
-            "restore or rebuild the index",
+            f"{path} ends at byte {offset_bytes}, within a cluster: the segment was cut short. Run "
+            "`carpool index verify`, then restore or rebuild the index",
             path=path,
             offset_bytes=offset_bytes,
         )
@@ -91,15 +101,25 @@ class SegmentFiles:
                     self._refused(path, direct_io, error)
             return os.open(path, os.O_RDONLY)  # one was refused, and they all lie in one folder
         except OSError as error:
-            raise ConfigError(f"cannot open {path}: {error.strerror}; check the folder of the index") from error
+            raise ConfigError(
+                f"cannot open {path}: {error.strerror}; check the folder of the index"
+            ) from error
 
-    def _refused(self, path: str, direct_io: Literal["require", "auto"], error: NoDirectReadError) -> None:
+    def _refused(
+        self, path: str, direct_io: Literal["require", "auto"], error: NoDirectReadError
+    ) -> None:
         if direct_io == "require":
             raise ConfigError(
-                f"the file system of {path} {error}, so what is read would stay in memory outside the budget; move the index to "
+                f"the file system of {path} {error}, so what is read would stay in memory outside "
+                "the budget; move the index to "
                 'a local disk (ext4, xfs), or set [searcher] direct_io = "auto"'
             ) from error
-        _log.warning("buffered reads", path=path, why=str(error), means="the page cache is dropped after each read")
+        _log.warning(
+            "buffered reads",
+            path=path,
+            why=str(error),
+            means="the page cache is dropped after each read",
+        )
         self.is_direct = False
 
 

@@ -1,216 +1,169 @@
-"""The engine of io_uring: one thread hands all reads to the kernel and hears of their ends, with two system calls a batch.
+"""An io_uring by its system calls: a submission queue and a completion queue shared with the
+kernel; reads only.
 
-The thread sleeps in a read of an eventfd that the kernel, or whoever submits, adds to.
+By `ctypes`, which lets go of the interpreter's lock during a call; the binding `liburing` 2026.3.30
+holds it, and keeps a reference to every buffer that it was ever given. For processors that keep
+loads in order: Python has no memory barriers.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import os
-import threading
-import time
-from collections import deque
+import platform
+import struct
+from array import array
 from collections.abc import Sequence
 
-import structlog
+ORDERED_MACHINES = ("x86_64", "AMD64")
 
-from carpool.clock import Clock
-from carpool.errors import RetryableError
-from searcher.store.engine import BlockError, BlockRead, CancelledRead, OnDone
-from searcher.store.files import SegmentFiles, remaining
-from searcher.store.ring import Ring
-from searcher.store.waiting import WaitingReads
+_SETUP, _ENTER, _REGISTER = (
+    425,
+    426,
+    427,
+)  # the numbers of the system calls, the same on every architecture
+_REGISTER_EVENTFD = 4
+_SINGLE_MMAP = 1
+_SQES_OFFSET = 0x10000000
+_READV, _READ = 1, 22
 
-_log = structlog.get_logger(__name__)
+_PARAMS = struct.Struct("=IIIIIII3I8IQ8IQ")
+# sq_entries, cq_entries, flags, 2 of a thread, features, wq_fd, 3 reserved, offsets of the
+# submission queue (head, tail, mask, entries, flags, dropped, array, reserved, address), offsets of
+# the completion queue (head, tail, mask, entries, overflow, cqes, flags, reserved, address)
+_ENTRY = struct.Struct(
+    "=BBHiQQIIQ24x"
+)  # opcode, flags, ioprio, fd, offset, address, length, rw_flags, user_data
+_COMPLETION = struct.Struct("=QiI")  # user_data, result, flags
+_UINT32 = (1 << 32) - 1
 
-TRY_AGAIN = (errno.EAGAIN, errno.EINTR)
-KERNEL_BUSY_PAUSE_S = 0.001
-
-_Ended = tuple[int, BlockError | None, int]  # what is told
-
-
-class _Held:
-    """A read that the kernel has, how much of it is done, and what the kernel was told: alive until it has ended."""
-
-    __slots__ = ("done_bytes", "kept", "read")
-
-    def __init__(self, read: BlockRead) -> None:
-        self.read = read
-        self.done_bytes = 0
-        self.kept: object = None
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.argtypes = (ctypes.c_long,) * 7
+_libc.syscall.restype = ctypes.c_long
 
 
-class IoUringEngine:
-    """Reads blocks of `files`; see `BlockEngine` for what each method promises. Closes no file."""
+def _call(number: int, *arguments: int) -> int:
+    result = int(_libc.syscall(number, *arguments, *([0] * (6 - len(arguments)))))
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result
 
-    def __init__(self, files: SegmentFiles, *, depth: int, prefetch_depth: int, clock: Clock) -> None:
-        """Makes the ring. Raises `OSError` where the kernel has no io_uring, or does not allow it."""
-        self._files = files
-        self._depth = depth
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._waiting = WaitingReads(depth=depth, prefetch_depth=prefetch_depth)
-        self._cancelled: deque[int] = deque()
-        self._is_closing = False
-        self._held: dict[int, _Held] = {}  # the ring's thread alone looks at it
-        self._again: deque[_Held] = deque()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+
+class Ring:
+    """A ring with room for `entries` reads at a time. One thread at a time; nothing waits here."""
+
+    def __init__(self, entries: int, eventfd: int) -> None:
+        """Makes the ring; the kernel adds to `eventfd` whenever a read has ended. Raises `OSError`
+        where it refuses.
+        """
+        if platform.machine() not in ORDERED_MACHINES:
+            raise OSError(
+                errno.ENOSYS,
+                f"io_uring is used on {ORDERED_MACHINES[0]} only, and this is {platform.machine()}",
+            )
+        params = ctypes.create_string_buffer(_PARAMS.size)
+        self._file = _call(_SETUP, entries, ctypes.addressof(params))
         try:
-            # Of reads that were given up, up to `depth` may want to be gone on with at the moment when as many others begin.
-            self._ring = Ring(2 * depth, self._wake)
+            self._map(_PARAMS.unpack(params.raw))
+            event = ctypes.c_int(eventfd)
+            _call(_REGISTER, self._file, _REGISTER_EVENTFD, ctypes.addressof(event), 1)
         except BaseException:
-            os.close(self._wake)
+            os.close(self._file)
             raise
-        self._thread = threading.Thread(target=self._run, name="io-uring", daemon=True)
 
-    def start(self, on_done: OnDone) -> None:
-        """Starts the thread."""
-        self._on_done = on_done
-        self._thread.start()
+    def _map(self, params: tuple[int, ...]) -> None:
+        (sq_entries, cq_entries), features = params[:2], params[5]
+        _, sq_tail, sq_mask, _, _, _, sq_array = params[10:17]
+        cq_head, cq_tail, cq_mask, _, _, cqes = params[19:25]
+        if not features & _SINGLE_MMAP:
+            raise OSError(errno.ENOSYS, "the kernel's io_uring is too old (before 5.4)")
+        size_bytes = max(sq_array + sq_entries * 4, cqes + cq_entries * _COMPLETION.size)
+        queues = self._queues = mmap.mmap(
+            self._file, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE
+        )
+        self._entries = mmap.mmap(
+            self._file,
+            sq_entries * 64,
+            flags=mmap.MAP_SHARED | mmap.MAP_POPULATE,
+            offset=_SQES_OFFSET,
+        )
+        # Single stores and loads of 4 bytes, which `struct` does not promise.
+        self._sq_tail = ctypes.c_uint32.from_buffer(queues, sq_tail)
+        self._cq_head = ctypes.c_uint32.from_buffer(queues, cq_head)
+        self._cq_tail = ctypes.c_uint32.from_buffer(queues, cq_tail)
+        self._sq_mask = ctypes.c_uint32.from_buffer(queues, sq_mask).value
+        self._cq_mask = ctypes.c_uint32.from_buffer(queues, cq_mask).value
+        self._cqes_bytes = cqes
+        self._unsubmitted = 0
+        for place in range(sq_entries):
+            ctypes.c_uint32.from_buffer(queues, sq_array + place * 4).value = place
 
-    def submit(self, reads: Sequence[BlockRead]) -> None:
-        """Takes in reads."""
-        with self._lock:
-            if self._is_closing:
-                self._cancelled.extend(read.token for read in reads)
-            else:
-                self._waiting.put(reads)
-            self._wake_up()
+    def prepare_read(
+        self, token: int, file: int, offset_bytes: int, buffers: Sequence[memoryview]
+    ) -> object:
+        """Lines up a read of the descriptor `file`; there must be room.
 
-    def cancel(self, tokens: Sequence[int]) -> None:
-        """Drops what the kernel has not got."""
-        with self._lock:
-            if dropped := self._waiting.cancel(tokens):
-                self._cancelled.extend(dropped)
-                self._wake_up()
+        Returns what must be kept, like the buffers, until the read has ended.
+        """
+        vector = array("Q")
+        for buffer in buffers:
+            vector.extend((ctypes.addressof(ctypes.c_char.from_buffer(buffer)), buffer.nbytes))
+        address, length = vector if len(buffers) == 1 else (vector.buffer_info()[0], len(buffers))
+        tail = self._sq_tail.value
+        _ENTRY.pack_into(
+            self._entries,
+            (tail & self._sq_mask) * 64,
+            _READ if len(buffers) == 1 else _READV,
+            0,
+            0,
+            file,
+            offset_bytes,
+            address,
+            length,
+            0,
+            token,
+        )
+        self._sq_tail.value = (tail + 1) & _UINT32
+        self._unsubmitted += 1
+        return vector
 
-    def promote(self, tokens: Sequence[int]) -> None:
-        """Makes demands of prefetches."""
-        with self._lock:
-            self._waiting.promote(tokens)
-            self._wake_up()
+    def submit(self) -> bool:
+        """Hands over what is lined up. Returns whether all of it went; the kernel may be short of
+        memory for a moment.
 
-    def give_up(self, tokens: Sequence[int]) -> None:
-        """Lets others in beside reads that hang: the ring has room for twice `depth`."""
-        with self._lock:
-            self._waiting.give_up(tokens)
-            self._wake_up()
+        Raises `OSError`.
+        """
+        while self._unsubmitted:
+            try:
+                self._unsubmitted -= _call(_ENTER, self._file, self._unsubmitted)
+            except OSError as error:
+                if error.errno in (errno.EAGAIN, errno.EBUSY):
+                    return False
+                if error.errno != errno.EINTR:
+                    raise
+        return True
 
-    def with_kernel_since(self, before_us: int) -> tuple[int, ...]:
-        """Returns the reads that the kernel got before `before_us`."""
-        with self._lock:
-            return self._waiting.started_before(before_us)
-
-    def close(self, timeout_s: float) -> bool:
-        """Ends the thread once the kernel has given back everything."""
-        with self._lock:
-            self._is_closing = True
-            self._cancelled.extend(self._waiting.cancel_all())
-            self._wake_up()
-            never_started = self._thread.ident is None
-        if never_started:
-            self._release()
-        else:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _wake_up(self) -> None:
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
-
-    def _release(self) -> None:
-        with self._lock:
-            if self._wake >= 0:
-                self._ring.close()
-                os.close(self._wake)
-                self._wake = -1
-
-    # ---- the ring's thread
-
-    def _run(self) -> None:
-        while True:
-            ended = self._reap()
-            cancelled, refused = self._refill()
-            ended += refused
-            # The kernel is busy again before anybody is told, and checks what was read.
-            for token, error, latency_us in ended:
-                self._tell(token, error, latency_us)
-            for token in cancelled:
-                self._tell(token, CancelledRead("cancelled before it began"), 0)
-            if ended or cancelled:
-                del ended
-                continue  # more may have ended meanwhile
-            with self._lock:
-                if self._is_closing and not self._waiting.with_kernel and not self._cancelled:
-                    break
-            os.eventfd_read(self._wake)  # releases the interpreter's lock
-        self._release()
-
-    def _reap(self) -> list[_Ended]:
-        """Takes what the kernel has ended. A part of a read is continued, what was interrupted is begun again."""
+    def completions(self) -> list[tuple[int, int]]:
+        """Returns (token, bytes read, or less than zero an error number) of each read that has
+        ended, once.
+        """
+        head, tail = self._cq_head.value, self._cq_tail.value
         ended = []
-        for token, result in self._ring.completions():
-            held = self._held.pop(token)
-            is_over, error_or_none = self._judge(held, result)
-            if is_over:
-                ended.append(self._end(held, error_or_none))
-            else:
-                self._again.append(held)
+        while head != tail:
+            token, result, _ = _COMPLETION.unpack_from(
+                self._queues, self._cqes_bytes + (head & self._cq_mask) * _COMPLETION.size
+            )
+            ended.append((token, result))
+            head = (head + 1) & _UINT32
+        self._cq_head.value = head
         return ended
 
-    def _judge(self, held: _Held, result: int) -> tuple[bool, BlockError | None]:
-        """Returns whether a read is over, and what went wrong if anything."""
-        read = held.read
-        if result < 0:
-            if -result in TRY_AGAIN:
-                return False, None
-            return True, self._files.failure(read, held.done_bytes, OSError(-result, os.strerror(-result)))
-        if result == 0:
-            return True, self._files.cut_short(read, held.done_bytes)
-        held.done_bytes += result
-        if held.done_bytes < read.size_bytes:
-            return False, None
-        self._files.forget(read)
-        return True, None
-
-    def _refill(self) -> tuple[list[int], list[_Ended]]:
-        """Gives the kernel as many reads as it may have; returns what was cancelled, and what cannot even be begun."""
-        batch = [*self._again]
-        self._again.clear()
-        with self._lock:
-            cancelled = [*self._cancelled]
-            self._cancelled.clear()
-            now_us = self._clock.now_us()
-            while (read := self._waiting.take(now_us)) is not None:
-                batch.append(_Held(read))
-        refused = []
-        for held in batch:
-            try:
-                self._prepare(held)
-            except Exception as error:  # a fault of our own must not leave anybody waiting for ever
-                _log.exception("read broke", file=held.read.file, offset_bytes=held.read.offset_bytes)
-                refused.append(self._end(held, RetryableError(f"a read of segment {held.read.file} broke: {error!r}")))
-        while not self._ring.submit():
-            time.sleep(KERNEL_BUSY_PAUSE_S)
-        return cancelled, refused
-
-    def _prepare(self, held: _Held) -> None:
-        read = held.read
-        held.kept = self._ring.prepare_read(
-            read.token,
-            self._files.descriptor(read.file),
-            read.offset_bytes + held.done_bytes,
-            remaining(read, held.done_bytes),
-        )
-        self._held[read.token] = held
-
-    def _end(self, held: _Held, error: BlockError | None) -> _Ended:
-        with self._lock:
-            latency_us = self._waiting.end(held.read.token, self._clock.now_us())
-        return held.read.token, error, latency_us
-
-    def _tell(self, token: int, error: BlockError | None, latency_us: int) -> None:
-        try:
-            self._on_done(token, error, latency_us)
-        except Exception:  # the engine outlives a fault of whoever listens
-            _log.exception("the end of a read could not be told", token=token)
+    def close(self) -> None:
+        """Gives the ring back; no read may be with the kernel."""
+        del self._sq_tail, self._cq_head, self._cq_tail
+        self._queues.close()
+        self._entries.close()
+        os.close(self._file)

@@ -21,8 +21,8 @@ class MemoryEngine(ThreadEngine):
         segment = self._segments[read.file]
         if read.offset_bytes + read.size_bytes > len(segment):
             raise CorruptionError(
-                f"segment {read.file} in memory ends at byte {len(segment)}, within a cluster; it does not belong to this table "
-                "of extents",
+                f"segment {read.file} in memory ends at byte {len(segment)}, within a cluster; it "
+                "does not belong to this table of extents",
                 path=f"memory segment {read.file}",
                 offset_bytes=len(segment),
             )

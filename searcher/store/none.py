@@ -1,4 +1,6 @@
-"""An engine that has nothing: every read fails, as on a disk that is gone. Queries are answered `failed`, nothing crashes."""
+"""An engine that has nothing: every read fails, as on a disk that is gone. Queries are answered
+`failed`, nothing crashes.
+"""
 
 from __future__ import annotations
 
@@ -17,5 +19,6 @@ class NoEngine(ThreadEngine):
 
 def _refuse(read: BlockRead) -> None:
     raise RetryableError(
-        f"segment {read.file} cannot be read at byte {read.offset_bytes}: there is nothing behind this engine"
+        f"segment {read.file} cannot be read at byte {read.offset_bytes}: there is nothing behind "
+        "this engine"
     )

@@ -1,4 +1,6 @@
-"""The engine of threads: `depth` of them, each with one read at a time. It works wherever Python does."""
+"""The engine of threads: `depth` of them, each with one read at a time. It works wherever Python
+does.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,17 @@ _log = structlog.get_logger(__name__)
 class ThreadEngine:
     """Calls `read_block` for each read; see `BlockEngine` for what each method promises.
 
-    `read_block` blocks until the buffers are full, or raises `CorruptionError` or `RetryableError`; whoever passed it in closes
-    what it reads from, after `close` has returned True.
+    `read_block` blocks until the buffers are full, or raises `CorruptionError` or `RetryableError`;
+    whoever passed it in closes what it reads from, after `close` has returned True.
     """
 
     def __init__(
-        self, read_block: Callable[[BlockRead], None], *, depth: int, prefetch_depth: int, clock: Clock
+        self,
+        read_block: Callable[[BlockRead], None],
+        *,
+        depth: int,
+        prefetch_depth: int,
+        clock: Clock,
     ) -> None:
         self._read_block = read_block
         self._clock = clock
@@ -34,7 +41,8 @@ class ThreadEngine:
         self._waiting = WaitingReads(depth=depth, prefetch_depth=prefetch_depth)
         self._cancelled: deque[int] = deque()
         self._is_closing = False
-        # One more than reads at a time: somebody must be free to tell what was cancelled while all reads hang.
+        # One more than reads at a time: somebody must be free to tell what was cancelled while all
+        # reads hang.
         self._threads = [self._thread() for _ in range(depth + 1)]
 
     def start(self, on_done: OnDone) -> None:
@@ -124,9 +132,13 @@ class ThreadEngine:
             self._read_block(read)
         except (CorruptionError, RetryableError) as error:
             return error.with_traceback(None)  # a traceback would hold the buffers
-        except Exception as error:  # also a fault of our own must not leave anybody waiting for ever
+        except (
+            Exception
+        ) as error:  # also a fault of our own must not leave anybody waiting for ever
             _log.exception("read broke", file=read.file, offset_bytes=read.offset_bytes)
-            return RetryableError(f"a read of segment {read.file} at byte {read.offset_bytes} broke: {error!r}")
+            return RetryableError(
+                f"a read of segment {read.file} at byte {read.offset_bytes} broke: {error!r}"
+            )
         return None
 
     def _tell(self, token: int, error: BlockError | None, latency_us: int) -> None:

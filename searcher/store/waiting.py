@@ -1,4 +1,6 @@
-"""Who is read next: the order of demands and prefetches, and who is with the kernel. No lock of its own."""
+"""Who is read next: the order of demands and prefetches, and who is with the kernel. No lock of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class WaitingReads:
             (self._prefetches if read.is_prefetch else self._demands)[read.token] = read
 
     def take(self, now_us: int) -> BlockRead | None:
-        """Returns the read to give to the kernel now, None when there is none or the kernel has enough."""
+        """Returns the read to give to the kernel now, None when there is none or the kernel has
+        enough.
+        """
         if self.with_kernel - self.given_up >= self._depth:
             return None
         if self._demands:
@@ -63,7 +67,8 @@ class WaitingReads:
         return [
             token
             for token in tokens
-            if self._demands.pop(token, None) is not None or self._prefetches.pop(token, None) is not None
+            if self._demands.pop(token, None) is not None
+            or self._prefetches.pop(token, None) is not None
         ]
 
     def cancel_all(self) -> list[int]:
@@ -87,4 +92,6 @@ class WaitingReads:
 
     def started_before(self, before_us: int) -> tuple[int, ...]:
         """Returns what was taken before `before_us` and has not ended."""
-        return tuple(token for token, started_us in self._started_us.items() if started_us < before_us)
+        return tuple(
+            token for token, started_us in self._started_us.items() if started_us < before_us
+        )

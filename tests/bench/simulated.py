@@ -39,4 +39,6 @@ def memory(
     prefetch_depth: int = 2,
 ) -> SimulatedMemory:
     shape = Shape(budget_bytes, PAGE, PAGE, depth, prefetch_depth)
-    return SimulatedMemory(shape=shape, size_bytes=size_bytes, disk=SimulatedDisk(disk), costs=costs, on_end=on_end)
+    return SimulatedMemory(
+        shape=shape, size_bytes=size_bytes, disk=SimulatedDisk(disk), costs=costs, on_end=on_end
+    )

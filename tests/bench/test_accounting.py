@@ -19,7 +19,9 @@ def test_a_lost_question_a_repeated_one_and_a_failed_one_each_break_the_promise(
 
 
 def test_counts_say_what_became_of_each() -> None:
-    books = close_books(["a", "b", "c", "d"], ["a", "a", "a", "b", "z"], {"c": "expired", "z": "failed"})
+    books = close_books(
+        ["a", "b", "c", "d"], ["a", "a", "a", "b", "z"], {"c": "expired", "z": "failed"}
+    )
     assert (books.answered, books.missing, books.duplicates, books.foreign) == (2, 1, 2, 1)
     assert books.other == {"expired": 1}
     assert books.missing_ids == ("d",)

@@ -38,13 +38,18 @@ def test_a_search_that_lies_about_its_scores_is_found_out() -> None:
 
 
 def test_a_passage_that_there_is_not_is_different() -> None:
-    assert compare(found("abx", 0.9, 0.8, 0.7), EXPECTED, (0.9, 0.8, float("nan")))[0] == "different"
+    assert (
+        compare(found("abx", 0.9, 0.8, 0.7), EXPECTED, (0.9, 0.8, float("nan")))[0] == "different"
+    )
 
 
 @pytest.mark.parametrize(
-    ("ids", "scores"), [("ab", (0.9, 0.8)), ("abcd", (0.9, 0.8, 0.7, 0.6)), ("aab", (0.9, 0.9, 0.8))]
+    ("ids", "scores"),
+    [("ab", (0.9, 0.8)), ("abcd", (0.9, 0.8, 0.7, 0.6)), ("aab", (0.9, 0.9, 0.8))],
 )
-def test_fewer_hits_more_hits_and_repeated_hits_are_different(ids: str, scores: tuple[float, ...]) -> None:
+def test_fewer_hits_more_hits_and_repeated_hits_are_different(
+    ids: str, scores: tuple[float, ...]
+) -> None:
     assert compare(found(ids, *scores), EXPECTED, scores)[0] == "different"
 
 
@@ -62,7 +67,9 @@ def test_faiss_in_memory_finds_what_sorting_by_hand_finds() -> None:
     ids = [f"p{row}" for row in range(60)]
     centroids = vectors[:6]
     search = MemorySearch(ids, vectors, centroids)
-    query = vectors[41:42] * 0.6 + vectors[3:4] * 0.4  # not in the middle: equal scores have no order
+    query = (
+        vectors[41:42] * 0.6 + vectors[3:4] * 0.4
+    )  # not in the middle: equal scores have no order
     scores = vectors @ query[0]
     by_hand = np.argsort(-scores)[:5]
     (flat,) = search.flat(query, 5)

@@ -141,7 +141,9 @@ def test_what_comes_twice_is_found_in_each_topic_also_when_the_answer_came_once(
     books = log.close("a", "b")
     assert books.duplicates == {GROUPS.name: 1, RETRIEVALS.name: 2, ANSWERS.name: 1}
     assert not books.holds
-    assert {fault.what for fault in books.faults} == {f"twice in {topic}" for topic in books.duplicates}
+    assert {fault.what for fault in books.faults} == {
+        f"twice in {topic}" for topic in books.duplicates
+    }
 
 
 def test_a_draft_is_no_retrieval() -> None:
@@ -199,4 +201,7 @@ def test_however_many_are_lost_what_came_twice_is_named_too() -> None:
     log.group(0)
     log.group(0)
     books = log.close()
-    assert Counter(fault.what for fault in books.faults) == {"lost": EXAMPLES_MAX, f"twice in {GROUPS.name}": 1}
+    assert Counter(fault.what for fault in books.faults) == {
+        "lost": EXAMPLES_MAX,
+        f"twice in {GROUPS.name}": 1,
+    }

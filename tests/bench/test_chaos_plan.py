@@ -36,7 +36,10 @@ def test_a_plan_has_every_kind_and_spreads_over_the_run() -> None:
     assert times == sorted(times)
     assert times[0] < 60
     assert 480 < times[-1] < 600, "what comes after the last strike is seen too"
-    assert all(set(strike.victims) == set(BROKERS if strike.kind in OF_BROKERS else MEMBERS) for strike in plan)
+    assert all(
+        set(strike.victims) == set(BROKERS if strike.kind in OF_BROKERS else MEMBERS)
+        for strike in plan
+    )
 
 
 @pytest.mark.parametrize("count", range(1, 70))
@@ -67,7 +70,9 @@ class FakeProcess:
 
 @dataclass
 class FakeRun:
-    """What strikes see of a run; `transactions` are what the coordinator says, one look after another."""
+    """What strikes see of a run; `transactions` are what the coordinator says, one look after
+    another.
+    """
 
     now: float = 100.0
     sent: int = 10
@@ -141,7 +146,7 @@ def test_nothing_is_struck_without_work_in_flight_or_without_progress_since_the_
     assert len(strikes.struck) == 2, "all is answered"
 
 
-def test_a_kill_in_a_transaction_lets_the_victim_go_on_until_the_coordinator_says_it_is_open() -> None:
+def test_a_kill_in_a_transaction_lets_victim_go_on_until_the_coordinator_says_it_is_open() -> None:
     run = FakeRun(holding={"grouper-1": 1}, transactions=[None, ENDED, OPEN])
     strikes, processes = striker(run, strike("kill in a transaction", "grouper-1"))
     strikes.step()
@@ -161,9 +166,11 @@ def test_a_kill_in_a_transaction_that_never_opens_strikes_nobody_and_stays_due()
     assert processes["grouper-1"].log[-1] == "resume"
 
 
-def test_a_broker_is_struck_only_while_all_have_every_copy_and_others_have_their_turn_meanwhile() -> None:
+def test_broker_is_struck_only_all_have_every_copy_and_others_have_their_turn_meanwhile() -> None:
     run = FakeRun(holding={"grouper-1": 1}, is_whole=False)
-    strikes, processes = striker(run, strike("kill a broker", "broker-2"), strike("pause", "grouper-1", at_s=2.0))
+    strikes, processes = striker(
+        run, strike("kill a broker", "broker-2"), strike("pause", "grouper-1", at_s=2.0)
+    )
     strikes.step()
     assert [each.kind for each in strikes.struck] == ["pause"]
     run.is_whole, run.answers = True, 6

@@ -16,7 +16,9 @@ from schemas.retrieval import Probe, Retrieval
 SOURCE = Source(topic="rag.queries.v1", partition=0, offset=0)
 
 
-def retrieval(tiers: str = "", bytes_read: int = 0, completed_us: int = 0, **timings_us: int) -> Retrieval:
+def retrieval(
+    tiers: str = "", bytes_read: int = 0, completed_us: int = 0, **timings_us: int
+) -> Retrieval:
     kinds = {"r": "ram", "s": "ssd", "g": "gpu"}
     return Retrieval(
         query=Query(query_id="q", text="?"),
@@ -62,7 +64,13 @@ def group(grouper: str, window_id: int, queries: int) -> Group:
 def test_percentiles_interpolate_between_neighbours_over_all_values() -> None:
     found = spread(range(101))
     assert found is not None
-    assert (found.count, found.mean, found.p50, found.p99, found.max) == (101, 50.0, 50.0, 99.0, 100.0)
+    assert (found.count, found.mean, found.p50, found.p99, found.max) == (
+        101,
+        50.0,
+        50.0,
+        99.0,
+        100.0,
+    )
     two = spread([10.0, 20.0])
     assert two is not None
     assert (two.p50, two.p99) == (15.0, pytest.approx(19.9))
@@ -93,7 +101,13 @@ def test_a_trip_counts_from_the_intended_time_until_the_retrieval_is_read() -> N
         arrived_us=9_000,
         retrieval=retrieval(completed_us=8_000, search=500, load=200),
     )
-    assert trip.stages_us() == {"search": 500, "load": 200, "send_delay": 300, "return": 1_000, "total": 8_000}
+    assert trip.stages_us() == {
+        "search": 500,
+        "load": 200,
+        "send_delay": 300,
+        "return": 1_000,
+        "total": 8_000,
+    }
 
 
 def test_stages_come_in_the_order_of_the_way_and_unknown_ones_last() -> None:
@@ -114,12 +128,21 @@ def test_windows_are_told_apart_by_process_and_number_and_cut_groups_belong_to_o
     found = windows([group("a", 1, 2), group("a", 1, 3), group("a", 2, 1), group("b", 1, 4)])
     assert found is not None
     assert (found.windows, found.groups) == (3, 4)
-    assert (found.window_queries.max, found.window_queries.p50, found.group_queries.mean) == (5.0, 4.0, 2.5)
+    assert (found.window_queries.max, found.window_queries.p50, found.group_queries.mean) == (
+        5.0,
+        4.0,
+        2.5,
+    )
 
 
 def test_evidence_counts_among_the_first_hits_only_and_what_found_nothing_is_missed() -> None:
     found = {"a": ["1", "2", "3"], "b": ["9", "4"], "other": ["5"]}
-    evidence = {"a": frozenset({"3", "7"}), "b": frozenset({"4"}), "c": frozenset({"6"}), "d": frozenset({"8"})}
+    evidence = {
+        "a": frozenset({"3", "7"}),
+        "b": frozenset({"4"}),
+        "c": frozenset({"6"}),
+        "d": frozenset({"8"}),
+    }
     assert evidence_share(found, evidence, first=2) == 0.25
     assert evidence_share(found, evidence, first=3) == 0.5
     with pytest.raises(ValueError, match="no query has evidence"):

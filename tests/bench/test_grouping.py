@@ -11,8 +11,8 @@ import pytest
 
 from bench.grouping import GroupingOptions, measure, run
 from bench.grouping_replay import EntryCache, ordered_windows, replay
-from grouper.plan.orders import group_order
-from grouper.plan.policies import grouping_policy
+from grouper.plan.grouping import grouping_policy
+from grouper.plan.order import group_order
 
 WHOLE = grouping_policy("whole", jaccard_similarity_min=0.5)
 NONE = grouping_policy("none", jaccard_similarity_min=0.5)
@@ -33,7 +33,14 @@ OPTIONS = GroupingOptions(
 
 def test_the_cache_lets_the_least_recently_used_go() -> None:
     cache = EntryCache(2)
-    assert [cache.touch(cluster) for cluster in (1, 2, 1, 3, 1, 2)] == [True, True, False, True, False, True]
+    assert [cache.touch(cluster) for cluster in (1, 2, 1, 3, 1, 2)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
     assert 1 in cache and 2 in cache and 3 not in cache
 
 
@@ -44,7 +51,9 @@ def test_windows_are_ordered_with_the_end_of_the_one_before_in_mind() -> None:
 
 
 def test_query_by_query_every_miss_is_a_read() -> None:
-    """(0, 1), (3,), (1,) with room for two: by arrival the last reads cluster 1 again; by overlap it finds it."""
+    """(0, 1), (3,), (1,) with room for two: by arrival the last reads cluster 1 again; by overlap
+    it finds it.
+    """
     windows = [[(0, 1), (3,), (1,)]]
     arrival = replay(windows, NONE, ARRIVAL, name="none", sizes_bytes=SIZES, cache_clusters=1)
     overlap = replay(windows, NONE, OVERLAP, name="none", sizes_bytes=SIZES, cache_clusters=1)
@@ -53,16 +62,20 @@ def test_query_by_query_every_miss_is_a_read() -> None:
     assert (arrival.records_a_window, overlap.records_a_window) == (3, 3)
 
 
-def test_record_by_record_each_cluster_is_read_once_and_the_least_lacking_query_goes_first() -> None:
+def test_record_by_record_each_cluster_is_read_once_and_least_lacking_query_goes_first() -> None:
     """Query (1, 3) lacks 1,010, (0, 1) 11, (1,) 10: done after 10, 11 and 1,011."""
-    row = replay([[(1, 3), (0, 1), (1,)]], WHOLE, ARRIVAL, name="whole", sizes_bytes=SIZES, cache_clusters=5)
+    row = replay(
+        [[(1, 3), (0, 1), (1,)]], WHOLE, ARRIVAL, name="whole", sizes_bytes=SIZES, cache_clusters=5
+    )
     assert row.by_record_mb == pytest.approx(1_011 / 3)
     assert row.completion_mb == pytest.approx((10 + 11 + 1_011) / 3)
     assert row.records_a_window == 1
 
 
 def test_what_an_earlier_window_left_in_the_cache_is_not_read_again() -> None:
-    row = replay([[(0, 1)], [(1, 2)]], WHOLE, ARRIVAL, name="whole", sizes_bytes=SIZES, cache_clusters=2)
+    row = replay(
+        [[(0, 1)], [(1, 2)]], WHOLE, ARRIVAL, name="whole", sizes_bytes=SIZES, cache_clusters=2
+    )
     assert row.by_record_mb == row.by_query_mb == pytest.approx((1 + 10 + 100) / 2)
     assert row.completion_mb == pytest.approx((11 + 100) / 2)
 
@@ -71,15 +84,25 @@ def test_every_policy_and_order_is_replayed_and_every_window_is_timed() -> None:
     chooser = np.random.default_rng(0)
     corpus, questions = (chooser.normal(size=(rows, 4)).astype(np.float32) for rows in (400, 23))
     result = measure(corpus, questions, OPTIONS)
-    assert result.times_ms.plan.count == result.times_ms.plan_cpu.count == result.times_ms.probe.count == 3
+    assert (
+        result.times_ms.plan.count
+        == result.times_ms.plan_cpu.count
+        == result.times_ms.probe.count
+        == 3
+    )
     assert len(result.replayed) == 12
-    assert [(row.policy, row.order) for row in result.replayed][:2] == [("none", "arrival"), ("none", "overlap")]
+    assert [(row.policy, row.order) for row in result.replayed][:2] == [
+        ("none", "arrival"),
+        ("none", "overlap"),
+    ]
     whole = {row.order: row for row in result.replayed if row.policy == "whole"}
     none = {row.order: row for row in result.replayed if row.policy == "none"}
     assert all(row.records_a_window == 1 for row in whole.values())
     assert all(row.records_a_window == 5 for row in none.values())
     for order in ("arrival", "overlap"):
-        assert whole[order].by_query_mb == none[order].by_query_mb, "the same order of queries, in more records"
+        assert whole[order].by_query_mb == none[order].by_query_mb, (
+            "the same order of queries, in more records"
+        )
 
 
 @pytest.mark.data
@@ -104,5 +127,7 @@ def test_a_run_on_real_questions_leaves_its_figures(tmp_path: Path) -> None:
         "queries-hotpotqa.npy",
         "queries-nq.npy",
     }
-    rows = {(row["policy"], row["order"]): row["by_query_mb"] for row in report["results"]["replayed"]}
+    rows = {
+        (row["policy"], row["order"]): row["by_query_mb"] for row in report["results"]["replayed"]
+    }
     assert rows["none", "overlap"] < rows["greedy", "arrival"] < rows["none", "arrival"]

@@ -1,4 +1,6 @@
-"""A grown set: the same bytes for the same seed, made of what it says, accepted only when it behaves as the real one."""
+"""A grown set: the same bytes for the same seed, made of what it says, accepted only when it
+behaves as the real one.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> EvaluationData:
     write_embedded(folder, "wikipedia-16k", passages, embedder.encode(texts))
     for name in ("queries-nq", "queries-hotpotqa"):
         questions = [
-            {"id": f"{number}", "text": _sentence(random, int(random.integers(60)))} for number in range(QUESTIONS // 2)
+            {"id": f"{number}", "text": _sentence(random, int(random.integers(60)))}
+            for number in range(QUESTIONS // 2)
         ]
-        write_embedded(folder, name, questions, embedder.encode([question["text"] for question in questions]))
+        write_embedded(
+            folder, name, questions, embedder.encode([question["text"] for question in questions])
+        )
     return EvaluationData(folder=folder)
 
 
@@ -76,7 +81,12 @@ def sources(data: EvaluationData, tmp_path_factory: pytest.TempPathFactory) -> S
 
 def _request(tmp_path: Path, **changes: object) -> GrowRequest:
     request = GrowRequest(
-        out=tmp_path / "set", row_count=ROWS, seed=3, cache=tmp_path / "cache", embedding=HASHING, fit_questions=300
+        out=tmp_path / "set",
+        row_count=ROWS,
+        seed=3,
+        cache=tmp_path / "cache",
+        embedding=HASHING,
+        fit_questions=300,
     )
     return msgspec.structs.replace(request, **changes)
 
@@ -87,7 +97,9 @@ def grown(data: EvaluationData, tmp_path_factory: pytest.TempPathFactory) -> tup
     return folder / "set", grow(_request(folder), data, _silent, _silent)
 
 
-def test_an_accepted_set_is_whole_and_says_how_it_was_made(grown: tuple[Path, GrownSet], data: EvaluationData) -> None:
+def test_an_accepted_set_is_whole_and_says_how_it_was_made(
+    grown: tuple[Path, GrownSet], data: EvaluationData
+) -> None:
     folder, found = grown
     assert read_grown(folder) == found
     assert found.acceptance.holds()
@@ -108,8 +120,13 @@ def test_its_questions_are_the_real_ones_and_no_document_is_one(
     grown: tuple[Path, GrownSet], data: EvaluationData
 ) -> None:
     queries = np.load(grown[0] / "queries.npy", allow_pickle=False)
-    ids = [msgspec.json.decode(line)["id"] for line in (grown[0] / "queries.jsonl").read_bytes().splitlines()]
-    real = np.concatenate([read_vectors(data.vectors_path(name)) for name in ("queries-nq", "queries-hotpotqa")])
+    ids = [
+        msgspec.json.decode(line)["id"]
+        for line in (grown[0] / "queries.jsonl").read_bytes().splitlines()
+    ]
+    real = np.concatenate(
+        [read_vectors(data.vectors_path(name)) for name in ("queries-nq", "queries-hotpotqa")]
+    )
     assert queries.dtype == np.float32
     assert len(ids) == len(set(ids)) == len(queries) == len(np.unique(queries, axis=0))
     real /= np.linalg.norm(real, axis=1, keepdims=True)
@@ -133,8 +150,24 @@ def test_an_index_is_built_of_it(grown: tuple[Path, GrownSet], tmp_path: Path) -
 def test_the_command_gives_the_same_bytes_for_the_same_seed_and_says_what_it_accepted(
     grown: tuple[Path, GrownSet], data: EvaluationData, tmp_path: Path
 ) -> None:
-    arguments = ["--rows", f"{ROWS}", "--out", f"{tmp_path / 'set'}", "--data", f"{data.folder}", "--seed", "3"]
-    model = ["--model", HASHING.model, "--cache", f"{tmp_path / 'cache'}", "--spread", f"{grown[1].recipe.spread!r}"]
+    arguments = [
+        "--rows",
+        f"{ROWS}",
+        "--out",
+        f"{tmp_path / 'set'}",
+        "--data",
+        f"{data.folder}",
+        "--seed",
+        "3",
+    ]
+    model = [
+        "--model",
+        HASHING.model,
+        "--cache",
+        f"{tmp_path / 'cache'}",
+        "--spread",
+        f"{grown[1].recipe.spread!r}",
+    ]
     said = CliRunner().invoke(_app(), [*arguments, *model])
     assert said.exit_code == 0, said.output
     assert "accepted" in said.output
@@ -142,10 +175,14 @@ def test_the_command_gives_the_same_bytes_for_the_same_seed_and_says_what_it_acc
     assert made.files == grown[1].files
     queries = tmp_path / "set" / "queries.npy"
     count = len(np.load(queries, allow_pickle=False))
-    assert made.questions_fitted == fitted_count(queries, count) == count // 3  # although the spread was given
+    assert (
+        made.questions_fitted == fitted_count(queries, count) == count // 3
+    )  # although the spread was given
 
 
-def test_another_seed_gives_other_documents(grown: tuple[Path, GrownSet], sources: Sources, tmp_path: Path) -> None:
+def test_another_seed_gives_other_documents(
+    grown: tuple[Path, GrownSet], sources: Sources, tmp_path: Path
+) -> None:
     other = msgspec.structs.replace(grown[1].recipe, seed=4)
     write_vectors(tmp_path / "other.npy", sources, other, _silent)
     assert file_sha256(tmp_path / "other.npy", "file") != grown[1].files["vectors.npy"]
@@ -207,7 +244,9 @@ def test_without_sentences_it_grows_from_passages_alone_and_loads_no_model(
     nowhere = EmbeddingSettings(model="/no/such/model")
     found = load_sources(data, sentences=False, embedding=nowhere, cache=tmp_path, tell=_silent)
     assert (found.passage_count, found.sentence_count) == (PASSAGES, 0)
-    write_vectors(tmp_path / "vectors.npy", found, Recipe(row_count=500, seed=0, spread=1.0), _silent)
+    write_vectors(
+        tmp_path / "vectors.npy", found, Recipe(row_count=500, seed=0, spread=1.0), _silent
+    )
     assert np.isfinite(np.load(tmp_path / "vectors.npy", allow_pickle=False)).all()
 
 
@@ -218,7 +257,16 @@ def test_what_does_not_behave_as_the_real_set_is_refused_with_the_table_and_leav
         grow(_request(tmp_path, spread=40.0), data, _silent, _silent)
     assert not refused.value.acceptance.holds()
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
-    arguments = ["--rows", f"{ROWS}", "--out", f"{tmp_path / 'set'}", "--data", f"{data.folder}", "--spread", "40"]
+    arguments = [
+        "--rows",
+        f"{ROWS}",
+        "--out",
+        f"{tmp_path / 'set'}",
+        "--data",
+        f"{data.folder}",
+        "--spread",
+        "40",
+    ]
     said = CliRunner().invoke(_app(), [*arguments, "--no-sentences"])
     assert said.exit_code == 1
     assert "recall@10 at nprobe 32" in said.output
@@ -235,7 +283,12 @@ def test_what_cannot_be_grown_is_said_before_any_work(
     with pytest.raises(ConfigError, match="is there already"):
         grow(_request(tmp_path), data, _silent, _silent)
     with pytest.raises(ConfigError, match="have no embeddings/wikipedia-16k"):
-        grow(_request(tmp_path, out=tmp_path / "new"), EvaluationData(folder=tmp_path), _silent, _silent)
+        grow(
+            _request(tmp_path, out=tmp_path / "new"),
+            EvaluationData(folder=tmp_path),
+            _silent,
+            _silent,
+        )
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(growing.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ConfigError, match="make room"):
@@ -265,8 +318,12 @@ def test_questions_are_shuffled_by_the_seed(data: EvaluationData) -> None:
 @pytest.mark.data
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_set_grown_from_the_real_data_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing, "NLIST_FINE", 200)  # reported only: a thousand clusters would take most of the time
+def test_a_set_grown_from_the_real_data_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        growing, "NLIST_FINE", 200
+    )  # reported only: a thousand clusters would take most of the time
     request = GrowRequest(
         out=tmp_path / "set",
         row_count=24_000,

@@ -1,4 +1,6 @@
-"""What a grown set is judged by, against the dumb version; the search for a spread; the cache of sentences."""
+"""What a grown set is judged by, against the dumb version; the search for a spread; the cache of
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,17 @@ def _unit(random: np.random.Generator, rows: int, dimension: int = 8) -> np.ndar
 
 
 @settings(max_examples=20)
-@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(10, 3 * FIRST_CHUNK_ROWS), questions=st.integers(1, 20))
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(10, 3 * FIRST_CHUNK_ROWS),
+    questions=st.integers(1, 20),
+)
 def test_the_nearest_rows_are_those_of_a_full_sort(
     tmp_path_factory: pytest.TempPathFactory, seed: int, rows: int, questions: int
 ) -> None:
     random = np.random.default_rng(seed)
-    # Few different components: many equal scores, of which the lower row comes first. All sums are exact.
+    # Few different components: many equal scores, of which the lower row comes first. All sums are
+    # exact.
     vectors = np.eye(8, dtype=np.float16)[random.integers(0, 8, rows)]
     asked = random.integers(-4, 5, (questions, 8)).astype(np.float32)
     path = tmp_path_factory.mktemp("nearest") / "vectors.npy"
@@ -53,12 +60,16 @@ def test_the_nearest_rows_are_those_of_a_full_sort(
     assert found.scores.tolist() == np.take_along_axis(scores, expected, axis=1).tolist()
 
 
-@pytest.mark.parametrize("rows", [1, FIRST_CHUNK_ROWS, 3 * FIRST_CHUNK_ROWS, 3 * FIRST_CHUNK_ROWS + 1, 40_000])
+@pytest.mark.parametrize(
+    "rows", [1, FIRST_CHUNK_ROWS, 3 * FIRST_CHUNK_ROWS, 3 * FIRST_CHUNK_ROWS + 1, 40_000]
+)
 def test_chunks_cover_a_file_once_in_order(tmp_path: Path, rows: int) -> None:
     values = np.arange(1, rows + 1, dtype=np.float32)
     np.save(tmp_path / "v.npy", np.stack([values, np.ones(rows, dtype=np.float32)], axis=1))
     chunks = list(read_chunks(tmp_path / "v.npy"))
-    assert [start for start, _ in chunks] == np.cumsum([0, *(len(chunk) for _, chunk in chunks[:-1])]).tolist()
+    assert [start for start, _ in chunks] == np.cumsum(
+        [0, *(len(chunk) for _, chunk in chunks[:-1])]
+    ).tolist()
     joined = np.concatenate([chunk for _, chunk in chunks])
     assert joined[:, 0] / joined[:, 1] == pytest.approx(values, rel=1e-5)
 
@@ -80,23 +91,36 @@ def test_ceilings_are_the_shares_of_the_nearest_in_the_probed_clusters(seed: int
     )
     for nprobe, ceiling in zip(found.nprobes, found.ceilings, strict=True):
         probed = [set(np.argsort(-(centroids @ question))[:nprobe].tolist()) for question in asked]
-        inside = [clusters[row] in probed[number] for number, row_list in enumerate(best) for row in row_list]
+        inside = [
+            clusters[row] in probed[number]
+            for number, row_list in enumerate(best)
+            for row in row_list
+        ]
         assert ceiling == pytest.approx(np.mean(inside))
     assert found.ceilings[-1] == 1
 
 
 def test_a_window_touches_what_its_questions_probe() -> None:
-    """Ten questions of each of two kinds: every window of 20 holds all of them, and they probe 10 clusters each."""
+    """Ten questions of each of two kinds: every window of 20 holds all of them, and they probe 10
+    clusters each.
+    """
     centroids = np.eye(20, dtype=np.float32)
     first, second = np.repeat([1.0, 0.0], 10), np.repeat([0.0, 1.0], 10)
-    questions = np.array([first + np.arange(20) * 1e-3] * 10 + [second + np.arange(20) * 1e-3] * 10, dtype=np.float32)
+    questions = np.array(
+        [first + np.arange(20) * 1e-3] * 10 + [second + np.arange(20) * 1e-3] * 10, dtype=np.float32
+    )
     clustering = Clustering(centroids=centroids, clusters=np.zeros(30, dtype=np.int64))
     for asked, touched in ((20, 20), (10, 10)):
-        none = Nearest(scores=np.zeros((asked, 10), dtype=np.float32), rows=np.zeros((asked, 10), dtype=np.int64))
+        none = Nearest(
+            scores=np.zeros((asked, 10), dtype=np.float32),
+            rows=np.zeros((asked, 10), dtype=np.int64),
+        )
         assert behaviour(none, clustering, questions[:asked], seed=0).touched == touched
 
 
-def test_clusters_are_those_of_the_index_and_do_not_depend_on_anything_but_the_seed(tmp_path: Path) -> None:
+def test_clusters_are_those_of_the_index_and_do_not_depend_on_anything_but_the_seed(
+    tmp_path: Path,
+) -> None:
     np.save(tmp_path / "v.npy", _unit(np.random.default_rng(0), 2000).astype(np.float16))
     first, again, other = (cluster(tmp_path / "v.npy", 10, seed) for seed in (0, 0, 1))
     assert (first.centroids == again.centroids).all()
@@ -150,7 +174,9 @@ def test_a_set_holds_when_every_difference_does(
     start=st.floats(0.1, 10),
     steepness=st.floats(0.01, 0.2),
 )
-def test_the_search_finds_the_spread_of_any_falling_line(wanted: float, start: float, steepness: float) -> None:
+def test_the_search_finds_the_spread_of_any_falling_line(
+    wanted: float, start: float, steepness: float
+) -> None:
     trials: list[Trial] = []
     spread = start
     for _ in range(40):
@@ -170,7 +196,9 @@ def test_the_search_steps_outwards_until_it_has_both_sides() -> None:
 
 
 def test_the_search_begins_at_what_fitted_before() -> None:
-    assert [first_spread(rows) for rows, _ in FIRST_SPREAD] == [spread for _, spread in FIRST_SPREAD]
+    assert [first_spread(rows) for rows, _ in FIRST_SPREAD] == [
+        spread for _, spread in FIRST_SPREAD
+    ]
     assert first_spread(100) == FIRST_SPREAD[0][1]
     assert first_spread(10**9) == FIRST_SPREAD[-1][1]
     assert FIRST_SPREAD[0][1] < first_spread(60_000) < FIRST_SPREAD[1][1]
@@ -188,7 +216,10 @@ def test_neighbours_are_the_nearest_passages_without_the_passage_itself() -> Non
 
 
 def test_a_text_is_split_where_sentences_end_and_short_rests_are_left_out() -> None:
-    text = "The first sentence of many words. The second one has v.2 of a word. Short. The third follows here!"
+    text = (
+        "The first sentence of many words. The second one has v.2 of a word. Short. The "
+        "third follows here!"
+    )
     assert split_sentences(text) == (
         "The first sentence of many words.",
         "The second one has v.2 of a word.",
@@ -198,10 +229,13 @@ def test_a_text_is_split_where_sentences_end_and_short_rests_are_left_out() -> N
     assert len(split_sentences("This is one sentence of the text. " * 9)) == SENTENCES_MAX
 
 
-def test_sentences_that_were_saved_are_used_again_and_damaged_ones_are_embedded_anew(tmp_path: Path) -> None:
+def test_sentences_that_were_saved_are_used_again_and_damaged_ones_are_embedded_anew(
+    tmp_path: Path,
+) -> None:
     hashing = EmbeddingSettings(model="hashing:16")
     passages = [
-        (f"Title {number}", f"Something is said here about {number}. And more of it is here.") for number in range(700)
+        (f"Title {number}", f"Something is said here about {number}. And more of it is here.")
+        for number in range(700)
     ]
     steps: list[tuple[int, int]] = []
 

@@ -56,7 +56,9 @@ def test_half_precision_vectors_come_out_at_length_one(tmp_path: Path) -> None:
     assert vectors[0] == pytest.approx([0.6, 0.8])
     for wrong in ([0.0, 0.0], [np.inf, 1.0], [1.0, np.nan]):
         np.save(path, np.array([[1.0, 0.0], [0.0, 1.0], wrong, [1.0, 1.0]], dtype=np.float32))
-        with pytest.raises(ConfigError, match=r"vectors\.npy: the vector in row 2 .* is zero or not finite"):
+        with pytest.raises(
+            ConfigError, match=r"vectors\.npy: the vector in row 2 .* is zero or not finite"
+        ):
             read_vectors(path)
     np.save(path, np.array([1, 2]))
     with pytest.raises(ConfigError, match="rows of floats"):

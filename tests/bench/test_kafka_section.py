@@ -9,7 +9,11 @@ from carpool.errors import ConfigError
 
 
 def test_settings_of_the_section_reach_it_and_what_the_benchmark_says_goes_before() -> None:
-    environ = {"CARPOOL_KAFKA_PARTITIONS": "1", "CARPOOL_KAFKA_BOOTSTRAP": "elsewhere:1", "CARPOOL_LLM_ENGINE": "none"}
+    environ = {
+        "CARPOOL_KAFKA_PARTITIONS": "1",
+        "CARPOOL_KAFKA_BOOTSTRAP": "elsewhere:1",
+        "CARPOOL_LLM_ENGINE": "none",
+    }
     kafka = kafka_section(environ, bootstrap="127.0.0.1:9", group_prefix="g")
     assert (kafka.partitions, kafka.bootstrap, kafka.group_prefix) == (1, "127.0.0.1:9", "g")
 

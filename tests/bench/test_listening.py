@@ -1,4 +1,6 @@
-"""A topic that one broker made is not known to all at once; one that nobody made is said to be missing."""
+"""A topic that one broker made is not known to all at once; one that nobody made is said to be
+missing.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,20 @@ class Brokers:
 
     def list_topics(self, timeout: float) -> Any:
         self.asked += 1
-        topics = {"a": SimpleNamespace(partitions={0: None, 1: None})} if self.asked >= self._known_at else {}
+        topics = (
+            {"a": SimpleNamespace(partitions={0: None, 1: None})}
+            if self.asked >= self._known_at
+            else {}
+        )
         return SimpleNamespace(topics=topics)
 
     def get_watermark_offsets(self, place: Any, timeout: float) -> tuple[int, int]:
         return 0, 7
 
 
-def test_a_topic_that_a_broker_has_not_heard_of_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_a_broker_has_not_heard_of_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(listening, "POLL_S", 0.001)
     brokers: Any = Brokers(known_at=3)
     assert [place.offset for place in end_offsets(brokers, "a")] == [7, 7]

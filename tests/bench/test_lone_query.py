@@ -1,4 +1,6 @@
-"""The lone query's benchmark on a small index: it compares what it says it compares, and sees a search that is wrong."""
+"""The lone query's benchmark on a small index: it compares what it says it compares, and sees a
+search that is wrong.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,31 @@ import numpy.typing as npt
 import pytest
 
 from bench import lone_query
-from bench.lone_query import FAISS, SCORING, LoneIndex, LoneOptions, Search, Verdicts, lines, measure, run
+from bench.lone_query import (
+    FAISS,
+    SCORING,
+    LoneIndex,
+    LoneOptions,
+    Search,
+    Verdicts,
+    lines,
+    measure,
+    run,
+)
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
-SMALL = LoneOptions(rows=3_000, dimension=32, nlist=12, nprobe=4, queries=12, warm_up=2, rests_ms=(0, 1), top_k=5)
+SMALL = LoneOptions(
+    rows=3_000, dimension=32, nlist=12, nprobe=4, queries=12, warm_up=2, rests_ms=(0, 1), top_k=5
+)
 
 
 @pytest.fixture(scope="module")
 def index() -> Iterator[LoneIndex]:
     threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)  # two would wait for each other where the tests' workers have all cores
+    faiss.omp_set_num_threads(
+        1
+    )  # two would wait for each other where the tests' workers have all cores
     yield LoneIndex(SMALL)
     faiss.omp_set_num_threads(threads)
 
@@ -45,7 +61,9 @@ def test_a_run_times_every_query_after_each_rest_and_finds_what_faiss_finds() ->
     assert json.loads(msgspec.json.encode(report))["options"]["rows"] == 3_000
 
 
-def test_the_index_holds_every_row_once_in_clusters_of_uneven_sizes_and_both_copies_agree(index: LoneIndex) -> None:
+def test_the_index_holds_every_row_once_in_clusters_of_uneven_sizes_and_both_copies_agree(
+    index: LoneIndex,
+) -> None:
     counts = [cluster.row_count for cluster in index.clusters]
     assert sum(counts) == 3_000
     assert max(counts) > 2 * min(counts)

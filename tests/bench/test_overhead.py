@@ -1,4 +1,6 @@
-"""What the way through the services costs: times seen from outside, counts of one load only, promises that can break."""
+"""What the way through the services costs: times seen from outside, counts of one load only,
+promises that can break.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,13 @@ def test_a_journey_counts_from_the_intended_time_and_its_stages_add_up() -> None
     }
     (journey,) = journeys({"a": sent("a", 10_000, 12_000)}, records)
     stages = journey.stages_ms()
-    assert stages == {"send": 2.0, "grouper": 18.0, "searcher": 15.0, "generator": 5.0, "total": 40.0}
+    assert stages == {
+        "send": 2.0,
+        "grouper": 18.0,
+        "searcher": 15.0,
+        "generator": 5.0,
+        "total": 40.0,
+    }
     assert sum(stages.values()) == 2 * stages["total"]
     assert journey.services_ms == {"search": 2.0}
 
@@ -161,7 +169,11 @@ def test_a_journey_over_bare_hops_needs_a_record_behind_each() -> None:
     def copies(at_us: int, *keys: str) -> list[Arrived]:
         return [Arrived(key=key, value=b"", headers=(), arrived_us=at_us) for key in keys]
 
-    hops = [copies(20_000, "a", "b", "other"), copies(30_000, "a"), [*copies(50_000, "a", "b"), *copies(70_000, "a")]]
+    hops = [
+        copies(20_000, "a", "b", "other"),
+        copies(30_000, "a"),
+        [*copies(50_000, "a", "b"), *copies(70_000, "a")],
+    ]
     (journey,) = bare_journeys({"a": sent("a", 10_000, 12_000), "b": sent("b", 0, 0)}, hops)
     assert list(journey.stages_ms().values()) == [2.0, 8.0, 10.0, 20.0, 40.0]
 
@@ -174,7 +186,11 @@ def test_a_copy_that_comes_twice_or_never_breaks_the_books_of_bare_hops() -> Non
 
 
 def test_contestants_are_chosen_by_their_short_names_in_their_usual_order() -> None:
-    assert [each.short_name for each in chosen([])] == ["exactly-once-1", "exactly-once-3", "at-least-once-1"]
+    assert [each.short_name for each in chosen([])] == [
+        "exactly-once-1",
+        "exactly-once-3",
+        "at-least-once-1",
+    ]
     assert [each.brokers for each in chosen(["exactly-once-3", "exactly-once-1"])] == [1, 3]
     with pytest.raises(ConfigError, match="exactly-once-1, exactly-once-3, at-least-once-1"):
         chosen(["exactly-once-2"])
@@ -187,7 +203,10 @@ def test_contestants_are_chosen_by_their_short_names_in_their_usual_order() -> N
         ([round_of(61, 61, 61)], {"one: p50 at most 60 ms"}),
         ([round_of(*[10] * 50, 500)], {"one: p99 at most 150 ms"}),
         ([round_of(1, answers=2)], {"one: each question has one answer"}),
-        ([round_of(1, rate_per_s=100.0)], {"one: questions were sent at the rate that was asked for"}),
+        (
+            [round_of(1, rate_per_s=100.0)],
+            {"one: questions were sent at the rate that was asked for"},
+        ),
     ],
 )
 def test_each_promise_can_break(rounds: list[Round], broken: set[str]) -> None:
@@ -196,7 +215,9 @@ def test_each_promise_can_break(rounds: list[Round], broken: set[str]) -> None:
 
 
 def test_bare_hops_that_lose_or_repeat_a_question_or_get_fewer_are_no_baseline() -> None:
-    found = promises([cost(ONE, [round_of(1)], [round_of(1, answers=2), round_of(1, rate_per_s=100.0)])], 200.0)
+    found = promises(
+        [cost(ONE, [round_of(1)], [round_of(1, answers=2), round_of(1, rate_per_s=100.0)])], 200.0
+    )
     assert {promise for promise, held in found.items() if not held} == {
         "one: bare hops copied each question once",
         "one: questions were sent at the rate that was asked for",
@@ -209,7 +230,9 @@ def test_without_any_answer_no_bound_is_kept() -> None:
 
 
 def test_the_contestants_are_both_deliveries_and_both_clusters_each_with_its_bound() -> None:
-    assert [(each.delivery, each.brokers, each.p50_ms_max, each.p99_ms_max) for each in CONTESTANTS] == [
+    assert [
+        (each.delivery, each.brokers, each.p50_ms_max, each.p99_ms_max) for each in CONTESTANTS
+    ] == [
         ("exactly_once", 1, 60, 150),
         ("exactly_once", 3, 120, None),
         ("at_least_once", 1, 25, None),

@@ -1,4 +1,6 @@
-"""Bare hops: where they may run, what they copy, where they go on; and what is told of the machine meanwhile."""
+"""Bare hops: where they may run, what they copy, where they go on; and what is told of the machine
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,13 @@ def records(*found: Any) -> list[Any]:
     return list(found)
 
 
-def test_a_hop_copies_key_value_and_headers_and_goes_on_behind_the_last_record_of_each_partition() -> None:
+def test_a_hop_copies_key_value_and_headers_and_continues_after_the_last_record() -> None:
     found = records(Record(0, 4), Record(1, 7), Record(0, 5))
     assert copied(found[0]) == {"key": b"k", "value": b"v", "headers": [("h", b"1")]}
-    assert {(at.topic, at.partition, at.offset) for at in ends_of(found)} == {("a", 0, 6), ("a", 1, 8)}
+    assert {(at.topic, at.partition, at.offset) for at in ends_of(found)} == {
+        ("a", 0, 6),
+        ("a", 1, 8),
+    }
 
 
 def test_a_hop_passes_over_the_ends_of_partitions_and_ends_with_a_fatal_error() -> None:
@@ -66,7 +71,9 @@ def test_a_hop_passes_over_the_ends_of_partitions_and_ends_with_a_fatal_error() 
         records_of(records(Record(0, 5, KafkaError(KafkaError._FENCED, "fenced", True))))
 
 
-def test_a_hop_runs_on_this_machine_alone_with_the_settings_of_services(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hop_runs_on_this_machine_alone_with_the_settings_of_services(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CARPOOL_KAFKA_COMMIT_INTERVAL_MS", "35")
     settings, hop = parse(["--bootstrap", "127.0.0.1:1,localhost:2", *ARGUMENTS])
     assert (settings.delivery, settings.commit_interval_ms) == ("exactly_once", 35)
@@ -78,9 +85,14 @@ def test_a_hop_runs_on_this_machine_alone_with_the_settings_of_services(monkeypa
 def test_hops_form_a_chain_over_topics_that_are_made_as_those_of_the_services() -> None:
     kafka = KafkaSettings()
     theirs = (QUERIES, GROUPS, RETRIEVALS, ANSWERS)
-    assert [partitions_of(topic, kafka) for topic in TOPICS] == [partitions_of(topic, kafka) for topic in theirs]
+    assert [partitions_of(topic, kafka) for topic in TOPICS] == [
+        partitions_of(topic, kafka) for topic in theirs
+    ]
     hops = hop_processes("at_least_once", bootstrap="127.0.0.1:1", folder=Path(), settings={})
-    ways = [[hop.command[hop.command.index(option) + 1] for option in ("--from", "--to")] for hop in hops.values()]
+    ways = [
+        [hop.command[hop.command.index(option) + 1] for option in ("--from", "--to")]
+        for hop in hops.values()
+    ]
     assert ways == [[NAMES[0], NAMES[1]], [NAMES[1], NAMES[2]], [NAMES[2], NAMES[3]]]
 
 

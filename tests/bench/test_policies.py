@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from bench.policies import belady_bytes, replay, static_oracle_bytes, study
 from bench.simulator.trace import Clusters, Trace, cut, horizons
 from schemas.record import ClusterId
-from searcher.cache.farthest_next_use import FarthestNextUse
-from searcher.cache.lru import Lru
+from searcher.plan.eviction.farthest_next_use import FarthestNextUse
+from searcher.plan.eviction.lru import Lru
 
 CLUSTERS = tuple(ClusterId(c) for c in range(5))
 A, B, C, D, E = CLUSTERS
 
-# A window is one query here: which of its queries wants a cluster makes no difference to what is read.
-WANTED = st.lists(st.frozensets(st.sampled_from(CLUSTERS), min_size=1, max_size=3), min_size=1, max_size=9)
+# A window is one query here: which of its queries wants a cluster makes no difference to what is
+# read.
+WANTED = st.lists(
+    st.frozensets(st.sampled_from(CLUSTERS), min_size=1, max_size=3), min_size=1, max_size=9
+)
 SIZES = st.lists(st.integers(1, 4), min_size=5, max_size=5)
 
 
@@ -56,7 +59,11 @@ def test_the_static_oracle_reads_no_more_than_any_fixed_set(
     trace = trace_of(wanted, sizes)
     for kept in sets(frozenset(CLUSTERS), trace, budget):
         read_once = kept & frozenset(chain(*wanted))  # no cache starts filled
-        fixed = sum(trace.size_bytes[c] for clusters in [read_once, *(w - kept for w in wanted)] for c in clusters)
+        fixed = sum(
+            trace.size_bytes[c]
+            for clusters in [read_once, *(w - kept for w in wanted)]
+            for c in clusters
+        )
         assert static_oracle_bytes(trace, budget) <= fixed
 
 
@@ -86,22 +93,36 @@ def test_a_horizon_says_in_how_many_windows_a_cluster_is_wanted_next(
 ) -> None:
     clusters: list[Clusters] = [tuple(sorted(window)) for window in wanted]
     for number, horizon in enumerate(horizons(clusters, ahead)):
-        later = clusters[number + 1 :] if ahead is None else clusters[number + 1 : number + 1 + ahead]
-        assert horizon == {c: 1 + next(n for n, w in enumerate(later) if c in w) for c in set(chain(*later))}
+        later = (
+            clusters[number + 1 :] if ahead is None else clusters[number + 1 : number + 1 + ahead]
+        )
+        assert horizon == {
+            c: 1 + next(n for n, w in enumerate(later) if c in w) for c in set(chain(*later))
+        }
 
 
 def test_a_small_trace_by_hand() -> None:
-    trace = trace_of([frozenset({A, B}), frozenset({C}), frozenset({A}), frozenset({B, C}), frozenset({A})], [1] * 5)
-    assert replay(trace, FarthestNextUse(), resident_bytes_max=1, windows_ahead=None) == 5  # A is kept from 1 to 5
+    trace = trace_of(
+        [frozenset({A, B}), frozenset({C}), frozenset({A}), frozenset({B, C}), frozenset({A})],
+        [1] * 5,
+    )
+    assert (
+        replay(trace, FarthestNextUse(), resident_bytes_max=1, windows_ahead=None) == 5
+    )  # A is kept from 1 to 5
     assert replay(trace, FarthestNextUse(), resident_bytes_max=1, windows_ahead=2) == 5
-    assert replay(trace, Lru(), resident_bytes_max=1, windows_ahead=0) == 7  # each window pushes out the last one
+    assert (
+        replay(trace, Lru(), resident_bytes_max=1, windows_ahead=0) == 7
+    )  # each window pushes out the last one
     assert static_oracle_bytes(trace, 1) == 5  # A, from the first window on
     assert belady_bytes(trace, 1) == 5
     assert replay(trace, Lru(), resident_bytes_max=3, windows_ahead=0) == 3
 
 
 def test_the_study_has_the_oracles_first_and_every_policy() -> None:
-    trace = trace_of([frozenset({A, B}), frozenset({C}), frozenset({A, D}), frozenset({B, C})] * 5, [1, 2, 1, 2, 1])
+    trace = trace_of(
+        [frozenset({A, B}), frozenset({C}), frozenset({A, D}), frozenset({B, C})] * 5,
+        [1, 2, 1, 2, 1],
+    )
     rows = {row.name: row for row in study(trace, 0.5)}
     assert next(iter(rows)) == "static oracle" and rows["static oracle"].to_static == 1
     best = rows["belady, parts of clusters"].bytes_read
@@ -109,7 +130,13 @@ def test_the_study_has_the_oracles_first_and_every_policy() -> None:
         assert row.budget_share == 0.5
         assert row.to_static == pytest.approx(row.bytes_read / rows["static oracle"].bytes_read)
         assert name == "static oracle" or best <= row.bytes_read <= rows["nothing kept"].bytes_read
-    assert {name.partition(",")[0] for name in rows} >= {"lru", "lfu", "edgerag", "gdsf", "tiny_lfu"}
+    assert {name.partition(",")[0] for name in rows} >= {
+        "lru",
+        "lfu",
+        "edgerag",
+        "gdsf",
+        "tiny_lfu",
+    }
 
 
 def test_windows_are_full() -> None:

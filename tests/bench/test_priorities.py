@@ -1,4 +1,6 @@
-"""Whether others wait: promises that can break, figures that are told, and a whole run on a small scale."""
+"""Whether others wait: promises that can break, figures that are told, and a whole run on a small
+scale.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import pytest
 
 from bench.accounting import close_books
 from bench.figures import spread
-from bench.priorities import Asking, PrioritiesOptions, PrioritiesResult, lines, made_up_index, run_priorities
+from bench.priorities import (
+    Asking,
+    PrioritiesOptions,
+    PrioritiesResult,
+    lines,
+    made_up_index,
+    run_priorities,
+)
 
 INTERACTIVE = "interactive p99 beside batch at most 2x"
 TENANTS = "other tenants' p99 beside a loud one at most 1.5x"
@@ -19,7 +28,12 @@ ONE_ANSWER = "each question has one answer"
 
 def asking(condition: str, *times_ms: float) -> Asking:
     ids = [str(number) for number in range(len(times_ms))]
-    return Asking(condition=condition, total_ms=spread(times_ms), stages_ms={}, books=close_books(ids, ids, {}))
+    return Asking(
+        condition=condition,
+        total_ms=spread(times_ms),
+        stages_ms={},
+        books=close_books(ids, ids, {}),
+    )
 
 
 RESULT = PrioritiesResult(
@@ -56,12 +70,20 @@ def test_where_nothing_came_back_nothing_is_promised() -> None:
     nothing = asking("beside batch")
     assert nothing.total_ms is None
     assert INTERACTIVE in broken(interactive_beside_batch=nothing)
-    assert any("none came back" in line for line in lines(msgspec.structs.replace(RESULT, batch=nothing)))
+    assert any(
+        "none came back" in line for line in lines(msgspec.structs.replace(RESULT, batch=nothing))
+    )
 
 
 def test_the_table_names_every_condition_and_what_broke() -> None:
     told = "\n".join(lines(msgspec.structs.replace(RESULT, batch_left=0)))
-    for name in ("alone", "beside batch", "other tenants alone", "other tenants beside a loud one", "loud tenant"):
+    for name in (
+        "alone",
+        "beside batch",
+        "other tenants alone",
+        "other tenants beside a loud one",
+        "loud tenant",
+    ):
         assert name in told
     assert f"BROKEN  {WAITING}" in told
     assert f"held    {INTERACTIVE}" in told
@@ -69,9 +91,17 @@ def test_the_table_names_every_condition_and_what_broke() -> None:
 
 @pytest.mark.kafka
 @pytest.mark.timeout(180)
-def test_a_small_run_answers_each_question_once_in_every_condition(kafka_bootstrap: str, tmp_path: Path) -> None:
+def test_a_small_run_answers_each_question_once_in_every_condition(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
     options = PrioritiesOptions(
-        batch=60, rate_per_s=10, tenant_rate_per_s=10, loud_share=0.9, duration_s=2, warm_up_s=1, seed=3
+        batch=60,
+        rate_per_s=10,
+        tenant_rate_per_s=10,
+        loud_share=0.9,
+        duration_s=2,
+        warm_up_s=1,
+        seed=3,
     )
     index = made_up_index(tmp_path / "index")
     report = run_priorities(options, kafka_bootstrap, index, tmp_path / "run", {}, lambda *_: None)

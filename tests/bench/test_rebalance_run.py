@@ -1,4 +1,6 @@
-"""The rebalance benchmark in small, from end to end: a real broker, members that come, go and are killed."""
+"""The rebalance benchmark in small, from end to end: a real broker, members that come, go and are
+killed.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,11 @@ def test_each_change_and_each_kill_is_told_with_what_stayed_and_what_moved(tmp_p
     ]
     (kill,) = results["kills"]
     assert kill["partitions"]
-    assert [list(each) for each in results["takeovers_s"]] == [[str(each) for each in kill["partitions"]]]
+    assert [list(each) for each in results["takeovers_s"]] == [
+        [str(each) for each in kill["partitions"]]
+    ]
     # The times are for the benchmark: on a busy machine they say nothing.
-    assert [held for promise, held in found["promises"].items() if promise.startswith("no ")] == [True, True]
+    assert [held for promise, held in found["promises"].items() if promise.startswith("no ")] == [
+        True,
+        True,
+    ]

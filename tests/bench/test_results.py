@@ -1,4 +1,6 @@
-"""What is read during a run becomes results: first records count, citations are checked, metrics are compared."""
+"""What is read during a run becomes results: first records count, citations are checked, metrics
+are compared.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from bench.accounting import close_books
 from bench.figures import CacheUse, Spread, Trip
 from bench.memory import MemoryPeaks, MemoryUse
 from bench.results import final_retrievals, generated, has_valid_citations, retrieval_books
-from bench.traffic import Counters, Footprint, TrafficResult, agrees, retrieved_per_s, traffic_promises
+from bench.traffic import (
+    Counters,
+    Footprint,
+    TrafficResult,
+    agrees,
+    retrieved_per_s,
+    traffic_promises,
+)
 from producers.load import LoadSummary
 from schemas.answer import Answer, Citation, Retrieved, Status, unanswered
 from tests.bench.helpers import arrived
@@ -19,7 +28,10 @@ MIB = 1024 * 1024
 
 
 def answer(
-    query_id: str = "q", status: Status = "ok", text: str = "In 1785 [2].", citations: tuple[Citation, ...] = ()
+    query_id: str = "q",
+    status: Status = "ok",
+    text: str = "In 1785 [2].",
+    citations: tuple[Citation, ...] = (),
 ) -> Answer:
     return Answer(
         query_id=query_id,
@@ -49,10 +61,20 @@ def test_the_first_final_retrieval_of_a_query_counts_and_others_are_left_out() -
 
 def test_answers_of_grouper_and_searcher_say_why_there_is_no_retrieval() -> None:
     expired = unanswered(
-        query_id="b", status="expired", stage="searcher", error_type="expired", message="late", retryable=True
+        query_id="b",
+        status="expired",
+        stage="searcher",
+        error_type="expired",
+        message="late",
+        retryable=True,
     )
     broken = unanswered(
-        query_id="a", status="failed", stage="generator", error_type="llm_refused", message="no", retryable=True
+        query_id="a",
+        status="failed",
+        stage="generator",
+        error_type="llm_refused",
+        message="no",
+        retryable=True,
     )
     books = retrieval_books({"a", "b"}, [arrived("a", retrieval())], [expired, broken])
     assert (books.answered, books.missing, books.other) == (1, 0, {"expired": 1})
@@ -88,7 +110,12 @@ def test_generated_counts_statuses_and_promises_one_answer_each() -> None:
     assert (made.valid_citations, made.citations) == (2, 2)
     assert made.valid_citations_share == pytest.approx(2 / 3)
     refused = unanswered(
-        query_id="c", status="failed", stage="generator", error_type="llm_refused", message="no", retryable=True
+        query_id="c",
+        status="failed",
+        stage="generator",
+        error_type="llm_refused",
+        message="no",
+        retryable=True,
     )
     failed = generated({"a", "b", "c"}, [*good[:2], refused], {})
     assert not failed.books.holds
@@ -109,7 +136,11 @@ def test_records_and_metrics_agree_on_tiers_and_on_bytes_read_on_demand() -> Non
 def test_a_rate_counts_from_the_first_question_to_the_last_retrieval() -> None:
     trips = [
         Trip(intended_us=at_us, sent_us=at_us, arrived_us=back_us, retrieval=retrieval())
-        for at_us, back_us in ((1_000_000, 1_500_000), (1_200_000, 3_000_000), (1_400_000, 2_000_000))
+        for at_us, back_us in (
+            (1_000_000, 1_500_000),
+            (1_200_000, 3_000_000),
+            (1_400_000, 2_000_000),
+        )
     ]
     assert retrieved_per_s(trips) == 1.5
     assert retrieved_per_s([]) == 0.0
@@ -145,8 +176,12 @@ def result(searcher_bytes: int, grouper_bytes: int) -> TrafficResult:
         demand_bytes_a_query=0,
         bytes_a_query=0,
         memory={
-            "searcher": MemoryPeaks(anonymous_bytes_max=searcher_bytes, resident_bytes_max=0, samples=1),
-            "grouper": MemoryPeaks(anonymous_bytes_max=0, resident_bytes_max=grouper_bytes, samples=1),
+            "searcher": MemoryPeaks(
+                anonymous_bytes_max=searcher_bytes, resident_bytes_max=0, samples=1
+            ),
+            "grouper": MemoryPeaks(
+                anonymous_bytes_max=0, resident_bytes_max=grouper_bytes, samples=1
+            ),
         },
     )
 
@@ -163,6 +198,8 @@ def test_memory_is_promised_against_budget_and_footprint() -> None:
     assert not traffic_promises([result(110 * MIB + 1, 0)], footprint, 10 * MIB)[
         "text: searcher within budget and footprint"
     ]
-    assert not traffic_promises([result(0, 900 * MIB)], footprint, 10 * MIB)["text: grouper under 900 MB"]
+    assert not traffic_promises([result(0, 900 * MIB)], footprint, 10 * MIB)[
+        "text: grouper under 900 MB"
+    ]
     large = msgspec.structs.replace(footprint, beside_budget_bytes=151 * MIB)
     assert not traffic_promises([], large, 10 * MIB)["searcher's footprint at most 150 MB"]

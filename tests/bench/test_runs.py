@@ -1,4 +1,6 @@
-"""Both benchmarks from end to end on a few passages: real services, an embedded broker, hashed words for an embedder."""
+"""Both benchmarks from end to end on a few passages: real services, an embedded broker, hashed
+words for an embedder.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,22 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Passages of three words each, claims that repeat one, and questions of two words."""
     folder = tmp_path_factory.mktemp("data")
     generator = np.random.default_rng(3)
-    passages = [" ".join(generator.choice(WORDS, 3, replace=False)) + f" number{row}" for row in range(240)]
+    passages = [
+        " ".join(generator.choice(WORDS, 3, replace=False)) + f" number{row}" for row in range(240)
+    ]
     claims = passages[::20]
     questions = [" ".join(generator.choice(WORDS, 2, replace=False)) for _ in range(60)]
-    for name, prefix, texts in ((CORPUS, "p", passages), (CLAIMS, "c", claims), (TRAFFIC, "q", questions)):
+    for name, prefix, texts in (
+        (CORPUS, "p", passages),
+        (CLAIMS, "c", claims),
+        (TRAFFIC, "q", questions),
+    ):
         title = {"title": ""} if name == CORPUS else {}
         rows = [{"id": f"{prefix}-{row}", "text": text} | title for row, text in enumerate(texts)]
         write_embedded(folder, name, rows, HashingEmbedder(DIMENSION).encode(texts))
-    (folder / EVIDENCE).write_text("".join(f"c-{row}\tp-{row * 20}\n" for row in range(len(claims))))
+    (folder / EVIDENCE).write_text(
+        "".join(f"c-{row}\tp-{row * 20}\n" for row in range(len(claims)))
+    )
     return folder
 
 
@@ -74,7 +84,9 @@ def common(data: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path)
     )
 
 
-def test_claims_are_found_as_faiss_finds_them_and_answered_by_the_stand_in(common: commands.Common) -> None:
+def test_claims_are_found_as_faiss_finds_them_and_answered_by_the_stand_in(
+    common: commands.Common,
+) -> None:
     options = commands.ClaimsOptions(
         kind="text", nprobe=4, rate_per_s=100, generate=5, llm_url=commands.STAND_IN, llm_model=""
     )
@@ -85,10 +97,17 @@ def test_claims_are_found_as_faiss_finds_them_and_answered_by_the_stand_in(commo
     assert results["retrievals"]["answered"] == 12
     assert results["ids"]["same"] + results["ids"]["tied"] == 12
     assert results["evidence_exact"] == 1.0
-    assert (results["generated"]["books"]["answered"], results["generated"]["valid_citations"]) == (5, 5)
+    assert (results["generated"]["books"]["answered"], results["generated"]["valid_citations"]) == (
+        5,
+        5,
+    )
     assert results["generated"]["models"] == [commands.STAND_IN_MODEL]
     assert report["index"]["nlist"] == 12
-    assert {file["name"] for file in report["data"]} >= {f"{CORPUS}.jsonl.gz", f"{CLAIMS}.jsonl.gz", EVIDENCE}
+    assert {file["name"] for file in report["data"]} >= {
+        f"{CORPUS}.jsonl.gz",
+        f"{CLAIMS}.jsonl.gz",
+        EVIDENCE,
+    }
 
 
 def test_traffic_comes_back_once_and_records_agree_with_metrics(common: commands.Common) -> None:
@@ -107,9 +126,16 @@ def test_traffic_comes_back_once_and_records_agree_with_metrics(common: commands
         assert run["retrievals"]["answered"] == run["stages_ms"]["total"]["count"] == 60
         assert run["records_agree_with_metrics"]
         assert run["counters"]["ram"] + run["counters"]["ssd"] > 0
-        assert {"kafka_wait", "window_wait", "group", "queue_search", "load", "search", "passages"} <= run[
-            "stages_ms"
-        ].keys()
-    # How much memory a process takes beside a budget of a few KiB is noise: what must hold here is the rest.
+        assert {
+            "kafka_wait",
+            "window_wait",
+            "group",
+            "queue_search",
+            "load",
+            "search",
+            "passages",
+        } <= run["stages_ms"].keys()
+    # How much memory a process takes beside a budget of a few KiB is noise: what must hold here is
+    # the rest.
     broken = [promise for promise, held in report["promises"].items() if not held]
     assert all("within budget" in promise for promise in broken), broken

@@ -17,7 +17,9 @@ from tests.bench.simulated import COSTS, PAGE, A, B, C, D, memory
 class Reads:
     """Memory whose clusters are of some pages each, and what it told."""
 
-    def __init__(self, disk: DiskCosts, *pages: int, costs: ComputeCosts = COSTS, **shape: int) -> None:
+    def __init__(
+        self, disk: DiskCosts, *pages: int, costs: ComputeCosts = COSTS, **shape: int
+    ) -> None:
         sizes = {ClusterId(cluster): PAGE * count for cluster, count in enumerate(pages)}
         self.ended: list[tuple[float, ClusterId, bool]] = []
         self.memory = memory(sizes, disk, self._end, costs=costs, **shape)
@@ -38,7 +40,7 @@ class Reads:
 # ---- the disk
 
 
-def test_a_disk_that_serves_in_order_ends_reads_one_after_the_other_each_with_its_overhead() -> None:
+def test_a_disk_that_serves_in_order_ends_reads_one_after_other_each_with_its_overhead() -> None:
     disk = SimulatedDisk(DiskCosts(overhead_us=100, bytes_per_us=10))
     disk.give(1, 1000)
     disk.give(2, 500)
@@ -52,7 +54,7 @@ def test_a_disk_that_serves_in_order_ends_reads_one_after_the_other_each_with_it
     assert disk.next_us() is None and disk.busy_us == 150
 
 
-def test_reads_that_are_served_side_by_side_share_the_rate_and_the_next_one_waits_for_room() -> None:
+def test_reads_that_are_served_side_by_side_share_rate_and_the_next_one_waits_for_room() -> None:
     disk = SimulatedDisk(DiskCosts(overhead_us=0, bytes_per_us=10, together_bytes=2000))
     for token in (1, 2, 3):
         disk.give(token, 1000)
@@ -100,7 +102,8 @@ def test_a_cluster_is_there_when_its_last_block_is_verified() -> None:
     costs = structs.replace(COSTS, block_us=10, block_piece_us=1, verify_ns=1_000)  # 1 us a KiB
     reads = Reads(DiskCosts(overhead_us=100, bytes_per_us=4096), 256 + 2, costs=costs)
     reads.memory.begin_read(A, is_prefetch=False)
-    # Blocks of 256 and 2 pages come at 356 and 358; the first is verified until 356 + 11 + 1024, the second is taken up then.
+    # Blocks of 256 and 2 pages come at 356 and 358; the first is verified until 356 + 11 + 1024,
+    # the second is taken up then.
     assert reads.until(1e6) == [(356 + 11 + 1024 + 11 + 8, A, False)]
 
 
@@ -113,15 +116,22 @@ def test_while_the_engine_verifies_it_hands_nothing_to_the_disk() -> None:
     assert reads.until(1e6) == [(1010, A, False), (2020, B, False)]
 
 
-def test_while_the_search_thread_computes_the_engine_waits_for_the_interpreter_until_that_one_sleeps() -> None:
-    reads = Reads(DiskCosts(overhead_us=0, bytes_per_us=4096), 10, 10, costs=structs.replace(COSTS, handover_us=100))
+def test_while_search_thread_computes_engine_waits_for_interpreter_until_that_one_sleeps() -> None:
+    reads = Reads(
+        DiskCosts(overhead_us=0, bytes_per_us=4096),
+        10,
+        10,
+        costs=structs.replace(COSTS, handover_us=100),
+    )
     reads.memory.begin_read(A, is_prefetch=False)
     reads.memory.advance(99)
     reads.memory.advance(150)  # handed over at 100, there at 110, noticed at 210
     reads.memory.begin_read(B, is_prefetch=False)
     assert reads.ended == []
     reads.memory.advance(180)
-    assert reads.until(1e6) == [(180, A, False), (190, B, False)], "asleep from 180 on: both are seen to at once"
+    assert reads.until(1e6) == [(180, A, False), (190, B, False)], (
+        "asleep from 180 on: both are seen to at once"
+    )
 
 
 def test_a_read_waits_for_a_place_with_the_kernel() -> None:
@@ -132,7 +142,9 @@ def test_a_read_waits_for_a_place_with_the_kernel() -> None:
 
 
 def test_demands_go_before_prefetches_and_of_those_only_some_are_with_the_kernel() -> None:
-    reads = Reads(DiskCosts(overhead_us=0, bytes_per_us=4096), 10, 10, 10, 10, depth=2, prefetch_depth=1)
+    reads = Reads(
+        DiskCosts(overhead_us=0, bytes_per_us=4096), 10, 10, 10, 10, depth=2, prefetch_depth=1
+    )
     for cluster in (A, B):
         reads.memory.begin_read(cluster, is_prefetch=True)
     reads.until(0)  # A begins, B may not
@@ -141,7 +153,7 @@ def test_demands_go_before_prefetches_and_of_those_only_some_are_with_the_kernel
     assert [cluster for _, cluster, _ in reads.until(1e6)] == [A, C, D, B]
 
 
-def test_a_promoted_prefetch_is_a_demand_and_a_cancelled_one_ends_unless_the_kernel_has_it() -> None:
+def test_a_promoted_prefetch_is_a_demand_and_a_cancelled_one_ends_unless_kernel_has_it() -> None:
     reads = Reads(DiskCosts(overhead_us=0, bytes_per_us=4096), 10, 10, 10, 10, depth=1)
     reads.memory.begin_read(A, is_prefetch=True)
     reads.until(0)

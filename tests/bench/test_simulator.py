@@ -1,4 +1,6 @@
-"""The simulator: costs by hand, the rules of its disk, and bytes that do not depend on how fast anything is."""
+"""The simulator: costs by hand, the rules of its disk, and bytes that do not depend on how fast
+anything is.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from bench.simulator.query_by_query import QueryByQuerySimulation
 from bench.simulator.trace import Clusters, Trace, cut, horizons
 from bench.simulator.ways import WAYS
 from schemas.record import ClusterId
-from searcher.cache.policies import POLICY_NAMES, PolicyName, make_policy
 from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.eviction.policies import POLICY_NAMES, PolicyName, make_policy
 from searcher.plan.limits import ClusterMajorLimits
 from searcher.plan.reads import ReadLimits, ReadPlanner
 from tests.bench.simulated import COSTS, PAGE, A, B, memory
@@ -29,11 +31,15 @@ DISKS = {
     "an SSD": DiskCosts(overhead_us=80, bytes_per_us=1000, together_bytes=1 << 20),
     "a slow disk": DiskCosts(overhead_us=2_000, bytes_per_us=20),
     "memory": DiskCosts(overhead_us=1, bytes_per_us=50_000, together_bytes=16 << 20),
-    "a disk that serves little at a time": DiskCosts(overhead_us=300, bytes_per_us=300, together_bytes=8192),
+    "a disk that serves little at a time": DiskCosts(
+        overhead_us=300, bytes_per_us=300, together_bytes=8192
+    ),
 }
 
 
-def small_trace(seed: int, *, windows: int = 40, window: int = 6, nlist: int = 40, nprobe: int = 4) -> Trace:
+def small_trace(
+    seed: int, *, windows: int = 40, window: int = 6, nlist: int = 40, nprobe: int = 4
+) -> Trace:
     """Favourites and a long tail, clusters of 1 to 30 rows."""
     rng = random.Random(seed)
     popularity = [1 / (1 + rank) for rank in range(nlist)]
@@ -43,7 +49,11 @@ def small_trace(seed: int, *, windows: int = 40, window: int = 6, nlist: int = 4
         drawn = dict.fromkeys(rng.choices(range(nlist), popularity, k=3 * nprobe))
         queries.append(tuple(map(ClusterId, drawn))[:nprobe])
     rows = {ClusterId(c): rng.randint(1, 30) for c in range(nlist)}
-    return Trace(windows=cut(queries, window), size_bytes={c: 4096 * n for c, n in rows.items()}, row_count=rows)
+    return Trace(
+        windows=cut(queries, window),
+        size_bytes={c: 4096 * n for c, n in rows.items()},
+        row_count=rows,
+    )
 
 
 def simulate(
@@ -72,7 +82,9 @@ def simulate(
         trace=trace,
         planner=planner,
         arrivals=arrivals or ClosedLoop(trace, windows_ahead=4, arrival_us=costs.arrival_us),
-        memory=lambda on_end: memory(trace.size_bytes, disk, on_end, budget_bytes=budget, costs=costs),
+        memory=lambda on_end: memory(
+            trace.size_bytes, disk, on_end, budget_bytes=budget, costs=costs
+        ),
         costs=costs,
     ).run()
 
@@ -117,7 +129,9 @@ def test_in_a_closed_loop_one_window_is_outstanding_and_all_later_ones_are_known
 
 def test_in_an_open_loop_queries_arrive_whether_or_not_others_are_answered() -> None:
     trace = small_trace(3, windows=2, window=2)
-    loop = OpenLoop(trace, due_us=np.array([10.0, 20, 30, 40]), window=2, windows_ahead=4, in_hand_max=3)
+    loop = OpenLoop(
+        trace, due_us=np.array([10.0, 20, 30, 40]), window=2, windows_ahead=4, in_hand_max=3
+    )
     assert loop.take(5, 0) is None and loop.next_us() == 10
     arrived = loop.take(35, 0)
     assert arrived is not None and [number for number, _, _ in arrived.queries] == [0, 1]
@@ -135,7 +149,8 @@ def test_the_latency_of_a_lone_query_is_the_sum_of_its_costs() -> None:
     trace = Trace(windows=((query,),), size_bytes={A: PAGE, B: 2 * PAGE}, row_count={A: 10, B: 20})
     disk = DiskCosts(overhead_us=100, bytes_per_us=PAGE / 100)
     outcome = simulate(trace, disk, budget_share=1, read_ahead_share=1, prefetch_share=0)
-    # Joined at 7, A is asked for at 10 and there at 210, B 200 later: A is scored meanwhile. A row costs 0.13 us.
+    # Joined at 7, A is asked for at 10 and there at 210, B 200 later: A is scored meanwhile. A row
+    # costs 0.13 us.
     scoring_a, scoring_b = 1.3, 2.6
     assert 210 + 2 + scoring_a + 100 < 410
     assert list(outcome.latency_us) == [pytest.approx(410 + 2 + scoring_b + 100)]
@@ -148,8 +163,12 @@ def test_every_policy_answers_every_query_and_what_is_read_adds_up(policy: Polic
     outcome = simulate(trace, DISKS["an SSD"], policy=policy)
     assert len(outcome.latency_us) == sum(map(len, trace.windows))
     assert outcome.bytes_read == sum(trace.size_bytes[cluster] for cluster in outcome.reads)
-    assert outcome.hits + outcome.misses == sum(len(query) for window in trace.windows for query in window)
-    assert outcome.bytes_read <= sum(trace.size_bytes[c] for clusters in trace.wanted() for c in clusters)
+    assert outcome.hits + outcome.misses == sum(
+        len(query) for window in trace.windows for query in window
+    )
+    assert outcome.bytes_read <= sum(
+        trace.size_bytes[c] for clusters in trace.wanted() for c in clusters
+    )
     assert outcome.duration_us >= outcome.disk_busy_us
 
 
@@ -159,7 +178,10 @@ def test_in_a_closed_loop_the_same_clusters_are_read_in_the_same_order_whatever_
     seed: int, prefetch_share: float
 ) -> None:
     trace = small_trace(seed, windows=20)
-    reads = {name: simulate(trace, disk, prefetch_share=prefetch_share).reads for name, disk in DISKS.items()}
+    reads = {
+        name: simulate(trace, disk, prefetch_share=prefetch_share).reads
+        for name, disk in DISKS.items()
+    }
     assert len(set(reads.values())) == 1, {name: len(found) for name, found in reads.items()}
 
 
@@ -178,10 +200,16 @@ def test_an_open_loop_within_the_disks_reach_has_no_backlog_and_beyond_it_has_on
 # ---- query by query
 
 
-def one_by_one(trace: Trace, disk: DiskCosts, *, way: str = "edgerag", budget_share: float = 0.6) -> Outcome:
+def one_by_one(
+    trace: Trace, disk: DiskCosts, *, way: str = "edgerag", budget_share: float = 0.6
+) -> Outcome:
     budget = int(budget_share * trace.total_bytes) // PAGE * PAGE
-    policy = make_policy("edgerag", size_bytes=trace.size_bytes, budget_bytes=budget, read_latency_us={})
-    limits = ReadLimits(budget_bytes=budget, demand_reads_max=16, prefetch_reads_max=2, prefetch=WAYS[way].prefetch)
+    policy = make_policy(
+        "edgerag", size_bytes=trace.size_bytes, budget_bytes=budget, read_latency_us={}
+    )
+    limits = ReadLimits(
+        budget_bytes=budget, demand_reads_max=16, prefetch_reads_max=2, prefetch=WAYS[way].prefetch
+    )
     return QueryByQuerySimulation(
         trace=trace,
         groups=WAYS[way].groups,
@@ -192,11 +220,17 @@ def one_by_one(trace: Trace, disk: DiskCosts, *, way: str = "edgerag", budget_sh
 
 
 def test_one_query_after_the_other_takes_the_sum_of_its_costs() -> None:
-    trace = Trace(windows=(((A, B), (A,)),), size_bytes={A: PAGE, B: PAGE}, row_count={A: 10, B: 20})
+    trace = Trace(
+        windows=(((A, B), (A,)),), size_bytes={A: PAGE, B: PAGE}, row_count={A: 10, B: 20}
+    )
     outcome = one_by_one(trace, DiskCosts(overhead_us=100, bytes_per_us=PAGE / 300), budget_share=1)
-    # Joined at 7; A is asked for at 10 and there at 410, B at 710. The second query finds A in memory.
+    # Joined at 7; A is asked for at 10 and there at 410, B at 710. The second query finds A in
+    # memory.
     first_us = 710 + 2 + 2.6 + 100
-    assert list(outcome.latency_us) == [pytest.approx(first_us), pytest.approx(first_us + 1.3 + 100)]
+    assert list(outcome.latency_us) == [
+        pytest.approx(first_us),
+        pytest.approx(first_us + 1.3 + 100),
+    ]
     assert (outcome.bytes_read, outcome.hits, outcome.misses) == (2 * PAGE, 1, 2)
 
 
@@ -211,5 +245,8 @@ def test_every_published_way_answers_every_query_and_what_is_read_adds_up(way: s
 
 def test_without_prefetching_what_is_read_does_not_depend_on_the_disk() -> None:
     trace = small_trace(7)
-    read = {name: sorted(one_by_one(trace, disk, way="cagr-greedy").reads) for name, disk in DISKS.items()}
+    read = {
+        name: sorted(one_by_one(trace, disk, way="cagr-greedy").reads)
+        for name, disk in DISKS.items()
+    }
     assert len({tuple(found) for found in read.values()}) == 1

@@ -1,4 +1,6 @@
-"""The simulator beside the searcher's own search plane over an index: the same windows, the same bytes."""
+"""The simulator beside the searcher's own search plane over an index: the same windows, the same
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ from carpool.clock import SystemClock
 from carpool.disk.index import OpenIndex, open_index
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
-from searcher.cache.policies import POLICY_NAMES, PolicyName
+from searcher.build import open_search_plane
 from searcher.events import NoEvents
 from searcher.execution.cluster_major import ClusterMajor
-from searcher.opening import open_plane
+from searcher.plan.eviction.policies import POLICY_NAMES, PolicyName
 from searcher.settings import SearcherSettings
 from tests.searcher.helpers import Float32, normalised, random_index
 
@@ -60,7 +62,9 @@ def compared(index: OpenIndex, way: Way, *, rounds: int = 1, **settings: Any) ->
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
-def test_a_real_run_reads_the_bytes_that_the_simulator_says(index: OpenIndex, policy: PolicyName) -> None:
+def test_a_real_run_reads_the_bytes_that_the_simulator_says(
+    index: OpenIndex, policy: PolicyName
+) -> None:
     way = structs.replace(WAYS["carpool"], policy=policy)
     found = compared(index, way, prefetch="none", read_ahead_bytes=1)
     assert found.bytes_are_equal and found.simulated_bytes > 0
@@ -69,22 +73,36 @@ def test_a_real_run_reads_the_bytes_that_the_simulator_says(index: OpenIndex, po
     assert all(ratio > 0 for ratio in found.latency_ratios.values())
 
 
-def test_a_real_run_that_reads_ahead_reads_the_bytes_that_the_simulator_says(index: OpenIndex) -> None:
-    found = compared(index, WAYS["carpool"], prefetch_bytes=16 * PAGE, read_ahead_bytes=24 * PAGE, rounds=2)
-    assert len(found.real_bytes) == len(found.rounds_ms) == 2 and len(found.disks) == 5 and len(found.others) == 4
+def test_a_real_run_that_reads_ahead_reads_the_bytes_that_the_simulator_says(
+    index: OpenIndex,
+) -> None:
+    found = compared(
+        index, WAYS["carpool"], prefetch_bytes=16 * PAGE, read_ahead_bytes=24 * PAGE, rounds=2
+    )
+    assert (
+        len(found.real_bytes) == len(found.rounds_ms) == 2
+        and len(found.disks) == 5
+        and len(found.others) == 4
+    )
     assert found.bytes_are_equal and found.simulated_bytes > 0
 
 
 def test_clusters_in_slices_are_read_in_slices_by_both(index: OpenIndex) -> None:
     whole = compared(index, WAYS["carpool"], prefetch_bytes=16 * PAGE, read_ahead_bytes=24 * PAGE)
     found = compared(
-        index, WAYS["carpool"], prefetch_bytes=16 * PAGE, read_ahead_bytes=24 * PAGE, slice_bytes_max=2 * PAGE
+        index,
+        WAYS["carpool"],
+        prefetch_bytes=16 * PAGE,
+        read_ahead_bytes=24 * PAGE,
+        slice_bytes_max=2 * PAGE,
     )
     assert found.bytes_are_equal and found.simulated_bytes not in (0, whole.simulated_bytes)
 
 
 @pytest.mark.parametrize("way", ["edgerag", "cagr-greedy", "cagr-agglomerative"])
-def test_query_by_query_without_prefetching_reads_the_bytes_that_the_simulator_says(index: OpenIndex, way: str) -> None:
+def test_query_by_query_without_prefetching_reads_the_bytes_that_the_simulator_says(
+    index: OpenIndex, way: str
+) -> None:
     found = compared(index, WAYS[way])
     assert found.bytes_are_equal and found.simulated_bytes > 0
 
@@ -103,7 +121,7 @@ def test_both_sides_have_the_planner_that_the_searcher_opens_by_default(index: O
     rig = rig_for(index, WAYS["carpool"], settings, 0.4)
     size_bytes = sum(extent.size_bytes for extent in index.extents)
     budgeted = structs.replace(settings, budget_bytes=int(0.4 * size_bytes))
-    plane = open_plane(index, budgeted, Metrics(), SystemClock(), events=NoEvents())
+    plane = open_search_plane(index, budgeted, Metrics(), SystemClock(), events=NoEvents())
     assert isinstance(plane.executor, ClusterMajor)
     expected = plane.executor._planner
     plane.close()
@@ -114,13 +132,17 @@ def test_both_sides_have_the_planner_that_the_searcher_opens_by_default(index: O
             assert planner._size_bytes == expected._size_bytes
             assert type(planner._policy) is type(expected._policy)
             executor: Any = parts.plane.executor
-            assert executor._slices.extents == plane.executor._slices.extents == parts.slices.extents
+            assert (
+                executor._slices.extents == plane.executor._slices.extents == parts.slices.extents
+            )
 
 
 # ---- what becomes of a comparison
 
 
-def rounds_of(*p99_ms: float, others: float = 0.0, way: str = "carpool", more_bytes: int = 0) -> Agreement:
+def rounds_of(
+    *p99_ms: float, others: float = 0.0, way: str = "carpool", more_bytes: int = 0
+) -> Agreement:
     """Rounds of 100 bytes and these p99s, beside a simulation of p99 100 ms."""
     spreads = tuple(Spread(count=9, mean=50.0, p50=40.0, p99=value, max=value) for value in p99_ms)
     return Agreement(
@@ -138,7 +160,7 @@ def rounds_of(*p99_ms: float, others: float = 0.0, way: str = "carpool", more_by
     )
 
 
-def test_what_slows_other_queries_each_round_is_left_out_and_what_slows_the_same_one_is_not() -> None:
+def test_what_slows_other_queries_each_round_is_left_out_and_what_slows_same_one_is_not() -> None:
     rounds = [(900.0, 10.0, 500.0, 12.0), (880.0, 11.0, 13.0, 700.0), (910.0, 600.0, 12.0, 11.0)]
     assert typical_us(rounds) == [900.0, 11.0, 13.0, 12.0]
 
@@ -147,7 +169,10 @@ def test_what_slows_other_queries_each_round_is_left_out_and_what_slows_the_same
 def test_latencies_agree_within_a_quarter_of_the_real_ones(p99_ms: float, agrees: bool) -> None:
     found = rounds_of(p99_ms)
     assert found.agrees is agrees
-    assert any("latencies differ by more than 25%" in remark for remark in remarks([found])) is not agrees
+    assert (
+        any("latencies differ by more than 25%" in remark for remark in remarks([found]))
+        is not agrees
+    )
 
 
 def test_costs_are_of_the_run_that_was_neither_fast_nor_slow() -> None:
@@ -174,12 +199,16 @@ def test_bytes_of_a_published_prefetch_depend_on_time_and_may_differ_by_a_quarte
 
 def test_a_disturbed_machine_is_told_of() -> None:
     assert rounds_of(100, 100, others=0.11).disturbed == 2
-    (remark,) = (remark for remark in remarks([rounds_of(100, 100, others=0.11)]) if "disturbed" in remark)
+    (remark,) = (
+        remark for remark in remarks([rounds_of(100, 100, others=0.11)]) if "disturbed" in remark
+    )
     assert "2 of 3 runs" in remark
     assert not any("disturbed" in remark for remark in remarks([rounds_of(100, others=0.1)]))
 
 
 def test_a_disk_whose_rate_changes_is_told_of() -> None:
     slow = structs.replace(DISK, bytes_per_us=500)
-    (remark,) = (r for r in remarks([structs.replace(rounds_of(100), disks=(DISK, slow))]) if "disk was" in r)
+    (remark,) = (
+        r for r in remarks([structs.replace(rounds_of(100), disks=(DISK, slow))]) if "disk was" in r
+    )
     assert "2.0 times as fast" in remark

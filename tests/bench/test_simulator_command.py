@@ -28,7 +28,13 @@ def arguments(tmp_path: Path) -> list[str]:
     for name in ("queries-hotpotqa", "queries-nq"):
         np.save(folder / f"{name}.npy", normalised(rng.standard_normal((40, DIMENSION))))
     index = random_index(tmp_path / "index", rows=2_000, dimension=DIMENSION, nlist=12)
-    given = {"--data": tmp_path / "data", "--index": index.dir, "--questions": 60, "--nprobe": 3, "--window": 8}
+    given = {
+        "--data": tmp_path / "data",
+        "--index": index.dir,
+        "--questions": 60,
+        "--nprobe": 3,
+        "--window": 8,
+    }
     given |= {"--rounds": 2, "--json": tmp_path / "figures.json"}
     return ["simulator", *(str(word) for pair in given.items() for word in pair)]
 
@@ -38,7 +44,9 @@ def run(arguments: list[str]) -> Result:
 
 
 def simulator_says(monkeypatch: pytest.MonkeyPatch, *, more_bytes: int) -> None:
-    """Has the simulator say so many bytes more than it read. Latencies, which depend on the machine, are let pass."""
+    """Has the simulator say so many bytes more than it read. Latencies, which depend on the
+    machine, are let pass.
+    """
     simulate = agreement.simulate
 
     def simulated(*given: Any, **named: Any) -> Outcome:
@@ -65,7 +73,9 @@ def test_a_run_whose_bytes_are_equal_ends_well_and_its_figures_are_in_the_json(
     assert figures["index"]["rows"] == 2_000
 
 
-def test_a_single_byte_more_ends_with_1(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_byte_more_ends_with_1(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     simulator_says(monkeypatch, more_bytes=1)
     said = run(arguments)
     assert said.exit_code == 1
@@ -86,7 +96,9 @@ def test_windows_that_the_questions_do_not_fill_are_refused(arguments: list[str]
         (("--budget-share", "0.01"), "budget_bytes"),
     ],
 )
-def test_what_cannot_be_asked_of_this_index_is_said(arguments: list[str], changed: tuple[str, str], what: str) -> None:
+def test_what_cannot_be_asked_of_this_index_is_said(
+    arguments: list[str], changed: tuple[str, str], what: str
+) -> None:
     said = run([*arguments, *changed])
     assert what in str(said.exception)
 

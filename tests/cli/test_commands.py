@@ -54,11 +54,15 @@ def test_the_help_of_each_command_shows_an_example_of_it(command: str) -> None:
 
 @pytest.mark.parametrize("command", ["create", "list", "describe"])
 def test_the_help_of_each_topics_command_shows_an_example_of_it(command: str) -> None:
-    assert f"carpool topics {command}" in CliRunner().invoke(app, ["topics", command, "--help"]).stdout
+    assert (
+        f"carpool topics {command}" in CliRunner().invoke(app, ["topics", command, "--help"]).stdout
+    )
 
 
 @pytest.mark.parametrize(("command", "inner"), [("index", "build"), ("bench", "claims")])
-def test_commands_with_an_application_of_their_own_pass_everything_on(command: str, inner: str) -> None:
+def test_commands_with_an_application_of_their_own_pass_everything_on(
+    command: str, inner: str
+) -> None:
     assert inner in CliRunner().invoke(app, [command, "--help"]).stdout
     result = CliRunner().invoke(app, [command, inner, "--help"])
     assert result.exit_code == 0
@@ -70,7 +74,11 @@ def test_help_needs_none_of_the_services_packages() -> None:
     heavy = tuple(name for names in EXTRAS.values() for name in names)
     code = f"import sys, cli.main; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
     )
     assert done.stdout.strip() == "[]"
 
@@ -111,7 +119,9 @@ def test_every_missing_package_has_its_extra_and_others_have_none() -> None:
         (("publish", "a", "--timeout", "3"), "No such option"),
     ],
 )
-def test_what_must_be_changed_first_is_said_without_a_traceback(arguments: tuple[str, ...], words: str) -> None:
+def test_what_must_be_changed_first_is_said_without_a_traceback(
+    arguments: tuple[str, ...], words: str
+) -> None:
     result = carpool(*arguments)
     assert result.returncode == 2, result.stderr
     assert words in " ".join(result.stderr.split())
@@ -133,28 +143,41 @@ def test_topics_are_made_once_and_described_with_what_differs() -> None:
         assert before.returncode == 1
         assert {state["drift"][0] for state in json.loads(before.stdout)} == {"does not exist"}
         names = sorted(topic.name for topic in TOPICS)
-        first = carpool("topics", "create", "--bootstrap", broker.bootstrap, "--partitions", "3", "--json")
+        first = carpool(
+            "topics", "create", "--bootstrap", broker.bootstrap, "--partitions", "3", "--json"
+        )
         assert json.loads(first.stdout)["created"] == names
         second = carpool("topics", "create", "--bootstrap", broker.bootstrap, "--json")
         assert json.loads(second.stdout)["created"] == []
         states = {
             each["topic"]: each
-            for each in json.loads(carpool("topics", "describe", "-b", broker.bootstrap, "--json").stdout)
+            for each in json.loads(
+                carpool("topics", "describe", "-b", broker.bootstrap, "--json").stdout
+            )
         }
-        assert (states["rag.queries.v1"]["partitions"], states["rag.groups.v1"]["partitions"]) == (3, 1)
+        assert (states["rag.queries.v1"]["partitions"], states["rag.groups.v1"]["partitions"]) == (
+            3,
+            1,
+        )
 
 
 def test_what_services_check_at_their_start_can_be_asked_for_alone() -> None:
     with EmbeddedBroker() as broker:
         before = carpool("topics", "check", "--bootstrap", broker.bootstrap, "--json")
         assert before.returncode == 1
-        assert any("rag.queries.v1 does not exist" in each for each in json.loads(before.stdout)["problems"])
+        assert any(
+            "rag.queries.v1 does not exist" in each
+            for each in json.loads(before.stdout)["problems"]
+        )
         carpool("topics", "create", "--bootstrap", broker.bootstrap)
         after = carpool("topics", "check", "--bootstrap", broker.bootstrap, "--json")
         found = json.loads(after.stdout)
         assert (after.returncode, found["problems"], found["delivery"]) == (0, [], "at_least_once")
         assert found["abilities"] == {"transactions": False, "consumer_protocol": False}
-        assert "at least once; nothing is lost" in carpool("topics", "check", "-b", broker.bootstrap).stdout
+        assert (
+            "at least once; nothing is lost"
+            in carpool("topics", "check", "-b", broker.bootstrap).stdout
+        )
 
 
 def test_published_questions_come_back_as_ids_one_a_line() -> None:
@@ -163,8 +186,19 @@ def test_published_questions_come_back_as_ids_one_a_line() -> None:
         one = carpool("publish", "who?", "--id", "q-1", "--bootstrap", broker.bootstrap, "--json")
         assert json.loads(one.stdout) == {"query_id": "q-1", "text": "who?"}
         Path("questions.txt").write_text("who?\nwhere?\n")
-        loaded = carpool("load", "questions.txt", "--rate", "500", "--limit", "7", "--bootstrap", broker.bootstrap, "--json",
-                         "--record", "sent.jsonl")  # fmt: skip
+        loaded = carpool(
+            "load",
+            "questions.txt",
+            "--rate",
+            "500",
+            "--limit",
+            "7",
+            "--bootstrap",
+            broker.bootstrap,
+            "--json",
+            "--record",
+            "sent.jsonl",
+        )
         summary = json.loads(loaded.stdout)
         assert (summary["sent"], summary["acknowledged"], summary["errors"]) == (7, 7, 0)
         assert len(Path("sent.jsonl").read_text().splitlines()) == 7
@@ -173,7 +207,9 @@ def test_published_questions_come_back_as_ids_one_a_line() -> None:
 def test_an_unanswered_question_ends_with_status_one_and_says_where_it_is() -> None:
     with EmbeddedBroker() as broker:
         carpool("topics", "create", "--bootstrap", broker.bootstrap)
-        result = carpool("ask", "anybody?", "--timeout", "1.5", "--bootstrap", broker.bootstrap, "--json")
+        result = carpool(
+            "ask", "anybody?", "--timeout", "1.5", "--bootstrap", broker.bootstrap, "--json"
+        )
         assert (result.returncode, result.stdout) == (1, "")
         assert "carpool status" in result.stderr
 
@@ -192,14 +228,26 @@ def test_status_says_what_is_down_with_status_one() -> None:
     assert result.returncode == 1
     status = json.loads(result.stdout)
     assert (status["is_ready"], status["topics_missing"]) == (False, None)
-    assert [(service["name"], service["state"]) for service in status["services"]] == [("grouper", "down")]
+    assert [(service["name"], service["state"]) for service in status["services"]] == [
+        ("grouper", "down")
+    ]
 
 
 def test_config_shows_each_value_with_where_it_came_from() -> None:
-    Path("carpool.toml").write_text("[grouper]\npolicy = 'none'\nnprobe = 3\n[searcher]\nreads_in_flight_max = 2\n")
+    Path("carpool.toml").write_text(
+        "[grouper]\npolicy = 'none'\nnprobe = 3\n[searcher]\nreads_in_flight_max = 2\n"
+    )
     result = CliRunner().invoke(
         app,
-        ["config", "grouper", "--json", "--config", "carpool.toml", "--set", "grouper.window_ms_max=7"],
+        [
+            "config",
+            "grouper",
+            "--json",
+            "--config",
+            "carpool.toml",
+            "--set",
+            "grouper.window_ms_max=7",
+        ],
         env={"CARPOOL_GROUPER_NPROBE": "9"},
     )
     found = {each["name"]: (each["value"], each["origin"]) for each in json.loads(result.stdout)}
@@ -227,16 +275,27 @@ def test_secrets_are_never_printed() -> None:
 
 
 def test_the_toml_that_config_prints_is_a_settings_file_of_the_same_settings() -> None:
-    flags = ["--set", "grouper.policy=none", "--set", 'vllm.extra_args=["--seed","1"]', "--set", 'index.dir=a "b"']
+    flags = [
+        "--set",
+        "grouper.policy=none",
+        "--set",
+        'vllm.extra_args=["--seed","1"]',
+        "--set",
+        'index.dir=a "b"',
+    ]
     printed = CliRunner().invoke(app, ["config", "--format", "toml", *flags[:2], *flags[4:]]).stdout
     assert tomllib.loads(printed)["grouper"] == {"policy": "none"}
     everything = "\n".join(
-        line.removeprefix("# ") if " = " in line and line.startswith("# ") and line.split()[1].isidentifier() else line
+        line.removeprefix("# ")
+        if " = " in line and line.startswith("# ") and line.split()[1].isidentifier()
+        else line
         for line in printed.splitlines()
     )
     Path("printed.toml").write_text(everything)
     settings = load_settings(CarpoolSettings, file=Path("printed.toml"), environ={})
-    assert settings == load(CarpoolSettings, given(None, ["grouper.policy=none", 'index.dir=a "b"']))
+    assert settings == load(
+        CarpoolSettings, given(None, ["grouper.policy=none", 'index.dir=a "b"'])
+    )
 
 
 def test_every_setting_says_what_it_bounds() -> None:
@@ -259,7 +318,9 @@ def test_client_commands_pass_over_the_sections_of_services() -> None:
         load(ClientSide, given(Path("carpool.toml"), []))
 
 
-def test_client_commands_find_what_runs_unless_they_are_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_commands_find_what_runs_unless_they_are_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run_file = RunFile(Path(".carpool/run"))
     run_file.write(Run(pid=os.getpid(), bootstrap="127.0.0.1:5", http={}))
     assert load_beside(given(None, [])).kafka.bootstrap == "127.0.0.1:5"
@@ -270,7 +331,10 @@ def test_client_commands_find_what_runs_unless_they_are_told_otherwise(monkeypat
 
 def test_what_a_dead_run_left_behind_counts_as_nothing() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     run_file = RunFile(Path(".carpool/run"))
     run_file.write(Run(pid=int(done.stdout), bootstrap="127.0.0.1:5", http={}))

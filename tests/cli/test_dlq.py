@@ -1,4 +1,6 @@
-"""`carpool dlq`: what could not be used is counted, shown, replayed once, and dropped as far as Kafka can."""
+"""`carpool dlq`: what could not be used is counted, shown, replayed once, and dropped as far as
+Kafka can.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,19 @@ from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
 
+from carpool.dead_letters.letter import DeadLetter, Reason, make_letter, read_letter
 from carpool.kafka.admin import create_topics
-from carpool.kafka.dead_letters.letter import DeadLetter, Reason, make_letter, read_letter
 from carpool.kafka.embedded import EmbeddedBroker
 from carpool.kafka.librdkafka import LibrdkafkaProducer
+from carpool.kafka.records import Message, Output
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.stage import Message, Output
 from carpool.testing.kafka import KafkaServer
 from cli.dlq.selecting import parse_place, parse_time_ms
 from cli.dlq.showing import age, hex_dump, letter_json, letter_text, value_text
 from cli.main import app
 from schemas.record import Headers, Source, header
 from schemas.topics import DEAD_LETTER_MARKS, QUERIES, QUERIES_DEAD
-from tests.e2e.support import Found, read_to_end
+from tests.e2e.support import SearchResult, read_to_end
 
 PARTITIONS = 2
 
@@ -49,9 +51,16 @@ def _logs_as_they_were() -> Iterator[None]:
 
 
 def letter(
-    value: bytes, reason: str = "not_json", headers: Headers = (), *, offset: int = 0, partition: int = 0
+    value: bytes,
+    reason: str = "not_json",
+    headers: Headers = (),
+    *,
+    offset: int = 0,
+    partition: int = 0,
 ) -> Output:
-    source = Source(topic=QUERIES.name, partition=partition, offset=offset, timestamp_ms=1_700_000_000_000)
+    source = Source(
+        topic=QUERIES.name, partition=partition, offset=offset, timestamp_ms=1_700_000_000_000
+    )
     why = Reason(
         group="carpool-grouper",
         stage="grouper",
@@ -59,12 +68,18 @@ def letter(
         class_name=f"RecordError.{reason}",
         message=f"it is {reason}",
     )
-    return make_letter(source=source, key=b"k", value=value, headers=headers, reason=why, connect_names=False)
+    return make_letter(
+        source=source, key=b"k", value=value, headers=headers, reason=why, connect_names=False
+    )
 
 
 def as_read(output: Output) -> DeadLetter:
     place = Source(topic=output.topic, partition=0, offset=17, timestamp_ms=1_700_000_000_000)
-    return read_letter(Message(source=place, key=output.key, value=output.value, headers=output.headers, received_us=0))
+    return read_letter(
+        Message(
+            source=place, key=output.key, value=output.value, headers=output.headers, received_us=0
+        )
+    )
 
 
 def shown(output: Output, *, as_hex: bool = False) -> str:
@@ -79,7 +94,11 @@ def test_the_help_of_each_command_shows_an_example_of_it(command: str) -> None:
 
 def test_a_place_needs_no_topic_where_there_is_but_one_that_can_be_meant() -> None:
     assert parse_place("2/17") == (QUERIES_DEAD.name, 2, 17)
-    assert parse_place("rag.queries.v1.dlq/2/17") == parse_place("rag.queries.v1/2/17") == parse_place("2/17")
+    assert (
+        parse_place("rag.queries.v1.dlq/2/17")
+        == parse_place("rag.queries.v1/2/17")
+        == parse_place("2/17")
+    )
     for text in ("", "2", "2/x", "a/b/c/2/17", "-1/2", "2/17 "):
         with pytest.raises(typer.BadParameter, match="PARTITION/OFFSET"):
             parse_place(text)
@@ -101,14 +120,24 @@ def test_moments_are_ages_or_times() -> None:
 
 
 def test_ages_are_told_roughly() -> None:
-    assert [age(1_000_000_000 - s * 1_000, 1_000_000_000) for s in (0, 100, 150, 7_300, 200_000)] == [
-        "0 s", "100 s", "2 min", "2 h", "2 d",
-    ]  # fmt: skip
+    assert [
+        age(1_000_000_000 - s * 1_000, 1_000_000_000) for s in (0, 100, 150, 7_300, 200_000)
+    ] == [
+        "0 s",
+        "100 s",
+        "2 min",
+        "2 h",
+        "2 d",
+    ]
     assert age(None, 5) == ""
 
 
 def test_a_letter_is_shown_with_why_and_its_json_indented() -> None:
-    text = shown(letter(b'{"query_id":"q-1","text":5}', "wrong_type", (("traceparent", b"00-1"), ("x", None))))
+    text = shown(
+        letter(
+            b'{"query_id":"q-1","text":5}', "wrong_type", (("traceparent", b"00-1"), ("x", None))
+        )
+    )
     assert "exception.message: it is wrong_type" in text
     assert "traceparent: 00-1" in text and "x: (null)" in text
     assert '  "query_id": "q-1",\n  "text": 5' in text
@@ -116,7 +145,15 @@ def test_a_letter_is_shown_with_why_and_its_json_indented() -> None:
 
 def test_secrets_in_headers_are_stars() -> None:
     secret = b"hunter2"
-    names = ("Authorization", "x-api-key", "my_api_key", "X-Auth-Token", "db.password", "Cookie", "client-secret")
+    names = (
+        "Authorization",
+        "x-api-key",
+        "my_api_key",
+        "X-Auth-Token",
+        "db.password",
+        "Cookie",
+        "client-secret",
+    )
     output = letter(b"x", headers=tuple((name, secret) for name in names))
     assert shown(output).count("********") == len(names)
     assert "hunter2" not in shown(output) + json.dumps(letter_json(as_read(output)), default=str)
@@ -152,7 +189,10 @@ class Cluster:
         create_topics(KafkaSettings(bootstrap=bootstrap, partitions=PARTITIONS))
 
     def write(self, *outputs: Output) -> None:
-        producer, reports = LibrdkafkaProducer(KafkaSettings(bootstrap=self.bootstrap)), list[object]()
+        producer, reports = (
+            LibrdkafkaProducer(KafkaSettings(bootstrap=self.bootstrap)),
+            list[object](),
+        )
         for output in outputs:
             assert producer.produce(output, reports.append)
         assert producer.close(20) == 0
@@ -170,22 +210,37 @@ class Cluster:
         found = self.json("list", "--letters", *arguments)
         return {f"{each['place']['partition']}/{each['place'].get('offset', 0)}" for each in found}
 
-    def records(self, topic: str) -> list[Found]:
+    def records(self, topic: str) -> list[SearchResult]:
         return read_to_end(self.bootstrap, topic)
 
 
 @pytest.fixture(
-    params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)])]
+    params=[
+        "embedded",
+        pytest.param(
+            "kafka", marks=[pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
+        ),
+    ]
 )
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster with three letters in partition 0 and one in partition 1, on a broker without anything else."""
+    """A cluster with three letters in partition 0 and one in partition 1, on a broker without
+    anything else.
+    """
     letters = (
         letter(b"{", offset=5),
         letter(
-            b"What was that?", "wrong_model", (("content-type", b"text/plain"), ("rag-deadline-ms", b"1")), offset=6
+            b"What was that?",
+            "wrong_model",
+            (("content-type", b"text/plain"), ("rag-deadline-ms", b"1")),
+            offset=6,
         ),
         letter(b"{}", "missing_field", offset=7),
-        letter(b"Who?", "wrong_model", (("ce_id", b"q-9"), ("content-type", b"text/plain")), partition=1),
+        letter(
+            b"Who?",
+            "wrong_model",
+            (("ce_id", b"q-9"), ("content-type", b"text/plain")),
+            partition=1,
+        ),
     )
     if request.param == "embedded":
         with EmbeddedBroker() as broker:
@@ -226,21 +281,36 @@ def test_letters_are_listed_replayed_once_and_dropped(cluster: Cluster) -> None:
     assert set(replayed) == {b"What was that?", b"Who?"}
     assert header(replayed[b"Who?"].headers, "ce_id") == b"q-9"
     assert header(replayed[b"Who?"].headers, "rag-replayed-from") == b"rag.queries.v1.dlq/1/0"
-    assert not any(name.startswith("rag.errors.") for record in replayed.values() for name, _ in record.headers)
-    assert header(replayed[b"What was that?"].headers, "rag-deadline-ms") == b"1", "its first deadline holds"
+    assert not any(
+        name.startswith("rag.errors.") for record in replayed.values() for name, _ in record.headers
+    )
+    assert header(replayed[b"What was that?"].headers, "rag-deadline-ms") == b"1", (
+        "its first deadline holds"
+    )
 
     assert cluster.json("replay", "--reason", "wrong_model", status=1) == {"replayed": 0, "cut": 0}
     assert len(cluster.records(QUERIES.name)) == 2
     assert cluster.places() == {"0/0", "0/2"}
     assert cluster.places("--marked") == {"0/0", "0/1", "0/2", "1/0"}
 
-    assert cluster.json("replay", "0/1", "--again", "--deadline-s", "60") == {"replayed": 1, "cut": 0}
-    deadlines = [int(header(record.headers, "rag-deadline-ms") or b"0") for record in cluster.records(QUERIES.name)]
+    assert cluster.json("replay", "0/1", "--again", "--deadline-s", "60") == {
+        "replayed": 1,
+        "cut": 0,
+    }
+    deadlines = [
+        int(header(record.headers, "rag-deadline-ms") or b"0")
+        for record in cluster.records(QUERIES.name)
+    ]
     assert max(deadlines) > time.time() * 1_000
 
     assert cluster.json("drop", "0/0") == {"dropped": 1}
     counted = {each["topic"]: each for each in cluster.json("list")}[QUERIES_DEAD.name]
-    assert (counted["letters"], counted["open"], counted["replayed"], counted["dropped"]) == (4, 1, 2, 1)
+    assert (counted["letters"], counted["open"], counted["replayed"], counted["dropped"]) == (
+        4,
+        1,
+        2,
+        1,
+    )
     assert "dropped" in cluster.run("show", "0/0").stdout
     assert len(cluster.records(DEAD_LETTER_MARKS.name)) == 4
 
@@ -261,7 +331,9 @@ def test_a_letter_that_was_cut_is_not_replayed(cluster: Cluster) -> None:
     assert cluster.json("drop", "--reason", "too_large") == {"dropped": 1}
 
 
-def test_truncation_removes_what_is_done_with_before_the_first_open_letter(cluster: Cluster) -> None:
+def test_truncation_removes_what_is_done_with_before_the_first_open_letter(
+    cluster: Cluster,
+) -> None:
     cluster.run("drop", "0/0", "0/2", "1/0")
     result = cluster.run("drop", "--truncate")
     if cluster.kind == "embedded":
@@ -270,8 +342,13 @@ def test_truncation_removes_what_is_done_with_before_the_first_open_letter(clust
     assert result.exit_code == 0, result.output
     assert f"{QUERIES_DEAD.name}/0 now begins at 1" in result.stdout
     assert f"{QUERIES_DEAD.name}/1 now begins at 1" in result.stdout
-    assert cluster.places("--marked") == {"0/1", "0/2"}, "0/2 is dropped, and lies behind one that is open"
-    assert cluster.json("drop", "--all", "--truncate") == {"dropped": 1, "begins_at": {QUERIES_DEAD.name: {"0": 3}}}
+    assert cluster.places("--marked") == {"0/1", "0/2"}, (
+        "0/2 is dropped, and lies behind one that is open"
+    )
+    assert cluster.json("drop", "--all", "--truncate") == {
+        "dropped": 1,
+        "begins_at": {QUERIES_DEAD.name: {"0": 3}},
+    }
 
 
 def test_a_letter_that_is_not_there_is_said_so(cluster: Cluster) -> None:

@@ -9,7 +9,14 @@ import pytest
 from rich.console import Console, RenderableType
 
 from carpool.errors import ConfigError
-from carpool.vllm import VllmSettings, check_vllm, is_cpu_build, model_name, vllm_command, vllm_environment
+from carpool.vllm import (
+    VllmSettings,
+    check_vllm,
+    is_cpu_build,
+    model_name,
+    vllm_command,
+    vllm_environment,
+)
 from cli.answers import answer_text, has_valid_citations, stages_of, timing_table
 from cli.http import missing_of, parse_metrics
 from cli.stack import choose_port
@@ -25,7 +32,8 @@ def cited(*doc_ids: str, given: tuple[str, ...] = ("a", "b"), **more: float) -> 
         attempts=1,
         answer=" In 1889 [1]. ",
         citations=tuple(
-            Citation(n=n, doc_id=doc_id, title=doc_id.upper()) for n, doc_id in enumerate(doc_ids, start=1)
+            Citation(n=n, doc_id=doc_id, title=doc_id.upper())
+            for n, doc_id in enumerate(doc_ids, start=1)
         ),
         retrieved=tuple(Retrieved(id=doc_id, score=0.5) for doc_id in given),
         timings_ms=more,
@@ -55,7 +63,9 @@ def test_an_answer_without_citations_shows_what_the_model_was_given() -> None:
 
 
 def test_no_answer_is_shown_with_its_reason() -> None:
-    answer = unanswered(query_id="q", status="expired", stage="searcher", error_type="expired", message="too late")
+    answer = unanswered(
+        query_id="q", status="expired", stage="searcher", error_type="expired", message="too late"
+    )
     assert shown(answer_text(answer)) == "expired: too late\n"
 
 
@@ -97,7 +107,9 @@ def test_a_default_port_that_is_taken_gives_way_and_a_chosen_one_is_an_error() -
 
 
 def test_vllm_is_started_on_loopback_with_what_the_settings_say() -> None:
-    settings = VllmSettings(model_dir="models/tiny", sequences_max=7, cpu_cores="2-3", extra_args=("--seed", "1"))
+    settings = VllmSettings(
+        model_dir="models/tiny", sequences_max=7, cpu_cores="2-3", extra_args=("--seed", "1")
+    )
     command = " ".join(vllm_command(settings, 8123))
     assert "--host 127.0.0.1 --port 8123" in command
     assert "--model models/tiny --served-model-name tiny" in command

@@ -19,7 +19,14 @@ def partition(
     member: str | None = "host-a",
     moved: bool = False,
 ) -> Partition:
-    return Partition(topic=TOPIC, number=number, waiting=waiting, oldest_s=oldest_s, member=member, has_moved=moved)
+    return Partition(
+        topic=TOPIC,
+        number=number,
+        waiting=waiting,
+        oldest_s=oldest_s,
+        member=member,
+        has_moved=moved,
+    )
 
 
 def group(*partitions: Partition, state: str = "STABLE") -> GroupStatus:
@@ -32,11 +39,17 @@ def group(*partitions: Partition, state: str = "STABLE") -> GroupStatus:
         )
         for name in names
     ]
-    return GroupStatus(name="carpool-generator", state=state, members=members, partitions=list(partitions))
+    return GroupStatus(
+        name="carpool-generator", state=state, members=members, partitions=list(partitions)
+    )
 
 
 def process(
-    *numbers: int, state: str = "ready", idle_s: float = 0.0, missing: tuple[str, ...] = (), paused: bool = False
+    *numbers: int,
+    state: str = "ready",
+    idle_s: float = 0.0,
+    missing: tuple[str, ...] = (),
+    paused: bool = False,
 ) -> ServiceStatus:
     return ServiceStatus(
         name="generator",
@@ -58,9 +71,13 @@ def verdict(found: GroupStatus, *processes: ServiceStatus) -> str | None:
 
 
 @pytest.mark.parametrize("processes", [(), (DOWN,), (process(2),)])
-def test_nothing_is_stuck_where_nothing_waits_or_all_moves(processes: tuple[ServiceStatus, ...]) -> None:
+def test_nothing_is_stuck_where_nothing_waits_or_all_moves(
+    processes: tuple[ServiceStatus, ...],
+) -> None:
     assert verdict(group(partition(waiting=0, oldest_s=None, moved=True)), *processes) is None
-    assert verdict(group(partition(moved=True, oldest_s=9_999)), *processes) is None, "behind is not stuck"
+    assert verdict(group(partition(moved=True, oldest_s=9_999)), *processes) is None, (
+        "behind is not stuck"
+    )
 
 
 def test_a_member_that_does_not_answer_is_named_at_once() -> None:
@@ -71,10 +88,17 @@ def test_a_member_that_does_not_answer_is_named_at_once() -> None:
 
 
 def test_a_member_that_answers_and_has_not_moved_says_why() -> None:
-    stuck = process(2, idle_s=42.0, state="not ready", missing=("LLM server at http://x refuses: 503",), paused=True)
+    stuck = process(
+        2,
+        idle_s=42.0,
+        state="not ready",
+        missing=("LLM server at http://x refuses: 503",),
+        paused=True,
+    )
     assert verdict(group(partition()), stuck) == (
         "generator is stuck: rag.retrievals.v1[2] has 130 waiting and has not moved for 42 s; "
-        "member host-a is assigned it and has paused its intake: LLM server at http://x refuses: 503"
+        "member host-a is assigned it and has paused its intake: LLM server at http://x refuses: "
+        "503"
     )
 
 
@@ -82,10 +106,16 @@ def test_slow_is_not_stuck_while_the_service_itself_moves() -> None:
     assert verdict(group(partition(oldest_s=500.0)), process(2, idle_s=29.0)) is None
 
 
-def test_a_service_that_finishes_other_work_is_not_stuck_over_a_partition_that_waits_its_turn() -> None:
+def test_service_that_finishes_other_work_is_not_stuck_over_partition_that_waits_its_turn() -> None:
     waits = process(2, idle_s=100.0)
     busy = ServiceStatus(
-        name="generator", address="a", state="ready", missing=[], reads=TOPIC, idle_s=1.0, partitions=waits.partitions
+        name="generator",
+        address="a",
+        state="ready",
+        missing=[],
+        reads=TOPIC,
+        idle_s=1.0,
+        partitions=waits.partitions,
     )
     assert verdict(group(partition()), busy) is None
 
@@ -102,12 +132,21 @@ def test_an_empty_group_and_a_partition_without_an_owner_are_said_so() -> None:
     nobody = verdict(group(partition(member=None, oldest_s=1.0), state="EMPTY"), DOWN)
     assert nobody is not None
     assert "nobody is in its consumer group carpool-generator" in nobody
-    orphan = verdict(group(partition(1, 5, member=None), partition(2, 0, moved=True), state="PREPARING_REBALANCING"))
+    orphan = verdict(
+        group(
+            partition(1, 5, member=None), partition(2, 0, moved=True), state="PREPARING_REBALANCING"
+        )
+    )
     assert orphan is not None
     assert "no member has it (the group is PREPARING_REBALANCING)" in orphan
 
 
 def test_the_partition_with_most_waiting_is_told_and_the_others_are_counted() -> None:
-    found = verdict(group(partition(0, 10), partition(1, 20), partition(2, 130), partition(3, 9_999, moved=True)), DOWN)
+    found = verdict(
+        group(
+            partition(0, 10), partition(1, 20), partition(2, 130), partition(3, 9_999, moved=True)
+        ),
+        DOWN,
+    )
     assert found is not None
     assert "rag.retrievals.v1[2] has 130 waiting (30 more in 2 other partitions)" in found

@@ -1,4 +1,6 @@
-"""`carpool status` on real brokers: a paused member is found, a service that works is not called stuck."""
+"""`carpool status` on real brokers: a paused member is found, a service that works is not called
+stuck.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ def grouper(kafka_bootstrap: str, index: Path, tmp_path: Path) -> Iterator[Servi
     create_topics(KafkaSettings(bootstrap=kafka_bootstrap))
     settings = quick_settings(PREFIX) | {"CARPOOL_KAFKA_SESSION_TIMEOUT_MS": "30000"}
     with Stack(
-        bootstrap=kafka_bootstrap, index_dir=index, work_dir=tmp_path, services=("grouper",), settings=settings
+        bootstrap=kafka_bootstrap,
+        index_dir=index,
+        work_dir=tmp_path,
+        services=("grouper",),
+        settings=settings,
     ) as stack:
         stack["grouper"].wait_ready()
         try:
@@ -56,7 +62,9 @@ def status(bootstrap: str, process: ServiceProcess) -> tuple[int, dict[str, Any]
         f"grouper=127.0.0.1:{process.port}",
     ]
     environ = os.environ | {"CARPOOL_KAFKA_GROUP_PREFIX": PREFIX}
-    found = subprocess.run([*command, "--json"], env=environ, capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [*command, "--json"], env=environ, capture_output=True, text=True, check=False
+    )
     assert found.stdout, found.stderr
     return found.returncode, json.loads(found.stdout)
 
@@ -76,7 +84,9 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> 
 
 
 def stuck_groupers(found: dict[str, Any]) -> list[str]:
-    """What is said of the grouper: the other services do not run here, so what is written for them waits."""
+    """What is said of the grouper: the other services do not run here, so what is written for them
+    waits.
+    """
     return [sentence for sentence in found["stuck"] if sentence.startswith("grouper")]
 
 
@@ -93,13 +103,19 @@ def test_a_paused_member_is_named_with_what_waits_for_it_and_found_well_once_it_
 ) -> None:
     publish(kafka_bootstrap, 20)
     until(
-        lambda: grouper.metric("carpool_commits_total") > 0 and grouper.metric("carpool_units_in_flight") == 0, "worked"
+        lambda: (
+            grouper.metric("carpool_commits_total") > 0
+            and grouper.metric("carpool_units_in_flight") == 0
+        ),
+        "worked",
     )
     found = status(kafka_bootstrap, grouper)[1]
     assert (stuck_groupers(found), found["groups_error"]) == ([], None)
     of_grouper = grouper_of(found)
     assert len(of_grouper["members"]) == 1
-    assert sum(each["waiting"] for each in of_grouper["partitions"]) == 0, "markers at the end of a log are no records"
+    assert sum(each["waiting"] for each in of_grouper["partitions"]) == 0, (
+        "markers at the end of a log are no records"
+    )
 
     os.kill(grouper.pid, signal.SIGSTOP)
     publish(kafka_bootstrap, 130)
@@ -119,14 +135,20 @@ def test_a_paused_member_is_named_with_what_waits_for_it_and_found_well_once_it_
     os.kill(grouper.pid, signal.SIGCONT)
     until(lambda: stuck_groupers(status(kafka_bootstrap, grouper)[1]) == [], "it goes on")
     until(
-        lambda: not any(p["waiting"] for p in grouper_of(status(kafka_bootstrap, grouper)[1])["partitions"]),
+        lambda: (
+            not any(
+                p["waiting"] for p in grouper_of(status(kafka_bootstrap, grouper)[1])["partitions"]
+            )
+        ),
         "it is done",
     )
 
 
 @pytest.mark.kafka
 @pytest.mark.timeout(120)
-def test_a_service_that_is_gone_while_records_wait_is_stuck(kafka_bootstrap: str, grouper: ServiceProcess) -> None:
+def test_a_service_that_is_gone_while_records_wait_is_stuck(
+    kafka_bootstrap: str, grouper: ServiceProcess
+) -> None:
     grouper.stop()
     publish(kafka_bootstrap, 7)
     code, found = status(kafka_bootstrap, grouper)

@@ -1,4 +1,6 @@
-"""The supervisor with real child processes: readiness, restarts, order of the end, and nothing that outlives it."""
+"""The supervisor with real child processes: readiness, restarts, order of the end, and nothing that
+outlives it.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,17 @@ while True: time.sleep(0.05)
 
 
 def spec(
-    folder: Path, name: str, code: str, *, is_restarted: bool = True, probe: Callable[[], str] | None = None
+    folder: Path,
+    name: str,
+    code: str,
+    *,
+    is_restarted: bool = True,
+    probe: Callable[[], str] | None = None,
 ) -> ChildSpec:
     ready = folder / f"{name}.ready"
-    text = code.format(name=name, log=str(folder / "order.log"), ready=str(ready), folder=str(folder))
+    text = code.format(
+        name=name, log=str(folder / "order.log"), ready=str(ready), folder=str(folder)
+    )
     return ChildSpec(
         name=name,
         command=[sys.executable, "-I", "-c", text],
@@ -80,7 +89,12 @@ def test_children_become_ready_and_end_in_the_order_that_is_asked_for(tmp_path: 
         ]
         pids = [pid_of(supervisor, view.name) for view in supervisor.views()]
         supervisor.stop(["grouper", "model"])
-    assert (tmp_path / "order.log").read_text().split("\n") == ["grouper ended", "model ended", "broker ended", ""]
+    assert (tmp_path / "order.log").read_text().split("\n") == [
+        "grouper ended",
+        "model ended",
+        "broker ended",
+        "",
+    ]
     assert not any(lives(pid) for pid in pids)
 
 
@@ -91,25 +105,34 @@ def test_a_child_that_crashes_is_started_again_and_that_is_said(tmp_path: Path) 
         supervisor.wait_ready()
         first = pid_of(supervisor, "searcher")
         os.kill(first, signal.SIGKILL)
-        supervisor.watch(lambda: supervisor.views()[0].restarts == 1 and supervisor.views()[0].state == "ready")
+        supervisor.watch(
+            lambda: supervisor.views()[0].restarts == 1 and supervisor.views()[0].state == "ready"
+        )
         assert pid_of(supervisor, "searcher") != first
     assert notes[0].startswith("searcher ended by signal 9; started again in 0.01 s")
     assert notes[1] == "searcher is ready again"
 
 
 def test_a_child_that_crashes_again_and_again_is_given_up(tmp_path: Path) -> None:
-    crashes = "import pathlib, time; pathlib.Path({ready!r}).touch(); time.sleep(0.3); print('out of luck'); raise SystemExit(3)"
+    crashes = (
+        "import pathlib, time; pathlib.Path({ready!r}).touch(); time.sleep(0.3); "
+        "print('out of luck'); raise SystemExit(3)"
+    )
     settings = UpSettings(restart_delay_s=0.01, restarts_max=2, stop_timeout_s=10)
     with (
         Supervisor(settings, note=lambda line: None) as supervisor,
-        pytest.raises(CarpoolError, match=r"status 3 once more, after 2 restarts(?s:.*)out of luck"),
+        pytest.raises(
+            CarpoolError, match=r"status 3 once more, after 2 restarts(?s:.*)out of luck"
+        ),
     ):
         supervisor.start(spec(tmp_path, "searcher", crashes))
         supervisor.wait_ready()
         supervisor.watch()
 
 
-def test_a_child_that_ends_before_it_was_ready_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_child_that_ends_before_it_was_ready_is_an_error_with_the_end_of_its_log(
+    tmp_path: Path,
+) -> None:
     with (
         Supervisor(SETTINGS, note=lambda line: None) as supervisor,
         pytest.raises(CarpoolError, match=r"before it was ready(?s:.*)no such luck"),
@@ -139,7 +162,9 @@ def test_a_child_that_is_never_ready_is_an_error_that_says_what_it_lacks(tmp_pat
     settings = UpSettings(ready_timeout_s=0.3, stop_timeout_s=10)
     with (
         Supervisor(settings, note=lambda line: None) as supervisor,
-        pytest.raises(CarpoolError, match=r"not ready after 0.3 s: no model yet.*up.ready_timeout_s"),
+        pytest.raises(
+            CarpoolError, match=r"not ready after 0.3 s: no model yet.*up.ready_timeout_s"
+        ),
     ):
         supervisor.start(spec(tmp_path, "generator", RUNS_UNTIL_TOLD, probe=lambda: "no model yet"))
         supervisor.wait_ready()
@@ -147,7 +172,11 @@ def test_a_child_that_is_never_ready_is_an_error_that_says_what_it_lacks(tmp_pat
 
 def test_a_command_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
     missing = ChildSpec(
-        name="broker", command=["/no/such/broker"], environ={}, log_file=tmp_path / "log", probe=lambda: ""
+        name="broker",
+        command=["/no/such/broker"],
+        environ={},
+        log_file=tmp_path / "log",
+        probe=lambda: "",
     )
     with (
         Supervisor(SETTINGS, note=lambda line: None) as supervisor,
@@ -174,7 +203,9 @@ time.sleep(600)
     wait_until(lambda: not any(lives(pid) for pid in pids), "the group is gone")
 
 
-def test_what_a_crashed_child_leaves_behind_is_ended_before_it_is_started_again(tmp_path: Path) -> None:
+def test_what_a_crashed_child_leaves_behind_is_ended_before_it_is_started_again(
+    tmp_path: Path,
+) -> None:
     leaves = """
 import pathlib, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(600)"])
@@ -240,9 +271,23 @@ with Supervisor(SETTINGS, note=print) as supervisor:
         owner.kill()
         owner.wait()
     wait_until(lambda: not lives(child), "the child is gone")
-    assert (tmp_path / "order.log").read_text() == "grouper ended\n"  # by SIGTERM: it could finish what it had
+    assert (
+        tmp_path / "order.log"
+    ).read_text() == "grouper ended\n"  # by SIGTERM: it could finish what it had
 
 
 def test_pauses_between_restarts_double_to_a_bound_and_end() -> None:
     settings = UpSettings(restart_delay_s=0.5, restarts_max=10)
-    assert [restart_delay_s(count, settings) for count in range(11)] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30, None]
+    assert [restart_delay_s(count, settings) for count in range(11)] == [
+        0.5,
+        1,
+        2,
+        4,
+        8,
+        16,
+        30,
+        30,
+        30,
+        30,
+        None,
+    ]

@@ -1,4 +1,6 @@
-"""`carpool up` as a user runs it: everything starts, questions are answered, a crash is mended, Ctrl-C leaves nothing."""
+"""`carpool up` as a user runs it: everything starts, questions are answered, a crash is mended,
+Ctrl-C leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,36 @@ def folder(tmp_path: Path) -> Path:
     """A folder with an index of twenty passages over the hashing model."""
     lines = [
         json.dumps(
-            {"id": f"town-{number}", "title": f"Town {number}", "text": f"Town {number} lies on river {number}."}
+            {
+                "id": f"town-{number}",
+                "title": f"Town {number}",
+                "text": f"Town {number} lies on river {number}.",
+            }
         )
         for number in range(20)
     ]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
-    (tmp_path / "questions.txt").write_text("On which river lies town 3?\nOn which river lies town 7?\n")
-    build = ("index", "build", "corpus.jsonl", "--out", "index", "--model", "hashing:64", "--nlist", "4")
-    subprocess.run([sys.executable, "-m", "cli", *build], cwd=tmp_path, env=environ(), check=True, capture_output=True)
+    (tmp_path / "questions.txt").write_text(
+        "On which river lies town 3?\nOn which river lies town 7?\n"
+    )
+    build = (
+        "index",
+        "build",
+        "corpus.jsonl",
+        "--out",
+        "index",
+        "--model",
+        "hashing:64",
+        "--nlist",
+        "4",
+    )
+    subprocess.run(
+        [sys.executable, "-m", "cli", *build],
+        cwd=tmp_path,
+        env=environ(),
+        check=True,
+        capture_output=True,
+    )
     return tmp_path
 
 
@@ -72,10 +96,33 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def up(folder: Path, llm_url: str, *more: str) -> subprocess.Popen[str]:
-    arguments = ("--index", "index", "--model", "hashing:64", "--llm-url", llm_url, "--llm-model", STAND_IN)
-    free = [part for name in ("broker", "grouper", "searcher", "generator") for part in ("--set", f"up.{name}_port=0")]
+    arguments = (
+        "--index",
+        "index",
+        "--model",
+        "hashing:64",
+        "--llm-url",
+        llm_url,
+        "--llm-model",
+        STAND_IN,
+    )
+    free = [
+        part
+        for name in ("broker", "grouper", "searcher", "generator")
+        for part in ("--set", f"up.{name}_port=0")
+    ]
     # The searcher insists on O_DIRECT; a temporary folder may lie in memory.
-    command = [sys.executable, "-m", "cli", "up", *arguments, *free, "--set", "searcher.direct_io=auto", *more]
+    command = [
+        sys.executable,
+        "-m",
+        "cli",
+        "up",
+        *arguments,
+        *free,
+        "--set",
+        "searcher.direct_io=auto",
+        *more,
+    ]
     return subprocess.Popen(
         command,
         cwd=folder,
@@ -101,7 +148,9 @@ def processes_of(folder: Path) -> set[int]:
     return found
 
 
-def test_questions_are_answered_with_citations_and_times_and_everything_ends(folder: Path, llm_url: str) -> None:
+def test_questions_are_answered_with_citations_and_times_and_everything_ends(
+    folder: Path, llm_url: str
+) -> None:
     process = up(folder, llm_url, "--demo", "questions.txt", "--exit-after-demo")
     try:
         text, _ = process.communicate(timeout=110)
@@ -120,18 +169,27 @@ def test_questions_are_answered_with_citations_and_times_and_everything_ends(fol
 
 
 @pytest.mark.slow
-def test_another_shell_finds_it_a_crash_is_mended_and_ctrl_c_ends_all(folder: Path, llm_url: str) -> None:
+def test_another_shell_finds_it_a_crash_is_mended_and_ctrl_c_ends_all(
+    folder: Path, llm_url: str
+) -> None:
     process = up(folder, llm_url)
     run_file = folder / ".carpool/run/run.json"
     try:
-        wait_until(lambda: run_file.exists() and json.loads(run_file.read_text())["is_ready"], "all is ready")
+        wait_until(
+            lambda: run_file.exists() and json.loads(run_file.read_text())["is_ready"],
+            "all is ready",
+        )
         asked = carpool(folder, "ask", "On which river lies town 5?", "--json", "--timeout", "60")
         answer = json.loads(asked.stdout)
         assert (answer["status"], answer["model"]) == ("ok", STAND_IN)
         # -9 of the searcher: `up` starts it again, and a question that comes meanwhile is answered.
         searcher = next(pid for pid in processes_of(folder) if " searcher " in command_of(pid))
         os.kill(searcher, signal.SIGKILL)
-        again = json.loads(carpool(folder, "ask", "On which river lies town 6?", "--json", "--timeout", "60").stdout)
+        again = json.loads(
+            carpool(
+                folder, "ask", "On which river lies town 6?", "--json", "--timeout", "60"
+            ).stdout
+        )
         assert again["status"] == "ok"
         wait_until(lambda: carpool(folder, "status").returncode == 0, "all is ready again")
         second = carpool(folder, "up", "--index", "index", "--llm-url", llm_url)
@@ -149,7 +207,12 @@ def test_another_shell_finds_it_a_crash_is_mended_and_ctrl_c_ends_all(folder: Pa
 
 def carpool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cli", *arguments], cwd=folder, env=environ(), capture_output=True, text=True, timeout=90
+        [sys.executable, "-m", "cli", *arguments],
+        cwd=folder,
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=90,
     )
 
 

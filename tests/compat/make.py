@@ -1,9 +1,10 @@
-"""Makes the stored sample of the format that this build writes: an index, and what searching it must find, for ever.
+"""Makes the stored sample of the format that this build writes: an index, and what searching it
+must find, for ever.
 
     python -m tests.compat.make v1-float32
 
-Run it once, when a format or a variant of one is added, and commit the folder. A sample that is there is never made anew: it
-stands for indexes that users have.
+Run it once, when a format or a variant of one is added, and commit the folder. A sample that is
+there is never made anew: it stands for indexes that users have.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ TOP_K = 5
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What a query must find: the clusters that it probes, nearest first, and the best rows with their documents."""
+    """What a query must find: the clusters that it probes, nearest first, and the best rows with
+    their documents.
+    """
 
     query: tuple[float, ...]
     nprobe: int
@@ -38,8 +41,12 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     texts: tuple[str, ...]
 
 
-def search(content: Content, query: npt.NDArray[np.float32], nprobe: int, vector_dtype: str) -> Expected:
-    """Searches `content` without any of the index's code but the probing: every row of the probed clusters, sorted."""
+def search(
+    content: Content, query: npt.NDArray[np.float32], nprobe: int, vector_dtype: str
+) -> Expected:
+    """Searches `content` without any of the index's code but the probing: every row of the probed
+    clusters, sorted.
+    """
     clusters = probe(content.centroids, query[None, :], nprobe)[0]
     rows = np.concatenate([content.clusters[cluster] for cluster in clusters])
     vectors = content.vectors[rows].astype(vector_dtype).astype(np.float64)
@@ -65,13 +72,20 @@ def make_sample(folder: Path, variant: str) -> None:
     vector_dtype = VARIANTS[variant]
     write_index(folder, content, vector_dtype=vector_dtype)  # type: ignore[arg-type]
     queries = normalised(np.random.default_rng(8).standard_normal((QUERY_COUNT, 60)))
-    expected = [search(content, query, 1 + number % 6, vector_dtype) for number, query in enumerate(queries)]
-    (folder / EXPECTED_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(expected), indent=1) + b"\n")
+    expected = [
+        search(content, query, 1 + number % 6, vector_dtype) for number, query in enumerate(queries)
+    ]
+    (folder / EXPECTED_NAME).write_bytes(
+        msgspec.json.format(msgspec.json.encode(expected), indent=1) + b"\n"
+    )
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in VARIANTS:
         sys.exit(f"usage: python -m tests.compat.make {'|'.join(VARIANTS)}")
     if (SAMPLES / sys.argv[1]).exists():
-        sys.exit(f"{SAMPLES / sys.argv[1]} is there already; a sample is never made anew. Add a new variant instead")
+        sys.exit(
+            f"{SAMPLES / sys.argv[1]} is there already; a sample is never made anew. Add a new "
+            "variant instead"
+        )
     make_sample(SAMPLES / sys.argv[1], sys.argv[1])

@@ -1,4 +1,6 @@
-"""Indexes that earlier builds wrote, as bytes: today's code reads them and finds the same, or refuses them and says why."""
+"""Indexes that earlier builds wrote, as bytes: today's code reads them and finds the same, or
+refuses them and says why.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SCORE_TOLERANCE = 1e-6
 
 
 def expected_of(variant: str) -> list[Expected]:
-    return msgspec.json.decode((SAMPLES / variant / EXPECTED_NAME).read_bytes(), type=list[Expected])
+    return msgspec.json.decode(
+        (SAMPLES / variant / EXPECTED_NAME).read_bytes(), type=list[Expected]
+    )
 
 
 def search(index: OpenIndex, expected: Expected) -> tuple[list[int], list[float], list[int]]:
@@ -55,7 +59,9 @@ def test_a_stored_index_is_read_and_finds_what_it_found(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_is_stored_distinguishes_right_from_wrong(variant: str) -> None:
-    """No two of the expected scores are so close that rounding could exchange them; every cluster is probed by somebody."""
+    """No two of the expected scores are so close that rounding could exchange them; every cluster
+    is probed by somebody.
+    """
     probed = set()
     for expected in expected_of(variant):
         assert len(expected.rows) > 0
@@ -70,7 +76,9 @@ def test_what_is_stored_is_written_today_as_the_same_bytes(tmp_path: Path, varia
     manifest = index.manifest
     row_counts = [extent.row_count for extent in index.extents]
     extents = plan_extents(index.layout, row_counts, segment_bytes_max=24 << 10)
-    segments = SegmentWriter(tmp_path, layout=index.layout, generation=manifest.generation, extents=extents)
+    segments = SegmentWriter(
+        tmp_path, layout=index.layout, generation=manifest.generation, extents=extents
+    )
     for extent in segments.remaining:
         cluster = read_one(index, extent.cluster)
         segments.append(extent.cluster, cluster.vectors, cluster.rows)
@@ -89,6 +97,8 @@ def test_what_is_stored_is_written_today_as_the_same_bytes(tmp_path: Path, varia
 
 def test_an_index_of_format_v0_is_refused_with_the_reason_and_what_to_do() -> None:
     with pytest.raises(
-        ConfigError, match=r"has format 'v0'; this build reads 'v1'.*no seals.*Rebuild the index: carpool index build"
+        ConfigError,
+        match=r"has format 'v0'; this build reads 'v1'.*no seals.*Rebuild the index: carpool index "
+        r"build",
     ):
         open_index(SAMPLES / "v0")

@@ -1,4 +1,6 @@
-"""The searcher itself over stored indexes: what it answers is what was found when they were written."""
+"""The searcher itself over stored indexes: what it answers is what was found when they were
+written.
+"""
 
 from __future__ import annotations
 
@@ -35,4 +37,6 @@ def test_a_stored_index_is_searched_as_it_was(variant: str, execution: str) -> N
         assert tuple(hit.doc_id for hit in retrieval.hits) == wanted.doc_ids
         assert tuple(hit.title for hit in retrieval.hits) == wanted.titles
         assert tuple(hit.text for hit in retrieval.hits) == wanted.texts
-        assert [hit.score for hit in retrieval.hits] == pytest.approx(wanted.scores, abs=SCORE_TOLERANCE)
+        assert [hit.score for hit in retrieval.hits] == pytest.approx(
+            wanted.scores, abs=SCORE_TOLERANCE
+        )

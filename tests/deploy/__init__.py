@@ -1,1 +1,3 @@
-"""What operators are given: the compose file, dashboards, packages, the demo's data, the docs' commands."""
+"""What operators are given: the compose file, dashboards, packages, the demo's data, the docs'
+commands.
+"""

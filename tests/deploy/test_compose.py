@@ -1,4 +1,6 @@
-"""The compose stack: valid, complete under each profile, hardened, and its commands are commands that run."""
+"""The compose stack: valid, complete under each profile, hardened, and its commands are commands
+that run.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,30 @@ END_BY_THEMSELVES = {"topics", "index", "models"}
 
 
 def services() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]
+    found: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))[
+        "services"
+    ]
     return found
 
 
 def enabled(profiles: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     return {
-        name: it for name, it in services().items() if not it.get("profiles") or set(profiles) & set(it["profiles"])
+        name: it
+        for name, it in services().items()
+        if not it.get("profiles") or set(profiles) & set(it["profiles"])
     }
 
 
 @pytest.mark.compose
 @pytest.mark.parametrize("profiles", PROFILES, ids=lambda profiles: "+".join(profiles) or "none")
-def test_the_specifications_own_parser_accepts_it(profiles: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_specifications_own_parser_accepts_it(
+    profiles: tuple[str, ...], tmp_path: Path
+) -> None:
     document = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
     document["services"] = enabled(profiles)
-    reduced = ROOT / f".carpool-compose-test-{os.getpid()}.yml"  # beside the real one: paths in it are relative
+    reduced = (
+        ROOT / f".carpool-compose-test-{os.getpid()}.yml"
+    )  # beside the real one: paths in it are relative
     reduced.write_text(yaml.safe_dump(document), encoding="utf-8")
     try:
         for file in (COMPOSE, reduced):
@@ -51,7 +61,9 @@ def test_the_specifications_own_parser_accepts_it(profiles: tuple[str, ...], tmp
 
 
 @pytest.mark.parametrize("profiles", PROFILES, ids=lambda profiles: "+".join(profiles) or "none")
-def test_whatever_a_service_waits_for_is_there_under_the_same_profile(profiles: tuple[str, ...]) -> None:
+def test_whatever_a_service_waits_for_is_there_under_the_same_profile(
+    profiles: tuple[str, ...],
+) -> None:
     here = enabled(profiles)
     waits = {(name, other) for name, it in here.items() for other in it.get("depends_on", {})}
     assert {pair for pair in waits if pair[1] not in here} == set()

@@ -1,4 +1,6 @@
-"""Each command of the compose stack runs with its environment, host names mapped to loopback, until it is ready."""
+"""Each command of the compose stack runs with its environment, host names mapped to loopback, until
+it is ready.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ import yaml
 from carpool.kafka.embedded import EmbeddedBroker, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+SERVICES: dict[str, Any] = yaml.safe_load(
+    (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+)["services"]
 READY_WITHIN_S = 90
 PASSAGES = "40"
 
@@ -32,7 +36,9 @@ class ModelList(BaseHTTPRequestHandler):
     """An LLM server that is there, and never asked."""
 
     def do_GET(self) -> None:
-        body = json.dumps({"object": "list", "data": [{"id": "smollm2-135m-instruct", "object": "model"}]}).encode()
+        body = json.dumps(
+            {"object": "list", "data": [{"id": "smollm2-135m-instruct", "object": "model"}]}
+        ).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
@@ -43,7 +49,9 @@ class ModelList(BaseHTTPRequestHandler):
 
 
 class Stack:
-    """What the containers would find: a broker, a folder for /data, an LLM server, under other names."""
+    """What the containers would find: a broker, a folder for /data, an LLM server, under other
+    names.
+    """
 
     def __init__(self, folder: Path, broker: str, llm_port: int) -> None:
         self.folder = folder
@@ -64,14 +72,26 @@ class Stack:
         return text
 
     def start(self, name: str, **changes: str) -> subprocess.Popen[bytes]:
-        """Start the service as its container would be, with the environment of the file and nothing else but a PATH."""
+        """Start the service as its container would be, with the environment of the file and nothing
+        else but a PATH.
+        """
         service = SERVICES[name]
         command = [*service.get("entrypoint", ["carpool"]), *service.get("command", [])]
-        environment = {variable: self.here(str(value)) for variable, value in service["environment"].items()} | changes
-        base = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "HOME": str(self.folder), "HF_HUB_OFFLINE": "1"}
+        environment = {
+            variable: self.here(str(value)) for variable, value in service["environment"].items()
+        } | changes
+        base = {
+            "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "HF_HUB_OFFLINE": "1",
+        }
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
-                [self.here(word) for word in command], cwd=self.folder, env=base | environment, stdout=log, stderr=log
+                [self.here(word) for word in command],
+                cwd=self.folder,
+                env=base | environment,
+                stdout=log,
+                stderr=log,
             )
 
     def log(self, name: str) -> str:
@@ -101,15 +121,24 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.mark.parametrize("name", ["grouper", "searcher", "generator"])
-def test_a_service_becomes_ready_by_its_own_health_check_and_ends_on_sigterm(stack: Stack, name: str) -> None:
+def test_a_service_becomes_ready_by_its_own_health_check_and_ends_on_sigterm(
+    stack: Stack, name: str
+) -> None:
     port = str(free_port())
     form, *probe = SERVICES[name]["healthcheck"]["test"]
     assert form == "CMD"
-    probe = [word.replace(SERVICES[name]["environment"]["CARPOOL_HTTP_PORT"], port) for word in probe]
+    probe = [
+        word.replace(SERVICES[name]["environment"]["CARPOOL_HTTP_PORT"], port) for word in probe
+    ]
     process = stack.start(name, CARPOOL_HTTP_PORT=port)
     try:
         deadline = time.monotonic() + READY_WITHIN_S
-        while subprocess.run([sys.executable, *probe[1:]], capture_output=True, check=False).returncode != 0:
+        while (
+            subprocess.run(
+                [sys.executable, *probe[1:]], capture_output=True, check=False
+            ).returncode
+            != 0
+        ):
             assert process.poll() is None, stack.log(name)
             assert time.monotonic() < deadline, f"not ready: {shlex.join(probe)}\n{stack.log(name)}"
             time.sleep(0.2)

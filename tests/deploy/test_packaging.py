@@ -17,7 +17,9 @@ LOCKS = ("base", "services", "vllm", "dev")
 
 def pins(name: str) -> dict[str, str]:
     lines = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8").splitlines()
-    return dict(line.split(" ;")[0].split("==") for line in lines if line and not line.startswith("#"))
+    return dict(
+        line.split(" ;")[0].split("==") for line in lines if line and not line.startswith("#")
+    )
 
 
 def test_all_locks_agree_on_every_version() -> None:
@@ -31,11 +33,20 @@ def test_all_locks_agree_on_every_version() -> None:
 @pytest.mark.parametrize("name", [*LOCKS, "demo"])
 def test_a_lock_holds_exact_pins_and_no_places(name: str) -> None:
     for line in (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8").splitlines():
-        assert line.startswith("#") or re.fullmatch(r"[a-z0-9_.-]+==[a-z0-9_.+]+( ; .*)?", line), line
+        assert line.startswith("#") or re.fullmatch(r"[a-z0-9_.-]+==[a-z0-9_.+]+( ; .*)?", line), (
+            line
+        )
 
 
 def test_the_client_needs_neither_torch_nor_faiss_nor_numpy() -> None:
-    assert {"torch", "faiss-cpu", "numpy", "openai", "scikit-learn", "sentence-transformers"}.isdisjoint(pins("base"))
+    assert {
+        "torch",
+        "faiss-cpu",
+        "numpy",
+        "openai",
+        "scikit-learn",
+        "sentence-transformers",
+    }.isdisjoint(pins("base"))
 
 
 NEEDY = """
@@ -57,12 +68,18 @@ def run_needy(folder: Path, **environment: str) -> subprocess.CompletedProcess[s
     shutil.copy(ROOT / "pyproject.toml", folder / "pyproject.toml")
     (folder / "test_needy.py").write_text(NEEDY, encoding="utf-8")
     inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith(("CARPOOL_", "KAFKA_", "PYTEST_"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CARPOOL_", "KAFKA_", "PYTEST_"))
     }
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_needy.py"],
-        cwd=folder, env={**inherited, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_what_is_lacking_is_said_once_with_its_reason(tmp_path: Path) -> None:
@@ -78,7 +95,9 @@ def test_a_skip_for_want_of_something_required_fails_the_run(tmp_path: Path) -> 
     assert "CARPOOL_REQUIRE names kafka, and its tests were skipped" in done.stdout
 
 
-def test_a_test_that_skips_itself_although_its_need_is_met_fails_a_run_that_requires_it(tmp_path: Path) -> None:
+def test_a_test_that_skips_itself_although_its_need_is_met_fails_a_run_that_requires_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/java").write_text("#!/bin/sh\n")
     (tmp_path / "bin/java").chmod(0o755)

@@ -31,7 +31,9 @@ ROW_COUNTS = (3, 0, 100, 16, 16, 40, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What an index holds. vectors: (n, dim); clusters: the rows of each; centroids: (nlist, dim)."""
+    """What an index holds. vectors: (n, dim); clusters: the rows of each; centroids: (nlist,
+    dim).
+    """
 
     vectors: Float32
     clusters: tuple[npt.NDArray[np.int64], ...]
@@ -48,7 +50,8 @@ def normalised(rows: npt.NDArray[np.floating]) -> Float32:
 def make_content(
     *, corpus: int = 1, seed: int = 1, row_counts: Sequence[int] = ROW_COUNTS, dimension: int = 60
 ) -> Content:
-    """Content that is new with `corpus`, and clustered anew with `seed`; its sizes depend on neither.
+    """Content that is new with `corpus`, and clustered anew with `seed`; its sizes depend on
+    neither.
 
     So files of two builds have the same lengths: nothing but their content tells them apart.
     """
@@ -82,11 +85,15 @@ def write_index(
     page_bytes: int = 4096,
     segment_bytes_max: int = 24 << 10,
 ) -> Manifest:
-    """Writes a whole index of `content`: by default three segments or more, pages that are not full, an empty cluster."""
+    """Writes a whole index of `content`: by default three segments or more, pages that are not
+    full, an empty cluster.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     dimension = content.vectors.shape[1]
     layout = PageLayout(dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes)
-    extents = plan_extents(layout, [len(rows) for rows in content.clusters], segment_bytes_max=segment_bytes_max)
+    extents = plan_extents(
+        layout, [len(rows) for rows in content.clusters], segment_bytes_max=segment_bytes_max
+    )
     generation = generation_of(
         repr(layout).encode(),
         content.centroids.tobytes(),
@@ -106,7 +113,10 @@ def write_index(
         documents.append(document)
     documents.close()
     small = (CENTROIDS_NAME, EXTENTS_NAME, DOCUMENTS_NAME, OFFSETS_NAME)
-    files = {n: FileEntry(size_bytes=(folder / n).stat().st_size, crc32=file_crc32(folder / n)) for n in small}
+    files = {
+        n: FileEntry(size_bytes=(folder / n).stat().st_size, crc32=file_crc32(folder / n))
+        for n in small
+    }
     manifest = Manifest(
         format=FORMAT,
         index_version=f"v-{generation:016x}",
@@ -139,7 +149,11 @@ def read_one(index: OpenIndex, cluster: int) -> ClusterRows:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         pages = read_cluster(
-            descriptor, extent, layout=index.layout, generation=index.manifest.generation, path=str(path)
+            descriptor,
+            extent,
+            layout=index.layout,
+            generation=index.manifest.generation,
+            path=str(path),
         )
     finally:
         os.close(descriptor)

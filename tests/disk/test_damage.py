@@ -1,7 +1,8 @@
-"""Damage of every kind over every file of an index: each is detected, and nothing that is read is ever wrong.
+"""Damage of every kind over every file of an index: each is detected, and nothing that is read is
+ever wrong.
 
-No byte is harmless: the files are tiled by the reads that verify them, padding included. Only files that are the same bytes
-can be exchanged.
+No byte is harmless: the files are tiled by the reads that verify them, padding included. Only files
+that are the same bytes can be exchanged.
 """
 
 from __future__ import annotations
@@ -20,14 +21,28 @@ from carpool.disk.centroids import CENTROIDS_NAME, read_centroids
 from carpool.disk.documents import DOCUMENTS_NAME, ENTRY_BYTES, OFFSETS_NAME
 from carpool.disk.index import OpenIndex, open_index
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
-from carpool.disk.segments import EXTENTS_NAME, HEADER_BYTES, check_header, read_extents, segment_name
+from carpool.disk.segments import (
+    EXTENTS_NAME,
+    HEADER_BYTES,
+    check_header,
+    read_extents,
+    segment_name,
+)
 from carpool.errors import ConfigError, CorruptionError
-from tests.disk.helpers import Content, as_bytes, make_content, read_everything, read_one, write_index
+from tests.disk.helpers import (
+    Content,
+    as_bytes,
+    make_content,
+    read_everything,
+    read_one,
+    write_index,
+)
 
 DETECTED = (CorruptionError, ConfigError)
 FLIPS = 10_000
 FLIPS_THROUGH_EVERYTHING = 250
-# Three segments, the last two of the same size; clusters 3, 4, 6 and 7 are of the same size; one is empty.
+# Three segments, the last two of the same size; clusters 3, 4, 6 and 7 are of the same size; one is
+# empty.
 ROW_COUNTS = (3, 0, 60, 16, 16, 20, 16, 16, 20)
 CONTENT = make_content(row_counts=ROW_COUNTS)
 OTHER_CORPUS = make_content(row_counts=ROW_COUNTS, corpus=2)
@@ -52,7 +67,9 @@ class Coverage:
 
     def __init__(self, index: OpenIndex) -> None:
         self.index = index
-        entries = np.fromfile(index.dir / OFFSETS_NAME, dtype=[("offset", "<u8"), ("size", "<u4"), ("rest", "V12")])
+        entries = np.fromfile(
+            index.dir / OFFSETS_NAME, dtype=[("offset", "<u8"), ("size", "<u4"), ("rest", "V12")]
+        )
         self.document_starts: list[int] = entries["offset"].tolist()
         self.document_ends: list[int] = (entries["offset"] + entries["size"]).tolist()
 
@@ -73,9 +90,13 @@ class Coverage:
         segment = [path.name for path in index.segment_paths].index(name)
         if place < HEADER_BYTES:
             path, generation = index.segment_paths[segment], index.manifest.generation
-            return lambda: check_header(path, index.layout, index.extents, generation=generation, segment=segment)
+            return lambda: check_header(
+                path, index.layout, index.extents, generation=generation, segment=segment
+            )
         cluster = next(
-            e.cluster for e in index.extents if e.segment == segment and 0 <= place - e.offset_bytes < e.size_bytes
+            e.cluster
+            for e in index.extents
+            if e.segment == segment and 0 <= place - e.offset_bytes < e.size_bytes
         )
         return lambda: read_one(index, cluster)
 
@@ -110,7 +131,9 @@ def exchanged(one: tuple[Path, int], other: tuple[Path, int], size_bytes: int) -
 
 
 def seeded_flips(index: OpenIndex) -> list[tuple[str, int, int]]:
-    """File, position and change of every flip: half of them by file, so that small ones get many, half by byte."""
+    """File, position and change of every flip: half of them by file, so that small ones get many,
+    half by byte.
+    """
     numbers = np.random.default_rng(20)
     names = file_names(index)
     sizes = np.array([(index.dir / name).stat().st_size for name in names])
@@ -119,7 +142,10 @@ def seeded_flips(index: OpenIndex) -> list[tuple[str, int, int]]:
     files = np.concatenate((by_file, by_byte))
     places = (numbers.random(FLIPS) * sizes[files]).astype(int)
     changes = numbers.integers(1, 256, FLIPS)
-    return [(names[file], int(place), int(change)) for file, place, change in zip(files, places, changes, strict=True)]
+    return [
+        (names[file], int(place), int(change))
+        for file, place, change in zip(files, places, changes, strict=True)
+    ]
 
 
 def test_every_byte_of_every_file_is_under_a_seal(tmp_path: Path) -> None:
@@ -134,7 +160,9 @@ def test_every_byte_of_every_file_is_under_a_seal(tmp_path: Path) -> None:
         coverage = Coverage(index)
         assert coverage.document_starts == [0, *coverage.document_ends[:-1]]
         assert coverage.document_ends[-1] == (tmp_path / DOCUMENTS_NAME).stat().st_size
-        assert (tmp_path / OFFSETS_NAME).stat().st_size == ENTRY_BYTES * len(coverage.document_starts)
+        assert (tmp_path / OFFSETS_NAME).stat().st_size == ENTRY_BYTES * len(
+            coverage.document_starts
+        )
 
 
 def test_ten_thousand_flipped_bytes_over_all_files_are_all_detected(tmp_path: Path) -> None:
@@ -148,15 +176,21 @@ def test_ten_thousand_flipped_bytes_over_all_files_are_all_detected(tmp_path: Pa
             read = coverage.read(name, place)
             with flipped(tmp_path / name, place, change), pytest.raises(DETECTED):
                 read()
-        # The same through the whole path, for a sample: what the small reads showed is what a service would see.
+        # The same through the whole path, for a sample: what the small reads showed is what a
+        # service would see.
         for name, place, change in flips[:: FLIPS // FLIPS_THROUGH_EVERYTHING]:
-            with flipped(tmp_path / name, place, change), pytest.raises(DETECTED, match=file_named(name)):
+            with (
+                flipped(tmp_path / name, place, change),
+                pytest.raises(DETECTED, match=file_named(name)),
+            ):
                 read_everything(tmp_path)
     assert as_bytes(*read_everything(tmp_path)) == before
 
 
 def file_named(name: str) -> str:
-    """What an error about a file says; an entry that is wrong may point into the documents themselves."""
+    """What an error about a file says; an entry that is wrong may point into the documents
+    themselves.
+    """
     return "documents" if name.startswith("documents") else name
 
 
@@ -164,7 +198,10 @@ def test_exchanged_pages_are_damage_for_both_clusters(tmp_path: Path) -> None:
     write_index(tmp_path, CONTENT)
     with opened(tmp_path) as index:
         pages = [
-            (extent.cluster, (index.segment_paths[extent.segment], extent.offset_bytes + page * 4096))
+            (
+                extent.cluster,
+                (index.segment_paths[extent.segment], extent.offset_bytes + page * 4096),
+            )
             for extent in index.extents
             for page in range(extent.page_count)
         ]
@@ -177,7 +214,9 @@ def test_exchanged_pages_are_damage_for_both_clusters(tmp_path: Path) -> None:
     read_everything(tmp_path)
 
 
-def test_exchanged_clusters_of_the_same_size_are_damage_in_one_segment_and_across(tmp_path: Path) -> None:
+def test_exchanged_clusters_of_the_same_size_are_damage_in_one_segment_and_across(
+    tmp_path: Path,
+) -> None:
     write_index(tmp_path, CONTENT)
     with opened(tmp_path) as index:
         pairs = [
@@ -187,10 +226,15 @@ def test_exchanged_clusters_of_the_same_size_are_damage_in_one_segment_and_acros
         ]
         assert {one.segment == other.segment for one, other in pairs} == {True, False}
         for one, other in pairs:
-            places = [(index.segment_paths[extent.segment], extent.offset_bytes) for extent in (one, other)]
+            places = [
+                (index.segment_paths[extent.segment], extent.offset_bytes)
+                for extent in (one, other)
+            ]
             with exchanged(places[0], places[1], one.size_bytes):
                 for extent in (one, other):
-                    with pytest.raises(CorruptionError, match=f"page 0 of cluster {extent.cluster} "):
+                    with pytest.raises(
+                        CorruptionError, match=f"page 0 of cluster {extent.cluster} "
+                    ):
                         read_one(index, extent.cluster)
 
 
@@ -210,7 +254,9 @@ def test_exchanged_entries_and_documents_of_the_same_length_are_damage(tmp_path:
     offsets, documents = tmp_path / OFFSETS_NAME, tmp_path / DOCUMENTS_NAME
     with opened(tmp_path) as index:
         for row in range(index.manifest.row_count - 1):
-            with exchanged((offsets, row * ENTRY_BYTES), (offsets, (row + 1) * ENTRY_BYTES), ENTRY_BYTES):
+            with exchanged(
+                (offsets, row * ENTRY_BYTES), (offsets, (row + 1) * ENTRY_BYTES), ENTRY_BYTES
+            ):
                 for damaged in (row, row + 1):
                     with pytest.raises(CorruptionError, match=f"row {damaged} "):
                         index.documents.get((damaged,))
@@ -223,7 +269,9 @@ def test_exchanged_entries_and_documents_of_the_same_length_are_damage(tmp_path:
         ]
         assert len(same) > 100
         for one, other in same:
-            with exchanged((documents, spans[one][0]), (documents, spans[other][0]), length(spans[one])):
+            with exchanged(
+                (documents, spans[one][0]), (documents, spans[other][0]), length(spans[one])
+            ):
                 for damaged in (one, other):
                     with pytest.raises(CorruptionError, match=f"row {damaged} "):
                         index.documents.get((damaged,))
@@ -243,7 +291,11 @@ def test_a_file_of_any_other_length_or_missing_is_refused_at_open(tmp_path: Path
         content = path.read_bytes()
         size = len(content)
         longer = [content + b"\0", content + bytes(4096), content + content]
-        shorter = [content[:length] for length in {0, 1, size // 2, size - 4096, size - 1} if 0 <= length < size]
+        shorter = [
+            content[:length]
+            for length in {0, 1, size // 2, size - 4096, size - 1}
+            if 0 <= length < size
+        ]
         for changed in shorter + longer:
             path.write_bytes(changed)
             with pytest.raises(DETECTED, match=name) as caught:
@@ -257,7 +309,9 @@ def test_a_file_of_any_other_length_or_missing_is_refused_at_open(tmp_path: Path
     read_everything(tmp_path)
 
 
-def test_files_that_are_cut_while_they_are_open_are_damage_when_they_are_read(tmp_path: Path) -> None:
+def test_files_that_are_cut_while_they_are_open_are_damage_when_they_are_read(
+    tmp_path: Path,
+) -> None:
     write_index(tmp_path, CONTENT)
     with opened(tmp_path) as index:
         last = index.extents[-1]
@@ -276,11 +330,15 @@ def test_any_mixture_of_the_files_of_two_builds_is_refused(tmp_path: Path, other
     manifests = [write_index(today, CONTENT), write_index(older, other)]
     names = [MANIFEST_NAME, *manifests[0].files]
     assert all(
-        (today / name).stat().st_size == (older / name).stat().st_size for name in names if name != MANIFEST_NAME
+        (today / name).stat().st_size == (older / name).stat().st_size
+        for name in names
+        if name != MANIFEST_NAME
     )
     whole = [{name: (folder / name).read_bytes() for name in names} for folder in (today, older)]
     same = {name for name in names if whole[0][name] == whole[1][name]}
-    assert same - {EXTENTS_NAME} == (set() if other is OTHER_CORPUS else {DOCUMENTS_NAME, OFFSETS_NAME})
+    assert same - {EXTENTS_NAME} == (
+        set() if other is OTHER_CORPUS else {DOCUMENTS_NAME, OFFSETS_NAME}
+    )
     mixed.mkdir()
     refused = 0
     for choice in range(2 ** len(names)):
@@ -297,7 +355,9 @@ def test_any_mixture_of_the_files_of_two_builds_is_refused(tmp_path: Path, other
 
 
 @pytest.mark.parametrize("other", [OTHER_CORPUS, OTHER_SEED], ids=["corpus", "seed"])
-def test_a_single_page_or_document_of_an_older_build_is_damage(tmp_path: Path, other: Content) -> None:
+def test_a_single_page_or_document_of_an_older_build_is_damage(
+    tmp_path: Path, other: Content
+) -> None:
     today, older = tmp_path / "today", tmp_path / "older"
     write_index(today, CONTENT)
     write_index(older, other)
@@ -315,9 +375,13 @@ def test_a_single_page_or_document_of_an_older_build_is_damage(tmp_path: Path, o
         if other is OTHER_SEED:
             return
         spans = Coverage(index)
-        for row, (start, end) in enumerate(zip(spans.document_starts, spans.document_ends, strict=True)):
+        for row, (start, end) in enumerate(
+            zip(spans.document_starts, spans.document_ends, strict=True)
+        ):
             with (
-                exchanged((today / DOCUMENTS_NAME, start), (older / DOCUMENTS_NAME, start), end - start),
+                exchanged(
+                    (today / DOCUMENTS_NAME, start), (older / DOCUMENTS_NAME, start), end - start
+                ),
                 pytest.raises(CorruptionError, match=f"row {row} "),
             ):
                 index.documents.get((row,))

@@ -1,4 +1,6 @@
-"""Damage as users meet it: the searcher never answers wrong without saying so, and `carpool index verify` lists it."""
+"""Damage as users meet it: the searcher never answers wrong without saying so, and `carpool index
+verify` lists it.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,16 @@ def small_index(folder: Path, manifest: Manifest, content: Content) -> SmallInde
     )
 
 
-def seeded_flips(folder: Path, manifest: Manifest, count: int, seed: int) -> list[tuple[str, int, int]]:
+def seeded_flips(
+    folder: Path, manifest: Manifest, count: int, seed: int
+) -> list[tuple[str, int, int]]:
     """File, position and change: every file in turn."""
     numbers = np.random.default_rng(seed)
     names = [MANIFEST_NAME, *manifest.files]
     chosen = [names[number % len(names)] for number in range(count)]
     return [
-        (name, int(numbers.integers((folder / name).stat().st_size)), int(numbers.integers(1, 256))) for name in chosen
+        (name, int(numbers.integers((folder / name).stat().st_size)), int(numbers.integers(1, 256)))
+        for name in chosen
     ]
 
 
@@ -57,8 +62,12 @@ def flip(path: Path, place: int, change: int) -> None:
 
 
 def exact(query: np.ndarray, skipped: tuple[ClusterId, ...]) -> list[tuple[str, str, str]]:
-    """The dumb version: all rows but those of skipped clusters, best first, as the corpus has them."""
-    rows = np.concatenate([rows for cluster, rows in enumerate(CONTENT.clusters) if cluster not in skipped])
+    """The dumb version: all rows but those of skipped clusters, best first, as the corpus has
+    them.
+    """
+    rows = np.concatenate(
+        [rows for cluster, rows in enumerate(CONTENT.clusters) if cluster not in skipped]
+    )
     best = rows[np.lexsort((rows, -(CONTENT.vectors[rows] @ query)))]
     found = [CONTENT.documents[row] for row in best]
     return [(document.doc_id, document.title, document.text) for document in found]
@@ -69,10 +78,11 @@ def hits(retrieval: Retrieval) -> list[tuple[str, str, str]]:
 
 
 def search_everything(index: SmallIndex) -> str:
-    """Searches every cluster for every row, which reads every page and every document; what the searcher says of it.
+    """Searches every cluster for every row, which reads every page and every document; what the
+    searcher says of it.
 
-    "refused": it does not start; "failed", "skipped": every query says so; "whole": nothing is missing. Asserts that what
-    is answered is right.
+    "refused": it does not start; "failed", "skipped": every query says so; "whole": nothing is
+    missing. Asserts that what is answered is right.
     """
     everywhere = tuple(range(len(ROW_COUNTS)))
     group = group_of(index.manifest, [(query, everywhere) for query in QUERIES], top_k=ROWS)
@@ -90,7 +100,11 @@ def search_everything(index: SmallIndex) -> str:
         assert all(answer.status == "failed" for answer in failed.values())
         if failed:
             return "failed"
-        return "skipped" if all(retrieval.skipped_clusters for retrieval in retrievals.values()) else "whole"
+        return (
+            "skipped"
+            if all(retrieval.skipped_clusters for retrieval in retrievals.values())
+            else "whole"
+        )
 
 
 def test_a_search_over_damage_is_refused_failed_or_says_what_it_skipped(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""A file is opened past the page cache, or it is said why that cannot be: never read from memory in silence."""
+"""A file is opened past the page cache, or it is said why that cannot be: never read from memory in
+silence.
+"""
 
 import errno
 import os
@@ -28,14 +30,18 @@ def test_a_file_on_a_disk_is_opened_with_o_direct(path: Path) -> None:
     assert int(flags, 8) & os.O_DIRECT
 
 
-def test_a_file_in_memory_is_refused_although_its_kernel_may_take_o_direct(memory_folder: Path) -> None:
+def test_a_file_in_memory_is_refused_although_its_kernel_may_take_o_direct(
+    memory_folder: Path,
+) -> None:
     path = memory_folder / "a.seg"
     path.write_bytes(bytes(8192))
     with pytest.raises(NoDirectReadError, match="is tmpfs, which keeps files in memory"):
         open_direct(path)
 
 
-def test_file_systems_are_told_apart_by_their_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_systems_are_told_apart_by_their_number(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(direct, "IN_MEMORY", {file_system(path): "ramfs"})
     with pytest.raises(NoDirectReadError, match="is ramfs"):
         open_direct(path)

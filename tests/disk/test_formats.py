@@ -96,13 +96,23 @@ def test_probing_takes_the_largest_inner_products_first_and_ties_by_id() -> None
     assert probe(centroids, queries, 1).dtype == np.int32
 
 
-@given(seed=st.integers(0, 2**32 - 1), nlist=st.integers(1, 40), count=st.integers(0, 600), nprobe=st.integers(1, 50))
-def test_probing_in_chunks_is_the_dumb_sort_of_every_query(seed: int, nlist: int, count: int, nprobe: int) -> None:
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    nlist=st.integers(1, 40),
+    count=st.integers(0, 600),
+    nprobe=st.integers(1, 50),
+)
+def test_probing_in_chunks_is_the_dumb_sort_of_every_query(
+    seed: int, nlist: int, count: int, nprobe: int
+) -> None:
     numbers = np.random.default_rng(seed)
     # Small whole numbers: scores are exact, so ties are real and chunks cannot change them.
     centroids = numbers.integers(-3, 4, size=(nlist, 3)).astype(np.float32)
     queries = numbers.integers(-3, 4, size=(count, 3)).astype(np.float32)
-    dumb = [sorted(range(nlist), key=lambda c: (-float(query @ centroids[c]), c))[:nprobe] for query in queries]
+    dumb = [
+        sorted(range(nlist), key=lambda c: (-float(query @ centroids[c]), c))[:nprobe]
+        for query in queries
+    ]
     assert probe(centroids, queries, nprobe).tolist() == dumb
 
 
@@ -118,7 +128,9 @@ def test_the_fingerprint_of_centroids_follows_each_number_and_the_shape(tmp_path
     centroids = np.arange(6, dtype=np.float32).reshape(2, 3)
     changed = centroids.copy()
     changed[1, 2] = np.nextafter(changed[1, 2], np.float32(9))
-    prints = {centroids_fingerprint(array) for array in (centroids, changed, centroids.reshape(3, 2))}
+    prints = {
+        centroids_fingerprint(array) for array in (centroids, changed, centroids.reshape(3, 2))
+    }
     assert len(prints) == 3
     write_centroids(tmp_path, centroids)
     assert (tmp_path / CENTROIDS_NAME).stat().st_size == 24

@@ -105,7 +105,8 @@ def test_rows_come_back_from_pages_in_one_piece_or_more(
     assert found.cluster == 7
     assert found.vectors.dtype == np.float32
     assert np.array_equal(
-        found.vectors, vectors if dtype == "float32" else vectors.astype(np.float16).astype(np.float32)
+        found.vectors,
+        vectors if dtype == "float32" else vectors.astype(np.float16).astype(np.float32),
     )
     assert np.array_equal(found.rows, rows)
     if cut:
@@ -138,8 +139,14 @@ def test_a_page_passes_only_at_its_number_in_its_cluster_segment_and_build() -> 
     assert first_damaged_page(swapped, seed=page_seed(**place)) == 1
 
 
-@given(place=st.integers(0, 2 * 4096 - 1), change=st.integers(1, 255), count=st.sampled_from([0, 1, 12, 15]))
-def test_any_changed_byte_of_a_page_is_seen_padding_and_seal_included(place: int, change: int, count: int) -> None:
+@given(
+    place=st.integers(0, 2 * 4096 - 1),
+    change=st.integers(1, 255),
+    count=st.sampled_from([0, 1, 12, 15]),
+)
+def test_any_changed_byte_of_a_page_is_seen_padding_and_seal_included(
+    place: int, change: int, count: int
+) -> None:
     layout = PageLayout(dimension=100, vector_dtype="float32", page_bytes=4096)
     pages = encode_pages(layout, np.ones((count, 100), np.float32), np.arange(count), seed=9)
     place %= pages.size

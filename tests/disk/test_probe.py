@@ -1,4 +1,6 @@
-"""Probing: the nearest centroids, nearest first, ties by id, as a stable sort of all scores would have them."""
+"""Probing: the nearest centroids, nearest first, ties by id, as a stable sort of all scores would
+have them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Segments: planned from row counts alone, written in several lives to the same bytes, refused when they do not belong."""
+"""Segments: planned from row counts alone, written in several lives to the same bytes, refused when
+they do not belong.
+"""
 
 import os
 from pathlib import Path
@@ -27,7 +29,15 @@ from carpool.disk.segments import (
     write_extents,
 )
 from carpool.errors import ConfigError, CorruptionError
-from tests.disk.helpers import ROW_COUNTS, Content, as_bytes, make_content, read_everything, read_one, write_index
+from tests.disk.helpers import (
+    ROW_COUNTS,
+    Content,
+    as_bytes,
+    make_content,
+    read_everything,
+    read_one,
+    write_index,
+)
 
 LAYOUT = PageLayout(dimension=60, vector_dtype="float32", page_bytes=4096)
 CONTENT = make_content()
@@ -78,9 +88,15 @@ def test_extents_are_planned_as_a_shelf_is_filled(
         if shelves[-1] and 4096 + sum(shelves[-1]) + size_bytes > segment_bytes_max:
             shelves.append([])
         shelves[-1].append(size_bytes)
-    dumb = [(n, 4096 + sum(shelf[:i]), size) for n, shelf in enumerate(shelves) for i, size in enumerate(shelf)]
+    dumb = [
+        (n, 4096 + sum(shelf[:i]), size)
+        for n, shelf in enumerate(shelves)
+        for i, size in enumerate(shelf)
+    ]
     assert [(e.segment, e.offset_bytes, e.size_bytes) for e in extents] == dumb
-    assert all(e.page_count * page_bytes == e.size_bytes and e.offset_bytes % 4096 == 0 for e in extents)
+    assert all(
+        e.page_count * page_bytes == e.size_bytes and e.offset_bytes % 4096 == 0 for e in extents
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -90,13 +106,17 @@ def test_an_index_comes_back_as_it_was_written(tmp_path: Path, dtype: str) -> No
     index = open_index(tmp_path)
     assert index.manifest == manifest
     assert index.layout.vector_dtype == dtype
-    assert [path.name for path in index.segment_paths] == [segment_name(n) for n in range(manifest.segment_count)]
+    assert [path.name for path in index.segment_paths] == [
+        segment_name(n) for n in range(manifest.segment_count)
+    ]
     index.close()
     index.close()
     clusters, documents = read_everything(tmp_path)
     for cluster, rows in zip(clusters, CONTENT.clusters, strict=True):
         assert np.array_equal(cluster.rows, rows)
-        assert np.array_equal(cluster.vectors, CONTENT.vectors[rows].astype(dtype).astype(np.float32))
+        assert np.array_equal(
+            cluster.vectors, CONTENT.vectors[rows].astype(dtype).astype(np.float32)
+        )
     assert documents == list(CONTENT.documents)
 
 
@@ -110,7 +130,9 @@ def test_entries_are_those_of_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first_life", range(len(ROW_COUNTS)))
-def test_a_writer_that_was_killed_goes_on_after_the_last_finished_segment(tmp_path: Path, first_life: int) -> None:
+def test_a_writer_that_was_killed_goes_on_after_the_last_finished_segment(
+    tmp_path: Path, first_life: int
+) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
@@ -129,13 +151,23 @@ def test_a_writer_that_was_killed_goes_on_after_the_last_finished_segment(tmp_pa
     assert not list(killed.glob("*.tmp"))
 
 
-def test_segments_of_another_build_or_plan_or_of_half_the_length_are_written_anew(tmp_path: Path) -> None:
+def test_segments_of_another_build_or_plan_or_of_half_the_length_are_written_anew(
+    tmp_path: Path,
+) -> None:
     write_all(tmp_path, GENERATION - 1)
     older = contents(tmp_path)
     extents = extents_of()
-    assert SegmentWriter(tmp_path, layout=LAYOUT, generation=GENERATION, extents=extents).next_cluster == 0
+    assert (
+        SegmentWriter(tmp_path, layout=LAYOUT, generation=GENERATION, extents=extents).next_cluster
+        == 0
+    )
     wider = plan_extents(LAYOUT, ROW_COUNTS, segment_bytes_max=40 << 10)
-    assert SegmentWriter(tmp_path, layout=LAYOUT, generation=GENERATION - 1, extents=wider).next_cluster == 0
+    assert (
+        SegmentWriter(
+            tmp_path, layout=LAYOUT, generation=GENERATION - 1, extents=wider
+        ).next_cluster
+        == 0
+    )
     cut = tmp_path / segment_name(1)
     cut.write_bytes(cut.read_bytes()[:-4096])
     writer = SegmentWriter(tmp_path, layout=LAYOUT, generation=GENERATION - 1, extents=extents)
@@ -163,7 +195,10 @@ def test_only_what_was_planned_is_taken_and_nothing_less(tmp_path: Path) -> None
 
 
 def test_a_generation_depends_on_every_part_and_on_where_parts_end() -> None:
-    seen = {generation_of(*parts) for parts in ((b"a", b"b"), (b"ab",), (b"a", b"c"), (b"", b"ab"), (b"ab", b""), ())}
+    seen = {
+        generation_of(*parts)
+        for parts in ((b"a", b"b"), (b"ab",), (b"a", b"c"), (b"", b"ab"), (b"ab", b""), ())
+    }
     assert len(seen) == 6
     assert all(0 <= generation < 1 << 64 for generation in seen)
 
@@ -195,8 +230,17 @@ def test_damage_names_the_page_and_its_byte(tmp_path: Path) -> None:
         file.write(b"\0\1\2")
         file.flush()
         with pytest.raises(CorruptionError, match=f"page 2 of cluster {extent.cluster}") as caught:
-            read_cluster(file.fileno(), extent, layout=index.layout, generation=manifest.generation, path=str(path))
-    assert (caught.value.path, caught.value.offset_bytes) == (str(path), extent.offset_bytes + 2 * 4096)
+            read_cluster(
+                file.fileno(),
+                extent,
+                layout=index.layout,
+                generation=manifest.generation,
+                path=str(path),
+            )
+    assert (caught.value.path, caught.value.offset_bytes) == (
+        str(path),
+        extent.offset_bytes + 2 * 4096,
+    )
     for other in set(range(manifest.nlist)) - {extent.cluster}:
         assert len(read_one(index, other).rows) == ROW_COUNTS[other]
 
@@ -219,8 +263,13 @@ def test_a_table_that_contradicts_itself_is_refused_though_its_checksum_is_right
     extents = list(read_extents(tmp_path, manifest))
     extents[0] = msgspec.structs.replace(extents[0], **change)
     write_extents(tmp_path, extents)
-    entry = FileEntry(size_bytes=(tmp_path / EXTENTS_NAME).stat().st_size, crc32=file_crc32(tmp_path / EXTENTS_NAME))
-    write_manifest(tmp_path, msgspec.structs.replace(manifest, files={**manifest.files, EXTENTS_NAME: entry}))
+    entry = FileEntry(
+        size_bytes=(tmp_path / EXTENTS_NAME).stat().st_size,
+        crc32=file_crc32(tmp_path / EXTENTS_NAME),
+    )
+    write_manifest(
+        tmp_path, msgspec.structs.replace(manifest, files={**manifest.files, EXTENTS_NAME: entry})
+    )
     with pytest.raises(CorruptionError, match=says):
         open_index(tmp_path)
 
@@ -278,11 +327,15 @@ def test_a_new_profile_replaces_the_old_one_and_the_index_stays_the_same(tmp_pat
     assert as_bytes(*read_everything(tmp_path)) == before
 
 
-def test_a_read_that_the_kernel_cuts_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_the_kernel_cuts_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(range(200)))
     pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 7), offset))
+    monkeypatch.setattr(
+        os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 7), offset)
+    )
     with path.open("rb") as file:
         assert read_exactly(file.fileno(), 100, 50, "file") == bytes(range(50, 150))
         with pytest.raises(CorruptionError, match="ends at byte 200, 1 bytes early"):

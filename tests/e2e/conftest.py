@@ -23,6 +23,10 @@ def small_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
 def fresh_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The address of a broker of the test's own, with all topics."""
-    with EmbeddedBroker() if request.param == "embedded" else KafkaServer(tmp_path / "kafka") as broker:
+    with (
+        EmbeddedBroker()
+        if request.param == "embedded"
+        else KafkaServer(tmp_path / "kafka") as broker
+    ):
         create_topics(KafkaSettings(bootstrap=broker.bootstrap))
         yield broker.bootstrap

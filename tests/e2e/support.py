@@ -1,4 +1,6 @@
-"""What end-to-end tests share: a small index, fresh brokers, raw Kafka clients that see every record."""
+"""What end-to-end tests share: a small index, fresh brokers, raw Kafka clients that see every
+record.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,15 @@ def build_index(folder: Path, *, documents: int = 400, nlist: int = 16) -> Path:
     with corpus.open("w") as file:
         for number in range(documents):
             text = " ".join(rng.choice(WORDS) for _ in range(30))
-            file.write(json.dumps({"id": f"doc-{number}", "title": f"Passage {number}", "text": text}) + "\n")
+            file.write(
+                json.dumps({"id": f"doc-{number}", "title": f"Passage {number}", "text": text})
+                + "\n"
+            )
     index = folder / "index"
     command = [sys.executable, "-m", "cli.main", "index", "build", str(corpus), "--out", str(index)]
-    subprocess.run([*command, "--model", MODEL, "--nlist", str(nlist)], check=True, capture_output=True)
+    subprocess.run(
+        [*command, "--model", MODEL, "--nlist", str(nlist)], check=True, capture_output=True
+    )
     return index
 
 
@@ -67,7 +74,7 @@ def quick_settings(prefix: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """One record as it stands in the log."""
 
     key: bytes | None
@@ -77,12 +84,14 @@ class Found:
     offset: int
 
     @classmethod
-    def of(cls, message: Message) -> Found:
+    def of(cls, message: Message) -> SearchResult:
         """Takes a record as the client gives it."""
         key, value = message.key(), message.value()
         assert not isinstance(key, str)
         assert not isinstance(value, str)
-        return cls(key, value or b"", headers_of(message), message.partition() or 0, message.offset() or 0)
+        return cls(
+            key, value or b"", headers_of(message), message.partition() or 0, message.offset() or 0
+        )
 
     @property
     def body(self) -> dict[str, Any]:
@@ -99,7 +108,11 @@ class Publisher:
 
     def __init__(self, bootstrap: str) -> None:
         self._producer = Producer(
-            {"bootstrap.servers": bootstrap, "message.max.bytes": 20_000_000, "partitioner": "murmur2_random"}
+            {
+                "bootstrap.servers": bootstrap,
+                "message.max.bytes": 20_000_000,
+                "partitioner": "murmur2_random",
+            }
         )
 
     def send(
@@ -121,15 +134,23 @@ class Publisher:
         report: Callable[[KafkaError | None], None] = lambda _: None,
     ) -> None:
         self._producer.produce(
-            topic, value=value, key=key, headers=list(headers), on_delivery=lambda error, _: report(error)
+            topic,
+            value=value,
+            key=key,
+            headers=list(headers),
+            on_delivery=lambda error, _: report(error),
         )
 
     def flush(self) -> None:
         assert self._producer.flush(30) == 0
 
 
-def read_all(bootstrap: str, topic: str, *, until: Callable[[list[Found]], bool], timeout_s: float) -> list[Found]:
-    """Reads a topic from its beginning until `until` holds or time is up; returns every record read."""
+def read_all(
+    bootstrap: str, topic: str, *, until: Callable[[list[SearchResult]], bool], timeout_s: float
+) -> list[SearchResult]:
+    """Reads a topic from its beginning until `until` holds or time is up; returns every record
+    read.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -140,25 +161,29 @@ def read_all(bootstrap: str, topic: str, *, until: Callable[[list[Found]], bool]
     )
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-    found: list[Found] = []
+    found: list[SearchResult] = []
     deadline = time.monotonic() + timeout_s
     try:
         while not until(found) and time.monotonic() < deadline:
             for message in consumer.consume(500, timeout=0.2):
                 if message.error() is None:
-                    found.append(Found.of(message))
+                    found.append(SearchResult.of(message))
     finally:
         consumer.close()
     return found
 
 
-def read_to_end(bootstrap: str, topic: str) -> list[Found]:
-    """Reads all that a topic holds now, to the end of each partition: watermarks are not right on every broker."""
+def read_to_end(bootstrap: str, topic: str) -> list[SearchResult]:
+    """Reads all that a topic holds now, to the end of each partition: watermarks are not right on
+    every broker.
+    """
     settings = {"bootstrap.servers": bootstrap, "group.id": "unused", "enable.partition.eof": True}
-    consumer = Consumer(settings | {"enable.auto.commit": False, "isolation.level": "read_committed"})
+    consumer = Consumer(
+        settings | {"enable.auto.commit": False, "isolation.level": "read_committed"}
+    )
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-    found: list[Found] = []
+    found: list[SearchResult] = []
     ended: set[int | None] = set()
     deadline = time.monotonic() + 30
     try:
@@ -167,7 +192,7 @@ def read_to_end(bootstrap: str, topic: str) -> list[Found]:
             for message in consumer.consume(500, timeout=0.1):
                 error = message.error()
                 if error is None:
-                    found.append(Found.of(message))
+                    found.append(SearchResult.of(message))
                 elif error.code() == KafkaError._PARTITION_EOF:
                     ended.add(message.partition())
     finally:
@@ -178,10 +203,14 @@ def read_to_end(bootstrap: str, topic: str) -> list[Found]:
 def committed_positions(
     bootstrap: str, group: str, topic: str, partitions: Iterable[int]
 ) -> dict[int, tuple[int, str]]:
-    """The offset that a consumer group committed in each of these partitions, with its metadata; 0 where it has none."""
-    found = committed_so_far(KafkaSettings(bootstrap=bootstrap), group, [TopicPartition(topic, n) for n in partitions])
+    """The offset that a consumer group committed in each of these partitions, with its metadata; 0
+    where it has none.
+    """
+    found = committed_so_far(
+        KafkaSettings(bootstrap=bootstrap), group, [TopicPartition(topic, n) for n in partitions]
+    )
     return {raw.partition: (max(0, raw.offset), raw.metadata or "") for raw in found}
 
 
-def at_least(count: int) -> Callable[[Sequence[Found]], bool]:
+def at_least(count: int) -> Callable[[Sequence[SearchResult]], bool]:
     return lambda found: len(found) >= count

@@ -1,4 +1,6 @@
-"""Every malformed kind ends in the dead letters with its reason; whoever can be answered is; the rest goes on."""
+"""Every malformed kind ends in the dead letters with its reason; whoever can be answered is; the
+rest goes on.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,16 @@ def test_malformed_records_are_refused_by_name_and_the_others_are_answered(
     answerable = {each.query_id for each in bad if each.query_id}
 
     with Stack(
-        bootstrap=fresh_broker, index_dir=small_index, work_dir=tmp_path / "run", settings=quick_settings("bad-input")
+        bootstrap=fresh_broker,
+        index_dir=small_index,
+        work_dir=tmp_path / "run",
+        settings=quick_settings("bad-input"),
     ):
         letters = read_all(
-            fresh_broker, QUERIES_DEAD.name, until=lambda found: len(found) >= len(bad) + 1, timeout_s=60
+            fresh_broker,
+            QUERIES_DEAD.name,
+            until=lambda found: len(found) >= len(bad) + 1,
+            timeout_s=60,
         )
         answers = read_all(
             fresh_broker,
@@ -54,15 +62,23 @@ def test_malformed_records_are_refused_by_name_and_the_others_are_answered(
 
     statuses = {each.body["query_id"]: each.body["status"] for each in answers}
     assert {query_id: statuses.get(query_id) for query_id in good} == dict.fromkeys(good, "ok")
-    assert {query_id: statuses.get(query_id) for query_id in answerable} == dict.fromkeys(answerable, "failed")
-    reasons = {each.body["query_id"]: each.body["error"]["type"] for each in answers if each.body["status"] == "failed"}
+    assert {query_id: statuses.get(query_id) for query_id in answerable} == dict.fromkeys(
+        answerable, "failed"
+    )
+    reasons = {
+        each.body["query_id"]: each.body["error"]["type"]
+        for each in answers
+        if each.body["status"] == "failed"
+    }
     assert {each.query_id: each.reason for each in bad if each.query_id}.items() <= reasons.items()
 
     assert len(letters) == len(bad) + 1, "each bad record once, and the largest of all"
     expected = sorted([each.reason for each in bad] + ["too_large"])
     names = [(letter.text("rag.errors.exception.class.name") or "") for letter in letters]
     assert sorted(name.removeprefix("RecordError.") for name in names) == expected
-    assert {each.value or b"" for each in bad} <= {letter.value for letter in letters}, "raw bytes are kept"
+    assert {each.value or b"" for each in bad} <= {letter.value for letter in letters}, (
+        "raw bytes are kept"
+    )
     assert all(letter.text("rag.errors.topic") == QUERIES.name for letter in letters)
     assert all(letter.text("rag.errors.exception.message") for letter in letters)
 

@@ -1,4 +1,6 @@
-"""kill -9 of each service while work is in flight, again and again: nothing is lost, and little is repeated."""
+"""kill -9 of each service while work is in flight, again and again: nothing is lost, and little is
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from bench.stack import SERVICES, Stack
-from carpool.kafka.progress import decode_metadata
+from carpool.kafka.commit_metadata import decode_metadata
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
 from tests.e2e.support import (
-    Found,
     Publisher,
+    SearchResult,
     committed_positions,
     question,
     quick_settings,
@@ -26,16 +28,20 @@ from tests.e2e.support import (
 
 ROUNDS = 3
 BURSTS = {"grouper": 200, "searcher": 100, "generator": 40}
-"""Queries to have work in flight with: a window takes milliseconds, a search one, a generation many."""
+"""Queries to have work in flight with: a window takes milliseconds, a search one, a generation
+many.
+"""
 INPUTS = {"grouper": QUERIES.name, "searcher": GROUPS.name, "generator": RETRIEVALS.name}
 OUTPUTS = {"grouper": GROUPS.name, "searcher": RETRIEVALS.name, "generator": ANSWERS.name}
 
 
-def query_ids(topic: str, record: Found) -> list[str]:
+def query_ids(topic: str, record: SearchResult) -> list[str]:
     """The queries of a record, by part."""
     if topic == GROUPS.name:
         return [grouped["query"]["query_id"] for grouped in record.body["queries"]]
-    return [record.body["query"]["query_id"] if topic == RETRIEVALS.name else record.body["query_id"]]
+    return [
+        record.body["query"]["query_id"] if topic == RETRIEVALS.name else record.body["query_id"]
+    ]
 
 
 @dataclass
@@ -55,12 +61,16 @@ class Crashes:
             query_id = f"q-{len(self.published)}"
             self.published.append(query_id)
             publisher.queue(
-                QUERIES.name, json.dumps({"query_id": query_id, "text": question(self.rng)}).encode(), key=query_id
+                QUERIES.name,
+                json.dumps({"query_id": query_id, "text": question(self.rng)}).encode(),
+                key=query_id,
             )
         publisher.flush()
 
     def kill(self, victim: str, publisher: Publisher) -> None:
-        """Kills `victim` at the first look, after a seeded number of records, that finds work in flight."""
+        """Kills `victim` at the first look, after a seeded number of records, that finds work in
+        flight.
+        """
         process = self.stack[victim]
         for _ in range(20):
             target = self.rng.randrange(1, 3 if victim == "searcher" else 20)
@@ -78,14 +88,19 @@ class Crashes:
         raise AssertionError(f"{victim} never had work in flight")
 
     def written_twice(self, victim: str) -> int:
-        """Results of `victim`, now dead, beyond one for each query that it committed: repeated by an earlier life or by the next.
+        """Results of `victim`, now dead, beyond one for each query that it committed: repeated by
+        an earlier life or by the next.
 
-        What was read and not yet written is none of them, and neither is what still waits: both are done once.
+        What was read and not yet written is none of them, and neither is what still waits: both are
+        done once.
         """
         written = Counter(self.written_by(victim))
         records = read_to_end(self.bootstrap, INPUTS[victim])
         positions = committed_positions(
-            self.bootstrap, f"{self.prefix}-{victim}", INPUTS[victim], {record.partition for record in records}
+            self.bootstrap,
+            f"{self.prefix}-{victim}",
+            INPUTS[victim],
+            {record.partition for record in records},
         )
         committed: Counter[str] = Counter()
         for record in records:
@@ -93,11 +108,15 @@ class Crashes:
             whole, parts = decode_metadata(low, metadata)
             is_done = record.offset < low or record.offset in whole
             ids = query_ids(INPUTS[victim], record)
-            committed.update(ids if is_done else [ids[part] for part in parts.get(record.offset, ())])
+            committed.update(
+                ids if is_done else [ids[part] for part in parts.get(record.offset, ())]
+            )
         return (written - committed).total()
 
     def written_by(self, victim: str) -> list[str]:
-        """The queries of all results of `victim`, now dead, once nothing that it had sent is still on its way."""
+        """The queries of all results of `victim`, now dead, once nothing that it had sent is still
+        on its way.
+        """
         topic = OUTPUTS[victim]
         found = read_to_end(self.bootstrap, topic)
         while True:
@@ -116,7 +135,9 @@ def test_kills_lose_nothing_and_repeat_no_more_than_was_in_flight(
     settings = quick_settings(prefix) | {"CARPOOL_KAFKA_COMMIT_INTERVAL_MS": "5"}
     publisher = Publisher(fresh_broker)
     rng = random.Random(20_261_121)
-    with Stack(bootstrap=fresh_broker, index_dir=small_index, work_dir=tmp_path / "run", settings=settings) as stack:
+    with Stack(
+        bootstrap=fresh_broker, index_dir=small_index, work_dir=tmp_path / "run", settings=settings
+    ) as stack:
         crashes = Crashes(fresh_broker, stack, prefix, rng, [])
         for _ in range(ROUNDS):
             # From the end to the front: who is killed next still gets work from those before it.
@@ -126,7 +147,7 @@ def test_kills_lose_nothing_and_repeat_no_more_than_was_in_flight(
                 stack[victim].wait_ready(60)
         wanted = set(crashes.published)
 
-        def all_answered(found: list[Found]) -> bool:
+        def all_answered(found: list[SearchResult]) -> bool:
             return wanted <= {(each.key or b"").decode() for each in found}
 
         read_all(fresh_broker, ANSWERS.name, until=all_answered, timeout_s=60)
@@ -141,6 +162,7 @@ def test_kills_lose_nothing_and_repeat_no_more_than_was_in_flight(
     assert repeated <= sum(crashes.may_repeat.values()), crashes.may_repeat
     first: dict[str, list[float]] = {}
     for each in answers:
-        # By their scores: which of two passages that score alike comes first depends on what was searched together.
+        # By their scores: which of two passages that score alike comes first depends on what was
+        # searched together.
         scores = [hit["score"] for hit in each.body["retrieved"]]
         assert first.setdefault(each.body["query_id"], scores) == pytest.approx(scores, abs=1e-5)

@@ -1,4 +1,6 @@
-"""What an operator relies on: SIGTERM drains, a second one stops hard; what does not fit is refused at start."""
+"""What an operator relies on: SIGTERM drains, a second one stops hard; what does not fit is refused
+at start.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def publish(bootstrap: str, count: int) -> set[str]:
     rng, publisher = random.Random(3), Publisher(bootstrap)
     ids = [f"q-{number}" for number in range(count)]
     for query_id in ids:
-        publisher.queue(QUERIES.name, json.dumps({"query_id": query_id, "text": question(rng)}).encode(), key=query_id)
+        publisher.queue(
+            QUERIES.name,
+            json.dumps({"query_id": query_id, "text": question(rng)}).encode(),
+            key=query_id,
+        )
     publisher.flush()
     return set(ids)
 
@@ -47,23 +53,35 @@ def broker(tmp_path: Path) -> str:  # type: ignore[misc]
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_sigterm_finishes_what_is_in_hand_and_repeats_nothing(broker: str, small_index: Path, tmp_path: Path) -> None:
+def test_sigterm_finishes_what_is_in_hand_and_repeats_nothing(
+    broker: str, small_index: Path, tmp_path: Path
+) -> None:
     with LlmServer(latency_ms=500) as llm:
-        few_in_hand = {"CARPOOL_GENERATOR_INTAKE_RECORDS_MAX": "8"}  # so that some are left at the broker
+        few_in_hand = {
+            "CARPOOL_GENERATOR_INTAKE_RECORDS_MAX": "8"
+        }  # so that some are left at the broker
         settings = quick_settings("drain") | {"CARPOOL_LLM_MODEL": llm.model} | few_in_hand
         with Stack(
-            bootstrap=broker, index_dir=small_index, work_dir=tmp_path, settings=settings, llm_url=llm.url
+            bootstrap=broker,
+            index_dir=small_index,
+            work_dir=tmp_path,
+            settings=settings,
+            llm_url=llm.url,
         ) as stack:
             wanted = publish(broker, 60)
             wait_for_work(stack, "generator")
             assert stack["generator"].stop() == 0
             answered = [found.body["query_id"] for found in read_to_end(broker, ANSWERS.name)]
             assert 0 < len(answered) < 60, "it ended in the middle of the work"
-            assert len(answered) == len(set(answered)) == llm.requests.completed, "what was generated was written, once"
+            assert len(answered) == len(set(answered)) == llm.requests.completed, (
+                "what was generated was written, once"
+            )
             stack["generator"].start()
             stack["generator"].wait_ready(30)
             found = read_all(broker, ANSWERS.name, until=lambda all_: len(all_) >= 60, timeout_s=60)
-    assert sorted(each.body["query_id"] for each in found) == sorted(wanted), "nothing lost, nothing twice"
+    assert sorted(each.body["query_id"] for each in found) == sorted(wanted), (
+        "nothing lost, nothing twice"
+    )
 
 
 @pytest.mark.slow
@@ -73,7 +91,11 @@ def test_a_second_sigterm_stops_at_once(broker: str, small_index: Path, tmp_path
         llm.fault = Fault(mode="hang")
         settings = quick_settings("hard") | {"CARPOOL_LLM_MODEL": llm.model}
         with Stack(
-            bootstrap=broker, index_dir=small_index, work_dir=tmp_path, settings=settings, llm_url=llm.url
+            bootstrap=broker,
+            index_dir=small_index,
+            work_dir=tmp_path,
+            settings=settings,
+            llm_url=llm.url,
         ) as stack:
             publish(broker, 5)
             wait_for_work(stack, "generator")
@@ -88,8 +110,16 @@ def test_a_second_sigterm_stops_at_once(broker: str, small_index: Path, tmp_path
 @pytest.mark.parametrize(
     ("service", "settings", "says"),
     [
-        ("grouper", {"CARPOOL_INDEX_DIR": "/nowhere/index"}, ["/nowhere/index", "carpool index build"]),
-        ("searcher", {"CARPOOL_INDEX_DIR": "/nowhere/index"}, ["/nowhere/index", "carpool index build"]),
+        (
+            "grouper",
+            {"CARPOOL_INDEX_DIR": "/nowhere/index"},
+            ["/nowhere/index", "carpool index build"],
+        ),
+        (
+            "searcher",
+            {"CARPOOL_INDEX_DIR": "/nowhere/index"},
+            ["/nowhere/index", "carpool index build"],
+        ),
         ("grouper", {"CARPOOL_EMBEDDING_MODEL": "hashing:32"}, ["hashing:64", "rebuild the index"]),
         ("grouper", {"CARPOOL_EMBEDDING_MODEL": "/nowhere/model"}, ["/nowhere/model"]),
         ("searcher", {"CARPOOL_SEARCHER_BUDGET_BYTES": "4096"}, ["budget_bytes"]),
@@ -103,10 +133,16 @@ def test_a_second_sigterm_stops_at_once(broker: str, small_index: Path, tmp_path
 )
 @pytest.mark.timeout(90)
 def test_what_does_not_fit_is_refused_at_start_with_what_to_do(
-    embedded_bootstrap: str, small_index: Path, service: str, settings: dict[str, str], says: list[str]
+    embedded_bootstrap: str,
+    small_index: Path,
+    service: str,
+    settings: dict[str, str],
+    says: list[str],
 ) -> None:
     create_topics(KafkaSettings(bootstrap=embedded_bootstrap))
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")} | {
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")
+    } | {
         "CARPOOL_KAFKA_BOOTSTRAP": embedded_bootstrap,
         "CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "30000",  # a busy machine's broker answers late
         "CARPOOL_KAFKA_GROUP_PREFIX": "refused",

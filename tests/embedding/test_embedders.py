@@ -35,9 +35,13 @@ needs_minilm = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=["hashing:64", pytest.param("all-MiniLM-L6-v2", marks=needs_minilm)])
+@pytest.fixture(
+    scope="module", params=["hashing:64", pytest.param("all-MiniLM-L6-v2", marks=needs_minilm)]
+)
 def embedder(request: pytest.FixtureRequest) -> Embedder:
-    return load_embedder(EmbeddingSettings(model=request.param, batch_size=4, threads=1, max_tokens=32))
+    return load_embedder(
+        EmbeddingSettings(model=request.param, batch_size=4, threads=1, max_tokens=32)
+    )
 
 
 def test_rows_are_normalised_float32_in_the_order_of_the_texts(embedder: Embedder) -> None:
@@ -58,7 +62,9 @@ def test_the_same_call_gives_the_same_bytes(embedder: Embedder) -> None:
 
 
 def test_a_text_is_nearer_to_one_about_the_same_thing(embedder: Embedder) -> None:
-    newspaper, bach, question = embedder.encode([TEXTS[0], TEXTS[1], "Which British newspaper is The Times?"])
+    newspaper, bach, question = embedder.encode(
+        [TEXTS[0], TEXTS[1], "Which British newspaper is The Times?"]
+    )
     assert question @ newspaper > question @ bach + 0.1
 
 
@@ -87,7 +93,9 @@ def test_hashing_gives_these_bytes_on_every_machine() -> None:
 
 
 def _carpool_place() -> int:
-    """The place of "carpool" by the definition in the docstring: blake2b of 8 bytes, little-endian, less its sign bit."""
+    """The place of "carpool" by the definition in the docstring: blake2b of 8 bytes, little-endian,
+    less its sign bit.
+    """
     import hashlib
 
     return (int.from_bytes(hashlib.blake2b(b"carpool", digest_size=8).digest(), "little") >> 1) % 64
@@ -127,7 +135,11 @@ def test_settings_refuse_a_model_that_cannot_be(model: str) -> None:
 def test_the_fingerprint_follows_weights_and_configuration_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "onnx").mkdir()
-    for name, content in (("config.json", "{}"), ("model.safetensors", "w"), ("1_Pooling/config.json", "mean")):
+    for name, content in (
+        ("config.json", "{}"),
+        ("model.safetensors", "w"),
+        ("1_Pooling/config.json", "mean"),
+    ):
         (tmp_path / name).write_text(content)
     first = model_fingerprint(tmp_path)
     for name in ("README.md", "onnx/model.bin", "pytorch_model.bin", "LICENSE.txt", ".hidden.json"):
@@ -140,5 +152,8 @@ def test_the_fingerprint_follows_weights_and_configuration_and_nothing_else(tmp_
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    code = "import sys, carpool.embedding; sys.exit('torch' in sys.modules or 'sentence_transformers' in sys.modules)"
+    code = (
+        "import sys, carpool.embedding; sys.exit('torch' in sys.modules or "
+        "'sentence_transformers' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

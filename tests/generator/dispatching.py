@@ -6,7 +6,12 @@ from generator.plan.dispatch import Action, Arrived, Check, CheckPassed, Dispatc
 from generator.plan.order import Prompt
 
 LIMITS = Limits(
-    concurrency=2, in_hand_max=5, backoff_us_min=100, backoff_us_max=1_000, retry_after_us_max=5_000, failures_max=2
+    concurrency=2,
+    in_hand_max=5,
+    backoff_us_min=100,
+    backoff_us_max=1_000,
+    retry_after_us_max=5_000,
+    failures_max=2,
 )
 
 
@@ -18,7 +23,9 @@ def opened(limits: Limits = LIMITS) -> Dispatcher:
     return dispatcher
 
 
-def arrive(dispatcher: Dispatcher, *ids: int, now_us: int = 0, deadline_us: int | None = None) -> list[Action]:
+def arrive(
+    dispatcher: Dispatcher, *ids: int, now_us: int = 0, deadline_us: int | None = None
+) -> list[Action]:
     actions: list[Action] = []
     for id in ids:
         prompt = Prompt(id=id, arrival_us=now_us, deadline_us=deadline_us)

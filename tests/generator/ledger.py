@@ -1,4 +1,6 @@
-"""What the tests of the answer ledger share: a stage within it that a test ends by hand, and the answers that it makes."""
+"""What the tests of the answer ledger share: a stage within it that a test ends by hand, and the
+answers that it makes.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,11 @@ from collections.abc import Sequence
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics
+from carpool.kafka.records import Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.stage import Credit, Done, Output, Sink, TopicPartition, Unit
-from generator.answer_ledger.librdkafka import KafkaAnswersReader
+from carpool.loop.stage import Credit, Done, Sink, Unit
 from generator.answers import answer_output
+from generator.dedup.librdkafka import KafkaAnswersReader
 from generator.plan.query_digest import query_digest
 from schemas.answer import Answer, Status
 from schemas.retrieval import Retrieval
@@ -37,7 +40,7 @@ class Within:
     def offer(self, unit: Unit[Retrieval], now_us: int) -> None:
         self.units[unit.id] = unit
 
-    def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
+    def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         return None
 
     def revoke(self, unit_ids: frozenset[int]) -> None:

@@ -1,4 +1,6 @@
-"""What the tests of the stage share: retrievals, a clock moved by hand, and a sink that can be waited for."""
+"""What the tests of the stage share: retrievals, a clock moved by hand, and a sink that can be
+waited for.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from carpool.errors import CarpoolError
-from carpool.kafka.stage import Done, Message, Output, Unit
+from carpool.kafka.records import Message, Output
+from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.llm.protocol import LlmEngine
 from generator.prompts import load_templates
@@ -56,7 +59,9 @@ class WaitableSink:
             self.failure = error
             self._changed.notify_all()
 
-    def wait(self, condition: Callable[[], bool], tick: Callable[[], object] = lambda: None) -> None:
+    def wait(
+        self, condition: Callable[[], bool], tick: Callable[[], object] = lambda: None
+    ) -> None:
         for _ in range(1_000):
             tick()
             with self._changed:
@@ -66,7 +71,10 @@ class WaitableSink:
 
     @property
     def answers(self) -> list[Answer]:
-        return [decode(Answer, done.outputs[0].value, done.outputs[0].headers) for done in list(self.dones)]
+        return [
+            decode(Answer, done.outputs[0].value, done.outputs[0].headers)
+            for done in list(self.dones)
+        ]
 
     def partials(self) -> list[PartialAnswer]:
         return [decode(PartialAnswer, output.value, output.headers) for output in self.hints]
@@ -79,14 +87,20 @@ def hits(count: int = 2) -> tuple[Hit, ...]:
     )
 
 
-def unit(text: str | None = "why?", *, found: tuple[Hit, ...] | None = None, **more: Any) -> Unit[Retrieval]:
+def unit(
+    text: str | None = "why?", *, found: tuple[Hit, ...] | None = None, **more: Any
+) -> Unit[Retrieval]:
     """A unit with a retrieval; `more` are fields of the retrieval, or, as `query`, of its query."""
     id = next(_ids)
-    source = Source(topic="rag.queries.v1", partition=1, offset=id, timestamp_ms=NOW_US // 1_000 - 40)
+    source = Source(
+        topic="rag.queries.v1", partition=1, offset=id, timestamp_ms=NOW_US // 1_000 - 40
+    )
     wishes = {"vector": b"\0\0\0\0", "embedding_model": "m"} if text is None else {}
     retrieval = Retrieval(
         **{
-            "query": Query(**{"query_id": f"q-{id}", "text": text, **wishes, **more.pop("query", {})}),
+            "query": Query(
+                **{"query_id": f"q-{id}", "text": text, **wishes, **more.pop("query", {})}
+            ),
             "source": source,
             "headers": (("traceparent", b"00-1"), ("other", b"x")),
             "revision": 1,
@@ -95,7 +109,10 @@ def unit(text: str | None = "why?", *, found: tuple[Hit, ...] | None = None, **m
             "embedding_model": "mini",
             "hits": hits() if found is None else found,
             "skipped_clusters": (),
-            "probes": (Probe(cluster=ClusterId(1), tier="ram"), Probe(cluster=ClusterId(2), tier="ssd")),
+            "probes": (
+                Probe(cluster=ClusterId(1), tier="ram"),
+                Probe(cluster=ClusterId(2), tier="ssd"),
+            ),
             "bytes_read": 4096,
             "timings_us": {"encode": 1_500, "search": 2_000},
             **more,
@@ -110,7 +127,9 @@ def unit(text: str | None = "why?", *, found: tuple[Hit, ...] | None = None, **m
 class Running:
     """A stage that runs, with its sink and clock."""
 
-    def __init__(self, stage: GeneratorStage, sink: WaitableSink, clock: HandClock, metrics: Metrics) -> None:
+    def __init__(
+        self, stage: GeneratorStage, sink: WaitableSink, clock: HandClock, metrics: Metrics
+    ) -> None:
         self.stage, self.sink, self.clock, self.metrics = stage, sink, clock, metrics
 
     def tick(self) -> int | None:

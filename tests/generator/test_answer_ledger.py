@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from generator.plan.answer_ledger import AnswerLedger, Asked, Generate, Refuse, Replay, Seen, Skip
+from generator.plan.answer_dedup import AnswerDedup, Asked, Generate, Refuse, Replay, Seen, Skip
 from generator.plan.query_digest import query_digest
 from generator.plan.recent import Recent
 from schemas.answer import Status
@@ -15,11 +15,17 @@ _ids = itertools.count(1)
 
 
 def published(offset: int, partition: int = 0) -> Source:
-    return Source(topic="rag.queries.v1", partition=partition, offset=offset, timestamp_ms=1_000 + offset)
+    return Source(
+        topic="rag.queries.v1", partition=partition, offset=offset, timestamp_ms=1_000 + offset
+    )
 
 
 def asked(
-    offset: int, query_id: str = "q", digest: str = "d", partition: int = 0, deadline_us: int | None = None
+    offset: int,
+    query_id: str = "q",
+    digest: str = "d",
+    partition: int = 0,
+    deadline_us: int | None = None,
 ) -> Asked:
     return Asked(
         unit_id=next(_ids),
@@ -42,8 +48,8 @@ def answer(of: Asked, offset: int, status: Status = "ok") -> Seen:
     )
 
 
-def ledger(*answers: Seen, ids_max: int = 1_000) -> AnswerLedger:
-    found = AnswerLedger(ids_max=ids_max)
+def ledger(*answers: Seen, ids_max: int = 1_000) -> AnswerDedup:
+    found = AnswerDedup(ids_max=ids_max)
     found.assigned([0])
     for one in answers:
         assert found.seen(one) == ()
@@ -58,14 +64,18 @@ def test_a_new_id_is_generated() -> None:
 
 def test_an_id_with_an_ok_answer_gets_it_again() -> None:
     earlier, again = asked(1), asked(2)
-    assert ledger(answer(earlier, 70)).arrived(again) == (Replay(unit_id=again.unit_id, partition=0, offset=70),)
+    assert ledger(answer(earlier, 70)).arrived(again) == (
+        Replay(unit_id=again.unit_id, partition=0, offset=70),
+    )
 
 
 def test_what_failed_or_was_late_is_tried_again() -> None:
     statuses: tuple[Status, ...] = ("failed", "expired", "shed", "partial")
     for status in statuses:
         again = asked(2)
-        assert ledger(answer(asked(1), 70, status)).arrived(again) == (Generate(unit_id=again.unit_id),)
+        assert ledger(answer(asked(1), 70, status)).arrived(again) == (
+            Generate(unit_id=again.unit_id),
+        )
 
 
 def test_an_id_that_answered_another_question_is_refused_and_stays_with_its_own() -> None:
@@ -88,13 +98,17 @@ def test_a_record_that_was_answered_before_a_crash_is_skipped_whatever_the_answe
 def test_a_record_at_the_same_place_of_a_log_begun_anew_is_another_record() -> None:
     before = asked(1)
     again = Asked(
-        unit_id=9, query_id="q", source=Source(topic="rag.queries.v1", partition=0, offset=1), digest="d", partition=0
+        unit_id=9,
+        query_id="q",
+        source=Source(topic="rag.queries.v1", partition=0, offset=1),
+        digest="d",
+        partition=0,
     )
     assert ledger(answer(before, 70)).arrived(again) == (Replay(unit_id=9, partition=0, offset=70),)
 
 
 def test_records_wait_until_their_partition_is_read_and_no_longer() -> None:
-    known = AnswerLedger(ids_max=10)
+    known = AnswerDedup(ids_max=10)
     known.assigned([0, 1])
     here, there = asked(1), asked(2, "other", partition=1)
     assert known.arrived(here) == known.arrived(there) == ()
@@ -105,13 +119,15 @@ def test_records_wait_until_their_partition_is_read_and_no_longer() -> None:
     assert known.unread == ()
 
 
-def test_of_two_records_with_one_id_the_second_waits_until_the_log_shows_the_answer_to_the_first() -> None:
+def test_of_two_records_with_one_id_second_waits_until_log_shows_the_answer_to_the_first() -> None:
     known, first, second = ledger(), asked(1), asked(2)
     known.arrived(first)
     assert known.arrived(second) == ()
     assert known.ended(first.unit_id, has_answer=True) == ()
     assert known.handed_over == 1
-    assert known.seen(answer(first, 70)) == (Replay(unit_id=second.unit_id, partition=0, offset=70),)
+    assert known.seen(answer(first, 70)) == (
+        Replay(unit_id=second.unit_id, partition=0, offset=70),
+    )
     assert known.handed_over == 0
     known.check_integrity()
 
@@ -153,7 +169,9 @@ def test_a_stored_answer_that_is_gone_is_generated_once_and_then_replayed() -> N
     assert known.gone(second.unit_id, 70) == ()  # the third's turn to find out comes first
     assert known.gone(third.unit_id, 70) == (Generate(unit_id=third.unit_id),)
     known.ended(third.unit_id, has_answer=True)
-    assert known.seen(answer(third, 90)) == (Replay(unit_id=second.unit_id, partition=0, offset=90),)
+    assert known.seen(answer(third, 90)) == (
+        Replay(unit_id=second.unit_id, partition=0, offset=90),
+    )
     known.check_integrity()
 
 
@@ -161,7 +179,9 @@ def test_a_newer_answer_outlives_the_news_that_an_older_one_is_gone() -> None:
     known, second = ledger(answer(asked(1), 70)), asked(2)
     known.arrived(second)
     known.seen(answer(asked(0), 90))
-    assert known.gone(second.unit_id, 70) == (Replay(unit_id=second.unit_id, partition=0, offset=90),)
+    assert known.gone(second.unit_id, 70) == (
+        Replay(unit_id=second.unit_id, partition=0, offset=90),
+    )
 
 
 def test_deleted_answers_are_not_replayed() -> None:
@@ -189,7 +209,7 @@ def test_what_waits_for_its_turn_beyond_its_deadline_is_let_go() -> None:
 
 
 def test_nothing_expires_that_may_have_its_answer_already() -> None:
-    known = AnswerLedger(ids_max=10)
+    known = AnswerDedup(ids_max=10)
     known.assigned([0])
     known.arrived(asked(1, deadline_us=500))
     assert known.expired(500) == (), "its partition is not read yet"
@@ -224,7 +244,7 @@ def test_an_answer_handed_over_and_discarded_is_not_counted_when_its_unit_comes_
     known.check_integrity()
 
 
-def test_what_the_log_said_of_a_partition_is_known_when_it_comes_again_but_not_what_was_in_hand() -> None:
+def test_what_log_said_of_partition_is_known_when_it_comes_again_but_not_what_was_in_hand() -> None:
     known, first = ledger(answer(asked(9, "known"), 70)), asked(1)
     known.arrived(first)
     known.ended(first.unit_id, has_answer=True)

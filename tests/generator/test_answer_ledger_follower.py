@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.memory.producers import MemoryProducer
-from carpool.kafka.stage import Message, Output
-from generator.answer_ledger.follower import BACKOFF_US_MAX, BACKOFF_US_MIN, Follower
-from generator.answer_ledger.memory import MemoryAnswersReader
+from carpool.kafka.records import Message, Output
+from generator.dedup.follower import BACKOFF_US_MAX, BACKOFF_US_MIN, Follower
+from generator.dedup.memory import MemoryAnswersReader
 from schemas.topics import ANSWERS, RETRIEVALS
 from tests.clocks import HandClock
 
@@ -93,4 +93,9 @@ def test_what_cannot_be_read_is_asked_for_after_pauses_and_nothing_is_looked_up_
     rig.reader.leaderless.clear()
     rig.clock.time_us += BACKOFF_US_MAX
     rig.follower.step()
-    assert (rig.reader.asked, rig.ear.read, rig.ear.fetched, rig.follower.trouble) == (3, [0], [7], None)
+    assert (rig.reader.asked, rig.ear.read, rig.ear.fetched, rig.follower.trouble) == (
+        3,
+        [0],
+        [7],
+        None,
+    )

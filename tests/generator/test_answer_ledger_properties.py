@@ -1,4 +1,6 @@
-"""However work overlaps, is lost and begins anew: every record ends as if records were worked on one at a time, in order."""
+"""However work overlaps, is lost and begins anew: every record ends as if records were worked on
+one at a time, in order.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,12 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from carpool.kafka.memory.broker import MemoryBroker
-from carpool.kafka.stage import Message, Output, TopicPartition, Unit
+from carpool.kafka.records import Message, Output, TopicPartition
+from carpool.loop.stage import Unit
 from carpool.telemetry.metrics import Metrics
-from generator.answer_ledger.follower import Follower
-from generator.answer_ledger.memory import MemoryAnswersReader
-from generator.answer_ledger.stage import LedgerStage
+from generator.dedup.follower import Follower
+from generator.dedup.memory import MemoryAnswersReader
+from generator.dedup.stage import DedupStage
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer, Status
 from schemas.codec import decode
@@ -40,7 +43,9 @@ def _followers_are_stepped_by_hand() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Published:
-    """A record, and what the model makes of it whenever it is asked. "retried": it leaves without an answer."""
+    """A record, and what the model makes of it whenever it is asked. "retried": it leaves without
+    an answer.
+    """
 
     retrieval: Retrieval
     partition: int
@@ -48,10 +53,14 @@ class Published:
 
 
 class World:
-    """A log of retrievals, one of answers, and the life of a service between them that may end at any time."""
+    """A log of retrievals, one of answers, and the life of a service between them that may end at
+    any time.
+    """
 
     def __init__(self) -> None:
-        self.broker = MemoryBroker(HandClock(), {ANSWERS.name: PARTITIONS, RETRIEVALS.name: PARTITIONS})
+        self.broker = MemoryBroker(
+            HandClock(), {ANSWERS.name: PARTITIONS, RETRIEVALS.name: PARTITIONS}
+        )
         self.records: list[Published] = []
         self.complete: set[int] = set()
         self.next_unit = 0
@@ -65,7 +74,7 @@ class World:
         self.assigned: set[int] = set()
         metrics = Metrics(CollectorRegistry())
         reader = MemoryAnswersReader(self.broker)
-        self.stage = LedgerStage(self.within, reader, GeneratorSettings(), metrics, HandClock())
+        self.stage = DedupStage(self.within, reader, GeneratorSettings(), metrics, HandClock())
         self.stage.start(self.sink)
 
     def publish(self, query_id: str, text: str, outcome: Outcome) -> None:
@@ -83,7 +92,9 @@ class World:
 
     def revoke(self, partition: int) -> None:
         self.assigned.discard(partition)
-        gone = {id for id, index in self.in_hand.items() if self.records[index].partition == partition}
+        gone = {
+            id for id, index in self.in_hand.items() if self.records[index].partition == partition
+        }
         for id in gone:
             del self.in_hand[id]
         self.sink.dones = [done for done in self.sink.dones if done.parts[0][0] not in gone]
@@ -113,12 +124,16 @@ class World:
             self.within.finish(id, _output(self.records[self.in_hand[id]]))
 
     def commit(self, choice: int, *, dies_before: bool = False) -> None:
-        """One finished work is written and its record complete; `dies_before` the record is (at least once)."""
+        """One finished work is written and its record complete; `dies_before` the record is (at
+        least once).
+        """
         if self.sink.dones:
             done = self.sink.dones.pop(choice % len(self.sink.dones))
             for output in done.outputs:
                 if output.topic == ANSWERS.name:
-                    self.broker.append(output.topic, output.value, key=output.key, headers=output.headers)
+                    self.broker.append(
+                        output.topic, output.value, key=output.key, headers=output.headers
+                    )
             if dies_before and any(output.topic == ANSWERS.name for output in done.outputs):
                 self.born()
             else:

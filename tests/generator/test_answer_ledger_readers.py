@@ -1,4 +1,6 @@
-"""One conformance suite for the log of answers: the broker in memory, the embedded one, real Kafka."""
+"""One conformance suite for the log of answers: the broker in memory, the embedded one, real
+Kafka.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.memory.producers import MemoryProducer, MemoryTransactionalProducer
+from carpool.kafka.records import Message, Output
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.stage import Message, Output
 from carpool.testing.kafka import KafkaServer
-from generator.answer_ledger.librdkafka import KafkaAnswersReader
-from generator.answer_ledger.memory import MemoryAnswersReader
-from generator.answer_ledger.reader import AnswersReader
+from generator.dedup.librdkafka import KafkaAnswersReader
+from generator.dedup.memory import MemoryAnswersReader
+from generator.dedup.reader import AnswersReader
 from schemas.topics import ANSWERS, RETRIEVALS
 from tests.generator.ledger import make_topics
 
@@ -71,7 +73,9 @@ class Log:
 @pytest.fixture(params=["memory", "embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
     if request.param == "memory":
-        memory = MemoryBroker(SystemClock(), {ANSWERS.name: PARTITIONS, RETRIEVALS.name: PARTITIONS})
+        memory = MemoryBroker(
+            SystemClock(), {ANSWERS.name: PARTITIONS, RETRIEVALS.name: PARTITIONS}
+        )
         found = _memory_log(memory)
     else:
         address = request.getfixturevalue(f"{request.param}_bootstrap")
@@ -110,19 +114,25 @@ def _kafka_log(kind: str, settings: KafkaSettings) -> Log:
         assert producer.close(20) == 0
 
     def transaction(partition: int, *values: bytes) -> Callable[[bool], None]:
-        producer = Producer({"bootstrap.servers": settings.bootstrap, "transactional.id": f"t-{uuid.uuid4()}"})
+        producer = Producer(
+            {"bootstrap.servers": settings.bootstrap, "transactional.id": f"t-{uuid.uuid4()}"}
+        )
         producer.init_transactions(30)
         producer.begin_transaction()
         for value in values:
             producer.produce(ANSWERS.name, key=b"k", value=value, partition=partition)
         producer.flush(20)
-        return lambda commits: producer.commit_transaction(20) if commits else producer.abort_transaction(20)
+        return lambda commits: (
+            producer.commit_transaction(20) if commits else producer.abort_transaction(20)
+        )
 
     return Log(kind, KafkaAnswersReader(settings, SystemClock()), write, transaction)
 
 
 def _output(partition: int, value: bytes) -> Output:
-    return Output(topic=ANSWERS.name, key=b"k", value=value, headers=(("h", b"1"),), partition=partition)
+    return Output(
+        topic=ANSWERS.name, key=b"k", value=value, headers=(("h", b"1"),), partition=partition
+    )
 
 
 def now_ms() -> int:
@@ -135,18 +145,27 @@ def values(*texts: str) -> list[bytes]:
 
 
 def begin_at_the_end(log: Log, partition: int) -> int:
-    """Begins to read a partition and reads what other tests have left there; returns where it ends."""
+    """Begins to read a partition and reads what other tests have left there; returns where it
+    ends.
+    """
     log.reader.begin(partition, 0)
     log.read_until(partition, log.reader.end(partition))
     return log.reader.position(partition)
 
 
-def test_records_are_read_in_order_with_key_headers_and_place_and_so_are_those_to_come(log: Log) -> None:
+def test_records_are_read_in_order_with_key_headers_and_place_and_so_are_those_to_come(
+    log: Log,
+) -> None:
     start = begin_at_the_end(log, 0)
     a, b, c = values("a", "b", "c")
     log.write(0, a, b)
     first, second = log.read(2)
-    assert (first.value, first.source.offset, second.value, second.source.offset) == (a, start, b, start + 1)
+    assert (first.value, first.source.offset, second.value, second.source.offset) == (
+        a,
+        start,
+        b,
+        start + 1,
+    )
     assert (first.key, first.headers, first.source.topic, first.source.partition) == (
         b"k",
         (("h", b"1"),),
@@ -190,7 +209,9 @@ def test_partitions_join_one_after_the_other(log: Log) -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_what_is_not_committed_counts_to_the_end_and_is_not_read_before_its_time(log: Log, commits: bool) -> None:
+def test_what_is_not_committed_counts_to_the_end_and_is_not_read_before_its_time(
+    log: Log, commits: bool
+) -> None:
     if log.kind == "embedded":
         pytest.skip("the embedded broker shows what is not committed")
     start = begin_at_the_end(log, 0)
@@ -222,7 +243,11 @@ def test_one_record_is_looked_up_by_its_offset_while_others_are_followed(log: Lo
     log.write(0, a, b)
     assert len(log.read(2)) == 2
     found = log.reader.fetch(0, start + 1)
-    assert found is not None and (found.value, found.headers, found.source.offset) == (b, (("h", b"1"),), start + 1)
+    assert found is not None and (found.value, found.headers, found.source.offset) == (
+        b,
+        (("h", b"1"),),
+        start + 1,
+    )
     log.write(0, c)
     assert log.read(1)[0].value == c
     found = log.reader.fetch(0, start)
@@ -244,7 +269,9 @@ def _set_cleanup(admin: AdminClient, policy: str) -> None:
 
 
 @pytest.mark.kafka
-def test_a_record_that_was_deleted_is_none_and_the_log_is_read_from_what_is_left(kafka_bootstrap: str) -> None:
+def test_a_record_that_was_deleted_is_none_and_the_log_is_read_from_what_is_left(
+    kafka_bootstrap: str,
+) -> None:
     log = _kafka_log("kafka", KafkaSettings(bootstrap=kafka_bootstrap, partitions=PARTITIONS))
     log.reader.open()
     gone, kept = values("gone", "kept")
@@ -301,7 +328,9 @@ def test_topics_of_different_partitions_are_refused_in_words() -> None:
 
 
 def test_an_unreachable_broker_is_named() -> None:
-    reader = KafkaAnswersReader(KafkaSettings(bootstrap="127.0.0.1:1", request_timeout_ms=1_000), SystemClock())
+    reader = KafkaAnswersReader(
+        KafkaSettings(bootstrap="127.0.0.1:1", request_timeout_ms=1_000), SystemClock()
+    )
     with pytest.raises(RetryableError, match=r"127\.0\.0\.1:1"):
         reader.open()
     reader.close()

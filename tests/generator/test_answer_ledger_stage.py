@@ -1,4 +1,6 @@
-"""The generator's stage behind the ledger: what reaches the model, what is answered without it, and what is said meanwhile."""
+"""The generator's stage behind the ledger: what reaches the model, what is answered without it, and
+what is said meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.memory.broker import MemoryBroker
-from carpool.kafka.stage import Credit, Message, Output, TopicPartition, Unit
+from carpool.kafka.records import Message, Output, TopicPartition
+from carpool.loop.stage import Credit, Unit
 from carpool.telemetry.metrics import Metrics
-from generator.answer_ledger import follower, stage
-from generator.answer_ledger.memory import MemoryAnswersReader
-from generator.answer_ledger.stage import LedgerStage
+from generator.dedup import follower, stage
+from generator.dedup.memory import MemoryAnswersReader
+from generator.dedup.stage import DedupStage
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.codec import decode
@@ -48,7 +51,9 @@ class SlowReader(MemoryAnswersReader):
 
 
 class Bench:
-    """A ledger around a stage that a test ends by hand, on a broker in memory; its follower is stepped by hand too."""
+    """A ledger around a stage that a test ends by hand, on a broker in memory; its follower is
+    stepped by hand too.
+    """
 
     def __init__(self) -> None:
         self.clock = HandClock()
@@ -56,7 +61,9 @@ class Bench:
         self.reader = SlowReader(self.broker)
         self.within, self.sink = Within(), WaitableSink()
         self.metrics = Metrics(CollectorRegistry())
-        self.stage = LedgerStage(self.within, self.reader, GeneratorSettings(), self.metrics, self.clock)
+        self.stage = DedupStage(
+            self.within, self.reader, GeneratorSettings(), self.metrics, self.clock
+        )
         self.stage._sink = self.sink
         self.within.start(stage._Overheard(self.sink, self.stage))
 
@@ -83,7 +90,9 @@ class Bench:
         self.sink.dones.clear()
 
     def decisions(self, result: str) -> float:
-        value = self.metrics.registry.get_sample_value("carpool_answer_ledger_decisions_total", {"result": result})
+        value = self.metrics.registry.get_sample_value(
+            "carpool_answer_ledger_decisions_total", {"result": result}
+        )
         return value or 0.0
 
 
@@ -94,7 +103,7 @@ def assigned() -> Bench:
     return bench
 
 
-def test_an_answer_given_again_has_its_own_source_headers_and_key_and_the_text_that_was_given_first() -> None:
+def test_answer_given_has_its_own_source_headers_and_key_and_text_that_was_given_first() -> None:
     bench, first = assigned(), unit("why?")
     bench.write(made(first.record, text="Because."))
     bench.follow()
@@ -111,7 +120,10 @@ def test_an_answer_given_again_has_its_own_source_headers_and_key_and_the_text_t
     assert header(done.outputs[0].headers, "correlation_id") == str(second.id).encode()
     assert header(done.outputs[0].headers, "traceparent") == b"00-2"
     place = second.record.source
-    assert header(done.outputs[0].headers, "ce_id") == f"{place.topic}/{place.partition}/{place.offset}/answer".encode()
+    assert (
+        header(done.outputs[0].headers, "ce_id")
+        == f"{place.topic}/{place.partition}/{place.offset}/answer".encode()
+    )
     assert answer.timings_ms["total"] >= 0
     assert bench.decisions("replayed") == 1
 
@@ -124,7 +136,11 @@ def test_the_same_id_with_another_question_is_refused_with_what_to_do() -> None:
     bench.offer(other)
     (answer,) = bench.sink.answers
     assert answer.error is not None
-    assert (answer.status, answer.error.type, answer.error.retryable) == ("failed", "conflict", False)
+    assert (answer.status, answer.error.type, answer.error.retryable) == (
+        "failed",
+        "conflict",
+        False,
+    )
     assert "an id of its own" in answer.error.message
     assert (answer.source, answer.replayed) == (other.record.source, False)
     assert bench.decisions("conflict") == 1
@@ -140,7 +156,7 @@ def test_a_record_that_was_answered_before_a_crash_is_acknowledged_without_an_ou
     assert bench.decisions("skipped") == 1
 
 
-def test_units_wait_until_the_answers_of_their_partition_are_read_and_readiness_says_how_far_that_is() -> None:
+def test_units_wait_until_answers_of_their_partition_read_and_readiness_says_how_far_is() -> None:
     bench, known, new = Bench(), unit("why?"), unit("who?")
     bench.write(made(known.record), *(made(unit("else").record) for _ in range(3)))
     bench.reader.is_let = False
@@ -205,26 +221,33 @@ def test_the_second_of_two_records_with_one_id_gets_the_answer_to_the_first() ->
     bench.commit()
     bench.follow()
     bench.follow()
-    assert [(answer.replayed, answer.answer) for answer in bench.sink.answers] == [(True, "Because.")]
+    assert [(answer.replayed, answer.answer) for answer in bench.sink.answers] == [
+        (True, "Because.")
+    ]
 
 
-def test_an_id_in_both_priority_classes_is_generated_once_by_who_owns_the_partition_in_both() -> None:
+def test_an_id_in_both_priority_classes_is_generated_once_by_who_owns_partition_in_both() -> None:
     bench, first = assigned(), unit("why?")
     bench.stage.assigned(frozenset({TopicPartition(RETRIEVALS_BATCH.name, 0)}))
     bench.follow()
     second = again(first)
     record = msgspec.structs.replace(
-        second.record, source=msgspec.structs.replace(second.record.source, topic=QUERIES_BATCH.name)
+        second.record,
+        source=msgspec.structs.replace(second.record.source, topic=QUERIES_BATCH.name),
     )
     place = msgspec.structs.replace(second.message.source, topic=RETRIEVALS_BATCH.name)
-    batch = Unit(id=second.id, record=record, message=dataclasses.replace(second.message, source=place))
+    batch = Unit(
+        id=second.id, record=record, message=dataclasses.replace(second.message, source=place)
+    )
     bench.offer(first, batch)
     assert list(bench.within.units) == [first.id]
     bench.within.finish(first.id, made(first.record, text="Because."))
     bench.commit()
     bench.follow()
     bench.follow()
-    assert [(answer.replayed, answer.answer) for answer in bench.sink.answers] == [(True, "Because.")]
+    assert [(answer.replayed, answer.answer) for answer in bench.sink.answers] == [
+        (True, "Because.")
+    ]
 
 
 def test_a_first_that_leaves_to_be_tried_again_lets_the_second_go_on() -> None:
@@ -312,7 +335,7 @@ def test_what_is_older_than_the_horizon_is_made_anew() -> None:
     assert list(bench.within.units) == [second.id]
 
 
-def test_answers_that_cannot_be_read_are_tried_again_with_longer_and_longer_pauses_and_readiness_says_why() -> None:
+def test_answers_that_cannot_be_read_are_read_again_with_growing_pauses() -> None:
     bench, new = Bench(), unit("why?")
     bench.reader.trouble = RetryableError("no broker answers")
     bench.assign()

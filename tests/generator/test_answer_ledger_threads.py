@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry
 
 from carpool.errors import ConfigError
 from carpool.kafka.memory.broker import MemoryBroker
-from carpool.kafka.stage import TopicPartition
+from carpool.kafka.records import TopicPartition
 from carpool.telemetry.metrics import Metrics
-from generator.answer_ledger import follower
-from generator.answer_ledger.memory import MemoryAnswersReader
-from generator.answer_ledger.reader import AnswersReader
-from generator.answer_ledger.stage import LedgerStage
+from generator.dedup import follower
+from generator.dedup.memory import MemoryAnswersReader
+from generator.dedup.reader import AnswersReader
+from generator.dedup.stage import DedupStage
 from generator.llm.memory import MemoryEngine
 from generator.prompts import load_templates
 from generator.service import GeneratorStage
@@ -31,7 +31,7 @@ from tests.generator.stage import LLM, WaitableSink, unit
 @contextmanager
 def whole(
     engine: MemoryEngine, reader: Callable[[MemoryBroker], AnswersReader]
-) -> Iterator[tuple[LedgerStage, WaitableSink, MemoryBroker]]:
+) -> Iterator[tuple[DedupStage, WaitableSink, MemoryBroker]]:
     clock, settings, metrics, sink = (
         HandClock(step_us=1_000),
         GeneratorSettings(),
@@ -40,7 +40,7 @@ def whole(
     )
     broker = MemoryBroker(clock, {ANSWERS.name: 1, RETRIEVALS.name: 1})
     within = GeneratorStage(settings, LLM, load_templates(settings), engine, metrics, clock)
-    outer = LedgerStage(within, reader(broker), settings, metrics, clock)
+    outer = DedupStage(within, reader(broker), settings, metrics, clock)
     outer.start(sink)
     try:
         outer.assigned(frozenset({TopicPartition(RETRIEVALS.name, 0)}))
@@ -65,13 +65,21 @@ def test_a_question_published_twice_is_asked_once_of_the_model() -> None:
         broker.append(output.topic, output.value, key=output.key, headers=output.headers)
         sink.wait(lambda: len(sink.dones) == 2, tick)
         made_first, given_again = sink.answers
-        assert (made_first.status, made_first.replayed, given_again.status, given_again.replayed) == (
+        assert (
+            made_first.status,
+            made_first.replayed,
+            given_again.status,
+            given_again.replayed,
+        ) == (
             "ok",
             False,
             "ok",
             True,
         )
-        assert made_first.answer == given_again.answer and made_first.generation_id == given_again.generation_id
+        assert (
+            made_first.answer == given_again.answer
+            and made_first.generation_id == given_again.generation_id
+        )
         assert len(engine.requests) == 1
         assert sink.failure is None
 

@@ -1,4 +1,6 @@
-"""The generator with its ledger behind the real loop, on a broker in memory: what a crash repeats, and what it does not."""
+"""The generator with its ledger behind the real loop, on a broker in memory: what a crash repeats,
+and what it does not.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,24 @@ from prometheus_client import CollectorRegistry
 from bench.session import begin_at_end
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
-from carpool.kafka.delivery.at_least_once import AtLeastOnceDelivery
-from carpool.kafka.delivery.choose import make_consumer, make_delivery
-from carpool.kafka.delivery.delivery import Delivery, Wiring
-from carpool.kafka.delivery.exactly_once import ExactlyOnceDelivery
-from carpool.kafka.intake import Intake
 from carpool.kafka.librdkafka import LibrdkafkaProducer
-from carpool.kafka.loop import Loop
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.memory.consumer import MemoryConsumer
 from carpool.kafka.memory.producers import MemoryProducer, MemoryTransactionalProducer
+from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.stage import Output, Unit
+from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
+from carpool.loop.delivery.delivery import Delivery, DeliveryContext
+from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
+from carpool.loop.delivery.factory import make_consumer, make_delivery
+from carpool.loop.loop import Loop
+from carpool.loop.priority.intake_queues import Intake
+from carpool.loop.stage import Unit
 from carpool.telemetry.metrics import Metrics
-from generator.answer_ledger.librdkafka import KafkaAnswersReader
-from generator.answer_ledger.memory import MemoryAnswersReader
-from generator.answer_ledger.reader import AnswersReader
-from generator.answer_ledger.stage import LedgerStage
+from generator.dedup.librdkafka import KafkaAnswersReader
+from generator.dedup.memory import MemoryAnswersReader
+from generator.dedup.reader import AnswersReader
+from generator.dedup.stage import DedupStage
 from generator.llm.memory import MemoryEngine
 from generator.prompts import load_templates
 from generator.service import GeneratorStage
@@ -55,11 +58,17 @@ class Service:
         settings: GeneratorSettings | None = None,
     ) -> None:
         self.engine = MemoryEngine()
-        settings, metrics, clock = settings or GeneratorSettings(), Metrics(CollectorRegistry()), broker.clock
-        within = GeneratorStage(settings, LLM, load_templates(settings), self.engine, metrics, clock)
+        settings, metrics, clock = (
+            settings or GeneratorSettings(),
+            Metrics(CollectorRegistry()),
+            broker.clock,
+        )
+        within = GeneratorStage(
+            settings, LLM, load_templates(settings), self.engine, metrics, clock
+        )
         exactly_once = delivery == "exactly_once"
 
-        def make_delivery(wiring: Wiring) -> Delivery:
+        def make_delivery(wiring: DeliveryContext) -> Delivery:
             if exactly_once:
                 return ExactlyOnceDelivery(
                     wiring,
@@ -76,11 +85,13 @@ class Service:
             )
 
         self.consumer = (
-            MemoryConsumer(broker, GROUP, own_slot="one", fence=lambda slot: None)
+            MemoryConsumer(broker, GROUP, own_instance_id="one", fence=lambda slot: None)
             if exactly_once
             else MemoryConsumer(broker, GROUP)
         )
-        self.stage = LedgerStage(within, reader or MemoryAnswersReader(broker), settings, metrics, clock)
+        self.stage = DedupStage(
+            within, reader or MemoryAnswersReader(broker), settings, metrics, clock
+        )
         self.loop = Loop[Retrieval](
             name="generator",
             group=GROUP,
@@ -117,7 +128,9 @@ def delivery(request: pytest.FixtureRequest) -> str:
 
 
 def make_broker() -> MemoryBroker:
-    return MemoryBroker(SystemClock(), {RETRIEVALS.name: 2, ANSWERS.name: 2, PARTIAL_ANSWERS.name: 2})
+    return MemoryBroker(
+        SystemClock(), {RETRIEVALS.name: 2, ANSWERS.name: 2, PARTIAL_ANSWERS.name: 2}
+    )
 
 
 def publish(broker: MemoryBroker, *units: Unit[Retrieval]) -> None:
@@ -127,16 +140,24 @@ def publish(broker: MemoryBroker, *units: Unit[Retrieval]) -> None:
 
 
 def answers(broker: MemoryBroker) -> list[Answer]:
-    return [decode(Answer, message.value, message.headers) for message in broker.records(ANSWERS.name)]
+    return [
+        decode(Answer, message.value, message.headers) for message in broker.records(ANSWERS.name)
+    ]
 
 
 def committed(broker: MemoryBroker) -> int:
     return sum(position.offset or 0 for position in broker.committed(GROUP).values())
 
 
-def test_an_id_that_is_published_three_times_and_once_for_something_else_is_generated_once(delivery: str) -> None:
+def test_an_id_that_is_published_three_times_and_once_for_something_else_is_generated_once(
+    delivery: str,
+) -> None:
     broker = make_broker()
-    publish(broker, *(unit("why?", query={"query_id": "q"}) for _ in range(3)), unit("who?", query={"query_id": "q"}))
+    publish(
+        broker,
+        *(unit("why?", query={"query_id": "q"}) for _ in range(3)),
+        unit("who?", query={"query_id": "q"}),
+    )
     publish(broker, unit("what?", query={"query_id": "other"}))
     service = Service(broker, delivery)
     service.turn(lambda: len(answers(broker)) == 5 and committed(broker) == 5)
@@ -154,7 +175,9 @@ def test_an_id_that_is_published_three_times_and_once_for_something_else_is_gene
 
 def test_an_answer_that_was_written_and_not_acknowledged_before_a_crash_is_not_made_again() -> None:
     broker = make_broker()
-    publish(broker, unit("why?", query={"query_id": "q"}), unit("what?", query={"query_id": "other"}))
+    publish(
+        broker, unit("why?", query={"query_id": "q"}), unit("what?", query={"query_id": "other"})
+    )
     for _ in range(1_000):
         broker.break_next("commit_offsets", RetryableError("the coordinator is away"))
     first = Service(broker, "at_least_once")
@@ -197,7 +220,9 @@ def test_a_successor_makes_what_its_predecessor_did_not_and_nothing_twice(delive
     second = Service(broker, delivery)
     second.turn(lambda: committed(broker) == 8)
     second.crash()
-    assert Counter(one.source for one in answers(broker)) == {one.record.source: 1 for one in questions}
+    assert Counter(one.source for one in answers(broker)) == {
+        one.record.source: 1 for one in questions
+    }
     assert len(second.engine.requests) == left
 
 
@@ -216,25 +241,35 @@ class LongReader(MemoryAnswersReader):
         return super().position(partition) + FAR * (partition == 0 and self.is_let)
 
 
-def test_partitions_that_are_ready_go_on_while_the_answers_of_another_are_read(delivery: str) -> None:
+def test_partitions_that_are_ready_go_on_while_the_answers_of_another_are_read(
+    delivery: str,
+) -> None:
     broker, few, many = make_broker(), 5, 60
     questions = [unit(f"why {n}?", query={"query_id": f"q-{n}"}) for n in range(2 * many)]
     for number, one in enumerate(questions):
         headers = one.message.headers
-        broker.append(RETRIEVALS.name, one.message.value, key=b"k", headers=headers, partition=number % 2)
+        broker.append(
+            RETRIEVALS.name, one.message.value, key=b"k", headers=headers, partition=number % 2
+        )
     reader = LongReader(broker)
-    service = Service(broker, delivery, reader, GeneratorSettings(concurrency=few, intake_records_max=few))
+    service = Service(
+        broker, delivery, reader, GeneratorSettings(concurrency=few, intake_records_max=few)
+    )
     service.turn(lambda: len(answers(broker)) == many)
     assert {one.query_id for one in answers(broker)} == {f"q-{n}" for n in range(1, 2 * many, 2)}
     assert service.loop.ledger.in_flight == 0, "nothing of the other was taken in"
     reader.is_let = True
     service.turn(lambda: committed(broker) == 2 * many)
     service.crash()
-    assert Counter(one.source for one in answers(broker)) == {one.record.source: 1 for one in questions}
+    assert Counter(one.source for one in answers(broker)) == {
+        one.record.source: 1 for one in questions
+    }
 
 
 @pytest.mark.kafka
-def test_on_real_brokers_a_new_life_reads_what_an_earlier_one_committed(kafka_bootstrap: str) -> None:
+def test_on_real_brokers_a_new_life_reads_what_an_earlier_one_committed(
+    kafka_bootstrap: str,
+) -> None:
     name = uuid.uuid4().hex[:8]
     settings = KafkaSettings(bootstrap=kafka_bootstrap, group_prefix=f"t-{name}", slot=name)
     make_topics(settings)
@@ -257,12 +292,16 @@ def test_on_real_brokers_a_new_life_reads_what_an_earlier_one_committed(kafka_bo
         for one in questions:
             key = one.record.query.query_id.encode()
             value = one.message.value or b""
-            output = Output(topic=RETRIEVALS.name, key=key, value=value, headers=one.message.headers)
+            output = Output(
+                topic=RETRIEVALS.name, key=key, value=value, headers=one.message.headers
+            )
             assert producer.produce(output, lambda error: None)
         assert producer.close(20) == 0
         return questions
 
-    begin_at_end(settings, settings.group_of("generator"), RETRIEVALS.name)  # other tests have written to this broker
+    begin_at_end(
+        settings, settings.group_of("generator"), RETRIEVALS.name
+    )  # other tests have written to this broker
     first = RealService(settings)
     asked = ask(*range(10))
     first.turn(lambda: read(10))
@@ -293,7 +332,7 @@ class RealService:
                 decode=lambda message: decode(Retrieval, message.value, message.headers),
                 bad_input="stop",
             ),
-            stage=LedgerStage(within, KafkaAnswersReader(settings, clock), own, metrics, clock),
+            stage=DedupStage(within, KafkaAnswersReader(settings, clock), own, metrics, clock),
             consumer=make_consumer(settings, group, clock, "exactly_once"),
             make_delivery=make_delivery(settings, group, "exactly_once"),
             clock=clock,

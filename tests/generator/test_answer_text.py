@@ -62,7 +62,8 @@ def test_the_pieces_do_not_matter_and_what_is_returned_adds_up(
 
 def test_only_the_fields_of_the_top_level_count() -> None:
     text = (
-        '{"note": "answer", "inner": {"answer": "no", "citations": [9]}, "list": ["answer", 8, [7]], "n": 6,'
+        '{"note": "answer", "inner": {"answer": "no", "citations": [9]}, "list": ["answer", 8, '
+        '[7]], "n": 6,'
         ' "answer": "yes, \\"[1]\\", {2}", "citations": [1, 2], "more": [3]}'
     )
     assert (read(text).answer, read(text).numbers) == ('yes, "[1]", {2}', [1, 2])
@@ -101,16 +102,23 @@ def test_a_key_in_escapes_is_the_same_key_and_a_long_one_is_no_trouble() -> None
 def test_a_number_that_is_cut_off_does_not_count_and_one_that_is_too_long_neither() -> None:
     assert written('{"answer": "x", "citations": [1, 2').numbers == (1,)
     assert written('{"answer": "x", "citations": [1, 2]').numbers == (1, 2)
-    assert written('{"answer": "x", "citations": [999999999, 1234567890, 3,').numbers == (999_999_999, 3)
+    assert written('{"answer": "x", "citations": [999999999, 1234567890, 3,').numbers == (
+        999_999_999,
+        3,
+    )
 
 
-@pytest.mark.parametrize("text", ['{"answer": "x"}', '{"answer": "x", "citations": ["1"]}', '{"answer": "x"} and more'])
+@pytest.mark.parametrize(
+    "text", ['{"answer": "x"}', '{"answer": "x", "citations": ["1"]}', '{"answer": "x"} and more']
+)
 def test_an_object_that_is_not_ours_is_not_complete(text: str) -> None:
     assert written(text) == Written(answer="x", numbers=(), is_complete=False)
 
 
 def test_plain_text_is_kept_and_is_not_complete() -> None:
-    assert written("  In 1785 [1].\n") == Written(answer="In 1785 [1].", numbers=(), is_complete=False)
+    assert written("  In 1785 [1].\n") == Written(
+        answer="In 1785 [1].", numbers=(), is_complete=False
+    )
     assert written("") == Written(answer="", numbers=(), is_complete=False)
     assert written('  {"answer": "a ') == Written(answer="a ", numbers=(), is_complete=False)
 
@@ -129,7 +137,10 @@ def test_the_schema_takes_numbers_of_the_passages_alone_and_a_text_within_bounds
         ("x", [], False),
         ("x", [1, 2, 3, 1], False),
     ):
-        assert validator.is_valid({"answer": answer, "citations": numbers}) is is_valid, (answer, numbers)
+        assert validator.is_valid({"answer": answer, "citations": numbers}) is is_valid, (
+            answer,
+            numbers,
+        )
     assert not validator.is_valid({"answer": "x"})
     assert not validator.is_valid({"citations": [1]})
     assert not validator.is_valid({"answer": "x", "citations": [1], "more": 1})
@@ -186,7 +197,9 @@ def test_a_pair_is_one_character_at_both_ends_of_the_range(high: int, low: int) 
 @pytest.mark.parametrize("unit", [0xE000, 0xD7FF])
 def test_a_high_surrogate_pairs_with_nothing_but_a_low_one(unit: int) -> None:
     reader = AnswerReader()
-    assert reader.feed('{"answer": "' + escaped(0xD800, unit)) == "\N{REPLACEMENT CHARACTER}" + chr(unit)
+    assert reader.feed('{"answer": "' + escaped(0xD800, unit)) == "\N{REPLACEMENT CHARACTER}" + chr(
+        unit
+    )
 
 
 def test_an_answer_inside_two_other_objects_is_not_the_answer() -> None:

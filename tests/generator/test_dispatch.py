@@ -82,7 +82,13 @@ def test_no_more_than_concurrency_run_and_the_next_follows_when_one_ends() -> No
 
 def test_what_is_gone_changes_nothing() -> None:
     dispatcher = opened()
-    for event in (Accepted(id=7), Ended(id=7), Refused(id=7), Revoked(ids=frozenset({7})), Refused(id=None)):
+    for event in (
+        Accepted(id=7),
+        Ended(id=7),
+        Refused(id=7),
+        Revoked(ids=frozenset({7})),
+        Refused(id=None),
+    ):
         assert dispatcher.step(event, 1) == ()
         assert dispatcher.server == "open"
 
@@ -115,7 +121,11 @@ def test_a_running_query_is_cancelled_and_expired_and_makes_room() -> None:
     arrive(dispatcher, 1, deadline_us=500)
     arrive(dispatcher, 2, 3)
     assert dispatcher.wake_us() == 500
-    assert dispatcher.step(Ticked(), 600) == (Cancel(id=1), Expire(id=1, attempts=1), Send(id=3, attempt=1))
+    assert dispatcher.step(Ticked(), 600) == (
+        Cancel(id=1),
+        Expire(id=1, attempts=1),
+        Send(id=3, attempt=1),
+    )
 
 
 def test_an_answer_that_comes_at_the_deadline_is_expired_not_delivered() -> None:
@@ -157,7 +167,10 @@ def test_an_expired_probe_is_replaced() -> None:
 def test_revoked_queries_are_forgotten_and_their_requests_cancelled() -> None:
     dispatcher = opened()
     arrive(dispatcher, 5, 4, 3, 2)
-    assert dispatcher.step(Revoked(ids=frozenset({2, 5, 9})), 1) == (Cancel(id=5), Send(id=3, attempt=1))
+    assert dispatcher.step(Revoked(ids=frozenset({2, 5, 9})), 1) == (
+        Cancel(id=5),
+        Send(id=3, attempt=1),
+    )
     assert dispatcher.in_hand == 2
     assert dispatcher.step(Ended(id=5), 2) == ()
     assert dispatcher.step(Revoked(ids=frozenset({4, 3})), 3) == (Cancel(id=3), Cancel(id=4))
@@ -166,7 +179,19 @@ def test_revoked_queries_are_forgotten_and_their_requests_cancelled() -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["arrive", "accept", "end", "refuse", "suspect", "check", "check_refused", "revoke", "tick"]),
+        st.sampled_from(
+            [
+                "arrive",
+                "accept",
+                "end",
+                "refuse",
+                "suspect",
+                "check",
+                "check_refused",
+                "revoke",
+                "tick",
+            ]
+        ),
         st.integers(0, 5),
         st.integers(0, 400),
     ),
@@ -187,7 +212,9 @@ class Bookkeeper:
         self.cancelled_now: list[int] = []
 
     def note(self, event: Event, now_us: int) -> None:
-        """Takes in what happened. What is late is the dispatcher's to expire, whatever the event says of it."""
+        """Takes in what happened. What is late is the dispatcher's to expire, whatever the event
+        says of it.
+        """
         match event:
             case Arrived(prompt=prompt):
                 self.waiting[prompt.id] = prompt
@@ -196,7 +223,9 @@ class Bookkeeper:
             case Refused(id=id) if id is not None and not late(self.running[id], now_us):
                 self.waiting[id] = self.running.pop(id)
             case Revoked(ids=ids):
-                gone = {id for id in ids if not late(self.waiting.get(id) or self.running[id], now_us)}
+                gone = {
+                    id for id in ids if not late(self.waiting.get(id) or self.running[id], now_us)
+                }
                 self.revoked |= gone
                 for id in gone:
                     self.waiting.pop(id, None)
@@ -229,7 +258,9 @@ class Bookkeeper:
                     self.end(id, "answered")
 
     def end(self, id: int, how: str) -> None:
-        assert id not in self.terminal and id not in self.revoked, "a query ends once, and not after it was revoked"
+        assert id not in self.terminal and id not in self.revoked, (
+            "a query ends once, and not after it was revoked"
+        )
         self.terminal[id] = how
 
 
@@ -239,7 +270,11 @@ def event_of(kind: str, number: int, books: Bookkeeper, next_id: int, now_us: in
     match kind:
         case "arrive":
             deadline_us = now_us + 300 * number if number > 2 else None
-            return Arrived(prompt=Prompt(id=next_id, arrival_us=now_us, priority=number % 2, deadline_us=deadline_us))
+            return Arrived(
+                prompt=Prompt(
+                    id=next_id, arrival_us=now_us, priority=number % 2, deadline_us=deadline_us
+                )
+            )
         case "check" if books.check_is_out:
             return CheckPassed()
         case "check_refused" if books.check_is_out:
@@ -263,7 +298,9 @@ def event_of(kind: str, number: int, books: Bookkeeper, next_id: int, now_us: in
 
 
 @given(STEPS)
-def test_over_any_history_each_query_ends_once_or_is_still_in_hand(steps: list[tuple[str, int, int]]) -> None:
+def test_over_any_history_each_query_ends_once_or_is_still_in_hand(
+    steps: list[tuple[str, int, int]],
+) -> None:
     limits = replace(LIMITS, failures_max=1)
     dispatcher, books = Dispatcher(limits), Bookkeeper()
     now_us, next_id = 0, 0
@@ -302,7 +339,12 @@ def late(prompt: Prompt, now_us: int) -> bool:
     return prompt.deadline_us is not None and now_us >= prompt.deadline_us
 
 
-@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 3), st.none() | st.integers(50, 53)), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.integers(-2, 2), st.integers(0, 3), st.none() | st.integers(50, 53)),
+        max_size=20,
+    )
+)
 def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them_and_now_and_then_the_oldest(
     rows: list[tuple[int, int, int | None]],
 ) -> None:
@@ -320,7 +362,9 @@ def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them_and_now_and_then
         actions = dispatcher.step(Ended(id=sent[-1]), 5)
         sent += [action.id for action in actions if isinstance(action, Send)]
     infinity = 1_000
-    left = sorted(prompts, key=lambda p: (p.priority, p.deadline_us or infinity, p.arrival_us, p.id))
+    left = sorted(
+        prompts, key=lambda p: (p.priority, p.deadline_us or infinity, p.arrival_us, p.id)
+    )
     plain: list[Prompt] = []
     while left:
         is_oldest_due = (len(plain) + 1) % OLDEST_EVERY == 0
@@ -338,7 +382,11 @@ def test_no_priority_keeps_a_prompt_waiting_for_ever() -> None:
     sent = [0]
     for id in range(2, 40):
         dispatcher.step(Arrived(prompt=Prompt(id=id, arrival_us=id + 1)), id + 1)
-        sent += [action.id for action in dispatcher.step(Ended(id=sent[-1]), id + 1) if isinstance(action, Send)]
+        sent += [
+            action.id
+            for action in dispatcher.step(Ended(id=sent[-1]), id + 1)
+            if isinstance(action, Send)
+        ]
     assert sent.index(1) < OLDEST_EVERY
 
 

@@ -172,7 +172,10 @@ def test_a_revoked_probe_is_replaced_by_the_next_prompt_or_by_a_check() -> None:
     dispatcher.step(Refused(id=1), 0)
     dispatcher.step(Refused(id=2), 0)
     assert dispatcher.step(Ticked(), 100) == (Send(id=1, attempt=2),)
-    assert dispatcher.step(Revoked(ids=frozenset({1})), 110) == (Cancel(id=1), Send(id=2, attempt=2))
+    assert dispatcher.step(Revoked(ids=frozenset({1})), 110) == (
+        Cancel(id=1),
+        Send(id=2, attempt=2),
+    )
     assert dispatcher.step(Revoked(ids=frozenset({2})), 120) == (Cancel(id=2), Check())
     assert dispatcher.in_hand == 0
 
@@ -180,7 +183,7 @@ def test_a_revoked_probe_is_replaced_by_the_next_prompt_or_by_a_check() -> None:
 # ---- a prompt that is to blame
 
 
-def test_a_prompt_under_suspicion_waits_as_long_again_after_the_pause_so_that_others_come_in() -> None:
+def test_a_prompt_under_suspicion_waits_as_long_again_after_pause_so_that_others_come_in() -> None:
     dispatcher = opened()
     arrive(dispatcher, 1)
     dispatcher.step(Refused(id=1, suspect=True, retry_after_us=300), 1_000)

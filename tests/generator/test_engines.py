@@ -1,4 +1,6 @@
-"""One conformance suite over all engines, then what is of the real client alone, against the stand-in's faults."""
+"""One conformance suite over all engines, then what is of the real client alone, against the
+stand-in's faults.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_pieces_come_then_one_end_and_together_they_are_a_cited_answer(
 
 
 @pytest.mark.parametrize("make", ENGINES)
-def test_the_same_request_gives_the_same_text(make: Callable[[], AbstractContextManager[LlmEngine]]) -> None:
+def test_the_same_request_gives_the_same_text(
+    make: Callable[[], AbstractContextManager[LlmEngine]],
+) -> None:
     async def twice(engine: LlmEngine) -> tuple[str, str]:
         return (await collect(engine))[0], (await collect(engine))[0]
 
@@ -120,7 +124,9 @@ def test_a_request_can_be_left_after_its_first_piece_and_the_next_one_works(
 
 
 @pytest.mark.parametrize("make", ENGINES)
-def test_many_requests_run_side_by_side(make: Callable[[], AbstractContextManager[LlmEngine]]) -> None:
+def test_many_requests_run_side_by_side(
+    make: Callable[[], AbstractContextManager[LlmEngine]],
+) -> None:
     async def many(engine: LlmEngine) -> list[tuple[str, Finished]]:
         return await asyncio.gather(*(collect(engine) for _ in range(20)))
 
@@ -129,7 +135,9 @@ def test_many_requests_run_side_by_side(make: Callable[[], AbstractContextManage
 
 
 @pytest.mark.parametrize("make", ENGINES)
-def test_closing_an_engine_that_was_never_used_is_fine(make: Callable[[], AbstractContextManager[LlmEngine]]) -> None:
+def test_closing_an_engine_that_was_never_used_is_fine(
+    make: Callable[[], AbstractContextManager[LlmEngine]],
+) -> None:
     with make() as engine:
         asyncio.run(engine.close())
 
@@ -162,8 +170,12 @@ def test_the_request_carries_its_id_so_that_the_servers_log_can_be_read(server: 
     assert server.requests.completed_by_id == {REQUEST.id: 1}
 
 
-@pytest.mark.parametrize(("mode", "kind", "is_suspect"), [("429", "busy", False), ("503", "busy", False)])
-def test_a_busy_server_says_when_to_come_back(server: LlmServer, mode: Any, kind: str, is_suspect: bool) -> None:
+@pytest.mark.parametrize(
+    ("mode", "kind", "is_suspect"), [("429", "busy", False), ("503", "busy", False)]
+)
+def test_a_busy_server_says_when_to_come_back(
+    server: LlmServer, mode: Any, kind: str, is_suspect: bool
+) -> None:
     server.fault = Fault(mode=mode, retry_after_s=2.5)
     refusal = refusal_of(server)
     assert (refusal.kind, refusal.retry_after_s, refusal.is_suspect) == (kind, 2.5, is_suspect)
@@ -188,7 +200,8 @@ def test_a_connection_that_breaks_or_a_stream_of_nonsense_is_broken(
 
 
 @pytest.mark.parametrize(
-    ("after_tokens", "more"), [(0, {"first_token_timeout_s": 1.0}), (2, {"next_token_timeout_s": 0.1})]
+    ("after_tokens", "more"),
+    [(0, {"first_token_timeout_s": 1.0}), (2, {"next_token_timeout_s": 0.1})],
 )
 def test_silence_before_or_between_tokens_is_a_timeout_and_ends_the_request(
     server: LlmServer, after_tokens: int, more: dict[str, float]
@@ -230,7 +243,9 @@ def test_nobody_at_the_port_is_unreachable() -> None:
             assert (error.value.kind, error.value.is_suspect) == ("unreachable", False)
 
 
-def test_another_model_is_missing_and_the_message_names_those_that_are_there(server: LlmServer) -> None:
+def test_another_model_is_missing_and_the_message_names_those_that_are_there(
+    server: LlmServer,
+) -> None:
     with pytest.raises(LlmRefusal, match=f"no model 'other', only: {NAME}; set llm.model") as error:
         run(OpenAiEngine(settings(server, model="other")), lambda engine: engine.check())
     assert error.value.kind == "model_missing"
@@ -241,10 +256,15 @@ def test_another_model_is_missing_and_the_message_names_those_that_are_there(ser
 def test_a_base_url_without_its_version_is_explained(server: LlmServer) -> None:
     url = server.url.removesuffix("/v1")
     with pytest.raises(LlmRefusal, match="base_url ends in /v1"):
-        run(OpenAiEngine(LlmSettings(base_url=url, model=server.model)), lambda engine: engine.check())
+        run(
+            OpenAiEngine(LlmSettings(base_url=url, model=server.model)),
+            lambda engine: engine.check(),
+        )
 
 
-def test_the_first_refused_prompt_blames_the_settings_and_one_after_an_answer_the_prompt(server: LlmServer) -> None:
+def test_the_first_refused_prompt_blames_the_settings_and_one_after_an_answer_the_prompt(
+    server: LlmServer,
+) -> None:
     async def use(engine: LlmEngine) -> None:
         server.fault = Fault(mode="400", count=1)
         with pytest.raises(LlmRefusal, match="has answered none so far") as first:
@@ -274,7 +294,10 @@ def answering(head: str, body: str) -> Iterator[LlmSettings]:
             with connection:
                 connection.recv(100_000)
                 content = body.encode()
-                lines = f"HTTP/1.1 {head}\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+                lines = (
+                    f"HTTP/1.1 {head}\r\nContent-Length: {len(content)}\r\nConnection: "
+                    "close\r\n\r\n"
+                )
                 connection.sendall(lines.encode() + content)
 
     thread = threading.Thread(target=serve, daemon=True)
@@ -303,12 +326,22 @@ JSON = "Content-Type: application/json"
         ("200 OK\r\nContent-Type: text/html", "<html>hello</html>", "broken"),
         (f"200 OK\r\n{JSON}", '{"choices": []}', "broken"),
         ("200 OK\r\nContent-Type: text/event-stream", "data: [DONE]\n\n", "broken"),
-        ("200 OK\r\nContent-Type: text/event-stream", 'data: {"a": 1}\n\ndata: [DONE]\n\n', "broken"),
+        (
+            "200 OK\r\nContent-Type: text/event-stream",
+            'data: {"a": 1}\n\ndata: [DONE]\n\n',
+            "broken",
+        ),
         ("200 OK\r\nContent-Type: text/event-stream", "data: 3\n\ndata: [DONE]\n\n", "broken"),
-        ("200 OK\r\nContent-Type: text/event-stream", 'data: {"error": {"message": "engine died"}}\n\n', "broken"),
+        (
+            "200 OK\r\nContent-Type: text/event-stream",
+            'data: {"error": {"message": "engine died"}}\n\n',
+            "broken",
+        ),
     ],
 )
-def test_what_a_server_may_say_is_sorted_by_what_is_to_be_done(head: str, body: str, kind: str) -> None:
+def test_what_a_server_may_say_is_sorted_by_what_is_to_be_done(
+    head: str, body: str, kind: str
+) -> None:
     with answering(head, body) as of_server, pytest.raises(LlmRefusal) as error:
         run(OpenAiEngine(of_server), collect)
     assert error.value.kind == kind
@@ -348,7 +381,11 @@ def test_priority_and_seed_are_sent_where_they_are_wished_for() -> None:
     assert "seed" not in plain and "extra_body" not in plain
     wished = LlmRequest(id="x", system="s", user="u", max_tokens=5, seed=3, priority=-4)
     body = OpenAiEngine(LlmSettings(sends_priority=True))._body(wished)
-    assert (body["seed"], body["extra_body"], "response_format" in body) == (3, {"priority": -4}, False)
+    assert (body["seed"], body["extra_body"], "response_format" in body) == (
+        3,
+        {"priority": -4},
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -358,12 +395,20 @@ def test_priority_and_seed_are_sent_where_they_are_wished_for() -> None:
         ({"retry-after": "3"}, 3.0),
         ({"retry-after": "-3"}, 0.0),
         ({"retry-after-ms": "250", "retry-after": "3"}, 0.25),
-        ({"retry-after": "Sat, 21 Nov 2026 10:00:30 GMT", "date": "Sat, 21 Nov 2026 10:00:00 GMT"}, 30.0),
+        (
+            {
+                "retry-after": "Sat, 21 Nov 2026 10:00:30 GMT",
+                "date": "Sat, 21 Nov 2026 10:00:00 GMT",
+            },
+            30.0,
+        ),
         ({"retry-after": "Sat, 21 Nov 2026 10:00:30 GMT"}, None),
         ({"retry-after": "soon", "date": "now"}, None),
     ],
 )
-def test_retry_after_is_read_in_all_its_forms(headers: dict[str, str], expected_s: float | None) -> None:
+def test_retry_after_is_read_in_all_its_forms(
+    headers: dict[str, str], expected_s: float | None
+) -> None:
     assert _retry_after_s(headers) == expected_s
 
 
@@ -372,7 +417,9 @@ def test_retry_after_is_read_in_all_its_forms(headers: dict[str, str], expected_
 
 def test_memory_plays_its_script_and_then_answers_from_the_prompt() -> None:
     refusal = LlmRefusal("busy", "no")
-    engine = MemoryEngine(script=[Turn(error=refusal, text="a b"), Turn(text="hello", finish_reason="length")])
+    engine = MemoryEngine(
+        script=[Turn(error=refusal, text="a b"), Turn(text="hello", finish_reason="length")]
+    )
 
     async def use(engine: LlmEngine) -> AsyncIterator[Any] | list[Any]:
         with pytest.raises(LlmRefusal):

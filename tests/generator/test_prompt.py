@@ -7,7 +7,14 @@ import hashlib
 import pytest
 
 from carpool.errors import ConfigError
-from generator.plan.prompt import FilledPrompt, Passage, PromptLimits, Template, fill, parse_template
+from generator.plan.prompt import (
+    FilledPrompt,
+    Passage,
+    PromptLimits,
+    Template,
+    fill,
+    parse_template,
+)
 from schemas.errors import RecordError
 
 CONTENT = """A comment, which may name [system] in a line.
@@ -56,7 +63,9 @@ def test_a_template_is_read_section_by_section() -> None:
         (("(none)", "(none)\n[more]\nx"), r"section \[more\] is not known"),
     ],
 )
-def test_a_template_that_cannot_be_used_is_refused_in_words(change: tuple[str, str], said: str) -> None:
+def test_a_template_that_cannot_be_used_is_refused_in_words(
+    change: tuple[str, str], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said) as error:
         parse_template("mine", CONTENT.replace(*change))
     assert "'mine'" in str(error.value)
@@ -64,7 +73,9 @@ def test_a_template_that_cannot_be_used_is_refused_in_words(change: tuple[str, s
 
 def test_passages_are_numbered_from_one_and_stand_before_the_question() -> None:
     prompt = fill(TEMPLATE, "  why? ", passages("a", "b"), WIDE)
-    assert prompt == FilledPrompt(system="Answer.", user="P:\n[1] T0: a\n\n[2] T1: b\nQ: why?", passages=2)
+    assert prompt == FilledPrompt(
+        system="Answer.", user="P:\n[1] T0: a\n\n[2] T1: b\nQ: why?", passages=2
+    )
 
 
 def test_the_same_input_gives_the_same_bytes_and_their_hash() -> None:
@@ -77,11 +88,15 @@ def test_the_same_input_gives_the_same_bytes_and_their_hash() -> None:
 def test_prompts_with_the_same_first_passages_share_a_prefix() -> None:
     one = fill(TEMPLATE, "why?", passages("a", "b"), WIDE).user
     two = fill(TEMPLATE, "who else?", passages("a", "c"), WIDE).user
-    assert one.startswith("P:\n[1] T0: a\n\n[2] T1: ") and two.startswith("P:\n[1] T0: a\n\n[2] T1: ")
+    assert one.startswith("P:\n[1] T0: a\n\n[2] T1: ") and two.startswith(
+        "P:\n[1] T0: a\n\n[2] T1: "
+    )
 
 
 def test_without_passages_the_prompt_says_so() -> None:
-    assert fill(TEMPLATE, "why?", [], WIDE) == FilledPrompt(system="Answer.", user="P:\n(none)\nQ: why?", passages=0)
+    assert fill(TEMPLATE, "why?", [], WIDE) == FilledPrompt(
+        system="Answer.", user="P:\n(none)\nQ: why?", passages=0
+    )
     none = PromptLimits(passages_max=0, passage_chars_max=100, prompt_chars_max=1_000)
     assert fill(TEMPLATE, "why?", passages("a"), none).passages == 0
 
@@ -96,7 +111,11 @@ def test_no_more_passages_than_allowed_the_first_ones() -> None:
 def test_a_passage_is_cut_at_the_last_word_that_fits() -> None:
     def shown(text: str, chars_max: int) -> str:
         limits = PromptLimits(passages_max=1, passage_chars_max=chars_max, prompt_chars_max=1_000)
-        return fill(TEMPLATE, "q", [Passage(title="T", text=text)], limits).user.split(": ", 1)[1].split("\n")[0]
+        return (
+            fill(TEMPLATE, "q", [Passage(title="T", text=text)], limits)
+            .user.split(": ", 1)[1]
+            .split("\n")[0]
+        )
 
     assert shown("one two three", 13) == "one two three"
     assert shown("one two three", 12) == "one two"
@@ -111,7 +130,8 @@ def test_a_passage_becomes_one_line_so_that_it_cannot_look_like_two() -> None:
 
 
 def test_passages_that_do_not_fit_are_left_out_and_none_behind_them_is_taken() -> None:
-    # Bare: "Answer." 7 + "P:\n\nQ: q" 8 + "(none)" 6 = 21; a passage "[1] T0: aaaa" 12 with its separator 14.
+    # Bare: "Answer." 7 + "P:\n\nQ: q" 8 + "(none)" 6 = 21; a passage "[1] T0: aaaa" 12 with its
+    # separator 14.
     texts = passages("aaaa", "b" * 50, "c")
     for chars_max, count in ((21, 0), (34, 0), (35, 1), (94, 1), (95, 2), (105, 2), (106, 3)):
         limits = PromptLimits(passages_max=3, passage_chars_max=100, prompt_chars_max=chars_max)
@@ -128,7 +148,12 @@ def test_a_question_that_does_not_fit_is_refused_with_its_length() -> None:
 
 
 def test_what_looks_like_a_placeholder_in_a_question_or_passage_stays_as_it_is() -> None:
-    prompt = fill(TEMPLATE, "{{passages}} {{n}}", [Passage(title="{{question}}", text="{{text}} {x} %s")], WIDE)
+    prompt = fill(
+        TEMPLATE,
+        "{{passages}} {{n}}",
+        [Passage(title="{{question}}", text="{{text}} {x} %s")],
+        WIDE,
+    )
     assert prompt.user == "P:\n[1] {{question}}: {{text}} {x} %s\nQ: {{passages}} {{n}}"
 
 
@@ -140,4 +165,7 @@ def test_everything_that_is_wrong_with_a_template_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_template("mine", "[first]\na\n[second]\nb\n")
     text = str(caught.value)
-    assert "section [first] is not known; there are: system, user, passage, nothing_found; section [second]" in text
+    assert (
+        "section [first] is not known; there are: system, user, passage, nothing_found; section "
+        "[second]" in text
+    )

@@ -1,4 +1,6 @@
-"""The generator as a process on real Kafka: stopped with requests in flight, and before an LLM server that refuses."""
+"""The generator as a process on real Kafka: stopped with requests in flight, and before an LLM
+server that refuses.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from schemas.query import Query
 from schemas.record import ClusterId, Source
 from schemas.retrieval import Hit, Retrieval
 from schemas.topics import ANSWERS, QUERIES, RETRIEVALS
-from tests.e2e.support import Found, Publisher, quick_settings, read_all, read_to_end
+from tests.e2e.support import Publisher, SearchResult, quick_settings, read_all, read_to_end
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -46,8 +48,15 @@ def topics(broker: str) -> None:
 
 
 def ask(publisher: Publisher, query_id: str, deadline_s: float | None = None) -> None:
-    """Publishes what a searcher would: the retrieval of a query, which is to be answered before `deadline_s` (epoch)."""
-    source = Source(topic=QUERIES.name, partition=0, offset=next(_offsets), timestamp_ms=int(time.time() * 1_000))
+    """Publishes what a searcher would: the retrieval of a query, which is to be answered before
+    `deadline_s` (epoch).
+    """
+    source = Source(
+        topic=QUERIES.name,
+        partition=0,
+        offset=next(_offsets),
+        timestamp_ms=int(time.time() * 1_000),
+    )
     retrieval = Retrieval(
         query=Query(query_id=query_id, text=f"What of {query_id}?"),
         source=source,
@@ -56,7 +65,9 @@ def ask(publisher: Publisher, query_id: str, deadline_s: float | None = None) ->
         is_final=True,
         index_version="i",
         embedding_model="m",
-        hits=(Hit(doc_id="d-1", score=0.9, cluster=ClusterId(1), title="A title", text="A passage."),),
+        hits=(
+            Hit(doc_id="d-1", score=0.9, cluster=ClusterId(1), title="A title", text="A passage."),
+        ),
         skipped_clusters=(),
     )
     value, headers = encode(retrieval, event_id=query_id, source="test", time_us=0)
@@ -83,10 +94,12 @@ def wait_until(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) ->
         time.sleep(0.02)
 
 
-def answers_to(broker: str, prefix: str, count: int) -> list[Found]:
-    """The answers to the queries of `prefix`, once there are `count` of them, and what comes within another second."""
+def answers_to(broker: str, prefix: str, count: int) -> list[SearchResult]:
+    """The answers to the queries of `prefix`, once there are `count` of them, and what comes within
+    another second.
+    """
 
-    def ours(found: list[Found]) -> list[Found]:
+    def ours(found: list[SearchResult]) -> list[SearchResult]:
         return [each for each in found if (each.key or b"").startswith(prefix.encode())]
 
     read_all(broker, ANSWERS.name, until=lambda found: len(ours(found)) >= count, timeout_s=90)
@@ -94,11 +107,15 @@ def answers_to(broker: str, prefix: str, count: int) -> list[Found]:
     return ours(read_to_end(broker, ANSWERS.name))
 
 
-def test_sigterm_with_64_requests_in_flight_generates_none_of_them_twice(broker: str, tmp_path: Path) -> None:
+def test_sigterm_with_64_requests_in_flight_generates_none_of_them_twice(
+    broker: str, tmp_path: Path
+) -> None:
     publisher = Publisher(broker)
     ids = [f"term-{number}" for number in range(QUERIES_COUNT)]
     with LlmServer(latency_ms=1_500) as llm:
-        stack = generator(broker, llm, tmp_path, "term", concurrency=IN_FLIGHT, intake_records_max=100)
+        stack = generator(
+            broker, llm, tmp_path, "term", concurrency=IN_FLIGHT, intake_records_max=100
+        )
         with stack:
             for query_id in ids:
                 ask(publisher, query_id)
@@ -126,7 +143,9 @@ def test_sigkill_with_64_requests_in_flight_repeats_at_most_those_and_none_that_
         return {each.body["query_id"] for each in read_to_end(broker, ANSWERS.name)} & set(ids)
 
     with LlmServer(latency_ms=5_000) as llm:
-        stack = generator(broker, llm, tmp_path, "kill", concurrency=IN_FLIGHT, intake_records_max=100)
+        stack = generator(
+            broker, llm, tmp_path, "kill", concurrency=IN_FLIGHT, intake_records_max=100
+        )
         with stack:
             for query_id in ids:
                 ask(publisher, query_id)
@@ -145,11 +164,14 @@ def test_sigkill_with_64_requests_in_flight_repeats_at_most_those_and_none_that_
     repeated = {prompt for prompt, times in llm.requests.started_by_prompt.items() if times > 1}
     assert max(llm.requests.started_by_prompt.values()) == 2
     assert len(repeated) <= IN_FLIGHT
-    # Each that was asked before and has no answer had to be asked again, so any more would be one that was committed.
+    # Each that was asked before and has no answer had to be asked again, so any more would be one
+    # that was committed.
     assert len(repeated) == len(started) - len(committed)
 
 
-@pytest.mark.parametrize("outage_s", [4.0, pytest.param(60.0, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize(
+    "outage_s", [4.0, pytest.param(60.0, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+)
 def test_an_llm_server_that_refuses_costs_deadlines_and_nothing_else(
     broker: str, tmp_path: Path, outage_s: float
 ) -> None:
@@ -180,23 +202,38 @@ def test_an_llm_server_that_refuses_costs_deadlines_and_nothing_else(
         assert stack["generator"].is_running
         assert stack["generator"].pid == pid
 
-    assert Counter(each.body["query_id"] for each in answers) == Counter(deadlines_s.keys()), "one terminal answer each"
-    answered_s = {each.body["query_id"]: written_s(each) for each in answers if each.body["status"] == "ok"}
+    assert Counter(each.body["query_id"] for each in answers) == Counter(deadlines_s.keys()), (
+        "one terminal answer each"
+    )
+    answered_s = {
+        each.body["query_id"]: written_s(each) for each in answers if each.body["status"] == "ok"
+    }
     late = {
-        query_id: at_s - deadlines_s[query_id] for query_id, at_s in answered_s.items() if at_s > deadlines_s[query_id]
+        query_id: at_s - deadlines_s[query_id]
+        for query_id, at_s in answered_s.items()
+        if at_s > deadlines_s[query_id]
     }
     assert not late
     first_s = {
-        mode: min((at_s for at_s in answered_s.values() if at_s > ended_s), default=float("inf")) - ended_s
+        mode: min((at_s for at_s in answered_s.values() if at_s > ended_s), default=float("inf"))
+        - ended_s
         for mode, _, ended_s in spans
     }
-    print("first answer after recovery, s:", {mode: round(seconds, 2) for mode, seconds in first_s.items()})
+    print(
+        "first answer after recovery, s:",
+        {mode: round(seconds, 2) for mode, seconds in first_s.items()},
+    )
     assert {mode: seconds for mode, seconds in first_s.items() if seconds > RECOVERY_S_MAX} == {}
-    during = [at_s for at_s in answered_s.values() for _, began_s, ended_s in spans if began_s + 0.5 < at_s < ended_s]
+    during = [
+        at_s
+        for at_s in answered_s.values()
+        for _, began_s, ended_s in spans
+        if began_s + 0.5 < at_s < ended_s
+    ]
     assert not during, "the server did refuse"
     print("answers by status:", Counter(each.body["status"] for each in answers))
 
 
-def written_s(answer: Found) -> float:
+def written_s(answer: SearchResult) -> float:
     """When the answer was made, epoch seconds."""
     return datetime.fromisoformat(answer.text("ce_time") or "").timestamp()

@@ -26,14 +26,24 @@ def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
         asked = unit()
         run.offer(asked)
         (answer,) = run.wait_for_answers(1)
-    assert (answer.query_id, answer.status, answer.is_final, answer.replayed) == (f"q-{asked.id}", "ok", True, False)
+    assert (answer.query_id, answer.status, answer.is_final, answer.replayed) == (
+        f"q-{asked.id}",
+        "ok",
+        True,
+        False,
+    )
     assert answer.answer == "Because [2]."
     assert answer.citations == (
         Citation(n=2, doc_id="d2", title="T2", start=8, end=11, score=0.8),
         Citation(n=1, doc_id="d1", title="T1", score=0.9),
     )
     assert answer.retrieved == (Retrieved(id="d1", score=0.9), Retrieved(id="d2", score=0.8))
-    assert (answer.finish_reason, answer.model, answer.attempts, answer.error) == ("stop", MEMORY, 1, None)
+    assert (answer.finish_reason, answer.model, answer.attempts, answer.error) == (
+        "stop",
+        MEMORY,
+        1,
+        None,
+    )
     assert answer.source == asked.record.source
     assert answer.usage is not None and answer.usage.output_tokens == len(CITED.split())
     assert answer.cache == CacheUse(gpu=0, ram=1, ssd=1, bytes_read=4096, kv_hit_tokens=0)
@@ -52,8 +62,15 @@ def test_the_record_has_a_stable_id_and_carries_the_headers_of_its_query() -> No
         (done,) = run.sink.dones
     (output,) = done.outputs
     assert done.parts == ((asked.id, 0),)
-    assert (output.topic, output.key, output.partition) == (ANSWERS.name, f"q-{asked.id}".encode(), None)
-    assert header(output.headers, "ce_id") == f"rag.queries.v1/1/{asked.record.source.offset}/answer".encode()
+    assert (output.topic, output.key, output.partition) == (
+        ANSWERS.name,
+        f"q-{asked.id}".encode(),
+        None,
+    )
+    assert (
+        header(output.headers, "ce_id")
+        == f"rag.queries.v1/1/{asked.record.source.offset}/answer".encode()
+    )
     assert header(output.headers, "ce_type") == b"rag.answer.completed"
     assert header(output.headers, "traceparent") == b"00-1"
     assert header(output.headers, "other") is None
@@ -79,17 +96,27 @@ def test_the_model_is_asked_with_template_wishes_and_the_numbers_that_it_may_cit
     with running(engine, GeneratorSettings(max_tokens_cap=400, max_tokens=30)) as run:
         run.wait_until_open()
         asked = unit("  who? ", query={**wishes, "generation": generation(**wishes["generation"])})  # type: ignore[arg-type]
-        run.offer(asked, unit(query={"generation": generation(max_tokens=9_000)}), unit(found=hits(5)))
+        run.offer(
+            asked, unit(query={"generation": generation(max_tokens=9_000)}), unit(found=hits(5))
+        )
         run.wait_for_answers(3)
-    first, second, third = sorted(engine.requests, key=lambda request: int(request.id.rpartition("/")[2]))
+    first, second, third = sorted(
+        engine.requests, key=lambda request: int(request.id.rpartition("/")[2])
+    )
     assert first.id == f"rag.queries.v1/1/{asked.record.source.offset}"
     assert first.user == (
-        "Passages:\n\n[1] T1: text 1\n\n[2] T2: text 2\n\nQuestion: who?\n\nAnswer in one full sentence."
+        "Passages:\n\n[1] T1: text 1\n\n[2] T2: text 2\n\nQuestion: who?\n\nAnswer in one full "
+        "sentence."
     )
     assert first.system.startswith("You answer questions from numbered passages.")
     assert (first.max_tokens, first.temperature, first.seed, first.priority) == (50, 0.5, 7, -2)
     assert enum_of(first) == [1, 2]
-    assert (second.max_tokens, second.temperature, second.seed, second.priority) == (400, 0.0, None, 0)
+    assert (second.max_tokens, second.temperature, second.seed, second.priority) == (
+        400,
+        0.0,
+        None,
+        0,
+    )
     assert third.max_tokens == 30
     assert enum_of(third) == [1, 2, 3], "passages_max is 3"
 
@@ -166,19 +193,31 @@ def test_a_text_that_fills_its_bound_was_cut_there() -> None:
 
 def test_plain_text_of_a_server_without_structured_output_is_partial() -> None:
     answer, _ = answer_to(Turn(text="Because [2]."))
-    assert (answer.status, answer.answer, answer.finish_reason) == ("partial", "Because [2].", "stop")
+    assert (answer.status, answer.answer, answer.finish_reason) == (
+        "partial",
+        "Because [2].",
+        "stop",
+    )
     assert [(citation.n, citation.start) for citation in answer.citations] == [(2, 8)]
 
 
 @pytest.mark.parametrize(
     ("text", "reason", "retryable"),
-    [('{"ans', "length", True), ('{"answer": " ", "citations": []}', "stop", False), ("", "content_filter", False)],
+    [
+        ('{"ans', "length", True),
+        ('{"answer": " ", "citations": []}', "stop", False),
+        ("", "content_filter", False),
+    ],
 )
 def test_no_text_at_all_is_failed_with_a_reason(text: str, reason: str, retryable: bool) -> None:
     answer, _ = answer_to(Turn(text=text, finish_reason=reason))
     assert (answer.status, answer.answer, answer.citations) == ("failed", None, ())
     assert answer.error is not None
-    assert (answer.error.type, answer.error.retryable, answer.error.stage) == ("llm_refused", retryable, "generator")
+    assert (answer.error.type, answer.error.retryable, answer.error.stage) == (
+        "llm_refused",
+        retryable,
+        "generator",
+    )
     assert repr(reason) in answer.error.message
 
 
@@ -195,7 +234,8 @@ def test_skipped_clusters_make_an_answer_partial_and_are_named() -> None:
     assert (answer.status, answer.answer, len(answer.citations)) == ("partial", "Because [2].", 2)
     assert answer.error == AnswerError(
         type="index_damaged",
-        message="2 clusters could not be read and were not searched (4, 9); better passages may be missing",
+        message="2 clusters could not be read and were not searched (4, 9); better passages may be "
+        "missing",
         retryable=True,
         stage="searcher",
     )

@@ -1,4 +1,6 @@
-"""The generator as a stage: servers that refuse, break off and come back; deadlines, credit, revocation, closing."""
+"""The generator as a stage: servers that refuse, break off and come back; deadlines, credit,
+revocation, closing.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from carpool.errors import ConfigError
-from carpool.kafka.stage import Credit
+from carpool.loop.stage import Credit
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.llm_server import Fault, LlmServer
 from carpool.testing.llm_text import NAME
@@ -51,7 +53,9 @@ def test_a_refusing_server_stops_the_intake_keeps_what_is_in_hand_and_is_asked_a
         asked = unit()
         run.offer(asked)
         run.wait(lambda: bool(run.stage.not_ready()))
-        assert list(run.stage.not_ready()) == ["LLM server at memory refuses: it takes no more work now"]
+        assert list(run.stage.not_ready()) == [
+            "LLM server at memory refuses: it takes no more work now"
+        ]
         assert run.stage.credit().records == 0
         assert run.sink.dones == []
         clock.time_us = NOW_US + 2_999_999
@@ -80,7 +84,7 @@ def test_each_try_is_a_generation_of_its_own() -> None:
     assert list(by_id)[-1] == answer.generation_id
 
 
-def test_a_query_over_which_the_server_breaks_off_again_and_again_is_failed_while_others_are_answered() -> None:
+def test_query_over_which_server_breaks_off_and_again_is_failed_while_others_are_answered() -> None:
     class Picky(MemoryEngine):
         async def stream(self, request: LlmRequest) -> AsyncGenerator[Event, None]:
             if "poison" in request.user:
@@ -104,7 +108,9 @@ def test_a_query_over_which_the_server_breaks_off_again_and_again_is_failed_whil
     assert (failed.error.type, failed.error.retryable) == ("llm_refused", True)
     assert "it failed (HTTP 500)" in failed.error.message
     (failure,) = (done.failure for done in run.sink.dones if done.failure)
-    assert (failure.query.query_id, failure.is_transient) == (failed.query_id, True), "the loop may send it round again"
+    assert (failure.query.query_id, failure.is_transient) == (failed.query_id, True), (
+        "the loop may send it round again"
+    )
     assert sum(answer.status == "ok" for answer in answers) == answered
 
 
@@ -135,7 +141,10 @@ def test_a_running_query_whose_deadline_passes_is_cancelled_and_answered_expired
         (answer,) = run.wait_for_answers(1)
         run.wait(lambda: bool(engine.cancelled))
     assert (answer.status, answer.answer, answer.attempts) == ("expired", None, 1)
-    assert answer.error is not None and (answer.error.type, answer.error.retryable) == ("expired", True)
+    assert answer.error is not None and (answer.error.type, answer.error.retryable) == (
+        "expired",
+        True,
+    )
     assert answer.timings_ms["total"] == 1_040
     assert engine.cancelled == [f"rag.queries.v1/1/{asked.record.source.offset}"]
     assert run.metric("llm_requests_total", outcome="cancelled") == 1
@@ -155,7 +164,7 @@ def test_an_answer_in_time_whose_commit_begins_after_the_deadline_is_written_as_
     assert (late.key, late.topic) == (done.outputs[0].key, done.outputs[0].topic)
 
 
-def test_a_query_that_comes_late_is_expired_unasked_and_its_own_deadline_counts_without_another() -> None:
+def test_query_comes_late_is_expired_unasked_and_its_own_deadline_counts_without_another() -> None:
     engine = MemoryEngine()
     with running(engine, clock=HandClock()) as run:
         run.wait_until_open()
@@ -167,7 +176,9 @@ def test_a_query_that_comes_late_is_expired_unasked_and_its_own_deadline_counts_
 
 def test_concurrency_and_intake_are_bounded_in_records_and_bytes() -> None:
     engine = MemoryEngine(script=[HANG] * 10)
-    settings = GeneratorSettings(concurrency=2, intake_records_max=4, intake_bytes_max=4 * 1024 * 1024)
+    settings = GeneratorSettings(
+        concurrency=2, intake_records_max=4, intake_bytes_max=4 * 1024 * 1024
+    )
     with running(engine, settings) as run:
         run.wait_until_open()
         assert run.stage.credit() == Credit(records=4, size_bytes=4 * 1024 * 1024)
@@ -218,7 +229,9 @@ def test_closing_breaks_off_what_runs_and_can_be_done_twice_or_before_the_start(
         assert len(engine.cancelled) == 1
         run.stage.close()
         assert run.sink.dones == []
-    build_stage(GeneratorSettings(), LlmSettings(), Metrics(CollectorRegistry()), HandClock()).close()
+    build_stage(
+        GeneratorSettings(), LlmSettings(), Metrics(CollectorRegistry()), HandClock()
+    ).close()
 
 
 def test_an_idle_stage_with_an_open_server_asks_for_no_tick() -> None:
@@ -244,13 +257,20 @@ def test_a_template_that_cannot_be_used_stops_the_start_with_what_to_do(tmp_path
         build_stage(GeneratorSettings(template_dir=str(tmp_path)), LLM, metrics, HandClock())
 
 
-def test_a_folder_of_templates_can_be_ones_own_and_a_query_chooses_among_them(tmp_path: Path) -> None:
-    body = "[user]\n{{passages}} {{question}}\n[passage]\n[{{n}}] {{title}} {{text}}\n[nothing_found]\nnone\n"
+def test_a_folder_of_templates_can_be_ones_own_and_a_query_chooses_among_them(
+    tmp_path: Path,
+) -> None:
+    body = (
+        "[user]\n{{passages}} {{question}}\n[passage]\n[{{n}}] {{title}} "
+        "{{text}}\n[nothing_found]\nnone\n"
+    )
     (tmp_path / "a.txt").write_text(f"[system]\nI am A.\n{body}")
     (tmp_path / "b.txt").write_text(f"[system]\nI am B.\n{body}")
     (tmp_path / "notes.md").write_text("no template")
     engine = MemoryEngine()
-    with running(engine, GeneratorSettings(template="a", template_dir=str(tmp_path), concurrency=1)) as run:
+    with running(
+        engine, GeneratorSettings(template="a", template_dir=str(tmp_path), concurrency=1)
+    ) as run:
         run.wait_until_open()
         run.offer(unit(), unit(query={"generation": generation(template="b")}))
         run.wait_for_answers(2)
@@ -317,7 +337,10 @@ def test_a_server_that_goes_away_and_comes_back_costs_no_query() -> None:
 
 
 def test_an_expired_query_ends_its_request_at_the_server() -> None:
-    with LlmServer() as server, running(OpenAiEngine(served(server)), clock=(clock := HandClock())) as run:
+    with (
+        LlmServer() as server,
+        running(OpenAiEngine(served(server)), clock=(clock := HandClock())) as run,
+    ):
         run.wait_until_open()
         server.fault = Fault(mode="hang", after_tokens=1)
         run.offer(unit(deadline_us=NOW_US + 1))

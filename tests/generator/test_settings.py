@@ -1,4 +1,6 @@
-"""Settings of the generator and of its LLM: defaults, bounds, what is refused by name, where the key comes from."""
+"""Settings of the generator and of its LLM: defaults, bounds, what is refused by name, where the
+key comes from.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,18 @@ def test_the_defaults_fit_together() -> None:
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({"CARPOOL_GENERATOR_CONCURRENCY": "65"}, "concurrency 65 is more than intake_records_max 64"),
-        ({"CARPOOL_GENERATOR_MAX_TOKENS": "2049"}, "max_tokens 2049 is more than max_tokens_cap 2048"),
-        ({"CARPOOL_LLM_BACKOFF_MS_MIN": "4001"}, "backoff_ms_min 4001 is more than backoff_ms_max 4000"),
+        (
+            {"CARPOOL_GENERATOR_CONCURRENCY": "65"},
+            "concurrency 65 is more than intake_records_max 64",
+        ),
+        (
+            {"CARPOOL_GENERATOR_MAX_TOKENS": "2049"},
+            "max_tokens 2049 is more than max_tokens_cap 2048",
+        ),
+        (
+            {"CARPOOL_LLM_BACKOFF_MS_MIN": "4001"},
+            "backoff_ms_min 4001 is more than backoff_ms_max 4000",
+        ),
         ({"CARPOOL_LLM_BASE_URL": "localhost:8000"}, "base_url 'localhost:8000' is no URL"),
         ({"CARPOOL_LLM_BASE_URL": "http://"}, "base_url 'http://' is no URL"),
         ({"CARPOOL_GENERATOR_ORDER": "prefix"}, "order"),

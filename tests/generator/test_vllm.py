@@ -1,4 +1,6 @@
-"""The real thing: vLLM with a small model. Asserts what holds for any model, never times, and never that it is right."""
+"""The real thing: vLLM with a small model. Asserts what holds for any model, never times, and never
+that it is right.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,31 @@ from tests.generator.stage import Running, running, unit
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 TEXTS = (
-    ("The Times", "The Times is a British daily national newspaper based in London. It began in 1785 under the title The"
-     " Daily Universal Register, and took its present name on 1 January 1788."),
-    ("Lake Baikal", "Lake Baikal is a rift lake in Siberia. It is the deepest lake in the world, with a depth of 1,642 m."),
-    ("Moby-Dick", "Moby-Dick is an 1851 novel by the American writer Herman Melville about the whaling ship Pequod."),
-)  # fmt: skip
+    (
+        "The Times",
+        "The Times is a British daily national newspaper based in London. It began in 1785 under "
+        "the title The Daily Universal Register, and took its present name on 1 January 1788.",
+    ),
+    (
+        "Lake Baikal",
+        "Lake Baikal is a rift lake in Siberia. It is the deepest lake in the world, "
+        "with a depth of 1,642 m.",
+    ),
+    (
+        "Moby-Dick",
+        "Moby-Dick is an 1851 novel by the American writer Herman Melville about the "
+        "whaling ship Pequod.",
+    ),
+)
 PASSAGES = tuple(
     Hit(doc_id=title, score=0.9 - n / 10, cluster=ClusterId(n), title=title, text=text)
     for n, (title, text) in enumerate(TEXTS)
 )
-QUESTIONS = ("When did The Times begin?", "What is the deepest lake in the world?", "Who wrote Moby-Dick?")
+QUESTIONS = (
+    "When did The Times begin?",
+    "What is the deepest lake in the world?",
+    "Who wrote Moby-Dick?",
+)
 
 
 class RealClock(HandClock):
@@ -84,7 +101,9 @@ def test_a_repeated_question_finds_its_prompt_in_the_prefix_cache(vllm_server: V
 
 
 def test_too_few_tokens_leave_a_partial_answer(vllm_server: VllmServer) -> None:
-    (answer,) = asked(vllm_server, "Tell everything about The Times.", generation=Generation(max_tokens=8))
+    (answer,) = asked(
+        vllm_server, "Tell everything about The Times.", generation=Generation(max_tokens=8)
+    )
     assert (answer.status, answer.finish_reason) in (("partial", "length"), ("failed", "length"))
 
 

@@ -1,4 +1,6 @@
-"""The grouper as a stage, with a real index's centroids, a list for a sink and a clock that is moved by hand."""
+"""The grouper as a stage, with a real index's centroids, a list for a sink and a clock that is
+moved by hand.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids, write_centroids
+from carpool.disk.centroids import (
+    CENTROIDS_NAME,
+    centroids_fingerprint,
+    read_centroids,
+    write_centroids,
+)
 from carpool.disk.manifest import FileEntry, Manifest, read_manifest, write_manifest
 from carpool.embedding import HashingEmbedder
 from carpool.errors import CarpoolError
-from carpool.kafka.stage import Done, Message, Output, Unit
+from carpool.kafka.records import Message, Output
+from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
-from grouper.load import index_facts
-from grouper.plan.orders import group_order
-from grouper.plan.policies import GroupingPolicy, PolicyName, grouping_policy
+from grouper.build import index_facts
+from grouper.plan.grouping import GroupingPolicy, PolicyName, grouping_policy
+from grouper.plan.order import group_order
 from grouper.service import GrouperStage
 from grouper.settings import GrouperSettings
 from grouper.work import WindowWork
@@ -36,9 +44,16 @@ DIMENSION = 64
 NLIST = 8
 EMBEDDER = HashingEmbedder(DIMENSION)
 WORDS = ("ada", "bell", "curie", "darwin", "euler", "faraday", "gauss", "hopper")
-SETTINGS = GrouperSettings(window_queries_min=2, window_queries_max=4, intake_queries_max=10, window_ms_max=100)
+SETTINGS = GrouperSettings(
+    window_queries_min=2, window_queries_max=4, intake_queries_max=10, window_ms_max=100
+)
 AHEAD = GrouperSettings(
-    window_queries_min=2, window_queries_max=4, intake_queries_max=40, window_ms_max=100, horizon_windows=2, nprobe=1
+    window_queries_min=2,
+    window_queries_max=4,
+    intake_queries_max=40,
+    window_ms_max=100,
+    horizon_windows=2,
+    nprobe=1,
 )
 
 
@@ -68,7 +83,9 @@ class ListSink:
 
     @property
     def groups(self) -> list[Group]:
-        outputs = [output for done in self.dones for output in done.outputs if output.topic == GROUPS.name]
+        outputs = [
+            output for done in self.dones for output in done.outputs if output.topic == GROUPS.name
+        ]
         return [decode(Group, output.value, output.headers) for output in outputs]
 
 
@@ -109,7 +126,9 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def write_index(folder: Path, embedder: HashingEmbedder = EMBEDDER) -> Manifest:
-    """The part of an index that the grouper reads: manifest and centroids, through the real writers."""
+    """The part of an index that the grouper reads: manifest and centroids, through the real
+    writers.
+    """
     centroids = embedder.encode(WORDS)
     write_centroids(folder, centroids)
     content = (folder / CENTROIDS_NAME).read_bytes()
@@ -140,9 +159,14 @@ class Rig:
     """A running stage over an index in `folder`."""
 
     def __init__(
-        self, folder: Path, *, settings: GrouperSettings = SETTINGS, embedder: HashingEmbedder | None = None,
-        policy: GroupingPolicy | None = None, clock: HandClock | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        *,
+        settings: GrouperSettings = SETTINGS,
+        embedder: HashingEmbedder | None = None,
+        policy: GroupingPolicy | None = None,
+        clock: HandClock | None = None,
+    ) -> None:
         self.clock = clock or HandClock()
         self.sink = ListSink()
         self.metrics = Metrics()
@@ -155,7 +179,9 @@ class Rig:
                 centroids=read_centroids(folder, manifest),
                 embedder=embedder or EMBEDDER,
                 policy=policy
-                or grouping_policy(settings.policy, jaccard_similarity_min=settings.jaccard_similarity_min),
+                or grouping_policy(
+                    settings.policy, jaccard_similarity_min=settings.jaccard_similarity_min
+                ),
                 order=group_order(settings.order),
                 grouper="test",
                 lane_count=1,
@@ -166,12 +192,20 @@ class Rig:
 
         self.stage = GrouperStage(settings=settings, load=load, clock=self.clock)
 
-    def unit(self, query: Query, *, value: bytes = b"x" * 90, published_us: int | None = None) -> Unit[Query]:
+    def unit(
+        self, query: Query, *, value: bytes = b"x" * 90, published_us: int | None = None
+    ) -> Unit[Query]:
         self.units += 1
         timestamp_ms = (self.clock.time_us if published_us is None else published_us) // 1_000
-        source = Source(topic="rag.queries.v1", partition=1, offset=self.units, timestamp_ms=timestamp_ms)
+        source = Source(
+            topic="rag.queries.v1", partition=1, offset=self.units, timestamp_ms=timestamp_ms
+        )
         message = Message(
-            source=source, key=None, value=value, headers=(("traceparent", b"00-1"),), received_us=self.clock.time_us
+            source=source,
+            key=None,
+            value=value,
+            headers=(("traceparent", b"00-1"),),
+            received_us=self.clock.time_us,
         )
         return Unit(id=self.units, record=query, message=message)
 

@@ -1,11 +1,14 @@
-"""A query is planned only if it fits the index: by model, dimension, vector and number of clusters."""
+"""A query is planned only if it fits the index: by model, dimension, vector and number of
+clusters.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from carpool.kafka.stage import Message, Unit
+from carpool.kafka.records import Message
+from carpool.loop.stage import Unit
 from grouper.admission import Admitted, IndexFacts, admit
 from schemas.errors import RecordError
 from schemas.query import Query
@@ -24,13 +27,19 @@ FACTS = IndexFacts(
 
 def admitted(query: Query) -> Admitted:
     message = Message(
-        source=Source(topic="rag.queries.v1", partition=0, offset=0), key=None, value=b"", headers=(), received_us=0
+        source=Source(topic="rag.queries.v1", partition=0, offset=0),
+        key=None,
+        value=b"",
+        headers=(),
+        received_us=0,
     )
     return admit(Unit(id=1, record=query, message=message), FACTS)
 
 
 def with_vector(*values: float, model: str = "e3f4") -> Query:
-    return Query(query_id="q-1", vector=np.array(values, dtype="<f4").tobytes(), embedding_model=model)
+    return Query(
+        query_id="q-1", vector=np.array(values, dtype="<f4").tobytes(), embedding_model=model
+    )
 
 
 def refused(query: Query) -> RecordError:

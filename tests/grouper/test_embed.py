@@ -39,7 +39,8 @@ def test_all_texts_go_in_one_batch() -> None:
     assert embedder.batches == [["one", "two", "three"]]
     assert sorted(embedded.vectors) == [0, 1, 2]
     assert np.array_equal(
-        np.stack([embedded.vectors[i] for i in range(3)]), HashingEmbedder(8).encode(["one", "two", "three"])
+        np.stack([embedded.vectors[i] for i in range(3)]),
+        HashingEmbedder(8).encode(["one", "two", "three"]),
     )
     assert embedded.failures == {}
 

@@ -38,14 +38,27 @@ def grouped(query_id: str, clusters: Sequence[int], *, text: str = "why?") -> Gr
 
 
 def planned(
-    groups: Sequence[Sequence[int]], queries: Sequence[GroupedQuery], *, group_bytes_max: int = LARGE, first: int = 10,
+    groups: Sequence[Sequence[int]],
+    queries: Sequence[GroupedQuery],
+    *,
+    group_bytes_max: int = LARGE,
+    first: int = 10,
     horizon: Sequence[HorizonEntry] = (),
-) -> tuple[PlannedGroup, ...]:  # fmt: skip
-    return plan_records(groups, queries, HEADER, first_sequence=first, group_bytes_max=group_bytes_max, horizon=horizon)
+) -> tuple[PlannedGroup, ...]:
+    return plan_records(
+        groups,
+        queries,
+        HEADER,
+        first_sequence=first,
+        group_bytes_max=group_bytes_max,
+        horizon=horizon,
+    )
 
 
 def horizon_of(entries: int) -> tuple[HorizonEntry, ...]:
-    return tuple(HorizonEntry(cluster=ClusterId(cluster), windows=1, queries=2) for cluster in range(entries))
+    return tuple(
+        HorizonEntry(cluster=ClusterId(cluster), windows=1, queries=2) for cluster in range(entries)
+    )
 
 
 def test_a_group_carries_its_queries_their_clusters_and_what_comes_next() -> None:
@@ -93,7 +106,10 @@ def test_the_order_that_the_policy_gave_is_kept_not_sorted() -> None:
     queries = [grouped(name, (0,)) for name in "abcd"]
     records = planned([(3, 1), (2, 0)], queries)
     assert [record.members for record in records] == [(3, 1), (2, 0)]
-    assert [[query.query.query_id for query in record.group.queries] for record in records] == [["d", "b"], ["c", "a"]]
+    assert [[query.query.query_id for query in record.group.queries] for record in records] == [
+        ["d", "b"],
+        ["c", "a"],
+    ]
     assert records[0].group.next == NextGroup(query_id="c", clusters=(ClusterId(0),))
 
 
@@ -113,7 +129,11 @@ def test_a_group_that_is_too_large_becomes_several_records_one_behind_the_other(
     assert [record.members for record in records] == [(0, 1), (2, 3), (4,)]
     assert [record.group.sequence for record in records] == [10, 11, 12]
     assert [record.group.groups_in_window_for_lane for record in records] == [3, 3, 3]
-    assert [record.group.next and record.group.next.query_id for record in records] == ["c", "e", None]
+    assert [record.group.next and record.group.next.query_id for record in records] == [
+        "c",
+        "e",
+        None,
+    ]
 
 
 def test_each_part_of_a_cut_group_names_its_own_clusters_only() -> None:
@@ -135,8 +155,12 @@ def test_shared_clusters_are_paid_for_once() -> None:
     next_bytes = len(msgspec.json.encode(NextGroup(query_id="a", clusters=queries[0].clusters)))
     fixed_bytes = ENVELOPE_BYTES + 6 * len("v-7c1d2e3f4host-1") + next_bytes
     exact_bytes = fixed_bytes + 2 * each_bytes + 500 * 6
-    assert [record.members for record in planned([(0, 1)], queries, group_bytes_max=exact_bytes)] == [(0, 1)]
-    assert [record.members for record in planned([(0, 1)], queries, group_bytes_max=exact_bytes - 1)] == [(0,), (1,)]
+    assert [
+        record.members for record in planned([(0, 1)], queries, group_bytes_max=exact_bytes)
+    ] == [(0, 1)]
+    assert [
+        record.members for record in planned([(0, 1)], queries, group_bytes_max=exact_bytes - 1)
+    ] == [(0,), (1,)]
 
 
 def test_clusters_are_paid_for_once_although_others_came_between() -> None:
@@ -144,9 +168,16 @@ def test_clusters_are_paid_for_once_although_others_came_between() -> None:
     queries = [grouped("a", shared), grouped("b", other), grouped("c", shared)]
     each_bytes = len(msgspec.json.encode(queries[0])) + 1
     next_bytes = len(msgspec.json.encode(NextGroup(query_id="a", clusters=queries[0].clusters)))
-    exact_bytes = ENVELOPE_BYTES + 6 * len("v-7c1d2e3f4host-1") + next_bytes + 3 * each_bytes + 1_000 * 6
-    assert [r.members for r in planned([(0, 1, 2)], queries, group_bytes_max=exact_bytes)] == [(0, 1, 2)]
-    assert [r.members for r in planned([(0, 1, 2)], queries, group_bytes_max=exact_bytes - 1)] == [(0, 1), (2,)]
+    exact_bytes = (
+        ENVELOPE_BYTES + 6 * len("v-7c1d2e3f4host-1") + next_bytes + 3 * each_bytes + 1_000 * 6
+    )
+    assert [r.members for r in planned([(0, 1, 2)], queries, group_bytes_max=exact_bytes)] == [
+        (0, 1, 2)
+    ]
+    assert [r.members for r in planned([(0, 1, 2)], queries, group_bytes_max=exact_bytes - 1)] == [
+        (0, 1),
+        (2,),
+    ]
 
 
 def test_after_a_cut_the_clusters_are_counted_anew() -> None:
@@ -154,12 +185,21 @@ def test_after_a_cut_the_clusters_are_counted_anew() -> None:
     queries = [grouped(name, clusters) for name in "abc"]
     each_bytes = len(msgspec.json.encode(queries[0])) + 1
     next_bytes = len(msgspec.json.encode(NextGroup(query_id="a", clusters=queries[0].clusters)))
-    exact_bytes = ENVELOPE_BYTES + 6 * len("v-7c1d2e3f4host-1") + next_bytes + 2 * each_bytes + 500 * 6
+    exact_bytes = (
+        ENVELOPE_BYTES + 6 * len("v-7c1d2e3f4host-1") + next_bytes + 2 * each_bytes + 500 * 6
+    )
     four = [*queries, grouped("d", clusters)]
-    assert [record.members for record in planned([(0, 1, 2, 3)], four, group_bytes_max=exact_bytes)] == [(0, 1), (2, 3)]
-    assert [record.members for record in planned([(0, 1, 2, 3)], four, group_bytes_max=exact_bytes - 1)] == [
-        (0,), (1,), (2,), (3,),
-    ]  # fmt: skip
+    assert [
+        record.members for record in planned([(0, 1, 2, 3)], four, group_bytes_max=exact_bytes)
+    ] == [(0, 1), (2, 3)]
+    assert [
+        record.members for record in planned([(0, 1, 2, 3)], four, group_bytes_max=exact_bytes - 1)
+    ] == [
+        (0,),
+        (1,),
+        (2,),
+        (3,),
+    ]
 
 
 def test_the_horizon_travels_once_in_the_first_record_of_the_window() -> None:
@@ -172,7 +212,10 @@ def test_the_horizon_travels_once_in_the_first_record_of_the_window() -> None:
 
 def test_the_horizon_takes_room_in_the_first_record_only() -> None:
     queries = [grouped(name, (0,), text=name * 1_000) for name in "abcd"]
-    assert [r.members for r in planned([(0, 1, 2, 3)], queries, group_bytes_max=3_500)] == [(0, 1), (2, 3)]
+    assert [r.members for r in planned([(0, 1, 2, 3)], queries, group_bytes_max=3_500)] == [
+        (0, 1),
+        (2, 3),
+    ]
     records = planned([(0, 1, 2, 3)], queries, group_bytes_max=3_500, horizon=horizon_of(30))
     assert [record.members for record in records] == [(0,), (1, 2), (3,)]
     assert len(records[0].group.horizon) == 30
@@ -181,7 +224,10 @@ def test_the_horizon_takes_room_in_the_first_record_only() -> None:
 def test_a_query_that_fills_the_record_leaves_no_room_for_a_horizon() -> None:
     queries = [grouped("a", (0,), text="a" * 5_000), grouped("b", (0,))]
     records = planned([(0, 1)], queries, group_bytes_max=2_000, horizon=horizon_of(1))
-    assert [(record.members, record.group.horizon) for record in records] == [((0,), ()), ((1,), ())]
+    assert [(record.members, record.group.horizon) for record in records] == [
+        ((0,), ()),
+        ((1,), ()),
+    ]
 
 
 TEXTS = st.text(alphabet=st.sampled_from('a"\\\x01é中😀\n'), min_size=1, max_size=120)
@@ -197,7 +243,12 @@ QUERIES = st.lists(
 )
 
 
-@given(queries=QUERIES, group_bytes_max=st.integers(700, 4_000), data=st.data(), entries=st.integers(0, 20))
+@given(
+    queries=QUERIES,
+    group_bytes_max=st.integers(700, 4_000),
+    data=st.data(),
+    entries=st.integers(0, 20),
+)
 def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
     queries: list[GroupedQuery], group_bytes_max: int, data: st.DataObject, entries: int
 ) -> None:
@@ -215,16 +266,25 @@ def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
         lane_count=2**32,
     )
     records = plan_records(
-        groups, queries, header, first_sequence=2**62, group_bytes_max=group_bytes_max, horizon=horizon
+        groups,
+        queries,
+        header,
+        first_sequence=2**62,
+        group_bytes_max=group_bytes_max,
+        horizon=horizon,
     )
     assert [member for record in records for member in record.members] == order
     assert [record.group.sequence - 2**62 for record in records] == list(range(len(records)))
     for number, record in enumerate(records):
         group = record.group
         assert group.queries == tuple(queries[member] for member in record.members)
-        assert set(group.clusters) == {cluster for query in group.queries for cluster in query.clusters}
+        assert set(group.clusters) == {
+            cluster for query in group.queries for cluster in query.clusters
+        }
         assert group.groups_in_window_for_lane == len(records)
-        assert any(set(record.members) <= set(members) for members in groups), "a record is of one group"
+        assert any(set(record.members) <= set(members) for members in groups), (
+            "a record is of one group"
+        )
         assert group.horizon in ((), horizon if number == 0 else ())
         if len(record.members) > 1 or group.horizon:
             assert len(msgspec.json.encode(group)) <= group_bytes_max
@@ -235,7 +295,8 @@ def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
         assert group.next == NextGroup(query_id=first.query.query_id, clusters=first.clusters)
         together = (*record.members, records[number + 1].members[0])
         if any(set(together) <= set(members) for members in groups):
-            # Cut only where the next query may not have fitted: within what is set aside for `next`, names and braces.
+            # Cut only where the next query may not have fitted: within what is set aside for
+            # `next`, names and braces.
             wider = msgspec.structs.replace(
                 group,
                 queries=(*group.queries, first),
@@ -244,7 +305,9 @@ def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
                 horizon=horizon if number == 0 else (),
             )
             aside = (
-                ENVELOPE_BYTES + 6 * 81 + max(len(msgspec.json.encode(q.query.query_id)) + 6 * 12 + 40 for q in queries)
+                ENVELOPE_BYTES
+                + 6 * 81
+                + max(len(msgspec.json.encode(q.query.query_id)) + 6 * 12 + 40 for q in queries)
             )
             assert len(msgspec.json.encode(wider)) > group_bytes_max - aside
 
@@ -252,4 +315,7 @@ def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
 @pytest.mark.parametrize("first", [0, 5])
 def test_sequences_count_on_from_where_the_lane_is(first: int) -> None:
     queries = [grouped(name, (0,)) for name in "ab"]
-    assert [record.group.sequence for record in planned([(0,), (1,)], queries, first=first)] == [first, first + 1]
+    assert [record.group.sequence for record in planned([(0,), (1,)], queries, first=first)] == [
+        first,
+        first + 1,
+    ]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from carpool.embedding import HashingEmbedder
 from carpool.errors import ConfigError
-from carpool.kafka.stage import Credit
-from grouper.plan.policies import PolicyName
+from carpool.loop.stage import Credit
+from grouper.plan.grouping import PolicyName
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.query import Query
@@ -39,11 +39,20 @@ def test_an_expired_query_gets_its_terminal_answer_and_is_not_embedded(tmp_path:
         answer = decode(Answer, output.value, output.headers)
         assert (answer.query_id, answer.status, answer.source) == ("q-1", "expired", late.source)
         assert answer.error is not None
-        assert (answer.error.type, answer.error.stage, answer.error.retryable) == ("expired", "grouper", True)
-        assert [query.source for group in rig.sink.groups for query in group.queries] == [fine.source]
-        assert rig.metrics.registry.get_sample_value(
-            "carpool_answers_total", {"stage": "grouper", "status": "expired"}
-        ) == 1  # fmt: skip
+        assert (answer.error.type, answer.error.stage, answer.error.retryable) == (
+            "expired",
+            "grouper",
+            True,
+        )
+        assert [query.source for group in rig.sink.groups for query in group.queries] == [
+            fine.source
+        ]
+        assert (
+            rig.metrics.registry.get_sample_value(
+                "carpool_answers_total", {"stage": "grouper", "status": "expired"}
+            )
+            == 1
+        )
 
 
 def test_a_query_that_expires_while_it_is_embedded_is_not_searched(tmp_path: Path) -> None:
@@ -62,8 +71,16 @@ def test_a_query_that_expires_while_it_is_embedded_is_not_searched(tmp_path: Pat
 @pytest.mark.parametrize(
     ("query", "reason"),
     [
-        (Query(query_id="q", vector=b"\x00\x00\x80\x3f" * 3, embedding_model=EMBEDDER.fingerprint), "wrong_dimension"),
-        (Query(query_id="q", vector=b"\x00\x00\x80\x3f" * DIMENSION, embedding_model="another"), "wrong_model"),
+        (
+            Query(
+                query_id="q", vector=b"\x00\x00\x80\x3f" * 3, embedding_model=EMBEDDER.fingerprint
+            ),
+            "wrong_dimension",
+        ),
+        (
+            Query(query_id="q", vector=b"\x00\x00\x80\x3f" * DIMENSION, embedding_model="another"),
+            "wrong_model",
+        ),
         (Query(query_id="q", text="ada", nprobe=NLIST + 1), "invalid_value"),
     ],
 )
@@ -77,7 +94,9 @@ def test_a_query_that_does_not_fit_is_refused_and_the_ones_around_it_are_grouped
         rig.offer("bell")
         rig.tick()
         rig.settled(2)
-        assert [(unit.id, error.reason, error.query_id) for unit, error in rig.sink.refusals] == [(bad.id, reason, "q")]
+        assert [(unit.id, error.reason, error.query_id) for unit, error in rig.sink.refusals] == [
+            (bad.id, reason, "q")
+        ]
         assert sorted(rig.sink.acknowledged) == [1, 3]
 
 
@@ -93,7 +112,11 @@ def test_a_text_that_the_model_fails_on_is_refused_and_its_window_goes_on(tmp_pa
         rig.tick()
         rig.settled(2)
         (refusal,) = rig.sink.refusals
-        assert (refusal[0].id, refusal[1].reason, refusal[1].query_id) == (2, "processing_failed", "q-2")
+        assert (refusal[0].id, refusal[1].reason, refusal[1].query_id) == (
+            2,
+            "processing_failed",
+            "q-2",
+        )
         assert "token out of range" in str(refusal[1])
         assert sorted(rig.sink.acknowledged) == [1, 3]
         found = [query for group in rig.sink.groups for query in group.queries]
@@ -103,7 +126,9 @@ def test_a_text_that_the_model_fails_on_is_refused_and_its_window_goes_on(tmp_pa
         }
 
 
-def test_a_model_that_is_broken_altogether_stops_the_service_and_refuses_nothing(tmp_path: Path) -> None:
+def test_a_model_that_is_broken_altogether_stops_the_service_and_refuses_nothing(
+    tmp_path: Path,
+) -> None:
     class Broken(HashingEmbedder):
         def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
             raise RuntimeError("out of memory")

@@ -11,12 +11,18 @@ from schemas.group import HorizonEntry
 from schemas.record import ClusterId
 
 WINDOWS = st.lists(
-    st.lists(st.lists(st.integers(0, 300).map(ClusterId), min_size=1, max_size=6, unique=True), max_size=5), max_size=5
+    st.lists(
+        st.lists(st.integers(0, 300).map(ClusterId), min_size=1, max_size=6, unique=True),
+        max_size=5,
+    ),
+    max_size=5,
 )
 
 
-def horizon(windows: list[list[tuple[ClusterId, ...]]] | list[list[list[ClusterId]]], bytes_max: int | None = None
-) -> tuple[HorizonEntry, ...]:  # fmt: skip
+def horizon(
+    windows: list[list[tuple[ClusterId, ...]]] | list[list[list[ClusterId]]],
+    bytes_max: int | None = None,
+) -> tuple[HorizonEntry, ...]:
     return plan_horizon([wants_of(window) for window in windows], bytes_max=bytes_max)
 
 
@@ -41,7 +47,9 @@ def test_nothing_read_ahead_is_no_horizon() -> None:
 def test_what_does_not_fit_is_what_is_wanted_last_and_by_the_fewest() -> None:
     windows = [[ids(4), ids(9), ids(9)], [ids(2), ids(7), ids(7)]]
     one_bytes = len(msgspec.json.encode(entries((4, 1, 1))[0])) + 1
-    assert horizon(windows, bytes_max=4 * one_bytes) == entries((4, 1, 1), (9, 1, 2), (2, 2, 1), (7, 2, 2))
+    assert horizon(windows, bytes_max=4 * one_bytes) == entries(
+        (4, 1, 1), (9, 1, 2), (2, 2, 1), (7, 2, 2)
+    )
     assert horizon(windows, bytes_max=4 * one_bytes - 1) == entries((4, 1, 1), (9, 1, 2), (7, 2, 2))
     assert horizon(windows, bytes_max=one_bytes) == entries((9, 1, 2))
     assert horizon(windows, bytes_max=0) == ()
@@ -50,7 +58,12 @@ def test_what_does_not_fit_is_what_is_wanted_last_and_by_the_fewest() -> None:
 @given(windows=WINDOWS)
 def test_every_entry_says_when_and_how_often(windows: list[list[list[ClusterId]]]) -> None:
     found = horizon(windows)
-    flat = [(number, c) for number, window in enumerate(windows, 1) for clusters in window for c in clusters]
+    flat = [
+        (number, c)
+        for number, window in enumerate(windows, 1)
+        for clusters in window
+        for c in clusters
+    ]
     assert {entry.cluster for entry in found} == {c for _, c in flat}
     for entry in found:
         assert entry.windows == min(number for number, c in flat if c == entry.cluster)
@@ -69,4 +82,7 @@ def test_a_horizon_within_bytes_is_the_best_part_of_the_whole_one(
     worth = sorted(whole, key=lambda entry: (entry.windows, -entry.queries, entry.cluster))
     assert set(found) == set(worth[: len(found)])
     if len(found) < len(whole):
-        assert sum(len(msgspec.json.encode(entry)) + 1 for entry in worth[: len(found) + 1]) > bytes_max
+        assert (
+            sum(len(msgspec.json.encode(entry)) + 1 for entry in worth[: len(found) + 1])
+            > bytes_max
+        )

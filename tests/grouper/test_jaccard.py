@@ -41,5 +41,6 @@ def test_the_matrix_product_equals_counting_pair_by_pair(clusters: list[tuple[in
     similarity = jaccard_matrix(clusters)
     for i, a in enumerate(clusters):
         for j, b in enumerate(clusters):
-            # Exactly the nearest float64, so that a threshold written as a decimal compares as one expects.
+            # Exactly the nearest float64, so that a threshold written as a decimal compares as one
+            # expects.
             assert similarity[i, j] == float(Fraction(len({*a} & {*b}), len({*a} | {*b})))

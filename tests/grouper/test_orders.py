@@ -1,4 +1,6 @@
-"""Orders of groups: a chain of likes, or arrival; and no query with a deadline is overtaken, whatever the order."""
+"""Orders of groups: a chain of likes, or arrival; and no query with a deadline is overtaken,
+whatever the order.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from grouper.plan.grouping import Groups
 from grouper.plan.jaccard import jaccard_matrix
-from grouper.plan.orders import ORDER_NAMES, OrderName, group_order
-from grouper.plan.orders.overlap import FADE
-from grouper.plan.policies import Groups
+from grouper.plan.order import ORDER_NAMES, OrderName, group_order
+from grouper.plan.order.nearest_chain import FADE
 
 CLUSTERS = st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True).map(tuple)
 
 
 @st.composite
-def windows(draw: st.DrawFn) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], Groups, tuple[int, ...]]:
-    """Clusters of those who left before, clusters of the window, a partition of it, positions with a deadline."""
+def windows(
+    draw: st.DrawFn,
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], Groups, tuple[int, ...]]:
+    """Clusters of those who left before, clusters of the window, a partition of it, positions with
+    a deadline.
+    """
     clusters = draw(st.lists(CLUSTERS, max_size=12))
     labels = draw(st.lists(st.integers(0, 4), min_size=len(clusters), max_size=len(clusters)))
     members: dict[int, list[int]] = {}
@@ -51,8 +57,13 @@ def ordered(
     return group_order(name).order(groups or whole, *matrices(before, clusters), deadlines)
 
 
-def dumb(name: OrderName, before: list[tuple[int, ...]], clusters: list[tuple[int, ...]], groups: Groups,
-         deadlines: Sequence[int]) -> Groups:  # fmt: skip
+def dumb(
+    name: OrderName,
+    before: list[tuple[int, ...]],
+    clusters: list[tuple[int, ...]],
+    groups: Groups,
+    deadlines: Sequence[int],
+) -> Groups:
     """The definition, from scratch at every step."""
     similarity, to_before = matrices(before, clusters)
     everyone = range(len(clusters))
@@ -60,7 +71,9 @@ def dumb(name: OrderName, before: list[tuple[int, ...]], clusters: list[tuple[in
     result: list[list[int]] = []
 
     def may_leave(member: int) -> bool:
-        return member not in placed and all(early in placed for early in deadlines if early < member)
+        return member not in placed and all(
+            early in placed for early in deadlines if early < member
+        )
 
     def warmth(member: int) -> float:
         found = 0.0
@@ -72,7 +85,11 @@ def dumb(name: OrderName, before: list[tuple[int, ...]], clusters: list[tuple[in
         free = [member for member in members if may_leave(member)]
         if not free:
             return None
-        return min(free) if name == "arrival" else min(free, key=lambda member: (-warmth(member), member))
+        return (
+            min(free)
+            if name == "arrival"
+            else min(free, key=lambda member: (-warmth(member), member))
+        )
 
     while (following := best(everyone)) is not None:
         group = next(members for members in groups if following in members)
@@ -107,7 +124,8 @@ def test_overlap_puts_next_who_is_like_those_just_before() -> None:
 
 
 def test_overlap_looks_back_over_more_than_the_last_query() -> None:
-    # The last shares nothing with the second, but something with the first; the third shares nothing with anybody.
+    # The last shares nothing with the second, but something with the first; the third shares
+    # nothing with anybody.
     clusters = [(1, 2, 3, 4), (1, 2, 3), (9,), (4,)]
     assert ordered("overlap", clusters) == ((0, 1, 3, 2),)
 
@@ -115,8 +133,12 @@ def test_overlap_looks_back_over_more_than_the_last_query() -> None:
 def test_overlap_goes_on_from_where_the_last_window_ended() -> None:
     clusters = [(1, 2), (7, 8)]
     assert ordered("overlap", clusters) == ((0, 1),)
-    assert ordered("overlap", clusters, before=[(1, 2), (8, 9)]) == ((0, 1),), "the likeness of equals outweighs"
-    assert ordered("overlap", clusters, before=[(2, 3), (8, 9)]) == ((1, 0),), "of two that are alike, the later counts"
+    assert ordered("overlap", clusters, before=[(1, 2), (8, 9)]) == ((0, 1),), (
+        "the likeness of equals outweighs"
+    )
+    assert ordered("overlap", clusters, before=[(2, 3), (8, 9)]) == ((1, 0),), (
+        "of two that are alike, the later counts"
+    )
 
 
 def test_overlap_lets_a_group_leave_whole_before_the_next() -> None:
@@ -139,8 +161,12 @@ def test_when_all_have_deadlines_they_leave_as_they_came(name: OrderName) -> Non
 def test_a_query_with_a_deadline_may_overtake_but_is_not_overtaken() -> None:
     clusters = [(1, 2), (7, 8), (2, 3), (3, 4), (8, 9)]
     assert ordered("overlap", clusters) == ((0, 2, 3, 1, 4),)
-    assert ordered("overlap", clusters, deadlines=[1]) == ((0, 1, 4, 2, 3),), "who came later waits for it"
-    assert ordered("overlap", clusters, deadlines=[3]) == ((0, 2, 3, 1, 4),), "it may leave before who came earlier"
+    assert ordered("overlap", clusters, deadlines=[1]) == ((0, 1, 4, 2, 3),), (
+        "who came later waits for it"
+    )
+    assert ordered("overlap", clusters, deadlines=[3]) == ((0, 2, 3, 1, 4),), (
+        "it may leave before who came earlier"
+    )
 
 
 def test_a_group_is_cut_where_it_would_overtake_a_deadline() -> None:
@@ -176,4 +202,6 @@ def test_no_deadline_is_overtaken_and_nobody_is_lost(
     for members in result:
         assert any(set(members) <= set(group) for group in groups), "groups are cut, never joined"
     if not deadlines:
-        assert sorted(map(sorted, result)) == sorted(map(sorted, groups)), "and cut only for a deadline"
+        assert sorted(map(sorted, result)) == sorted(map(sorted, groups)), (
+            "and cut only for a deadline"
+        )

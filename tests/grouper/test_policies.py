@@ -1,4 +1,6 @@
-"""Grouping policies: each a partition, greedy to the letter of Algorithm 1, agglomerative as Eq. 3 demands."""
+"""Grouping policies: each a partition, greedy to the letter of Algorithm 1, agglomerative as Eq. 3
+demands.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,30 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from grouper.plan.grouping import (
+    LINKAGE_NAMES,
+    POLICY_NAMES,
+    Groups,
+    LinkageName,
+    PolicyName,
+    grouping_policy,
+)
 from grouper.plan.jaccard import jaccard_matrix
-from grouper.plan.policies import LINKAGE_NAMES, POLICY_NAMES, Groups, LinkageName, PolicyName, grouping_policy
 
 Clusters = list[tuple[int, ...]]
 
-WINDOWS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True).map(tuple), max_size=16)
+WINDOWS = st.lists(
+    st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True).map(tuple), max_size=16
+)
 THETAS = st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.3, 1 / 3, 0.4, 0.5, 0.6, 2 / 3, 0.75, 0.8, 1.0])
 
 
-def group(name: PolicyName, clusters: Clusters, theta: float = 0.5, linkage: LinkageName = "complete") -> Groups:
-    return grouping_policy(name, jaccard_similarity_min=theta, linkage=linkage).group(jaccard_matrix(clusters))
+def group(
+    name: PolicyName, clusters: Clusters, theta: float = 0.5, linkage: LinkageName = "complete"
+) -> Groups:
+    return grouping_policy(name, jaccard_similarity_min=theta, linkage=linkage).group(
+        jaccard_matrix(clusters)
+    )
 
 
 def jaccard(a: tuple[int, ...], b: tuple[int, ...]) -> float:
@@ -44,7 +59,9 @@ def algorithm_1(clusters: Clusters, theta: float) -> Groups:
 
 def test_the_registry_gives_each_policy_under_its_name() -> None:
     assert POLICY_NAMES == ("whole", "greedy", "agglomerative", "none")
-    assert [grouping_policy(name, jaccard_similarity_min=0.5).name for name in POLICY_NAMES] == list(POLICY_NAMES)
+    assert [
+        grouping_policy(name, jaccard_similarity_min=0.5).name for name in POLICY_NAMES
+    ] == list(POLICY_NAMES)
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
@@ -55,17 +72,25 @@ def test_a_window_of_no_queries_has_no_groups_and_one_of_one_has_one(name: Polic
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
 @given(clusters=WINDOWS, theta=THETAS)
-def test_every_query_is_in_exactly_one_group(name: PolicyName, clusters: Clusters, theta: float) -> None:
+def test_every_query_is_in_exactly_one_group(
+    name: PolicyName, clusters: Clusters, theta: float
+) -> None:
     groups = group(name, clusters, theta)
     assert sorted(itertools.chain(*groups)) == list(range(len(clusters)))
-    assert all(list(members) == sorted(members) for members in groups), "queries of a group keep their order"
-    assert [members[0] for members in groups] == sorted(members[0] for members in groups), "groups by first query"
+    assert all(list(members) == sorted(members) for members in groups), (
+        "queries of a group keep their order"
+    )
+    assert [members[0] for members in groups] == sorted(members[0] for members in groups), (
+        "groups by first query"
+    )
     assert all(type(member) is int for members in groups for member in members)
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
 @given(clusters=WINDOWS, theta=THETAS)
-def test_the_same_window_gives_the_same_groups(name: PolicyName, clusters: Clusters, theta: float) -> None:
+def test_the_same_window_gives_the_same_groups(
+    name: PolicyName, clusters: Clusters, theta: float
+) -> None:
     policy = grouping_policy(name, jaccard_similarity_min=theta)
     similarity = jaccard_matrix(clusters)
     before = similarity.copy()
@@ -96,7 +121,8 @@ def test_greedy_chains_queries_that_share_nothing() -> None:
 
 def test_greedy_does_not_merge_groups_that_a_later_query_connects() -> None:
     clusters: Clusters = [(1, 2), (3, 4), (1, 2, 3, 4), (3, 4)]
-    # The third joins the first group; the fourth then finds it there, in a group opened before its own likeness's.
+    # The third joins the first group; the fourth then finds it there, in a group opened before its
+    # own likeness's.
     assert group("greedy", clusters) == ((0, 2, 3), (1,))
 
 
@@ -109,7 +135,9 @@ def test_greedy_equals_algorithm_1_line_by_line(clusters: Clusters, theta: float
 
 @given(clusters=WINDOWS, theta=THETAS)
 @example(clusters=[(0, 1, 2, 3, 4, 5, 6, 7, 8, 9), (0, 1, 2)], theta=0.3)
-def test_in_agglomerative_groups_every_pair_is_similar_enough(clusters: Clusters, theta: float) -> None:
+def test_in_agglomerative_groups_every_pair_is_similar_enough(
+    clusters: Clusters, theta: float
+) -> None:
     """Eq. 3: J(qi, qj) >= theta for all members of a group (CaGR-RAG, section 3.2.1)."""
     for members in group("agglomerative", clusters, theta):
         for a, b in itertools.combinations(members, 2):
@@ -118,13 +146,16 @@ def test_in_agglomerative_groups_every_pair_is_similar_enough(clusters: Clusters
 
 @given(clusters=WINDOWS, theta=THETAS)
 def test_no_two_agglomerative_groups_could_be_one(clusters: Clusters, theta: float) -> None:
-    """Clustering goes on as long as Eq. 3 lets it: complete linkage stops only where a merge would break it."""
+    """Clustering goes on as long as Eq. 3 lets it: complete linkage stops only where a merge would
+    break it.
+    """
     for one, other in itertools.combinations(group("agglomerative", clusters, theta), 2):
         assert any(jaccard(clusters[a], clusters[b]) < theta for a in one for b in other)
 
 
 def test_agglomerative_merges_the_closest_pair_first() -> None:
-    # The second fits both neighbours (1/2 and 3/4), which do not fit each other: the closer gets it.
+    # The second fits both neighbours (1/2 and 3/4), which do not fit each other: the closer gets
+    # it.
     clusters: Clusters = [(1, 2), (1, 2, 3, 4), (2, 3, 4), (9,)]
     assert jaccard(clusters[0], clusters[2]) == 1 / 4
     assert group("agglomerative", clusters) == ((0,), (1, 2), (3,))
@@ -160,7 +191,9 @@ def test_average_linkage_stops_where_no_two_groups_are_alike_enough_in_the_mean(
     clusters: Clusters, theta: float
 ) -> None:
     def mean(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-        return sum(jaccard(clusters[a], clusters[b]) for a in one for b in other) / (len(one) * len(other))
+        return sum(jaccard(clusters[a], clusters[b]) for a in one for b in other) / (
+            len(one) * len(other)
+        )
 
     groups = group("agglomerative", clusters, theta, "average")
     for one, other in itertools.combinations(groups, 2):
@@ -181,7 +214,9 @@ def test_linkages_differ_on_a_chain() -> None:
 
 
 @pytest.mark.parametrize("linkage", LINKAGE_NAMES)
-@pytest.mark.parametrize(("shared", "of"), [(1, 2), (1, 3), (3, 10), (7, 10), (9, 10), (2, 3), (6, 7)])
+@pytest.mark.parametrize(
+    ("shared", "of"), [(1, 2), (1, 3), (3, 10), (7, 10), (9, 10), (2, 3), (6, 7)]
+)
 def test_whatever_the_linkage_similarity_equal_to_the_threshold_joins(
     linkage: LinkageName, shared: int, of: int
 ) -> None:
@@ -191,7 +226,9 @@ def test_whatever_the_linkage_similarity_equal_to_the_threshold_joins(
 
 
 @pytest.mark.parametrize("name", ["greedy", "agglomerative"])
-@pytest.mark.parametrize(("shared", "of"), [(1, 2), (1, 3), (3, 10), (7, 10), (9, 10), (2, 3), (6, 7)])
+@pytest.mark.parametrize(
+    ("shared", "of"), [(1, 2), (1, 3), (3, 10), (7, 10), (9, 10), (2, 3), (6, 7)]
+)
 def test_similarity_equal_to_the_threshold_joins(name: PolicyName, shared: int, of: int) -> None:
     clusters: Clusters = [tuple(range(of)), tuple(range(shared))]
     assert group(name, clusters, theta=shared / of) == ((0, 1),)
@@ -203,12 +240,15 @@ def test_the_ends_of_the_threshold_group_everything_and_only_equals(name: Policy
     clusters: Clusters = [(1, 2), (3,), (2, 1), (4,)]
     assert group(name, clusters, theta=0.0) == ((0, 1, 2, 3),)
     assert group(name, clusters, theta=1.0) == ((0, 2), (1,), (3,))
-    assert group(name, clusters, theta=1e-300) == ((0, 2), (1,), (3,)), "what shares nothing is below any threshold"
+    assert group(name, clusters, theta=1e-300) == ((0, 2), (1,), (3,)), (
+        "what shares nothing is below any threshold"
+    )
 
 
 def test_scikit_learn_is_loaded_only_for_agglomerative() -> None:
     code = (
-        "import sys; from grouper.plan.policies import grouping_policy as p; p('greedy', jaccard_similarity_min=0.5); "
-        "assert 'sklearn' not in sys.modules; p('agglomerative', jaccard_similarity_min=0.5); assert 'sklearn' in sys.modules"
+        "import sys; from grouper.plan.grouping import grouping_policy as p; p('greedy', "
+        "jaccard_similarity_min=0.5); assert 'sklearn' not in sys.modules; p('agglomerative', "
+        "jaccard_similarity_min=0.5); assert 'sklearn' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

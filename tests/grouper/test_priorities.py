@@ -1,4 +1,6 @@
-"""Two priority classes in the grouper: windows of their own, the urgent ones before those that are closed already."""
+"""Two priority classes in the grouper: windows of their own, the urgent ones before those that are
+closed already.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from carpool.kafka.stage import Message, Unit
+from carpool.kafka.records import Message
+from carpool.loop.stage import Unit
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.group import Group
@@ -17,12 +20,18 @@ from tests.clocks import NOW_US
 from tests.grouper.stage import AHEAD, Gate, GatePolicy, Rig, prepared, running, until
 
 
-def offer(rig: Rig, topic: str, *texts: str, deadline: int | None = None, headers: Headers = ()) -> list[int]:
+def offer(
+    rig: Rig, topic: str, *texts: str, deadline: int | None = None, headers: Headers = ()
+) -> list[int]:
     ids = []
     for text in texts:
         rig.units += 1
-        source = Source(topic=topic, partition=0, offset=rig.units, timestamp_ms=rig.clock.time_us // 1_000)
-        message = Message(source=source, key=None, value=b"x", headers=headers, received_us=rig.clock.time_us)
+        source = Source(
+            topic=topic, partition=0, offset=rig.units, timestamp_ms=rig.clock.time_us // 1_000
+        )
+        message = Message(
+            source=source, key=None, value=b"x", headers=headers, received_us=rig.clock.time_us
+        )
         query = Query(query_id=f"q-{rig.units}", text=text, deadline=deadline)
         rig.stage.offer(Unit(id=rig.units, record=query, message=message), rig.clock.time_us)
         ids.append(rig.units)
@@ -31,7 +40,9 @@ def offer(rig: Rig, topic: str, *texts: str, deadline: int | None = None, header
 
 def left(rig: Rig) -> list[tuple[str, list[int]]]:
     return [
-        (output.topic, [unit_id for unit_id, _ in done.parts]) for done in rig.sink.dones for output in done.outputs
+        (output.topic, [unit_id for unit_id, _ in done.parts])
+        for done in rig.sink.dones
+        for output in done.outputs
     ]
 
 
@@ -47,7 +58,9 @@ def test_each_class_has_windows_and_a_topic_of_its_own(tmp_path: Path) -> None:
         assert sequences == [0, 0], "each topic has lanes of its own"
 
 
-def test_an_urgent_query_leaves_before_windows_that_are_closed_already_and_waits_for_nobody(tmp_path: Path) -> None:
+def test_an_urgent_query_leaves_before_windows_that_are_closed_already_and_waits_for_nobody(
+    tmp_path: Path,
+) -> None:
     policy = GatePolicy()
     with running(tmp_path, settings=AHEAD, policy=policy) as rig:
         batch = offer(rig, QUERIES_BATCH.name, *["ada"] * 16)
@@ -59,10 +72,18 @@ def test_an_urgent_query_leaves_before_windows_that_are_closed_already_and_waits
         rig.stage.check_integrity()
         policy.opened.release(9)
         rig.settled(17)
-        assert [ids for _, ids in left(rig)] == [batch[:4], urgent, batch[4:8], batch[8:12], batch[12:]]
+        assert [ids for _, ids in left(rig)] == [
+            batch[:4],
+            urgent,
+            batch[4:8],
+            batch[8:12],
+            batch[12:],
+        ]
 
 
-def test_an_urgent_query_waits_for_no_records_that_may_be_batch_while_those_came_lately(tmp_path: Path) -> None:
+def test_an_urgent_query_waits_for_no_records_that_may_be_batch_while_those_came_lately(
+    tmp_path: Path,
+) -> None:
     with running(tmp_path) as rig:
         offer(rig, QUERIES_BATCH.name, "ada")
         rig.tick()
@@ -74,7 +95,9 @@ def test_an_urgent_query_waits_for_no_records_that_may_be_batch_while_those_came
 
 
 def test_under_a_lasting_load_of_urgent_ones_the_others_get_their_turn(tmp_path: Path) -> None:
-    settings = msgspec.structs.replace(AHEAD, interactive_weight=2, horizon_windows=0, intake_queries_max=100)
+    settings = msgspec.structs.replace(
+        AHEAD, interactive_weight=2, horizon_windows=0, intake_queries_max=100
+    )
     gate = Gate()
     with running(tmp_path, settings=settings, embedder=gate) as rig:
         offer(rig, QUERIES.name, *["ada"] * 40)
@@ -87,7 +110,9 @@ def test_under_a_lasting_load_of_urgent_ones_the_others_get_their_turn(tmp_path:
         assert topics[-2:] == [GROUPS.name] * 2
 
 
-def test_what_expires_where_it_gathers_or_is_read_ahead_is_answered_at_the_next_tick(tmp_path: Path) -> None:
+def test_what_expires_where_it_gathers_or_is_read_ahead_is_answered_at_the_next_tick(
+    tmp_path: Path,
+) -> None:
     gate, policy = Gate(), GatePolicy()
     soon = NOW_US // 1_000 + 5
     with running(tmp_path, settings=AHEAD, policy=policy, embedder=gate) as rig:
@@ -108,7 +133,9 @@ def test_what_expires_where_it_gathers_or_is_read_ahead_is_answered_at_the_next_
             for output in done.outputs
             if output.topic == ANSWERS.name
         ]
-        assert [answer.status for answer in answers] == ["expired"] * 5, "although the model and the plan are stuck"
+        assert [answer.status for answer in answers] == ["expired"] * 5, (
+            "although the model and the plan are stuck"
+        )
         assert sorted(rig.sink.acknowledged) == sorted(embedding + gathered)
         rig.stage.check_integrity()
         gate.opened.release(9)
@@ -117,7 +144,9 @@ def test_what_expires_where_it_gathers_or_is_read_ahead_is_answered_at_the_next_
         assert len(rig.sink.acknowledged) == 9, "nobody was answered twice"
 
 
-def test_a_tenant_with_a_backlog_does_not_keep_another_out_of_the_next_window(tmp_path: Path) -> None:
+def test_a_tenant_with_a_backlog_does_not_keep_another_out_of_the_next_window(
+    tmp_path: Path,
+) -> None:
     policy = GatePolicy()
     settings = msgspec.structs.replace(AHEAD, horizon_windows=0)
     with running(tmp_path, settings=settings, policy=policy) as rig:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from carpool.kafka.stage import Credit
+from carpool.loop.stage import Credit
 from grouper.settings import GrouperSettings
 from schemas.answer import Answer
 from schemas.codec import decode
@@ -21,10 +21,18 @@ def horizon_numbers(group: Group) -> list[tuple[int, int, int]]:
     return [(entry.cluster, entry.windows, entry.queries) for entry in group.horizon]
 
 
-def test_full_windows_are_read_ahead_while_one_leaves_and_its_record_says_what_they_want(tmp_path: Path) -> None:
+def test_full_windows_are_read_ahead_while_one_leaves_and_its_record_says_what_they_want(
+    tmp_path: Path,
+) -> None:
     policy = GatePolicy()
     with running(tmp_path, settings=AHEAD, policy=policy) as rig:
-        rig.offer(*["ada"] * 4, *["bell", "curie"] * 2, *["curie", "darwin"] * 2, *["euler"] * 4, "faraday")
+        rig.offer(
+            *["ada"] * 4,
+            *["bell", "curie"] * 2,
+            *["curie", "darwin"] * 2,
+            *["euler"] * 4,
+            "faraday",
+        )
         rig.tick(waiting=50)
         until(lambda: policy.windows == 1 and prepared(rig) == 3)
         assert rig.stage.credit().records == 40 - 17, "what is read ahead is counted"
@@ -67,7 +75,9 @@ def test_a_window_leaves_although_the_next_one_is_still_being_embedded(tmp_path:
         rig.tick()
         until(lambda: len(gate.batches) == 2)
         until(lambda: len(rig.sink.acknowledged) == 4)
-        assert [horizon_numbers(group) for group in rig.sink.groups] == [[]], "what is not known yet is not waited for"
+        assert [horizon_numbers(group) for group in rig.sink.groups] == [[]], (
+            "what is not known yet is not waited for"
+        )
         gate.opened.release()
         rig.settled(8)
 
@@ -116,7 +126,9 @@ def test_revoked_queries_are_forgotten_where_they_were_read_ahead(tmp_path: Path
         assert rig.stage.credit().records == 40 - 6
         policy.opened.release(9)
         until(lambda: not rig.stage._held)
-        assert sorted(rig.sink.acknowledged) == sorted(unit.id for unit in units if unit.id not in gone)
+        assert sorted(rig.sink.acknowledged) == sorted(
+            unit.id for unit in units if unit.id not in gone
+        )
         assert [horizon_numbers(group) for group in rig.sink.groups] == [[(2, 1, 2)], []]
         assert rig.stage.credit() == Credit(records=40, size_bytes=32 * 1024 * 1024)
 
@@ -148,8 +160,15 @@ def test_what_expires_while_it_is_read_ahead_is_answered(tmp_path: Path) -> None
         policy.opened.release(9)
         rig.settled(8)
         assert [len(group.queries) for group in rig.sink.groups] == [4]
-        answers = [output for done in rig.sink.dones for output in done.outputs if output.topic == ANSWERS.name]
-        assert [decode(Answer, output.value, output.headers).status for output in answers] == ["expired"] * 4
+        answers = [
+            output
+            for done in rig.sink.dones
+            for output in done.outputs
+            if output.topic == ANSWERS.name
+        ]
+        assert [decode(Answer, output.value, output.headers).status for output in answers] == [
+            "expired"
+        ] * 4
 
 
 def test_draining_lets_all_that_was_read_ahead_leave(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from carpool.disk.centroids import probe
-from carpool.kafka.stage import Credit
-from grouper.plan.policies import PolicyName
+from carpool.loop.stage import Credit
+from grouper.plan.grouping import PolicyName
 from grouper.records import group_event_id
 from grouper.service import LEAD_US
 from grouper.settings import GrouperSettings
@@ -32,9 +32,17 @@ def test_a_query_comes_out_as_a_group_with_all_that_the_searcher_needs(tmp_path:
         assert done.parts == ((unit.id, 0),)
         assert (output.topic, output.partition, output.key) == (GROUPS.name, 0, None)
         (group,) = rig.sink.groups
-        assert (group.index_version, group.centroids_fingerprint) == ("v-1", manifest.centroids_fingerprint)
+        assert (group.index_version, group.centroids_fingerprint) == (
+            "v-1",
+            manifest.centroids_fingerprint,
+        )
         assert group.embedding_model == EMBEDDER.fingerprint
-        assert (group.lane, group.lane_count, group.sequence, group.groups_in_window_for_lane) == (0, 1, 0, 1)
+        assert (group.lane, group.lane_count, group.sequence, group.groups_in_window_for_lane) == (
+            0,
+            1,
+            0,
+            1,
+        )
         assert (group.window_id, group.next) == (0, None)
         (query,) = group.queries
         vector = EMBEDDER.encode(["who was curie"])
@@ -50,7 +58,9 @@ def test_a_vector_travels_normalised_and_no_longer_in_the_query(tmp_path: Path) 
     with running(tmp_path) as rig:
         vector = EMBEDDER.encode(["gauss"])[0]
         content = (vector * 7).astype("<f4").tobytes()
-        query = Query(query_id="q-1", vector=content, embedding_model=EMBEDDER.fingerprint, nprobe=1)
+        query = Query(
+            query_id="q-1", vector=content, embedding_model=EMBEDDER.fingerprint, nprobe=1
+        )
         rig.stage.offer(rig.unit(query), NOW_US)
         rig.tick()
         rig.settled(1)
@@ -75,7 +85,9 @@ def test_each_query_probes_as_many_clusters_as_it_asked_for(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("policy", ["whole", "none", "greedy", "agglomerative"])
-def test_queries_of_a_window_are_grouped_by_what_they_probe(tmp_path: Path, policy: PolicyName) -> None:
+def test_queries_of_a_window_are_grouped_by_what_they_probe(
+    tmp_path: Path, policy: PolicyName
+) -> None:
     settings = GrouperSettings(policy=policy, order="arrival", nprobe=1)
     with running(tmp_path, settings=settings) as rig:
         texts = ["ada", "bell", "ada ada", "curie", "bell bell"]
@@ -83,9 +95,12 @@ def test_queries_of_a_window_are_grouped_by_what_they_probe(tmp_path: Path, poli
         rig.tick()
         rig.settled(5)
         groups = rig.sink.groups
-        expected = {"whole": [[0, 1, 2, 3, 4]], "none": [[0], [1], [2], [3], [4]]}.get(policy, [[0, 2], [1, 4], [3]])
+        expected = {"whole": [[0, 1, 2, 3, 4]], "none": [[0], [1], [2], [3], [4]]}.get(
+            policy, [[0, 2], [1, 4], [3]]
+        )
         assert [
-            [units.index(next(u for u in units if u.source == q.source)) for q in g.queries] for g in groups
+            [units.index(next(u for u in units if u.source == q.source)) for q in g.queries]
+            for g in groups
         ] == expected
         assert [[unit_id - 1 for unit_id, _ in done.parts] for done in rig.sink.dones] == expected
         assert [group.sequence for group in groups] == list(range(len(expected)))
@@ -107,7 +122,9 @@ def test_all_texts_of_a_window_are_embedded_in_one_batch(tmp_path: Path) -> None
         assert gate.batches == [["ada", "bell", "curie"]]
 
 
-def test_while_the_worker_is_busy_arrivals_gather_and_leave_together_when_it_is_free(tmp_path: Path) -> None:
+def test_while_the_worker_is_busy_arrivals_gather_and_leave_together_when_it_is_free(
+    tmp_path: Path,
+) -> None:
     gate = Gate()
     with running(tmp_path, embedder=gate) as rig:
         rig.offer("ada")
@@ -132,7 +149,9 @@ def test_a_worker_that_becomes_free_between_offers_waits_for_their_tick(tmp_path
         rig.offer("bell")
         gate.opened.release(2)
         rig.settled(1)
-        assert gate.batches == [["ada"]], "more of this batch may be on its way: the tick after it says how many"
+        assert gate.batches == [["ada"]], (
+            "more of this batch may be on its way: the tick after it says how many"
+        )
         rig.offer("curie")
         rig.tick()
         rig.settled(3)
@@ -161,7 +180,9 @@ def test_under_a_backlog_the_tick_says_when_the_window_is_due(tmp_path: Path) ->
         rig.settled(2)
 
 
-def test_where_groups_leave_with_a_commit_a_window_closes_just_in_time_for_it(tmp_path: Path) -> None:
+def test_where_groups_leave_with_a_commit_a_window_closes_just_in_time_for_it(
+    tmp_path: Path,
+) -> None:
     with running(tmp_path) as rig:
         rig.offer("ada")
         assert rig.stage.tick(NOW_US, 0, NOW_US + 40_000) == NOW_US + 40_000 - LEAD_US
@@ -179,15 +200,20 @@ def test_where_groups_leave_with_a_commit_a_window_closes_just_in_time_for_it(tm
         rig.settled(3)
 
 
-def test_a_window_closes_sooner_before_a_commit_the_longer_the_last_one_took(tmp_path: Path) -> None:
+def test_a_window_closes_sooner_before_a_commit_the_longer_the_last_one_took(
+    tmp_path: Path,
+) -> None:
     with running(tmp_path, clock=HandClock(step_us=100)) as rig:
         rig.offer("ada")
         rig.tick()
         rig.settled(1)
         rig.offer("bell")
-        leaves_us = rig.clock.time_us + 40_000
-        wake_us = rig.stage.tick(rig.clock.time_us, 0, leaves_us)
-        assert wake_us is not None and leaves_us - LEAD_US - 2_000 < wake_us < leaves_us - LEAD_US
+        next_commit_at_us = rig.clock.time_us + 40_000
+        wake_us = rig.stage.tick(rig.clock.time_us, 0, next_commit_at_us)
+        assert (
+            wake_us is not None
+            and next_commit_at_us - LEAD_US - 2_000 < wake_us < next_commit_at_us - LEAD_US
+        )
 
 
 def test_records_that_cannot_be_taken_in_are_not_waited_for(tmp_path: Path) -> None:
@@ -274,7 +300,9 @@ def test_a_unit_offered_again_is_planned_again(tmp_path: Path) -> None:
         rig.tick()
         rig.settled(2)
         assert rig.sink.acknowledged == [unit.id, unit.id]
-        assert rig.sink.dones[0].outputs[0].headers == rig.sink.dones[1].outputs[0].headers, "under the same id"
+        assert rig.sink.dones[0].outputs[0].headers == rig.sink.dones[1].outputs[0].headers, (
+            "under the same id"
+        )
         assert [group.window_id for group in rig.sink.groups] == [0, 1]
 
 
@@ -298,7 +326,9 @@ def test_timings_say_where_a_query_waited(tmp_path: Path) -> None:
         (grouped,) = rig.sink.groups[0].queries
         assert grouped.timings_us["kafka_wait"] == start_us - unit.source.timestamp_ms * 1_000
         assert grouped.timings_us["window_wait"] == 700
-        assert grouped.timings_us["encode"] == 20, "two looks at the clock: is anything late, and when is it encoded"
+        assert grouped.timings_us["encode"] == 20, (
+            "two looks at the clock: is anything late, and when is it encoded"
+        )
         assert grouped.timings_us["group"] == 40, (
             "between: may the next window close, the plan begins, is anything late, and grouped"
         )
@@ -340,6 +370,16 @@ def test_a_large_group_is_cut_into_records_the_topic_takes(tmp_path: Path) -> No
 
 
 def test_the_id_of_a_group_is_that_of_its_set_of_records() -> None:
-    a, b, c = (Source(topic="t", partition=0, offset=offset, timestamp_ms=offset) for offset in (1, 2, 12))
+    a, b, c = (
+        Source(topic="t", partition=0, offset=offset, timestamp_ms=offset) for offset in (1, 2, 12)
+    )
     assert group_event_id([a, b]) == group_event_id([b, a])
-    assert len({group_event_id(sources) for sources in ([a], [b], [c], [a, b], [a, c], [b, c], [a, b, c])}) == 7
+    assert (
+        len(
+            {
+                group_event_id(sources)
+                for sources in ([a], [b], [c], [a, b], [a, c], [b, c], [a, b, c])
+            }
+        )
+        == 7
+    )

@@ -11,13 +11,17 @@ from schemas.topics import GROUPS
 
 
 def test_windows_and_theta_are_the_papers_by_default_and_all_fits_together() -> None:
-    """Batches of 20 to 100 queries, theta 0.5 (CaGR-RAG, section 4); grouping and order are Carpool's own."""
+    """Batches of 20 to 100 queries, theta 0.5 (CaGR-RAG, section 4); grouping and order are
+    Carpool's own.
+    """
     settings = GrouperSettings()
     assert settings.check() == []
     assert (settings.window_queries_min, settings.window_queries_max) == (20, 100)
     assert settings.jaccard_similarity_min == 0.5
     assert (settings.policy, settings.order, settings.horizon_windows) == ("whole", "overlap", 4)
-    assert settings.intake_queries_max >= (settings.horizon_windows + 3) * settings.window_queries_max
+    assert (
+        settings.intake_queries_max >= (settings.horizon_windows + 3) * settings.window_queries_max
+    )
 
 
 def test_every_setting_is_documented() -> None:
@@ -28,7 +32,10 @@ def test_every_setting_is_documented() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (GrouperSettings(window_queries_min=101), "window_queries_min 101 is more than window_queries_max 100"),
+        (
+            GrouperSettings(window_queries_min=101),
+            "window_queries_min 101 is more than window_queries_max 100",
+        ),
         (GrouperSettings(intake_queries_max=199), "set at least 200"),
         (GrouperSettings(group_bytes_max=GROUPS.max_message_bytes), "leaves no room for headers"),
         (GrouperSettings(lanes=2), "more are not built yet"),
@@ -42,7 +49,9 @@ def test_relations_that_do_not_hold_are_named(settings: GrouperSettings, says: s
 
 def test_the_largest_group_that_is_allowed_fits_its_topic() -> None:
     assert GrouperSettings(group_bytes_max=GROUPS.max_message_bytes - 64 * 1024).check() == []
-    assert len(GrouperSettings(group_bytes_max=GROUPS.max_message_bytes - 64 * 1024 + 1).check()) == 1
+    assert (
+        len(GrouperSettings(group_bytes_max=GROUPS.max_message_bytes - 64 * 1024 + 1).check()) == 1
+    )
 
 
 def test_a_stage_is_not_built_from_settings_that_clash() -> None:
@@ -53,4 +62,6 @@ def test_a_stage_is_not_built_from_settings_that_clash() -> None:
     from grouper.service import build_stage
 
     with pytest.raises(ConfigError, match="more are not built yet"):
-        build_stage(GrouperSettings(lanes=4), IndexSettings(), EmbeddingSettings(), Metrics(), SystemClock())
+        build_stage(
+            GrouperSettings(lanes=4), IndexSettings(), EmbeddingSettings(), Metrics(), SystemClock()
+        )

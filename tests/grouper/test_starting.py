@@ -14,9 +14,9 @@ from carpool.disk.manifest import FileEntry, write_manifest
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import CarpoolError, ConfigError
-from carpool.kafka.stage import Credit
+from carpool.loop.stage import Credit
 from carpool.telemetry.metrics import Metrics
-from grouper.load import load_work
+from grouper.build import load_work
 from grouper.service import GrouperStage, build_stage
 from grouper.settings import GrouperSettings
 from grouper.work import WindowWork
@@ -76,7 +76,11 @@ def build_fails(
 ) -> CarpoolError:
     sink = ListSink()
     stage = build_stage(
-        settings, IndexSettings(dir=str(folder)), EmbeddingSettings(model=model), Metrics(), HandClock()
+        settings,
+        IndexSettings(dir=str(folder)),
+        EmbeddingSettings(model=model),
+        Metrics(),
+        HandClock(),
     )
     stage.start(sink)
     until(lambda: bool(sink.failures))

@@ -13,7 +13,9 @@ def test_weights_are_read_by_tenant() -> None:
     assert parse_weights("") == {}
 
 
-@pytest.mark.parametrize("text", ["acme", "acme=", "=3", "acme=0", "acme=-1", "acme=1.5", "acme=1001", "acme=²"])
+@pytest.mark.parametrize(
+    "text", ["acme", "acme=", "=3", "acme=0", "acme=-1", "acme=1.5", "acme=1001", "acme=²"]
+)
 def test_what_is_no_weight_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match="is no TENANT=WEIGHT"):
         parse_weights(text)

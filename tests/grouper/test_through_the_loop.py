@@ -1,4 +1,6 @@
-"""The grouper behind the real loop and delivery, on the broker in memory, while a second member joins and leaves."""
+"""The grouper behind the real loop and delivery, on the broker in memory, while a second member
+joins and leaves.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from pathlib import Path
 from carpool.clock import SystemClock
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
-from carpool.kafka.delivery.at_least_once import AtLeastOnceDelivery
-from carpool.kafka.intake import Intake
-from carpool.kafka.loop import Loop
 from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer
-from carpool.kafka.stage import Message, TopicPartition
+from carpool.kafka.records import Message, TopicPartition
+from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
+from carpool.loop.loop import Loop
+from carpool.loop.priority.intake_queues import Intake
 from carpool.telemetry.metrics import Metrics
 from grouper.service import build_stage
 from grouper.settings import GrouperSettings
@@ -31,7 +33,9 @@ def query_of(message: Message) -> Query:
 
 
 class Member:
-    """One grouper of the consumer group, stepped by the test; its worker and its delivery have threads of their own."""
+    """One grouper of the consumer group, stepped by the test; its worker and its delivery have
+    threads of their own.
+    """
 
     def __init__(self, broker: MemoryBroker, folder: Path) -> None:
         metrics = Metrics()
@@ -63,7 +67,9 @@ class Member:
 def test_every_query_is_grouped_and_committed_while_members_come_and_go(tmp_path: Path) -> None:
     write_index(tmp_path)
     names = (QUERIES.name, QUERIES_DEAD.name, GROUPS.name, ANSWERS.name)
-    broker = MemoryBroker(SystemClock(), {name: 1 if name == GROUPS.name else PARTITIONS for name in names})
+    broker = MemoryBroker(
+        SystemClock(), {name: 1 if name == GROUPS.name else PARTITIONS for name in names}
+    )
     for number in range(200):
         text = f"{WORDS[number % len(WORDS)]} {number}"
         value = b"{" if number % 50 == 7 else text.encode()
@@ -72,7 +78,9 @@ def test_every_query_is_grouped_and_committed_while_members_come_and_go(tmp_path
 
     def is_done() -> bool:
         ends = {TopicPartition(QUERIES.name, n): 50 for n in range(PARTITIONS)}
-        return {at: position.offset for at, position in broker.committed("carpool-grouper").items()} == ends
+        return {
+            at: position.offset for at, position in broker.committed("carpool-grouper").items()
+        } == ends
 
     deadline = time.monotonic() + 30
     steps = 0
@@ -90,9 +98,13 @@ def test_every_query_is_grouped_and_committed_while_members_come_and_go(tmp_path
     for member in members:
         member.stage.check_integrity()
         member.loop.close()
-    groups = [decode(Group, message.value, message.headers) for message in broker.records(GROUPS.name)]
+    groups = [
+        decode(Group, message.value, message.headers) for message in broker.records(GROUPS.name)
+    ]
     assert len({group.grouper for group in groups}) == 2, "both members had their share"
-    grouped = Counter((query.source.partition, query.source.offset) for group in groups for query in group.queries)
+    grouped = Counter(
+        (query.source.partition, query.source.offset) for group in groups for query in group.queries
+    )
     bad = {(number % PARTITIONS, number // PARTITIONS) for number in range(200) if number % 50 == 7}
     assert len(bad) == 4
     assert grouped.keys() == {(n % PARTITIONS, n // PARTITIONS) for n in range(200)} - bad

@@ -29,7 +29,9 @@ def test_an_empty_planner_has_nothing_to_close_and_no_time_to_wake() -> None:
 
 def test_what_is_there_leaves_at_once_when_nothing_more_waits() -> None:
     made = filled(1, at_us=7)
-    assert made.step(7, waiting=0, busy=False) == Window(window_id=0, query_ids=(0,), opened_us=7, closed_us=7)
+    assert made.step(7, waiting=0, busy=False) == Window(
+        window_id=0, query_ids=(0,), opened_us=7, closed_us=7
+    )
     assert made.queries == 0
     assert made.size_bytes == 0
     made.check_integrity()
@@ -72,7 +74,9 @@ def test_below_the_least_size_a_window_goes_on_but_only_four_times_as_long() -> 
     made = filled(1, at_us=50)
     assert made.step(150, waiting=1, busy=False) == Wait(until_us=450)
     assert made.step(449, waiting=1, busy=False) == Wait(until_us=450)
-    assert made.step(450, waiting=1, busy=False) == Window(window_id=0, query_ids=(0,), opened_us=50, closed_us=450)
+    assert made.step(450, waiting=1, busy=False) == Window(
+        window_id=0, query_ids=(0,), opened_us=50, closed_us=450
+    )
 
 
 def test_a_small_window_leaves_as_soon_as_the_backlog_dries_up() -> None:
@@ -101,7 +105,11 @@ def test_while_the_worker_is_busy_arrivals_gather_and_nothing_closes() -> None:
 def test_what_gathered_beyond_one_window_makes_the_next_ones_in_order_of_arrival() -> None:
     made = filled(9)
     windows = [made.step(20, waiting=0, busy=False) for _ in range(3)]
-    assert [window.query_ids for window in windows if isinstance(window, Window)] == [(0, 1, 2, 3), (4, 5, 6, 7), (8,)]
+    assert [window.query_ids for window in windows if isinstance(window, Window)] == [
+        (0, 1, 2, 3),
+        (4, 5, 6, 7),
+        (8,),
+    ]
     assert [window.window_id for window in windows if isinstance(window, Window)] == [0, 1, 2]
     assert made.step(20, waiting=0, busy=False) == Wait(until_us=None)
 
@@ -164,15 +172,23 @@ def test_while_earlier_windows_have_not_left_only_a_full_one_closes() -> None:
 
 
 @given(
-    steps=st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.sampled_from([0, 5])), max_size=40),
+    steps=st.lists(
+        st.tuples(st.integers(0, 9), st.booleans(), st.sampled_from([0, 5])), max_size=40
+    ),
     least=st.integers(1, 4),
     spare=st.integers(0, 4),
 )
-def test_reading_ahead_changes_no_window(steps: list[tuple[int, bool, int]], least: int, spare: int) -> None:
-    """The same arrivals, and one window leaving at the same moments: closed ahead or not, windows hold the same queries."""
+def test_reading_ahead_changes_no_window(
+    steps: list[tuple[int, bool, int]], least: int, spare: int
+) -> None:
+    """The same arrivals, and one window leaving at the same moments: closed ahead or not, windows
+    hold the same queries.
+    """
     most = least + spare
     plain, reading = planner(least=least, most=most), planner(least=least, most=most)
-    in_hand: deque[tuple[int, ...]] = deque()  # one at a time: closed when the one before it has left
+    in_hand: deque[tuple[int, ...]] = (
+        deque()
+    )  # one at a time: closed when the one before it has left
     held: deque[tuple[int, ...]] = deque()  # the one that leaves, and full ones ahead of it
     left: list[tuple[int, ...]] = []
     read: list[tuple[int, ...]] = []
@@ -189,7 +205,9 @@ def test_reading_ahead_changes_no_window(steps: list[tuple[int, bool, int]], lea
             window = made.step(next_id, waiting, busy=bool(closed))
             if isinstance(window, Window):
                 closed.append(window.query_ids)
-        while held and isinstance(window := reading.step(next_id, waiting, busy=False, ahead=True), Window):
+        while held and isinstance(
+            window := reading.step(next_id, waiting, busy=False, ahead=True), Window
+        ):
             held.append(window.query_ids)
         assert [*read, *held][: len(left) + len(in_hand)] == [*left, *in_hand]
     assert read == left
@@ -206,7 +224,9 @@ EVENTS = st.lists(
 )
 
 
-@given(events=EVENTS, least=st.integers(1, 4), spare=st.integers(0, 4), window_us=st.integers(0, 200))
+@given(
+    events=EVENTS, least=st.integers(1, 4), spare=st.integers(0, 4), window_us=st.integers(0, 200)
+)
 def test_windows_keep_their_promises_in_any_order_of_events(
     events: list[tuple[str, int | tuple[int, bool]]], least: int, spare: int, window_us: int
 ) -> None:
@@ -232,7 +252,9 @@ def test_windows_keep_their_promises_in_any_order_of_events(
             assert isinstance(value, tuple)
             waiting, busy = value
             decision = made.step(now_us, waiting=waiting, busy=busy)
-            due_us = gathered[0][1] + window_us * (4 if len(gathered) < least else 1) if gathered else 0
+            due_us = (
+                gathered[0][1] + window_us * (4 if len(gathered) < least else 1) if gathered else 0
+            )
             if busy or not gathered:
                 assert decision == Wait(until_us=None)
             elif waiting == 0 or len(gathered) >= most or now_us >= due_us:
@@ -252,9 +274,14 @@ def test_windows_keep_their_promises_in_any_order_of_events(
 
 
 def with_tenants(tenants: str, most: int, **weights: int) -> WindowPlanner:
-    """A planner that gathered a query of each tenant in turn of the letters: id 0 is of the first."""
+    """A planner that gathered a query of each tenant in turn of the letters: id 0 is of the
+    first.
+    """
     made = WindowPlanner(
-        queries_min=1, queries_max=most, window_us_max=100, weight_of=lambda tenant: weights.get(tenant, 1)
+        queries_min=1,
+        queries_max=most,
+        window_us_max=100,
+        weight_of=lambda tenant: weights.get(tenant, 1),
     )
     for query_id, tenant in enumerate(tenants):
         made.add(query_id, 10, 0, tenant)

@@ -22,13 +22,19 @@ from tests.indexer.helpers import CONFIG, build, write_corpus
 def rows_of(index_dir: Path) -> tuple[np.ndarray, np.ndarray]:
     """(rows, dim) vectors by row number, and the cluster of each row."""
     index = open_index(index_dir)
-    vectors = np.full((index.manifest.row_count, index.manifest.dimension), np.nan, dtype=np.float32)
+    vectors = np.full(
+        (index.manifest.row_count, index.manifest.dimension), np.nan, dtype=np.float32
+    )
     clusters = np.full(index.manifest.row_count, -1)
     for extent in index.extents:
         path = index.segment_paths[extent.segment]
         with path.open("rb") as file:
             pages = read_cluster(
-                file.fileno(), extent, layout=index.layout, generation=index.manifest.generation, path=str(path)
+                file.fileno(),
+                extent,
+                layout=index.layout,
+                generation=index.manifest.generation,
+                path=str(path),
             )
         found = dense(pages)
         assert (clusters[found.rows] == -1).all()
@@ -55,7 +61,11 @@ SEGMENTS = IndexerConfig(
     embedding=CONFIG.embedding,
     # Clusters of a page each: three to a segment, and about four to a pass.
     indexer=IndexerSettings(
-        shard_rows=16, threads=1, profile_reads=0, segment_bytes_max=4096 * 4, memory_bytes=8192 + 4096
+        shard_rows=16,
+        threads=1,
+        profile_reads=0,
+        segment_bytes_max=4096 * 4,
+        memory_bytes=8192 + 4096,
     ),
 )
 

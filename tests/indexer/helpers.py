@@ -11,7 +11,8 @@ from indexer.settings import IndexerConfig, IndexerSettings
 from tests.clocks import HandClock
 
 CONFIG = IndexerConfig(
-    embedding=EmbeddingSettings(model="hashing:16"), indexer=IndexerSettings(shard_rows=16, threads=1)
+    embedding=EmbeddingSettings(model="hashing:16"),
+    indexer=IndexerSettings(shard_rows=16, threads=1),
 )
 WORDS = ("apple", "river", "stone", "cloud", "train", "music", "paper", "glass", "horse", "bread")
 
@@ -19,7 +20,12 @@ WORDS = ("apple", "river", "stone", "cloud", "train", "music", "paper", "glass",
 def passage(row: int) -> dict[str, Any]:
     """The passage of a row of `write_corpus`."""
     text = " ".join(WORDS[(row * step + step) % 10] for step in range(1, 6))
-    return {"id": f"doc-{row}", "title": f"Title {row}" if row % 2 else "", "text": text, "metadata": {"row": row}}
+    return {
+        "id": f"doc-{row}",
+        "title": f"Title {row}" if row % 2 else "",
+        "text": text,
+        "metadata": {"row": row},
+    }
 
 
 def write_corpus(path: Path, row_count: int) -> Path:
@@ -28,8 +34,13 @@ def write_corpus(path: Path, row_count: int) -> Path:
     return path
 
 
-def build(corpus: Path, index_dir: Path, config: IndexerConfig = CONFIG, **wishes: Any) -> BuildReport:
+def build(
+    corpus: Path, index_dir: Path, config: IndexerConfig = CONFIG, **wishes: Any
+) -> BuildReport:
     """Builds an index without saying anything."""
     return build_index(
-        BuildRequest(corpus=corpus, index_dir=index_dir, **wishes), config, HandClock(step_us=1_000), SilentProgress()
+        BuildRequest(corpus=corpus, index_dir=index_dir, **wishes),
+        config,
+        HandClock(step_us=1_000),
+        SilentProgress(),
     )

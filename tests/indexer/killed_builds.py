@@ -1,9 +1,10 @@
-"""Builds an index again and again, each time killed (SIGKILL) one step later, and lets each be finished: a program.
+"""Builds an index again and again, each time killed (SIGKILL) one step later, and lets each be
+finished: a program.
 
     python killed_builds.py FOLDER            prints one JSON object with what it found
 
-A step is a change that the file system keeps: fsync, rename, unlink, rmdir. Every life is a forked process; this one only
-imports, so that no thread is lost in a fork.
+A step is a change that the file system keeps: fsync, rename, unlink, rmdir. Every life is a forked
+process; this one only imports, so that no thread is lost in a fork.
 """
 
 import json
@@ -30,14 +31,20 @@ CONFIG = IndexerConfig(
     embedding=EmbeddingSettings(model="hashing:16"),
     # Small enough for several segments, written in several passes.
     indexer=IndexerSettings(
-        shard_rows=32, profile_reads=0, threads=1, segment_bytes_max=4096 * 4, memory_bytes=8192 + 4096
+        shard_rows=32,
+        profile_reads=0,
+        threads=1,
+        segment_bytes_max=4096 * 4,
+        memory_bytes=8192 + 4096,
     ),
 )
 STEPS = ("fsync", "replace", "unlink", "rmdir")
 
 
 class LifeClock:
-    """Each life begins an hour after the one before it: the version of an index must be the first life's."""
+    """Each life begins an hour after the one before it: the version of an index must be the first
+    life's.
+    """
 
     def __init__(self, life: int) -> None:
         self.life = life
@@ -95,15 +102,28 @@ def live(request: BuildRequest, life: int, kill_at: int | None) -> tuple[int | N
 
 
 def content_of(index_dir: Path) -> dict[str, bytes]:
-    """Every file of an index, the manifest without the version, which holds the time that the build began."""
+    """Every file of an index, the manifest without the version, which holds the time that the build
+    began.
+    """
     manifest = msgspec.structs.replace(read_manifest(index_dir), index_version="")
     files = {name: (index_dir / name).read_bytes() for name in index_files(manifest.segment_count)}
     return {**files, MANIFEST_NAME: msgspec.json.encode(manifest)}
 
 
-def kill_everywhere(folder: Path, corpus: Path, reference: dict[str, bytes], old: Path | None) -> dict[str, Any]:
-    """Kills a build at each of its steps; `old` is an index that is there before and is replaced with --force."""
-    found: dict[str, Any] = {"killed": 0, "refused": 0, "differ": [], "left": [], "mixed": [], "versions": []}
+def kill_everywhere(
+    folder: Path, corpus: Path, reference: dict[str, bytes], old: Path | None
+) -> dict[str, Any]:
+    """Kills a build at each of its steps; `old` is an index that is there before and is replaced
+    with --force.
+    """
+    found: dict[str, Any] = {
+        "killed": 0,
+        "refused": 0,
+        "differ": [],
+        "left": [],
+        "mixed": [],
+        "versions": [],
+    }
     kill_at = 0
     while True:
         kill_at += 1
@@ -148,13 +168,16 @@ def main() -> None:
     corpus = folder / "corpus.jsonl"
     corpus.write_text(
         "".join(
-            json.dumps({"id": f"d{i}", "title": f"T{i}", "text": f"word{i % 7} word{i % 11} same"}) + "\n"
+            json.dumps({"id": f"d{i}", "title": f"T{i}", "text": f"word{i % 7} word{i % 11} same"})
+            + "\n"
             for i in range(50)
         )
         + "not json\n"
     )
     other = folder / "other.jsonl"
-    other.write_text("".join(json.dumps({"id": f"o{i}", "text": f"other word{i}"}) + "\n" for i in range(20)))
+    other.write_text(
+        "".join(json.dumps({"id": f"o{i}", "text": f"other word{i}"}) + "\n" for i in range(20))
+    )
     code, _ = live(BuildRequest(corpus=corpus, index_dir=folder / "whole"), 0, None)
     assert code == 0
     code, _ = live(BuildRequest(corpus=other, index_dir=folder / "old"), 0, None)

@@ -22,10 +22,16 @@ from tests.indexer.builds import SEGMENTS, interrupted, rows_of, same_but_time
 from tests.indexer.helpers import CONFIG, build, passage, write_corpus
 
 
-def test_every_passage_is_in_the_cluster_of_its_nearest_centroid_with_its_text(tmp_path: Path) -> None:
+def test_every_passage_is_in_the_cluster_of_its_nearest_centroid_with_its_text(
+    tmp_path: Path,
+) -> None:
     report = build(write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index")
     assert report.manifest == read_manifest(tmp_path / "index")
-    assert (report.manifest.row_count, report.manifest.nlist, report.manifest.dimension) == (120, 10, 16)
+    assert (report.manifest.row_count, report.manifest.nlist, report.manifest.dimension) == (
+        120,
+        10,
+        16,
+    )
     assert report.manifest.nprobe_default == 8
     assert report.manifest.embedding_model == HashingEmbedder(16).fingerprint
     vectors, clusters = rows_of(tmp_path / "index")
@@ -36,7 +42,9 @@ def test_every_passage_is_in_the_cluster_of_its_nearest_centroid_with_its_text(t
     scores = vectors @ index.centroids.T
     assert (scores[np.arange(120), clusters] >= scores.max(axis=1) - 1e-6).all()
     documents = index.documents.get(range(120))
-    assert [(d.doc_id, d.title, d.text) for d in documents] == [(p["id"], p["title"], p["text"]) for p in passages]
+    assert [(d.doc_id, d.title, d.text) for d in documents] == [
+        (p["id"], p["title"], p["text"]) for p in passages
+    ]
     assert np.allclose(np.linalg.norm(index.centroids, axis=1), 1, atol=1e-5)
     index.close()
     assert sorted(path.name for path in (tmp_path / "index").iterdir()) == sorted(
@@ -47,7 +55,8 @@ def test_every_passage_is_in_the_cluster_of_its_nearest_centroid_with_its_text(t
 def test_the_same_seed_gives_the_same_bytes_and_another_one_other_clusters(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 100)
     first, second, third = (
-        build(corpus, tmp_path / str(number), seed=seed, nlist=9).manifest for number, seed in enumerate((1, 1, 2))
+        build(corpus, tmp_path / str(number), seed=seed, nlist=9).manifest
+        for number, seed in enumerate((1, 1, 2))
     )
     assert same_but_time(first) == same_but_time(second)
     assert first.centroids_fingerprint != third.centroids_fingerprint
@@ -63,7 +72,9 @@ def test_the_version_tells_when_the_build_began_and_what_it_holds(tmp_path: Path
 
 def test_passages_that_are_all_the_same_leave_empty_clusters_that_work(tmp_path: Path) -> None:
     corpus = tmp_path / "c.jsonl"
-    corpus.write_text("".join(json.dumps({"id": str(row), "text": "same"}) + "\n" for row in range(20)))
+    corpus.write_text(
+        "".join(json.dumps({"id": str(row), "text": "same"}) + "\n" for row in range(20))
+    )
     build(corpus, tmp_path / "index", nlist=6)
     assert index_stats(tmp_path / "index").clusters_empty == 5
     assert (rows_of(tmp_path / "index")[1] >= 0).all()
@@ -124,7 +135,9 @@ def test_a_complete_index_stays_unless_force_replaces_it(tmp_path: Path) -> None
     still_open.close()
 
 
-def test_an_index_that_stays_is_said_before_the_corpus_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_stays_is_said_before_the_corpus_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 30)
     build(corpus, tmp_path / "index")
     monkeypatch.setattr(module, "file_sha256", lambda *_: pytest.fail("the corpus was read"))
@@ -138,10 +151,14 @@ def test_an_index_with_fewer_segments_replaces_one_with_more(tmp_path: Path) -> 
     assert build(corpus, index_dir, SEGMENTS).manifest.segment_count == 4
     (index_dir / "clusters.seg").write_bytes(b"of format v0")
     assert build(corpus, index_dir, CONFIG, force=True).manifest.segment_count == 1
-    assert sorted(path.name for path in index_dir.iterdir()) == sorted([*index_files(1), MANIFEST_NAME])
+    assert sorted(path.name for path in index_dir.iterdir()) == sorted(
+        [*index_files(1), MANIFEST_NAME]
+    )
 
 
-def test_float16_vectors_are_those_of_the_model_rounded_in_pages_of_half_the_size(tmp_path: Path) -> None:
+def test_float16_vectors_are_those_of_the_model_rounded_in_pages_of_half_the_size(
+    tmp_path: Path,
+) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 200)
     configs = {
         dtype: IndexerConfig(
@@ -150,11 +167,16 @@ def test_float16_vectors_are_those_of_the_model_rounded_in_pages_of_half_the_siz
         )
         for dtype in ("float16", "float32")
     }
-    manifests = {dtype: build(corpus, tmp_path / dtype, config).manifest for dtype, config in configs.items()}
+    manifests = {
+        dtype: build(corpus, tmp_path / dtype, config).manifest for dtype, config in configs.items()
+    }
     (halves, clusters), (singles, same_clusters) = (rows_of(tmp_path / dtype) for dtype in configs)
     assert np.array_equal(halves, singles.astype(np.float16).astype(np.float32))
     assert np.array_equal(clusters, same_clusters)
-    assert {dtype: manifest.page_bytes for dtype, manifest in manifests.items()} == {"float16": 4096, "float32": 8192}
+    assert {dtype: manifest.page_bytes for dtype, manifest in manifests.items()} == {
+        "float16": 4096,
+        "float32": 8192,
+    }
     used = {dtype: index_stats(tmp_path / dtype).cluster_size_bytes.max for dtype in configs}
     assert used["float16"] * 2 == used["float32"]
 
@@ -162,9 +184,15 @@ def test_float16_vectors_are_those_of_the_model_rounded_in_pages_of_half_the_siz
 def test_builds_of_the_same_bytes_share_their_generation_and_no_others_do(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 60)
     first, again = (build(corpus, tmp_path / str(number)).manifest for number in range(2))
-    assert (first.generation, first.documents_generation) == (again.generation, again.documents_generation)
+    assert (first.generation, first.documents_generation) == (
+        again.generation,
+        again.documents_generation,
+    )
     other = build(corpus, tmp_path / "seed", seed=1).manifest
-    assert (other.generation != first.generation, other.documents_generation) == (True, first.documents_generation)
+    assert (other.generation != first.generation, other.documents_generation) == (
+        True,
+        first.documents_generation,
+    )
     grown = build(write_corpus(corpus, 61), tmp_path / "grown").manifest
     assert grown.documents_generation != first.documents_generation
 
@@ -173,14 +201,19 @@ def test_memory_that_holds_no_cluster_or_no_sample_is_said_and_more_goes_on(tmp_
     corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
 
     def config(memory_bytes: int) -> IndexerConfig:
-        indexer = IndexerSettings(shard_rows=16, threads=1, profile_reads=0, memory_bytes=memory_bytes)
+        indexer = IndexerSettings(
+            shard_rows=16, threads=1, profile_reads=0, memory_bytes=memory_bytes
+        )
         return IndexerConfig(embedding=CONFIG.embedding, indexer=indexer)
 
     with pytest.raises(
-        ConfigError, match=r"memory_bytes is 4096: 64 rows cannot train 70 clusters; give at least 4480"
+        ConfigError,
+        match=r"memory_bytes is 4096: 64 rows cannot train 70 clusters; give at least 4480",
     ):
         build(corpus, index_dir, config(4096), nlist=70)
-    with pytest.raises(ConfigError, match=r"memory_bytes is 8192, too little to write the largest cluster") as caught:
+    with pytest.raises(
+        ConfigError, match=r"memory_bytes is 8192, too little to write the largest cluster"
+    ) as caught:
         build(corpus, index_dir, config(8192), nlist=10)
     least_bytes = int(re.findall(r"at least (\d+)", str(caught.value))[0])
     assert build(corpus, index_dir, config(least_bytes + 200), nlist=10).manifest.nlist == 10
@@ -206,5 +239,7 @@ def test_each_cluster_has_a_read_latency_or_none_has(tmp_path: Path) -> None:
     latencies = build(corpus, tmp_path / "index", nlist=5).manifest.read_latency_us
     assert len(latencies) in (0, 5)  # 0: this file system has no O_DIRECT
     assert all(latency_us == 1000 for latency_us in latencies)  # a tick of the clock
-    without = IndexerConfig(embedding=CONFIG.embedding, indexer=IndexerSettings(profile_reads=0, shard_rows=16))
+    without = IndexerConfig(
+        embedding=CONFIG.embedding, indexer=IndexerSettings(profile_reads=0, shard_rows=16)
+    )
     assert build(corpus, tmp_path / "other", without, nlist=5).manifest.read_latency_us == ()

@@ -25,7 +25,9 @@ SETTINGS = ClusteringIdentity(
 
 
 def crowded(row_count: int = 4000, dimension: int = 12) -> np.ndarray:
-    """Normalised rows, three quarters of them round one point: k-means leaves clusters far too large and far too small."""
+    """Normalised rows, three quarters of them round one point: k-means leaves clusters far too
+    large and far too small.
+    """
     random = np.random.default_rng(5)
     rows = random.standard_normal((row_count, dimension)).astype(np.float32)
     rows[: row_count * 3 // 4] = rows[0] + rows[: row_count * 3 // 4] * 0.1
@@ -63,7 +65,9 @@ def test_clusters_come_within_the_factors_and_are_as_many_as_asked_for() -> None
 def test_factors_that_allow_all_change_nothing() -> None:
     rows = crowded()
     plain = kmeans(rows, 20, iterations=1, seed=1)
-    settings = msgspec.structs.replace(SETTINGS, cluster_rows_max_factor=1e9, cluster_rows_min_factor=0)
+    settings = msgspec.structs.replace(
+        SETTINGS, cluster_rows_max_factor=1e9, cluster_rows_min_factor=0
+    )
     assert balance_centroids(rows, plain, settings, lambda _: None) is plain
 
 
@@ -73,11 +77,15 @@ def test_rows_that_are_all_alike_cannot_be_split_and_are_left() -> None:
     assert balance_centroids(rows, plain, SETTINGS, lambda _: None) is plain
 
 
-def test_the_same_vectors_and_seed_give_the_same_centroids_and_another_seed_others(tmp_path: Path) -> None:
+def test_the_same_vectors_and_seed_give_the_same_centroids_and_another_seed_others(
+    tmp_path: Path,
+) -> None:
     vectors = vectors_of(tmp_path, crowded())
     one, two = (train_centroids(vectors, 20, SETTINGS, SilentProgress()) for _ in range(2))
     assert np.array_equal(one, two)
-    other = train_centroids(vectors, 20, msgspec.structs.replace(SETTINGS, seed=4), SilentProgress())
+    other = train_centroids(
+        vectors, 20, msgspec.structs.replace(SETTINGS, seed=4), SilentProgress()
+    )
     assert not np.array_equal(one, other)
 
 
@@ -86,16 +94,23 @@ def test_a_sample_that_memory_bounds_trains_centroids_nearly_as_good(tmp_path: P
     vectors = vectors_of(tmp_path, rows)
     whole = train_centroids(vectors, 20, SETTINGS, SilentProgress())
     small = train_centroids(
-        vectors, 20, msgspec.structs.replace(SETTINGS, train_bytes_max=800 * 12 * 4), SilentProgress()
+        vectors,
+        20,
+        msgspec.structs.replace(SETTINGS, train_bytes_max=800 * 12 * 4),
+        SilentProgress(),
     )
     assert not np.array_equal(whole, small)
     near = [(rows @ centroids.T).max(axis=1).mean() for centroids in (whole, small)]
     assert near[1] > near[0] - 0.02
     with pytest.raises(ConfigError, match=r"indexer\.memory_bytes is 479: .* give at least 960"):
-        train_centroids(vectors, 20, msgspec.structs.replace(SETTINGS, train_bytes_max=479), SilentProgress())
+        train_centroids(
+            vectors, 20, msgspec.structs.replace(SETTINGS, train_bytes_max=479), SilentProgress()
+        )
 
 
-def test_every_row_is_assigned_to_its_nearest_centroid_and_the_digest_is_of_the_vectors(tmp_path: Path) -> None:
+def test_every_row_is_assigned_to_its_nearest_centroid_and_the_digest_is_of_the_vectors(
+    tmp_path: Path,
+) -> None:
     rows = crowded(20_000)
     centroids = crowded(50)
     went_by: list[int] = []
@@ -107,4 +122,7 @@ def test_every_row_is_assigned_to_its_nearest_centroid_and_the_digest_is_of_the_
     again = assign_rows(vectors_of(tmp_path, rows), centroids, went_by.append)
     assert again.vectors_digest == found.vectors_digest
     rows[19_999, 3] = np.nextafter(rows[19_999, 3], np.float32(2))
-    assert assign_rows(vectors_of(tmp_path, rows), centroids, went_by.append).vectors_digest != found.vectors_digest
+    assert (
+        assign_rows(vectors_of(tmp_path, rows), centroids, went_by.append).vectors_digest
+        != found.vectors_digest
+    )

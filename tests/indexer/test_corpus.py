@@ -14,8 +14,12 @@ from indexer.plan import LineProblem
 GOOD = b'{"id":"a","title":"T","text":"x","metadata":{"k":[1]},"unknown":1}'
 
 
-def read(path: Path, passage_bytes_max: int = 60, line_bytes_max: int = 400) -> list[Document | LineProblem]:
-    return list(CorpusReader(path, passage_bytes_max=passage_bytes_max, line_bytes_max=line_bytes_max))
+def read(
+    path: Path, passage_bytes_max: int = 60, line_bytes_max: int = 400
+) -> list[Document | LineProblem]:
+    return list(
+        CorpusReader(path, passage_bytes_max=passage_bytes_max, line_bytes_max=line_bytes_max)
+    )
 
 
 def line(**fields: object) -> bytes:
@@ -64,9 +68,13 @@ def test_a_bad_line_is_told_with_its_number_and_the_ones_around_it_are_taken(
     assert last == Document("z", "", "last")
 
 
-def test_a_line_that_is_told_to_be_a_duplicate_is_a_bad_line_unless_it_is_bad_anyway(tmp_path: Path) -> None:
+def test_a_line_that_is_told_to_be_a_duplicate_is_a_bad_line_unless_it_is_bad_anyway(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "corpus.jsonl"
-    path.write_bytes(GOOD + b"\n\n" + line(id="a", text="again") + b"\nnonsense\n" + line(id="b", text="y"))
+    path.write_bytes(
+        GOOD + b"\n\n" + line(id="a", text="again") + b"\nnonsense\n" + line(id="b", text="y")
+    )
     reader = CorpusReader(path, passage_bytes_max=60, line_bytes_max=400, duplicates={3, 4})
     numbered = [(reader.line_number, found) for found in reader]
     assert [number for number, _ in numbered] == [1, 3, 4, 5]
@@ -79,7 +87,9 @@ def test_a_line_that_is_told_to_be_a_duplicate_is_a_bad_line_unless_it_is_bad_an
 
 def test_a_line_nested_too_deep_is_a_bad_line(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
-    path.write_bytes(b'{"id":"b","text":"x","metadata":{"k":' + b"[" * 100_000 + b"]" * 100_000 + b"}}\n" + GOOD)
+    path.write_bytes(
+        b'{"id":"b","text":"x","metadata":{"k":' + b"[" * 100_000 + b"]" * 100_000 + b"}}\n" + GOOD
+    )
     problem, good = read(path, line_bytes_max=1_000_000)
     assert isinstance(problem, LineProblem)
     assert "not JSON" in problem.why
@@ -120,9 +130,13 @@ def test_a_line_of_just_the_limit_is_taken_and_a_huge_one_is_passed_over(tmp_pat
 
 
 @pytest.mark.parametrize("cut", [1, 9, 30])
-def test_a_gzip_that_is_cut_short_is_an_error_and_not_a_short_corpus(tmp_path: Path, cut: int) -> None:
+def test_a_gzip_that_is_cut_short_is_an_error_and_not_a_short_corpus(
+    tmp_path: Path, cut: int
+) -> None:
     path = tmp_path / "corpus.jsonl.gz"
-    path.write_bytes(gzip.compress(b"".join(line(id=str(i), text="x") + b"\n" for i in range(1000)))[:-cut])
+    path.write_bytes(
+        gzip.compress(b"".join(line(id=str(i), text="x") + b"\n" for i in range(1000)))[:-cut]
+    )
     with pytest.raises(ConfigError, match="damaged or cut short"):
         read(path)
 

@@ -1,4 +1,6 @@
-"""The default nprobe finds what exact search finds, within a point, on claims whose evidence page is known."""
+"""The default nprobe finds what exact search finds, within a point, on claims whose evidence page
+is known.
+"""
 
 import gzip
 import json
@@ -20,7 +22,9 @@ CONFIG = IndexerConfig(indexer=IndexerSettings(profile_reads=0))
 
 
 class Evidence:
-    """The claims, which pages prove them, and all passages in the order of their scores, from one exact search."""
+    """The claims, which pages prove them, and all passages in the order of their scores, from one
+    exact search.
+    """
 
     def __init__(self, data: Path) -> None:
         with gzip.open(data / "wikipedia-16k.jsonl.gz", "rt") as file:
@@ -68,7 +72,9 @@ def test_evidence_among_the_first_five_is_within_a_point_of_exact_search(
     ).manifest
     assert (manifest.row_count, manifest.nlist) == (16_152, nlist)
     index = open_index(tmp_path / "index")
-    assert [document.doc_id for document in index.documents.get(range(manifest.row_count))] == evidence.ids
+    assert [
+        document.doc_id for document in index.documents.get(range(manifest.row_count))
+    ] == evidence.ids
     index.close()
     exact = evidence.found_share(evidence.ranked)
     assert exact == pytest.approx(91.8, abs=0.05)

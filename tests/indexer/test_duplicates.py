@@ -1,4 +1,6 @@
-"""Which lines have the id of an earlier one: found as a set of all ids would find them, in any number of passes."""
+"""Which lines have the id of an earlier one: found as a set of all ids would find them, in any
+number of passes.
+"""
 
 import random
 from pathlib import Path
@@ -69,11 +71,15 @@ def test_ids_that_do_not_fit_memory_take_as_many_passes_as_they_need() -> None:
     assert id_passes(100_000_000, memory_bytes=1 << 30) == 11
 
 
-def test_a_build_keeps_the_first_passage_of_an_id_and_lists_the_others_between_other_bad_lines(tmp_path: Path) -> None:
+def test_a_build_keeps_the_first_passage_of_an_id_and_lists_the_others_between_other_bad_lines(
+    tmp_path: Path,
+) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 60)
     lines = corpus.read_text().splitlines()
     again = [lines[7].replace("Title 7", "Another"), lines[2], lines[7]]
-    corpus.write_text("\n".join([*lines[:30], "nonsense", again[0], "", *lines[30:], *again[1:]]) + "\n")
+    corpus.write_text(
+        "\n".join([*lines[:30], "nonsense", again[0], "", *lines[30:], *again[1:]]) + "\n"
+    )
     report = build(corpus, tmp_path / "index", nlist=3)
     assert report.documents.row_count == 60
     assert [problem.line for problem in report.documents.problems] == [31, 32, 64, 65]

@@ -21,11 +21,16 @@ def built(tmp_path: Path) -> Path:
     corpus = write_corpus(tmp_path / "c.jsonl", 120)
     corpus.write_text(corpus.read_text() + "bad\n")
     result = runner.invoke(
-        app, ["build", str(corpus), "--out", str(tmp_path / "index"), "--model", "hashing:16", "--json"]
+        app,
+        ["build", str(corpus), "--out", str(tmp_path / "index"), "--model", "hashing:16", "--json"],
     )
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
-    assert (said["bad_lines"], said["problems"][0]["line"], said["index"]["row_count"]) == (1, 121, 120)
+    assert (said["bad_lines"], said["problems"][0]["line"], said["index"]["row_count"]) == (
+        1,
+        121,
+        120,
+    )
     assert "1 bad line in the corpus (120 good ones)" in result.stderr
     assert "line 121: not JSON" in result.stderr
     return tmp_path / "index"
@@ -39,7 +44,10 @@ def test_verify_says_whole_and_exits_0_or_lists_the_damage_and_exits_1(built: Pa
     content[9000] ^= 255
     segment.write_bytes(content)
     result = runner.invoke(app, ["verify", str(built)])
-    assert (result.exit_code, "page 0 of cluster 1 at byte 8192 is damaged" in result.stdout) == (1, True)
+    assert (result.exit_code, "page 0 of cluster 1 at byte 8192 is damaged" in result.stdout) == (
+        1,
+        True,
+    )
     assert "damaged: 1 problem in" in result.stdout
     assert "index verify" not in result.stdout, "whoever reads this has run it"
     result = runner.invoke(app, ["verify", str(built), "--json"])
@@ -59,14 +67,17 @@ def test_settings_and_wishes_reach_the_build(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 30)
     common = ["build", str(corpus), "--model", "hashing:8", "--json"]
     result = runner.invoke(
-        app, [*common, "--out", str(tmp_path / "a"), "--nlist", "3", "--set", "indexer.profile_reads=0"]
+        app,
+        [*common, "--out", str(tmp_path / "a"), "--nlist", "3", "--set", "indexer.profile_reads=0"],
     )
     said = json.loads(result.stdout)["index"]
     assert (said["nlist"], said["dimension"], said["read_latency_us"]) == (3, 8, None)
     result = runner.invoke(app, [*common, "--out", str(tmp_path / "a")])
     assert isinstance(result.exception, ConfigError)
     assert runner.invoke(app, [*common, "--out", str(tmp_path / "a"), "--force"]).exit_code == 0
-    result = runner.invoke(app, [*common, "--out", str(tmp_path / "b"), "--set", "indexer.shard_rows=0"])
+    result = runner.invoke(
+        app, [*common, "--out", str(tmp_path / "b"), "--set", "indexer.shard_rows=0"]
+    )
     assert isinstance(result.exception, ConfigError)
 
 
@@ -81,7 +92,9 @@ def test_vectors_are_stored_in_the_numbers_that_are_asked_for(tmp_path: Path) ->
     assert "float16" in runner.invoke(app, ["stats", str(tmp_path / "a")]).stdout
 
 
-def test_a_profile_is_measured_again_with_progress_or_refused(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_is_measured_again_with_progress_or_refused(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = read_manifest(built)
     if not before.read_latency_us:
         pytest.skip("this file system has no O_DIRECT")

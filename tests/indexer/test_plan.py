@@ -25,7 +25,12 @@ from indexer.plan import (
 
 CORPUS = CorpusIdentity(size_bytes=10, sha256="c", passage_bytes_max=100, line_bytes_max=1000)
 VECTORS = VectorsIdentity(
-    embedding_model="m", embedding_model_name="name", vectors_sha256="", shard_rows=16, batch_size=32, max_tokens=0
+    embedding_model="m",
+    embedding_model_name="name",
+    vectors_sha256="",
+    shard_rows=16,
+    batch_size=32,
+    max_tokens=0,
 )
 CLUSTERING = ClusteringIdentity(
     nlist=0,
@@ -58,11 +63,18 @@ def test_a_first_build_begins_now_and_keeps_nothing() -> None:
 
 def test_the_same_build_goes_on_with_all_of_it_and_its_start() -> None:
     resume = plan_resume(FOUND, WANTED, now_us=9)
-    assert (resume.state, resume.keeps_shards, resume.changes, resume.discards) == (FOUND, True, (), False)
+    assert (resume.state, resume.keeps_shards, resume.changes, resume.discards) == (
+        FOUND,
+        True,
+        (),
+        False,
+    )
 
 
 def test_another_layout_keeps_all_but_the_segments() -> None:
-    wanted = msgspec.structs.replace(WANTED, layout=msgspec.structs.replace(LAYOUT, vector_dtype="float16"))
+    wanted = msgspec.structs.replace(
+        WANTED, layout=msgspec.structs.replace(LAYOUT, vector_dtype="float16")
+    )
     resume = plan_resume(FOUND, wanted, now_us=9)
     assert resume.state == msgspec.structs.replace(FOUND, identity=wanted)
     assert resume.keeps_shards
@@ -71,20 +83,30 @@ def test_another_layout_keeps_all_but_the_segments() -> None:
 
 
 def test_other_clusters_keep_documents_and_vectors() -> None:
-    wanted = msgspec.structs.replace(WANTED, clustering=msgspec.structs.replace(CLUSTERING, nlist=7, seed=1))
+    wanted = msgspec.structs.replace(
+        WANTED, clustering=msgspec.structs.replace(CLUSTERING, nlist=7, seed=1)
+    )
     resume = plan_resume(FOUND, wanted, now_us=9)
-    assert resume.state == msgspec.structs.replace(FOUND, identity=wanted, centroids_crc32=None, assignment=None)
+    assert resume.state == msgspec.structs.replace(
+        FOUND, identity=wanted, centroids_crc32=None, assignment=None
+    )
     assert resume.keeps_shards
     assert not resume.discards
     assert resume.changes == ("clusters: nlist was 0 and is 7", "clusters: seed was 0 and is 1")
 
 
-@pytest.mark.parametrize("field", ["embedding_model", "vectors_sha256", "shard_rows", "batch_size", "max_tokens"])
+@pytest.mark.parametrize(
+    "field", ["embedding_model", "vectors_sha256", "shard_rows", "batch_size", "max_tokens"]
+)
 def test_other_vectors_keep_the_documents_only(field: str) -> None:
     value = "other" if isinstance(getattr(VECTORS, field), str) else 99
-    wanted = msgspec.structs.replace(WANTED, vectors=msgspec.structs.replace(VECTORS, **{field: value}))
+    wanted = msgspec.structs.replace(
+        WANTED, vectors=msgspec.structs.replace(VECTORS, **{field: value})
+    )
     resume = plan_resume(FOUND, wanted, now_us=9)
-    assert resume.state == BuildState(format=STATE_FORMAT, started_us=9, identity=wanted, documents=DOCUMENTS)
+    assert resume.state == BuildState(
+        format=STATE_FORMAT, started_us=9, identity=wanted, documents=DOCUMENTS
+    )
     assert resume.discards
     assert [change.split()[:2] for change in resume.changes] == [["vectors:", field]]
 
@@ -92,7 +114,9 @@ def test_other_vectors_keep_the_documents_only(field: str) -> None:
 @pytest.mark.parametrize("field", ["size_bytes", "sha256", "passage_bytes_max", "line_bytes_max"])
 def test_another_corpus_keeps_nothing(field: str) -> None:
     value = "other" if field == "sha256" else 99
-    wanted = msgspec.structs.replace(WANTED, corpus=msgspec.structs.replace(CORPUS, **{field: value}))
+    wanted = msgspec.structs.replace(
+        WANTED, corpus=msgspec.structs.replace(CORPUS, **{field: value})
+    )
     resume = plan_resume(FOUND, wanted, now_us=9)
     assert resume.state == BuildState(format=STATE_FORMAT, started_us=9, identity=wanted)
     assert resume.discards
@@ -111,14 +135,22 @@ def test_forty_rows_make_shards_of_16_16_and_8() -> None:
     assert plan_shards(0, 16) == ()
 
 
-@given(row_count=st.integers(0, 500), shard_rows=st.integers(1, 60), present=st.frozensets(st.integers(0, 40)))
+@given(
+    row_count=st.integers(0, 500),
+    shard_rows=st.integers(1, 60),
+    present=st.frozensets(st.integers(0, 40)),
+)
 def test_shards_cover_every_row_once_and_what_is_present_is_not_done_again(
     row_count: int, shard_rows: int, present: frozenset[int]
 ) -> None:
     shards = plan_shards(row_count, shard_rows)
-    assert [row for shard in shards for row in range(shard.start, shard.stop)] == list(range(row_count))
+    assert [row for shard in shards for row in range(shard.start, shard.stop)] == list(
+        range(row_count)
+    )
     remaining = remaining_shards(shards, present)
-    assert [shard.number for shard in remaining] == [n for n in range(len(shards)) if n not in present]
+    assert [shard.number for shard in remaining] == [
+        n for n in range(len(shards)) if n not in present
+    ]
 
 
 @pytest.mark.parametrize(
@@ -142,9 +174,15 @@ def test_nlist_is_the_square_root_of_the_rows_to_one_digit(row_count: int, nlist
 
 @given(row_count=st.integers(1, 10**9))
 def test_nlist_is_near_the_square_root_and_never_more_than_the_rows(row_count: int) -> None:
-    assert 0.6 * row_count**0.5 - 1 <= default_nlist(row_count) <= min(row_count, 1.5 * row_count**0.5 + 1)
+    assert (
+        0.6 * row_count**0.5 - 1
+        <= default_nlist(row_count)
+        <= min(row_count, 1.5 * row_count**0.5 + 1)
+    )
 
 
-@pytest.mark.parametrize(("nlist", "nprobe"), [(1, 1), (4, 4), (6, 6), (50, 17), (100, 24), (400, 48), (1000, 76)])
+@pytest.mark.parametrize(
+    ("nlist", "nprobe"), [(1, 1), (4, 4), (6, 6), (50, 17), (100, 24), (400, 48), (1000, 76)]
+)
 def test_nprobe_follows_the_square_root_of_nlist(nlist: int, nprobe: int) -> None:
     assert default_nprobe(nlist) == nprobe

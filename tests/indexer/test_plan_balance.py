@@ -24,7 +24,9 @@ def test_a_very_large_one_takes_as_many_places_as_it_needs() -> None:
     assert plan_balance([900, *[40] * 8, 35], **FACTORS) == Balance((9, 1), ((0, 3),))
 
 
-@pytest.mark.parametrize("counts", [[5], [20, 20, 20], [49, 6, 15, 10], [0, 0, 0], [1, 1, 0, 0], [2, 0, 0, 0]])
+@pytest.mark.parametrize(
+    "counts", [[5], [20, 20, 20], [49, 6, 15, 10], [0, 0, 0], [1, 1, 0, 0], [2, 0, 0, 0]]
+)
 def test_what_is_even_or_cannot_be_better_is_left(counts: list[int]) -> None:
     assert plan_balance(counts, **FACTORS) == Balance((), ())
 
@@ -34,11 +36,15 @@ def test_factors_that_allow_all_leave_all() -> None:
 
 
 counts_of = st.lists(st.one_of(st.integers(0, 30), st.integers(0, 5000)), min_size=1, max_size=60)
-factors_of = st.fixed_dictionaries({"max_factor": st.floats(1.2, 6), "min_factor": st.floats(0, 0.8)})
+factors_of = st.fixed_dictionaries(
+    {"max_factor": st.floats(1.2, 6), "min_factor": st.floats(0, 0.8)}
+)
 
 
 @given(counts=counts_of, factors=factors_of)
-def test_places_given_are_places_taken_and_no_cluster_does_both(counts: list[int], factors: dict[str, float]) -> None:
+def test_places_given_are_places_taken_and_no_cluster_does_both(
+    counts: list[int], factors: dict[str, float]
+) -> None:
     balance = plan_balance(counts, **factors)
     assert sum(pieces - 1 for _, pieces in balance.splits) == len(balance.dissolved)
     split = [cluster for cluster, _ in balance.splits]
@@ -73,5 +79,7 @@ def test_unevenness_is_nothing_exactly_where_all_are_within_the_factors(
     counts: list[int], factors: dict[str, float]
 ) -> None:
     mean = sum(counts) / len(counts)
-    within = all(factors["min_factor"] * mean <= count <= factors["max_factor"] * mean for count in counts)
+    within = all(
+        factors["min_factor"] * mean <= count <= factors["max_factor"] * mean for count in counts
+    )
     assert (unevenness(counts, **factors) == 0) == within

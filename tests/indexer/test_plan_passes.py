@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.disk.pages import PageLayout, choose_layout
-from indexer.plan_passes import encode_bytes, memory_min_bytes, pass_bytes, plan_passes, sample_rows_max
+from indexer.plan_passes import (
+    encode_bytes,
+    memory_min_bytes,
+    pass_bytes,
+    plan_passes,
+    sample_rows_max,
+)
 
 LAYOUT = PageLayout(dimension=16, vector_dtype="float32", page_bytes=4096)
 
@@ -26,7 +32,11 @@ def test_three_clusters_of_ten_rows_take_two_passes_where_memory_holds_two() -> 
     assert encode_bytes(LAYOUT, 10) == 2 * 4096
     memory_bytes = 2 * need_bytes + 2 * 4096
     assert plan_passes(LAYOUT, [10, 10, 10], memory_bytes=memory_bytes) == (range(2), range(2, 3))
-    assert plan_passes(LAYOUT, [10, 10, 10], memory_bytes=memory_bytes - 1) == (range(1), range(1, 2), range(2, 3))
+    assert plan_passes(LAYOUT, [10, 10, 10], memory_bytes=memory_bytes - 1) == (
+        range(1),
+        range(1, 2),
+        range(2, 3),
+    )
     assert plan_passes(LAYOUT, [10, 10, 10], memory_bytes=1 << 20) == (range(3),)
     assert plan_passes(LAYOUT, [], memory_bytes=4096) == ()
 

@@ -15,7 +15,9 @@ from tests.indexer.builds import Stop, rows_of, stop_at
 from tests.indexer.helpers import build, write_corpus
 
 
-def test_precomputed_vectors_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precomputed_vectors_are_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 50)
     np.save(tmp_path / "v.npy", HashingEmbedder(24).encode([f"w{row}" for row in range(50)]))
     with monkeypatch.context() as patch, pytest.raises(Stop):
@@ -33,16 +35,22 @@ def test_precomputed_vectors_are_taken_as_they_are_and_rounded_ones_are_normalis
     tmp_path: Path, dtype: type
 ) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 50)
-    vectors: np.ndarray = HashingEmbedder(24).encode([f"w{row} w{row + 1}" for row in range(50)]).astype(dtype)
+    vectors: np.ndarray = (
+        HashingEmbedder(24).encode([f"w{row} w{row + 1}" for row in range(50)]).astype(dtype)
+    )
     np.save(tmp_path / "v.npy", vectors)
-    manifest = build(corpus, tmp_path / "index", vectors=tmp_path / "v.npy", fingerprint="feed").manifest
+    manifest = build(
+        corpus, tmp_path / "index", vectors=tmp_path / "v.npy", fingerprint="feed"
+    ).manifest
     assert (manifest.embedding_model, manifest.dimension) == ("feed", 24)
     stored, expected = rows_of(tmp_path / "index")[0], vectors.astype(np.float32)
     if dtype is np.float32:
         assert np.array_equal(stored, expected)
     else:
         assert (
-            np.abs(np.linalg.norm(stored, axis=1) - 1).max() < 1e-6 < np.abs(np.linalg.norm(expected, axis=1) - 1).max()
+            np.abs(np.linalg.norm(stored, axis=1) - 1).max()
+            < 1e-6
+            < np.abs(np.linalg.norm(expected, axis=1) - 1).max()
         )
         assert np.abs(stored - expected).max() < 1e-3
     computed = build(corpus, tmp_path / "other", vectors=tmp_path / "v.npy").manifest
@@ -59,16 +67,23 @@ def good_vectors() -> np.ndarray:
         (good_vectors()[:9], "belong to another corpus"),
         (good_vectors().astype(np.float64), "expected float16 or float32"),
         (good_vectors()[0], "expected float16 or float32"),
-        (good_vectors() * np.where(np.arange(10) == 7, 2, 1)[:, None].astype(np.float32), "row 7 .* has length 2"),
+        (
+            good_vectors() * np.where(np.arange(10) == 7, 2, 1)[:, None].astype(np.float32),
+            "row 7 .* has length 2",
+        ),
         (np.full((10, 8), np.nan, dtype=np.float32), "row 0"),
         (np.zeros((10, 0), dtype=np.float32), "belong to another corpus"),
         (np.array([{}] * 10, dtype=object), "cannot read the vectors"),
     ],
 )
-def test_precomputed_vectors_that_do_not_fit_are_refused(tmp_path: Path, vectors: np.ndarray, says: str) -> None:
+def test_precomputed_vectors_that_do_not_fit_are_refused(
+    tmp_path: Path, vectors: np.ndarray, says: str
+) -> None:
     np.save(tmp_path / "v.npy", vectors, allow_pickle=vectors.dtype == object)
     with pytest.raises(ConfigError, match=says):
-        build(write_corpus(tmp_path / "c.jsonl", 10), tmp_path / "index", vectors=tmp_path / "v.npy")
+        build(
+            write_corpus(tmp_path / "c.jsonl", 10), tmp_path / "index", vectors=tmp_path / "v.npy"
+        )
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no numpy file"])
@@ -76,4 +91,6 @@ def test_a_vectors_file_that_is_none_is_refused(tmp_path: Path, content: bytes |
     if content is not None:
         (tmp_path / "v.npy").write_bytes(content)
     with pytest.raises(ConfigError, match="cannot read the vectors"):
-        build(write_corpus(tmp_path / "c.jsonl", 10), tmp_path / "index", vectors=tmp_path / "v.npy")
+        build(
+            write_corpus(tmp_path / "c.jsonl", 10), tmp_path / "index", vectors=tmp_path / "v.npy"
+        )

@@ -21,7 +21,8 @@ from tests.clocks import HandClock
 from tests.indexer.helpers import CONFIG, build, write_corpus
 
 NOT_PROFILED = IndexerConfig(
-    embedding=CONFIG.embedding, indexer=IndexerSettings(profile_reads=0, shard_rows=64, segment_bytes_max=4096 * 4)
+    embedding=CONFIG.embedding,
+    indexer=IndexerSettings(profile_reads=0, shard_rows=64, segment_bytes_max=4096 * 4),
 )
 
 
@@ -36,7 +37,9 @@ def index_dir(tmp_path: Path) -> Path:
 
 
 class SlowCluster(HandClock):
-    """Tells a longer time for every read that another clock's reads do not explain: the `slow`-th of each round."""
+    """Tells a longer time for every read that another clock's reads do not explain: the `slow`-th
+    of each round.
+    """
 
     def __init__(self, took_us: list[int]) -> None:
         super().__init__()
@@ -50,9 +53,12 @@ class SlowCluster(HandClock):
 def test_the_median_of_several_reads_replaces_the_profile_and_nothing_else(index_dir: Path) -> None:
     before = read_manifest(index_dir)
     assert before.read_latency_us == ()
-    # Three rounds over 10 clusters; whatever the order, the median of a constant and one outlier is the constant.
+    # Three rounds over 10 clusters; whatever the order, the median of a constant and one outlier is
+    # the constant.
     took_us = [50] * 10 + [9000] * 10 + [70] * 10
-    profiled = profile_index(index_dir, reads=3, clock=SlowCluster(took_us), progress=SilentProgress())
+    profiled = profile_index(
+        index_dir, reads=3, clock=SlowCluster(took_us), progress=SilentProgress()
+    )
     assert profiled.read_latency_us == (70,) * 10
     assert read_manifest(index_dir) == profiled
     assert msgspec.structs.replace(profiled, read_latency_us=()) == before
@@ -67,7 +73,9 @@ def test_each_round_reads_every_cluster_once_whole_in_another_order(
 
     def preadv(descriptor: int, buffers: list[memoryview], offset_bytes: int) -> int:
         if offset_bytes:  # at 0 no cluster begins: there it is tried whether O_DIRECT works
-            reads.append((os.readlink(f"/proc/self/fd/{descriptor}"), offset_bytes, len(buffers[0])))
+            reads.append(
+                (os.readlink(f"/proc/self/fd/{descriptor}"), offset_bytes, len(buffers[0]))
+            )
         return real(descriptor, buffers, offset_bytes)
 
     monkeypatch.setattr(module, "PIECE_BYTES", 4096)
@@ -102,13 +110,19 @@ def test_a_file_system_without_direct_reads_is_refused_and_the_profile_stays(
     assert (index_dir / "manifest.json").read_bytes() == before
     # A build goes without.
     wanted = IndexerConfig(embedding=CONFIG.embedding, indexer=IndexerSettings(shard_rows=64))
-    assert build(index_dir.parent / "c.jsonl", index_dir.parent / "other", wanted).manifest.read_latency_us == ()
+    assert (
+        build(
+            index_dir.parent / "c.jsonl", index_dir.parent / "other", wanted
+        ).manifest.read_latency_us
+        == ()
+    )
 
 
 def test_memory_is_not_profiled_as_if_it_were_a_disk(index_dir: Path, memory_folder: Path) -> None:
     copied = shutil.copytree(index_dir, memory_folder / "index")
     with pytest.raises(
-        ConfigError, match=r"is tmpfs, which keeps files in memory.*the profile stays as it was.*local disk"
+        ConfigError,
+        match=r"is tmpfs, which keeps files in memory.*the profile stays as it was.*local disk",
     ):
         profile_index(copied, reads=1, clock=HandClock(step_us=1_000), progress=SilentProgress())
     assert read_manifest(copied).read_latency_us == ()
@@ -117,7 +131,10 @@ def test_memory_is_not_profiled_as_if_it_were_a_disk(index_dir: Path, memory_fol
 def test_an_index_that_was_replaced_meanwhile_keeps_its_own_manifest(index_dir: Path) -> None:
     class Replacing(HandClock):
         def now_us(self) -> int:
-            write_manifest(index_dir, msgspec.structs.replace(read_manifest(index_dir), index_version="another"))
+            write_manifest(
+                index_dir,
+                msgspec.structs.replace(read_manifest(index_dir), index_version="another"),
+            )
             return super().now_us()
 
     with pytest.raises(ConfigError, match="was replaced while it was read"):
@@ -128,11 +145,15 @@ def test_an_index_that_was_replaced_meanwhile_keeps_its_own_manifest(index_dir: 
 
 def test_what_cannot_be_profiled_is_said(index_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="build one"):
-        profile_index(tmp_path / "none", reads=1, clock=HandClock(step_us=1_000), progress=SilentProgress())
+        profile_index(
+            tmp_path / "none", reads=1, clock=HandClock(step_us=1_000), progress=SilentProgress()
+        )
     with pytest.raises(ConfigError, match="at least one read"):
         profile_index(index_dir, reads=0, clock=HandClock(step_us=1_000), progress=SilentProgress())
     shutil.copytree(index_dir, tmp_path / "cut")
     segment = open_index(index_dir).segment_paths[0].name
     (tmp_path / "cut" / segment).write_bytes((index_dir / segment).read_bytes()[:-4096])
     with pytest.raises(CorruptionError, match=segment):
-        profile_index(tmp_path / "cut", reads=1, clock=HandClock(step_us=1_000), progress=SilentProgress())
+        profile_index(
+            tmp_path / "cut", reads=1, clock=HandClock(step_us=1_000), progress=SilentProgress()
+        )

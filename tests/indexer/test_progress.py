@@ -16,12 +16,22 @@ class StillClock:
 
 
 def test_a_line_has_rate_and_time_left_and_does_not_count_what_an_earlier_life_did() -> None:
-    assert describe_progress("embedding", 300, 1000, 0, 2_000_000) == "embedding: 300 of 1,000 (30 %), 150/s, 5 s left"
     assert (
-        describe_progress("embedding", 300, 1000, 200, 2_000_000) == "embedding: 300 of 1,000 (30 %), 50/s, 14 s left"
+        describe_progress("embedding", 300, 1000, 0, 2_000_000)
+        == "embedding: 300 of 1,000 (30 %), 150/s, 5 s left"
     )
-    assert describe_progress("embedding", 1000, 1000, 0, 2_000_000) == "embedding: 1,000 of 1,000 (100 %), 500/s"
-    assert describe_progress("training", 2, 20, 0, 8_000_000) == "training: 2 of 20 (10 %), 0.25/s, 72 s left"
+    assert (
+        describe_progress("embedding", 300, 1000, 200, 2_000_000)
+        == "embedding: 300 of 1,000 (30 %), 50/s, 14 s left"
+    )
+    assert (
+        describe_progress("embedding", 1000, 1000, 0, 2_000_000)
+        == "embedding: 1,000 of 1,000 (100 %), 500/s"
+    )
+    assert (
+        describe_progress("training", 2, 20, 0, 8_000_000)
+        == "training: 2 of 20 (10 %), 0.25/s, 72 s left"
+    )
     assert describe_progress("embedding", 0, 0, 0, 0) == "embedding: 0 of 0 (0 %), 0/s"
 
 
@@ -44,7 +54,9 @@ def test_plain_progress_says_something_at_start_every_five_seconds_and_at_the_en
 
 def test_a_terminal_gets_a_bar_with_rate_and_time_left() -> None:
     out = io.StringIO()
-    with BarProgress(Console(file=out, force_terminal=True, width=120, color_system=None)) as progress:
+    with BarProgress(
+        Console(file=out, force_terminal=True, width=120, color_system=None)
+    ) as progress:
         progress.start("embedding", 100)
         progress.advance(60)
         progress.note("half [way]")

@@ -27,7 +27,9 @@ def test_another_nlist_goes_on_with_what_was_embedded(tmp_path: Path) -> None:
         build(corpus, index_dir, nlist=22)
     assert {path: path.stat().st_mtime_ns for path in shards} == shards
     resumed = build(corpus, index_dir, nlist=5).manifest
-    assert same_but_time(resumed) == same_but_time(build(corpus, tmp_path / "whole", nlist=5).manifest)
+    assert same_but_time(resumed) == same_but_time(
+        build(corpus, tmp_path / "whole", nlist=5).manifest
+    )
 
 
 def test_a_changed_corpus_or_model_is_refused_until_restart_is_given(tmp_path: Path) -> None:
@@ -40,18 +42,26 @@ def test_a_changed_corpus_or_model_is_refused_until_restart_is_given(tmp_path: P
         build(corpus, index_dir)
     manifest = build(corpus, index_dir, model, restart=True).manifest
     assert (manifest.row_count, manifest.dimension) == (21, 32)
-    assert same_but_time(manifest) == same_but_time(build(corpus, tmp_path / "whole", model).manifest)
+    assert same_but_time(manifest) == same_but_time(
+        build(corpus, tmp_path / "whole", model).manifest
+    )
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "state", "empty"])
-def test_damage_in_the_workspace_is_done_again_and_not_built_upon(tmp_path: Path, damage: str) -> None:
+def test_damage_in_the_workspace_is_done_again_and_not_built_upon(
+    tmp_path: Path, damage: str
+) -> None:
     corpus, index_dir = interrupted(tmp_path)
     shard = sorted((index_dir / ".build" / "shards").iterdir())[1]
     content = shard.read_bytes()
     if damage == "state":
         (index_dir / ".build" / "state.json").write_text("{")
     else:
-        shard.write_bytes({"cut": content[:-1], "flip": bytes([content[0] ^ 1]) + content[1:], "empty": b""}[damage])
+        shard.write_bytes(
+            {"cut": content[:-1], "flip": bytes([content[0] ^ 1]) + content[1:], "empty": b""}[
+                damage
+            ]
+        )
     resumed = build(corpus, index_dir).manifest
     assert same_but_time(resumed) == same_but_time(build(corpus, tmp_path / "whole").manifest)
 
@@ -75,7 +85,10 @@ def test_centroids_assignment_and_finished_segments_are_never_made_again(
         stop_at(patch, SegmentWriter, "append", 8)  # the second cluster of the third segment
         build(corpus, index_dir, SEGMENTS, nlist=10)
     finished = index_dir / ".build" / "finished"
-    assert sorted(path.name for path in finished.glob("*.seg")) == [segment_name(0), segment_name(1)]
+    assert sorted(path.name for path in finished.glob("*.seg")) == [
+        segment_name(0),
+        segment_name(1),
+    ]
     for name in ("train_centroids", "assign_rows"):
         stop_at(monkeypatch, stages, name, 1)
     appended: list[int] = []
@@ -86,12 +99,16 @@ def test_centroids_assignment_and_finished_segments_are_never_made_again(
         return real(self, cluster, *rest)
 
     monkeypatch.setattr(SegmentWriter, "append", append)
-    assert same_but_time(build(corpus, index_dir, SEGMENTS, nlist=10).manifest) == same_but_time(whole)
+    assert same_but_time(build(corpus, index_dir, SEGMENTS, nlist=10).manifest) == same_but_time(
+        whole
+    )
     assert appended == [6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("name", [stages.CENTROIDS_NAME, stages.ASSIGNMENT_NAME])
-def test_saved_work_that_was_damaged_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_saved_work_that_was_damaged_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
     with monkeypatch.context() as patch, pytest.raises(Stop):
         stop_at(patch, SegmentWriter, "append", 1)
@@ -100,7 +117,9 @@ def test_saved_work_that_was_damaged_is_done_again(tmp_path: Path, monkeypatch: 
     content[7] ^= 1
     (index_dir / ".build" / name).write_bytes(content)
     resumed = build(corpus, index_dir, SEGMENTS).manifest
-    assert same_but_time(resumed) == same_but_time(build(corpus, tmp_path / "whole", SEGMENTS).manifest)
+    assert same_but_time(resumed) == same_but_time(
+        build(corpus, tmp_path / "whole", SEGMENTS).manifest
+    )
 
 
 def test_another_layout_goes_on_from_the_assignment_and_leaves_nothing_of_the_old_one(
@@ -114,8 +133,12 @@ def test_another_layout_goes_on_from_the_assignment_and_leaves_nothing_of_the_ol
         stop_at(monkeypatch, stages, name, 1)
     larger = IndexerConfig(
         embedding=CONFIG.embedding,
-        indexer=msgspec.structs.replace(SEGMENTS.indexer, segment_bytes_max=1 << 20, vector_dtype="float16"),
+        indexer=msgspec.structs.replace(
+            SEGMENTS.indexer, segment_bytes_max=1 << 20, vector_dtype="float16"
+        ),
     )
     manifest = build(corpus, index_dir, larger, nlist=10).manifest
     assert (manifest.segment_count, manifest.vector_dtype) == (1, "float16")
-    assert sorted(path.name for path in index_dir.iterdir()) == sorted([*index_files(1), MANIFEST_NAME])
+    assert sorted(path.name for path in index_dir.iterdir()) == sorted(
+        [*index_files(1), MANIFEST_NAME]
+    )

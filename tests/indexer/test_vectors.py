@@ -1,4 +1,6 @@
-"""Vectors are read from front to back, in chunks that do not depend on the files, and gathered in one pass."""
+"""Vectors are read from front to back, in chunks that do not depend on the files, and gathered in
+one pass.
+"""
 
 import hashlib
 import os
@@ -15,11 +17,20 @@ from indexer import vectors as module
 from indexer.corpus import file_sha256
 from indexer.plan import plan_shards
 from indexer.sequential import SequentialFile
-from indexer.vectors import MemoryVectors, RowFile, Vectors, open_precomputed, open_shards, shard_path
+from indexer.vectors import (
+    MemoryVectors,
+    RowFile,
+    Vectors,
+    open_precomputed,
+    open_shards,
+    shard_path,
+)
 
 
 def normalised(row_count: int, dimension: int) -> np.ndarray:
-    rows = np.random.default_rng(row_count).standard_normal((row_count, dimension)).astype(np.float32)
+    rows = (
+        np.random.default_rng(row_count).standard_normal((row_count, dimension)).astype(np.float32)
+    )
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     return rows
 
@@ -39,13 +50,17 @@ def test_chunks_are_the_same_whatever_the_files(
     vectors = saved_shards(tmp_path_factory.mktemp("v"), rows, shard_rows)
     with patch.object(module, "CHUNK_ROWS", chunk_rows):
         chunks = [(first, chunk.copy()) for first, chunk in vectors.chunks()]
-        assert [first for first, _ in MemoryVectors(rows).chunks()] == [first for first, _ in chunks]
+        assert [first for first, _ in MemoryVectors(rows).chunks()] == [
+            first for first, _ in chunks
+        ]
     assert [first for first, _ in chunks] == list(range(0, row_count, chunk_rows))
     assert np.array_equal(np.concatenate([chunk for _, chunk in chunks]), rows)
 
 
 @given(data=st.data(), dtype=st.sampled_from([np.float32, np.float16]))
-def test_gathering_is_indexing(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, dtype: type) -> None:
+def test_gathering_is_indexing(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, dtype: type
+) -> None:
     rows = normalised(100, 5)
     vectors = saved_shards(tmp_path_factory.mktemp("v"), rows, 17)
     wanted = np.array(data.draw(st.lists(st.integers(0, 99), unique=True)), dtype=np.int64)
@@ -57,7 +72,9 @@ def test_gathering_is_indexing(tmp_path_factory: pytest.TempPathFactory, data: s
     assert sum(went_by) == 100
 
 
-def test_float16_vectors_are_normalised_again_unless_they_are_wanted_as_stored(tmp_path: Path) -> None:
+def test_float16_vectors_are_normalised_again_unless_they_are_wanted_as_stored(
+    tmp_path: Path,
+) -> None:
     rows = normalised(50, 64).astype(np.float16)
     np.save(tmp_path / "v.npy", rows)
     vectors = open_precomputed(tmp_path / "v.npy", 50)
@@ -67,7 +84,9 @@ def test_float16_vectors_are_normalised_again_unless_they_are_wanted_as_stored(t
     assert np.abs(np.linalg.norm(chunk, axis=1) - 1).max() < 1e-6
 
 
-def test_a_file_that_was_cut_during_the_build_is_an_error_that_names_its_end(tmp_path: Path) -> None:
+def test_a_file_that_was_cut_during_the_build_is_an_error_that_names_its_end(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "v").write_bytes(bytes(5 * 4 * 3 + 7))
     vectors = Vectors([RowFile(tmp_path / "v", 4, 4)], dimension=5)
     with pytest.raises(CorruptionError, match="ends at byte 67") as caught:

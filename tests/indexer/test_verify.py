@@ -41,8 +41,14 @@ def test_a_whole_index_has_no_problems(index_dir: Path) -> None:
 @pytest.mark.parametrize("name", [*NAMES, MANIFEST_NAME])
 def test_a_flipped_byte_anywhere_is_found(index_dir: Path, name: str) -> None:
     content = (index_dir / name).read_bytes()
-    for place in [0, len(content) - 1, *np.random.default_rng(5).integers(0, len(content), 10).tolist()]:
-        (index_dir / name).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    for place in [
+        0,
+        len(content) - 1,
+        *np.random.default_rng(5).integers(0, len(content), 10).tolist(),
+    ]:
+        (index_dir / name).write_bytes(
+            content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+        )
         try:
             problems = verify_index(index_dir, SilentProgress()).problems
         except ConfigError as error:  # the format's own name was hit
@@ -54,7 +60,9 @@ def test_a_flipped_byte_anywhere_is_found(index_dir: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("how", ["missing", "cut", "longer"])
-def test_a_missing_short_or_long_file_is_found_and_the_others_are_read(index_dir: Path, name: str, how: str) -> None:
+def test_a_missing_short_or_long_file_is_found_and_the_others_are_read(
+    index_dir: Path, name: str, how: str
+) -> None:
     content = (index_dir / name).read_bytes()
     if how == "missing":
         (index_dir / name).unlink()
@@ -98,7 +106,9 @@ def test_segments_swapped_with_each_other_or_with_those_of_another_build_are_fou
     build(tmp_path / "c.jsonl", tmp_path / "older", CONFIG, seed=1)
     older = (tmp_path / "older" / first.name).read_bytes()
     first.write_bytes(older[: len(contents[0])].ljust(len(contents[0]), b"\0"))
-    assert "files of two indexes were mixed" in "\n".join(verify_index(index_dir, SilentProgress()).problems)
+    assert "files of two indexes were mixed" in "\n".join(
+        verify_index(index_dir, SilentProgress()).problems
+    )
     first.write_bytes(contents[0])
     assert verify_index(index_dir, SilentProgress()).problems == ()
 
@@ -118,7 +128,9 @@ def test_rows_that_are_counted_wrong_are_found_although_every_seal_is_right(
     extent = max(index.extents, key=lambda extent: extent.row_count)
     path, generation = index.segment_paths[extent.segment], index.manifest.generation
     with path.open("r+b") as file:
-        pages = read_cluster(file.fileno(), extent, layout=index.layout, generation=generation, path=str(path))
+        pages = read_cluster(
+            file.fileno(), extent, layout=index.layout, generation=generation, path=str(path)
+        )
         found = dense(pages)
         rows = found.rows.copy()
         rows[0] = rows[1] if first_row == 5 else first_row
@@ -140,7 +152,11 @@ def test_stats_are_those_of_the_clusters(index_dir: Path) -> None:
     index = open_index(index_dir)
     index.close()
     rows = sorted(extent.row_count for extent in index.extents)
-    assert (found.cluster_rows.min, found.cluster_rows.max, found.cluster_rows.mean) == (rows[0], rows[-1], 12.0)
+    assert (found.cluster_rows.min, found.cluster_rows.max, found.cluster_rows.mean) == (
+        rows[0],
+        rows[-1],
+        12.0,
+    )
     assert found.cluster_rows.p50 == rows[4]
     assert (found.row_count, found.nlist, found.nprobe_default) == (120, 10, 8)
     assert found.index_version == manifest.index_version

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.kafka.loop import Loop
+from carpool.loop.loop import Loop
 from schemas.query import Query
 from tests.kafka.support import Bench, turn
 

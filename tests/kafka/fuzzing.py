@@ -16,7 +16,15 @@ from schemas.group import Group, GroupedQuery, HorizonEntry, NextGroup
 from schemas.query import Generation, Query
 from schemas.record import ClusterId, Headers, Record, Source
 from schemas.retrieval import Hit, Probe, Retrieval
-from schemas.topics import ANSWERS, DEAD_LETTER_MARKS, GROUPS, PARTIAL_ANSWERS, QUERIES, QUERIES_DEAD, RETRIEVALS
+from schemas.topics import (
+    ANSWERS,
+    DEAD_LETTER_MARKS,
+    GROUPS,
+    PARTIAL_ANSWERS,
+    QUERIES,
+    QUERIES_DEAD,
+    RETRIEVALS,
+)
 
 HERE = Source(topic=QUERIES.name, partition=2, offset=99, timestamp_ms=1_700_000_000_000)
 VECTOR = struct.pack("<4f", 0.5, 0.5, 0.5, 0.5)
@@ -44,7 +52,10 @@ def real_records() -> dict[str, list[Raw]]:
         conversation_id="c",
         generation=Generation(max_tokens=64, temperature=0.5, seed=7),
     )
-    passed: Headers = (("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), ("x", None))
+    passed: Headers = (
+        ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        ("x", None),
+    )
     grouped = GroupedQuery(
         query=query,
         source=HERE,
@@ -78,7 +89,11 @@ def real_records() -> dict[str, list[Raw]]:
         is_final=True,
         index_version="v",
         embedding_model="m",
-        hits=(Hit(doc_id="d", score=0.5, cluster=ClusterId(1), title="T", text="It was built in 1889."),),
+        hits=(
+            Hit(
+                doc_id="d", score=0.5, cluster=ClusterId(1), title="T", text="It was built in 1889."
+            ),
+        ),
         skipped_clusters=(ClusterId(2),),
         probes=(Probe(cluster=ClusterId(1), tier="ssd"),),
         timings_us={"search": 1},
@@ -99,41 +114,95 @@ def real_records() -> dict[str, list[Raw]]:
     )
 
     def raw(record: Record) -> Raw:
-        return Raw(*encode(record, event_id="q-1", source="s", time_us=1_700_000_000_000_000, passed_on=passed))
+        return Raw(
+            *encode(
+                record, event_id="q-1", source="s", time_us=1_700_000_000_000_000, passed_on=passed
+            )
+        )
 
-    structured = {"specversion": "1.0", "id": "q-1", "type": "t", "source": "s", "data": {"text": "Who?", "top_k": 3}}
-    wishes: Headers = (("rag-deadline-ms", b"1800000000000"), ("rag-priority", b"-3"), ("rag-tenant", b"acme"))
+    structured = {
+        "specversion": "1.0",
+        "id": "q-1",
+        "type": "t",
+        "source": "s",
+        "data": {"text": "Who?", "top_k": 3},
+    }
+    wishes: Headers = (
+        ("rag-deadline-ms", b"1800000000000"),
+        ("rag-priority", b"-3"),
+        ("rag-tenant", b"acme"),
+    )
     again: Headers = (
         ("rag-attempt", b"2"),
         ("rag-not-before-ms", b"1700000000000"),
         ("rag-origin", b"rag.queries.v1/2/7/0"),
     )
     letter = dead_letter_headers(
-        passed, source=HERE, group="g", stage="grouper", attempts=1, class_name="RecordError.not_json", message="no"
+        passed,
+        source=HERE,
+        group="g",
+        stage="grouper",
+        attempts=1,
+        class_name="RecordError.not_json",
+        message="no",
     )
     mark = DeadLetterMark(letter=HERE, action="replayed", marked_us=5)
     return {
         QUERIES.name: [
             raw(query),
             Raw(b'{"query_id": "q-1", "text": "Who?", "top_k": 3}', wishes),
-            Raw(json.dumps(structured).encode(), (("content-type", b"application/cloudevents+json"),)),
+            Raw(
+                json.dumps(structured).encode(),
+                (("content-type", b"application/cloudevents+json"),),
+            ),
             Raw("Où était-ce ?".encode(), (("content-type", b"text/plain"), ("ce_id", b"q-1"))),
             Raw(raw(query).value, raw(query).headers + again),
         ],
         GROUPS.name: [raw(group)],
         RETRIEVALS.name: [raw(retrieval)],
         ANSWERS.name: [raw(answer)],
-        PARTIAL_ANSWERS.name: [raw(PartialAnswer(query_id="q", generation_id="g", seq=0, text="In"))],
+        PARTIAL_ANSWERS.name: [
+            raw(PartialAnswer(query_id="q", generation_id="g", seq=0, text="In"))
+        ],
         QUERIES_DEAD.name: [Raw(b"{", letter)],
         DEAD_LETTER_MARKS.name: [raw(mark)],
     }
 
 
 STRANGE: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, 10**18, 2**63, 2**64, 10**30, -(10**30), "", " ", "x", "\x00",
-    "\ud800", "é" * 300, "9" * 400, [], [[]], {}, {"a": {}}, [None], ["x"] * 30, {"query_id": 5},
-    "2026-11-22T10:00Z", "AAAA", "=", "NaN",
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    1.5,
+    -0.0,
+    1e308,
+    10**18,
+    2**63,
+    2**64,
+    10**30,
+    -(10**30),
+    "",
+    " ",
+    "x",
+    "\x00",
+    "\ud800",
+    "é" * 300,
+    "9" * 400,
+    [],
+    [[]],
+    {},
+    {"a": {}},
+    [None],
+    ["x"] * 30,
+    {"query_id": 5},
+    "2026-11-22T10:00Z",
+    "AAAA",
+    "=",
+    "NaN",
+)
 NUMBERS = (
     "9" * 5_000,
     "1e999",
@@ -148,17 +217,59 @@ NUMBERS = (
     "1_000",
 )
 HEADER_NAMES = (
-    "content-type", "ce_specversion", "ce_id", "ce_source", "ce_dataschema", "ce_time", "rag-deadline-ms",
-    "rag-priority", "rag-tenant", "rag-attempt", "rag-not-before-ms", "rag-origin", "rag-replayed-from",
-    "traceparent", "tracestate", "correlation_id", "reply_to", "rag.errors.topic", "rag.errors.offset",
-    "rag.errors.truncated.from.bytes", "rag.errors.exception.class.name", "", "\u00e9" * 50,
-)  # fmt: skip
+    "content-type",
+    "ce_specversion",
+    "ce_id",
+    "ce_source",
+    "ce_dataschema",
+    "ce_time",
+    "rag-deadline-ms",
+    "rag-priority",
+    "rag-tenant",
+    "rag-attempt",
+    "rag-not-before-ms",
+    "rag-origin",
+    "rag-replayed-from",
+    "traceparent",
+    "tracestate",
+    "correlation_id",
+    "reply_to",
+    "rag.errors.topic",
+    "rag.errors.offset",
+    "rag.errors.truncated.from.bytes",
+    "rag.errors.exception.class.name",
+    "",
+    "\u00e9" * 50,
+)
 HEADER_VALUES = (
-    None, b"", b"\x00", b"\xff\xfe", b"x" * 300, b"application/json", b"application/cloudevents+json; charset=utf-16",
-    b"text/plain", b"image/png", b"1.0", b"2.0", b"urn:carpool:query:2", b"urn:carpool:group:1",
-    b"-1", b"9" * 18, b"9" * 40, b"1e5", b" 7 ", b"1_0", "\u0663".encode(), b"rag.queries.v1/2/7/0",
-    b"rag.queries.v1/2/7", b"../../etc/passwd", b"%s%n", b"2", b"3", b"c" * 5_000,
-)  # fmt: skip
+    None,
+    b"",
+    b"\x00",
+    b"\xff\xfe",
+    b"x" * 300,
+    b"application/json",
+    b"application/cloudevents+json; charset=utf-16",
+    b"text/plain",
+    b"image/png",
+    b"1.0",
+    b"2.0",
+    b"urn:carpool:query:2",
+    b"urn:carpool:group:1",
+    b"-1",
+    b"9" * 18,
+    b"9" * 40,
+    b"1e5",
+    b" 7 ",
+    b"1_0",
+    "\u0663".encode(),
+    b"rag.queries.v1/2/7/0",
+    b"rag.queries.v1/2/7",
+    b"../../etc/passwd",
+    b"%s%n",
+    b"2",
+    b"3",
+    b"c" * 5_000,
+)
 
 
 class Mutator:
@@ -177,7 +288,9 @@ class Mutator:
             self._field,
             self._field,
             self._not_utf8,
-            lambda value: self._rng.choice((None, b"", b"null", b"[]", b"{}", b'""', b"0", b"\xef\xbb\xbf{}")),
+            lambda value: self._rng.choice(
+                (None, b"", b"null", b"[]", b"{}", b'""', b"0", b"\xef\xbb\xbf{}")
+            ),
             lambda value: self._rng.randbytes(self._rng.randrange(200)),
         )
 
@@ -204,7 +317,9 @@ class Mutator:
     def _insert(self, value: bytes) -> bytes:
         at = self._rng.randrange(len(value) + 1)
         return (
-            value[:at] + self._rng.choice((b"\x00", b'"', b"\\", b"{", b"}", b",", b"\\ud800", b"\\u0000")) + value[at:]
+            value[:at]
+            + self._rng.choice((b"\x00", b'"', b"\\", b"{", b"}", b",", b"\\ud800", b"\\u0000"))
+            + value[at:]
         )
 
     def _repeat(self, value: bytes) -> bytes:
@@ -217,7 +332,11 @@ class Mutator:
         opening, closing = self._rng.choice(
             ((b"[", b"]"), (b'{"a":', b"}"), (b'{"filter":', b"}"), (b'{"data":', b"}"))
         )
-        return opening * depth + self._rng.choice((value, b"1", b"")) + closing * self._rng.choice((depth, 0))
+        return (
+            opening * depth
+            + self._rng.choice((value, b"1", b""))
+            + closing * self._rng.choice((depth, 0))
+        )
 
     def _number(self, value: bytes) -> bytes:
         places = [at for at, byte in enumerate(value) if 48 <= byte <= 57]
@@ -230,7 +349,9 @@ class Mutator:
         at = self._rng.randrange(len(value) + 1)
         return (
             value[:at]
-            + self._rng.choice((b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\xc0\x80"))
+            + self._rng.choice(
+                (b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\xc0\x80")
+            )
             + value[at:]
         )
 
@@ -250,9 +371,9 @@ class Mutator:
         elif action < 0.85:
             del holder[key]
         elif isinstance(holder, dict):
-            holder[self._rng.choice(("query_id", "text", "data", "deadline", "unknown", "", "\ud800"))] = (
-                self._rng.choice(STRANGE)
-            )
+            holder[
+                self._rng.choice(("query_id", "text", "data", "deadline", "unknown", "", "\ud800"))
+            ] = self._rng.choice(STRANGE)
         return json.dumps(body).encode()
 
     def _headers(self, headers: Headers) -> Headers:
@@ -278,7 +399,13 @@ def _places(body: Any) -> list[tuple[Any, Any]]:
     waiting = [body]
     while waiting:
         holder = waiting.pop()
-        inner = holder.items() if isinstance(holder, dict) else enumerate(holder) if isinstance(holder, list) else ()
+        inner = (
+            holder.items()
+            if isinstance(holder, dict)
+            else enumerate(holder)
+            if isinstance(holder, list)
+            else ()
+        )
         for key, value in inner:
             found.append((holder, key))
             waiting.append(value)

@@ -1,7 +1,8 @@
-"""Grouper, searcher and generator behind their real loops on one broker in memory, any of which can be killed at any step.
+"""Grouper, searcher and generator behind their real loops on one broker in memory, any of which can
+be killed at any step.
 
-The services are real, and so are their threads. The clock stands still but for what looks at it, and no LLM takes part: two
-runs of the same queries answer the same.
+The services are real, and so are their threads. The clock stands still but for what looks at it,
+and no LLM takes part: two runs of the same queries answer the same.
 """
 
 from __future__ import annotations
@@ -21,16 +22,32 @@ from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import AbortedError
 from carpool.kafka.clients import Membership, Position
-from carpool.kafka.delivery.delivery import Wiring
-from carpool.kafka.delivery.exactly_once import ExactlyOnceDelivery
-from carpool.kafka.intake import Intake
-from carpool.kafka.loop import Loop
-from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer, MemoryTransactionalProducer
-from carpool.kafka.stage import Message, Stage, TopicPartition
+from carpool.kafka.memory import (
+    MemoryBroker,
+    MemoryConsumer,
+    MemoryProducer,
+    MemoryTransactionalProducer,
+)
+from carpool.kafka.records import Message, TopicPartition
+from carpool.loop.delivery.delivery import DeliveryContext
+from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
+from carpool.loop.loop import Loop
+from carpool.loop.priority.intake_queues import Intake
+from carpool.loop.stage import Stage
 from carpool.telemetry.metrics import Metrics
-from carpool.testing.steps import CONSUMER, LEDGER, LISTENER, PRODUCER, SINK, STAGE, KilledError, Steps, watched
-from generator.answer_ledger.memory import MemoryAnswersReader
-from generator.answer_ledger.stage import LedgerStage
+from carpool.testing.steps import (
+    CONSUMER,
+    LEDGER,
+    LISTENER,
+    PRODUCER,
+    SINK,
+    STAGE,
+    KilledError,
+    Steps,
+    watched,
+)
+from generator.dedup.memory import MemoryAnswersReader
+from generator.dedup.stage import DedupStage
 from generator.service import build_stage as build_generator
 from generator.settings import GeneratorSettings, LlmSettings
 from grouper.service import build_stage as build_grouper
@@ -71,7 +88,11 @@ SERVICES = {
             "grouper",
             Intake(topic=QUERIES.name, decode=_query, bad_input="refuse"),
             lambda index, metrics, clock: build_grouper(
-                GrouperSettings(), IndexSettings(dir=str(index)), EmbeddingSettings(model=MODEL), metrics, clock
+                GrouperSettings(),
+                IndexSettings(dir=str(index)),
+                EmbeddingSettings(model=MODEL),
+                metrics,
+                clock,
             ),
         ),
         Service(
@@ -115,7 +136,9 @@ class SlowClock:
 class AbortedOnce:
     """A Kafka producer whose transaction is aborted where a test says so, once."""
 
-    def __init__(self, producer: MemoryTransactionalProducer, aborts: list[str], service: str) -> None:
+    def __init__(
+        self, producer: MemoryTransactionalProducer, aborts: list[str], service: str
+    ) -> None:
         self._producer = producer
         self._aborts = aborts
         self._service = service
@@ -123,7 +146,9 @@ class AbortedOnce:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
-    def send_offsets(self, offsets: Mapping[TopicPartition, Position], membership: Membership) -> None:
+    def send_offsets(
+        self, offsets: Mapping[TopicPartition, Position], membership: Membership
+    ) -> None:
         if self._service in self._aborts:
             self._aborts.remove(self._service)
             raise AbortedError("the coordinator moved")
@@ -142,18 +167,25 @@ class Member:
         self.consumer = MemoryConsumer(
             broker,
             group,
-            own_slot=slot,
+            own_instance_id=slot,
             fence=lambda dead: MemoryTransactionalProducer(broker, f"{group}-{dead}").start(),
         )
         self.stage = service.build(pipeline.index, metrics, pipeline.clock)
         if service.name == "generator":
             reader = MemoryAnswersReader(broker)
-            self.stage = LedgerStage(self.stage, reader, GeneratorSettings(), metrics, pipeline.clock)
+            self.stage = DedupStage(
+                self.stage, reader, GeneratorSettings(), metrics, pipeline.clock
+            )
 
-        def make_delivery(wiring: Wiring) -> ExactlyOnceDelivery:
+        def make_delivery(wiring: DeliveryContext) -> ExactlyOnceDelivery:
             def make_producer() -> Any:
                 producer = MemoryTransactionalProducer(broker, f"{group}-{slot}")
-                return watched(AbortedOnce(producer, pipeline.aborts, service.name), steps, "producer", PRODUCER)
+                return watched(
+                    AbortedOnce(producer, pipeline.aborts, service.name),
+                    steps,
+                    "producer",
+                    PRODUCER,
+                )
 
             return ExactlyOnceDelivery(
                 replace(wiring, ledger=watched(wiring.ledger, steps, "ledger", LEDGER)),
@@ -177,10 +209,14 @@ class Member:
 
     def start(self) -> None:
         """As `Loop.start`, with what calls the loop watched too."""
-        watched(self.stage, self.steps, "stage", STAGE).start(watched(self.loop, self.steps, "sink", SINK))
+        watched(self.stage, self.steps, "stage", STAGE).start(
+            watched(self.loop, self.steps, "sink", SINK)
+        )
         self.loop.delivery.start()
         listener = watched(self.loop, self.steps, "loop", LISTENER)
-        watched(self.consumer, self.steps, "consumer", CONSUMER).subscribe(self.service.intake.topic, listener)
+        watched(self.consumer, self.steps, "consumer", CONSUMER).subscribe(
+            self.service.intake.topic, listener
+        )
 
     def stop(self) -> None:
         """Drains and ends as a process does that was asked to."""
@@ -201,7 +237,14 @@ class Pipeline:
         """`steps`: of the first life of each service that is watched."""
         self.index = index
         self.clock = SlowClock()
-        topics = (QUERIES.name, QUERIES_DEAD.name, GROUPS.name, RETRIEVALS.name, ANSWERS.name, PARTIALS)
+        topics = (
+            QUERIES.name,
+            QUERIES_DEAD.name,
+            GROUPS.name,
+            RETRIEVALS.name,
+            ANSWERS.name,
+            PARTIALS,
+        )
         self.broker = MemoryBroker(self.clock, dict.fromkeys(topics, PARTITIONS))
         self.aborts: list[str] = []
         self.kills = 0
@@ -241,7 +284,9 @@ class Pipeline:
         assert member.loop.failure is None, member.loop.failure
 
     def rebalance(self) -> None:
-        """Has a second member of each service take the first partition for a moment, and give it back."""
+        """Has a second member of each service take the first partition for a moment, and give it
+        back.
+        """
         for name in SERVICES:
             second = self._life(name, Steps(), slot="two")
 
@@ -249,7 +294,9 @@ class Pipeline:
                 second.loop.step()
                 self._step(name, self.members[name])
 
-            self.broker.assign(f"carpool-{name}", {0: second.consumer, 1: self.members[name].consumer})
+            self.broker.assign(
+                f"carpool-{name}", {0: second.consumer, 1: self.members[name].consumer}
+            )
             for _ in range(20):
                 both()
             second.stop()
@@ -257,7 +304,9 @@ class Pipeline:
                 self._step(name, self.members[name])
 
     def stop(self) -> None:
-        """Stops all, one after the other; one that is killed meanwhile lives again, and is stopped too."""
+        """Stops all, one after the other; one that is killed meanwhile lives again, and is stopped
+        too.
+        """
         for name in SERVICES:
             while True:
                 member = self.members[name]
@@ -277,8 +326,14 @@ class Pipeline:
 
     def answered(self) -> Counter[Answered]:
         """Returns what a reader of committed records finds in the answers."""
-        answers = [json.loads(message.value or b"") for message in self.broker.records(ANSWERS.name)]
+        answers = [
+            json.loads(message.value or b"") for message in self.broker.records(ANSWERS.name)
+        ]
         return Counter(
-            (answer["query_id"], answer["status"], tuple(hit["id"] for hit in answer.get("retrieved") or ()))
+            (
+                answer["query_id"],
+                answer["status"],
+                tuple(hit["id"] for hit in answer.get("retrieved") or ()),
+            )
             for answer in answers
         )

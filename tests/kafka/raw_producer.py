@@ -1,4 +1,6 @@
-"""Writes records that confluent-kafka refuses to write: header names of any bytes. Speaks to librdkafka itself."""
+"""Writes records that confluent-kafka refuses to write: header names of any bytes. Speaks to
+librdkafka itself.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def write_with_header_name(bootstrap: str, topic: str, value: bytes, name: bytes
     library.rd_kafka_destroy.argtypes = [pointer]
     error = ctypes.create_string_buffer(512)
     config = library.rd_kafka_conf_new()
-    assert library.rd_kafka_conf_set(config, b"bootstrap.servers", bootstrap.encode(), error, 512) == 0, error.value
+    assert (
+        library.rd_kafka_conf_set(config, b"bootstrap.servers", bootstrap.encode(), error, 512) == 0
+    ), error.value
     producer = library.rd_kafka_new(PRODUCER, config, error, 512)
     headers = library.rd_kafka_headers_new(size(1))
     assert library.rd_kafka_header_add(headers, name, len(name), b"v", 1) == 0

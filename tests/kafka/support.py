@@ -8,15 +8,21 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from carpool.kafka.checks import DeliveryName
-from carpool.kafka.delivery.at_least_once import AtLeastOnceDelivery
-from carpool.kafka.delivery.delivery import Wiring
-from carpool.kafka.delivery.exactly_once import ExactlyOnceDelivery
-from carpool.kafka.intake import Intake, PriorityClass
-from carpool.kafka.loop import Loop
-from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer, MemoryTransactionalProducer
-from carpool.kafka.progress import METADATA_VERSION, WITH_SLOT, slot_of
-from carpool.kafka.stage import Credit, Done, Message, Output, Sink, TopicPartition, Unit
-from carpool.kafka.takeover import transactional_id
+from carpool.kafka.commit_metadata import METADATA_VERSION, WITH_INSTANCE_ID, instance_id_of
+from carpool.kafka.fencing import transactional_id
+from carpool.kafka.memory import (
+    MemoryBroker,
+    MemoryConsumer,
+    MemoryProducer,
+    MemoryTransactionalProducer,
+)
+from carpool.kafka.records import Message, Output, TopicPartition
+from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
+from carpool.loop.delivery.delivery import DeliveryContext
+from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
+from carpool.loop.loop import Loop
+from carpool.loop.priority.intake_queues import Intake, PriorityClass
+from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.codec import decode_query
 from schemas.query import Query
@@ -62,7 +68,7 @@ class HandStage:
     def offer(self, unit: Unit[Query], now_us: int) -> None:
         self.units.append(unit)
 
-    def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
+    def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         self.ticks.append(waiting)
         return None
 
@@ -112,7 +118,12 @@ class Bench:
         self.members = 0
         self.broker = MemoryBroker(
             self.clock,
-            {QUERIES.name: partitions, RETRIEVALS.name: 1, "rag.answers.v1": 1, "rag.queries.v1.dlq": partitions},
+            {
+                QUERIES.name: partitions,
+                RETRIEVALS.name: 1,
+                "rag.answers.v1": 1,
+                "rag.queries.v1.dlq": partitions,
+            },
         )
 
     def loop(
@@ -126,14 +137,21 @@ class Bench:
         slot = f"member-{self.members}"
         is_exact = self.delivery == "exactly_once"
         consumer = (
-            MemoryConsumer(self.broker, GROUP, own_slot=slot, fence=lambda dead: self.producer(dead).start())
+            MemoryConsumer(
+                self.broker,
+                GROUP,
+                own_instance_id=slot,
+                fence=lambda dead: self.producer(dead).start(),
+            )
             if is_exact
             else MemoryConsumer(self.broker, GROUP)
         )
         loop = Loop[Query](
             name="grouper",
             group=GROUP,
-            intake=Intake(topic=QUERIES.name, decode=query_of, bad_input="refuse", parts=parts, beside=beside),
+            intake=Intake(
+                topic=QUERIES.name, decode=query_of, bad_input="refuse", parts=parts, beside=beside
+            ),
             stage=stage,
             consumer=consumer,
             make_delivery=partial(self._exactly_once, slot) if is_exact else self._at_least_once,
@@ -146,7 +164,7 @@ class Bench:
 
     # Deliveries are stepped by hand: their threads are not started.
 
-    def _at_least_once(self, wiring: Wiring) -> AtLeastOnceDelivery:
+    def _at_least_once(self, wiring: DeliveryContext) -> AtLeastOnceDelivery:
         delivery = AtLeastOnceDelivery(
             wiring,
             make_producer=lambda: MemoryProducer(self.broker),
@@ -156,7 +174,7 @@ class Bench:
         delivery._producer = MemoryProducer(self.broker)
         return delivery
 
-    def _exactly_once(self, slot: str, wiring: Wiring) -> ExactlyOnceDelivery:
+    def _exactly_once(self, slot: str, wiring: DeliveryContext) -> ExactlyOnceDelivery:
         delivery = ExactlyOnceDelivery(
             wiring,
             make_producer=lambda: self.producer(slot),
@@ -182,10 +200,12 @@ class Bench:
         """Returns offset and metadata, less the slot; (None, "") where no work was committed."""
         position = self.broker.committed(GROUP).get(TopicPartition(QUERIES.name, partition))
         if position is None or (
-            slot_of(position.metadata) and position.offset == 0 and position.metadata.endswith(";")
+            instance_id_of(position.metadata)
+            and position.offset == 0
+            and position.metadata.endswith(";")
         ):
             return None, ""
-        runs = WITH_SLOT.sub(METADATA_VERSION, position.metadata)
+        runs = WITH_INSTANCE_ID.sub(METADATA_VERSION, position.metadata)
         return position.offset, "" if runs == METADATA_VERSION else runs
 
 

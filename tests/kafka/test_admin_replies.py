@@ -1,4 +1,6 @@
-"""The client that asked never ends on the thread that brings the reply: librdkafka would abort the process."""
+"""The client that asked never ends on the thread that brings the reply: librdkafka would abort the
+process.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
-from carpool.kafka.stage import TopicPartition
+from carpool.kafka.records import TopicPartition
 
 AT = TopicPartition("questions", 0)
 

@@ -1,4 +1,6 @@
-"""What brokers can is never guessed from their silence: the next one is asked, and where none answers, nobody starts."""
+"""What brokers can is never guessed from their silence: the next one is asked, and where none
+answers, nobody starts.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,26 @@ CONFIG = {"transaction.state.log.min.isr": "2", "group.consumer.session.timeout.
 
 
 class Brokers:
-    """Answers as librdkafka's client for administration does. `errors`: by broker, what comes instead of its settings."""
+    """Answers as librdkafka's client for administration does. `errors`: by broker, what comes
+    instead of its settings.
+    """
 
     def __init__(self, **errors: int) -> None:
         self.errors = {name.removeprefix("of_"): code for name, code in errors.items()}
         self.asked: list[str] = []
 
-    def describe_configs(self, resources: list[ConfigResource], request_timeout: float) -> dict[Any, Future[Any]]:
+    def describe_configs(
+        self, resources: list[ConfigResource], request_timeout: float
+    ) -> dict[Any, Future[Any]]:
         (resource,) = resources
         self.asked.append(resource.name)
         future: Future[Any] = Future()
         if resource.name in self.errors:
             future.set_exception(KafkaException(KafkaError(self.errors[resource.name])))
         else:
-            future.set_result({name: SimpleNamespace(value=value) for name, value in CONFIG.items()})
+            future.set_result(
+                {name: SimpleNamespace(value=value) for name, value in CONFIG.items()}
+            )
         return {resource: future}
 
 
@@ -57,7 +65,9 @@ def test_a_broker_that_is_silent_is_passed_over() -> None:
 
 
 def test_where_none_answers_nothing_is_concluded() -> None:
-    brokers = Brokers(of_1=KafkaError._TIMED_OUT, of_2=KafkaError._TIMED_OUT, of_3=KafkaError.REQUEST_TIMED_OUT)
+    brokers = Brokers(
+        of_1=KafkaError._TIMED_OUT, of_2=KafkaError._TIMED_OUT, of_3=KafkaError.REQUEST_TIMED_OUT
+    )
     with pytest.raises(RetryableError, match="no broker tells its settings"):
         ask(brokers)
     with pytest.raises(RetryableError, match="no broker tells its settings"):
@@ -79,7 +89,9 @@ def test_brokers_that_hide_their_settings_are_not_asked_in_turn() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("stop", ["pause", "kill"])
-def test_a_service_that_starts_while_a_broker_is_away_still_delivers_exactly_once(tmp_path: Path, stop: str) -> None:
+def test_a_service_that_starts_while_a_broker_is_away_still_delivers_exactly_once(
+    tmp_path: Path, stop: str
+) -> None:
     with KafkaCluster(tmp_path) as cluster:
         settings = KafkaSettings(bootstrap=cluster.bootstrap, request_timeout_ms=3_000)
         create_topics(settings)
@@ -89,7 +101,9 @@ def test_a_service_that_starts_while_a_broker_is_away_still_delivers_exactly_onc
             until_s = time.monotonic() + 60
             while True:
                 try:
-                    deployment = check_deployment(settings, "auto", TOPICS, group="carpool-c", inputs=[QUERIES.name])
+                    deployment = check_deployment(
+                        settings, "auto", TOPICS, group="carpool-c", inputs=[QUERIES.name]
+                    )
                     protocol = choose_protocol(
                         settings, AdminClient({"bootstrap.servers": cluster.bootstrap}), [1, 2, 3]
                     )

@@ -1,4 +1,6 @@
-"""What the brokers say is judged before a service starts: what stops it, what is warned of, what it can promise."""
+"""What the brokers say is judged before a service starts: what stops it, what is warned of, what it
+can promise.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,17 @@ import pytest
 
 from carpool.errors import ConfigError
 from carpool.kafka.admin import topic_config
-from carpool.kafka.checks import Abilities, BrokerFacts, Deployment, Standing, TopicFacts, Wish, judge
-from carpool.kafka.clients import TopicPartition
+from carpool.kafka.checks import (
+    Abilities,
+    BrokerFacts,
+    Deployment,
+    Standing,
+    TopicFacts,
+    Wish,
+    judge,
+)
 from carpool.kafka.deployment import require_fit
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import ANSWERS, GROUPS, PARTIAL_ANSWERS, QUERIES, QUERIES_DEAD, TOPICS, Topic
 
@@ -28,22 +38,37 @@ AT = TopicPartition(QUERIES.name, 0)
 def topic_facts(topic: Topic, partitions: int = 4, replicas: int = 3, **config: str) -> TopicFacts:
     changes = {name.replace("_", "."): value for name, value in config.items()}
     settings = topic_config(topic) | {"min.insync.replicas": "2", "retention.bytes": "-1"} | changes
-    return TopicFacts(partitions=1 if topic.partition_by == "lane" else partitions, replicas=replicas, config=settings)
-
-
-def facts(
-    *, without: Topic | None = None, standing: Standing | None = None, brokers: int = 3, broker: dict[str, str] = BROKER,
-    **changed: TopicFacts,
-) -> BrokerFacts:  # fmt: skip
-    """A deployment that fits, but for what is said. `changed`: topics by the name of their constant."""
-    found = {topic.name: topic_facts(topic) for topic in TOPICS if topic is not without}
-    found |= {globals()[name].name: value for name, value in changed.items()}
-    return BrokerFacts(
-        brokers=brokers, config=broker, topics=found, standings={} if standing is None else {AT: standing}
+    return TopicFacts(
+        partitions=1 if topic.partition_by == "lane" else partitions,
+        replicas=replicas,
+        config=settings,
     )
 
 
-def judged(found: BrokerFacts, wish: Wish = "auto", settings: KafkaSettings = SETTINGS) -> Deployment:
+def facts(
+    *,
+    without: Topic | None = None,
+    standing: Standing | None = None,
+    brokers: int = 3,
+    broker: dict[str, str] = BROKER,
+    **changed: TopicFacts,
+) -> BrokerFacts:
+    """A deployment that fits, but for what is said. `changed`: topics by the name of their
+    constant.
+    """
+    found = {topic.name: topic_facts(topic) for topic in TOPICS if topic is not without}
+    found |= {globals()[name].name: value for name, value in changed.items()}
+    return BrokerFacts(
+        brokers=brokers,
+        config=broker,
+        topics=found,
+        standings={} if standing is None else {AT: standing},
+    )
+
+
+def judged(
+    found: BrokerFacts, wish: Wish = "auto", settings: KafkaSettings = SETTINGS
+) -> Deployment:
     return judge(settings, wish, TOPICS, found)
 
 
@@ -70,7 +95,7 @@ def test_a_deployment_that_fits_promises_exactly_once_and_says_nothing_else() ->
     assert "nothing is repeated" in deployment.promise
 
 
-def test_brokers_that_hide_their_settings_deliver_exactly_once_and_that_they_were_not_checked_is_said() -> None:
+def test_brokers_hide_their_settings_deliver_exactly_once_and_they_were_not_checked_said() -> None:
     found = dataclasses.replace(facts(), config=None)
     assert judged(found).delivery == "exactly_once"
     assert "DescribeConfigs on the cluster" in warning(found)
@@ -90,7 +115,10 @@ def test_exactly_once_is_refused_where_it_cannot_be_had() -> None:
 
 @pytest.mark.parametrize("topic", [QUERIES, GROUPS, QUERIES_DEAD])
 def test_a_missing_topic_stops_the_service_with_how_to_make_it(topic: Topic) -> None:
-    assert problem(facts(without=topic)) == f"topic {topic.name} does not exist: run `carpool topics create`"
+    assert (
+        problem(facts(without=topic))
+        == f"topic {topic.name} does not exist: run `carpool topics create`"
+    )
 
 
 def test_a_missing_best_effort_topic_is_only_warned_of() -> None:
@@ -100,7 +128,10 @@ def test_a_missing_best_effort_topic_is_only_warned_of() -> None:
 def test_another_number_of_lanes_than_the_setting_says_stops_the_service() -> None:
     lanes = msgspec.structs.replace(SETTINGS)
     found = facts(GROUPS=TopicFacts(partitions=2, replicas=3, config=topic_config(GROUPS)))
-    assert any("has 2 partitions, and kafka.lanes is 1" in each for each in judged(found, settings=lanes).problems)
+    assert any(
+        "has 2 partitions, and kafka.lanes is 1" in each
+        for each in judged(found, settings=lanes).problems
+    )
 
 
 def test_every_record_must_have_a_place_among_the_dead_letters() -> None:
@@ -110,7 +141,10 @@ def test_every_record_must_have_a_place_among_the_dead_letters() -> None:
 
 
 def test_answers_must_have_as_many_partitions_as_retrievals() -> None:
-    assert "has 4 partitions and rag.answers.v1 has 5" in judged(facts(ANSWERS=topic_facts(ANSWERS, 5))).problems[0]
+    assert (
+        "has 4 partitions and rag.answers.v1 has 5"
+        in judged(facts(ANSWERS=topic_facts(ANSWERS, 5))).problems[0]
+    )
 
 
 @pytest.mark.parametrize("name", ["QUERIES", "QUERIES_DEAD"])
@@ -127,7 +161,9 @@ def test_more_copies_in_sync_than_there_are_can_never_be_had() -> None:
 
 
 def test_one_copy_in_sync_is_warned_of_where_there_are_more() -> None:
-    assert "a broker that is lost" in warning(facts(QUERIES=topic_facts(QUERIES, min_insync_replicas="1")))
+    assert "a broker that is lost" in warning(
+        facts(QUERIES=topic_facts(QUERIES, min_insync_replicas="1"))
+    )
 
 
 def test_one_copy_is_warned_of_where_there_could_be_more() -> None:
@@ -139,13 +175,17 @@ def test_one_copy_is_warned_of_where_there_could_be_more() -> None:
 
 
 def test_shorter_retention_and_retention_by_size_are_warned_of() -> None:
-    assert "keeps records for 1 h" in warning(facts(QUERIES=topic_facts(QUERIES, retention_ms="3600000")))
+    assert "keeps records for 1 h" in warning(
+        facts(QUERIES=topic_facts(QUERIES, retention_ms="3600000"))
+    )
     assert "by size" in warning(facts(QUERIES=topic_facts(QUERIES, retention_bytes="1000")))
     assert judged(facts(QUERIES=topic_facts(QUERIES, retention_ms="-1"))).warnings == ()
 
 
 def test_settings_that_cannot_be_read_are_said_to_be_unchecked() -> None:
-    assert "cannot be read" in warning(facts(QUERIES=TopicFacts(partitions=4, replicas=3, config=None)))
+    assert "cannot be read" in warning(
+        facts(QUERIES=TopicFacts(partitions=4, replicas=3, config=None))
+    )
 
 
 def test_too_few_brokers_for_their_own_logs_stop_what_needs_them() -> None:
@@ -156,7 +196,9 @@ def test_too_few_brokers_for_their_own_logs_stop_what_needs_them() -> None:
         "the brokers want 3 copies of __transaction_state",
     ]
     assert len(judged(found, "at_least_once").problems) == 1
-    made = one | {name: topic_facts(QUERIES) for name in ("__consumer_offsets", "__transaction_state")}
+    made = one | {
+        name: topic_facts(QUERIES) for name in ("__consumer_offsets", "__transaction_state")
+    }
     assert judged(BrokerFacts(brokers=1, config=BROKER, topics=made)).problems == ()
 
 
@@ -167,7 +209,9 @@ def test_a_log_that_begins_after_what_was_committed_stops_the_service() -> None:
 
 
 def test_a_log_that_ends_before_what_was_committed_stops_the_service() -> None:
-    assert "the log ends at 3" in problem(facts(standing=Standing(committed=5, first=0, end=3, first_young=0)))
+    assert "the log ends at 3" in problem(
+        facts(standing=Standing(committed=5, first=0, end=3, first_young=0))
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,6 +231,9 @@ def test_a_group_that_keeps_up_is_fine(standing: Standing) -> None:
 
 def test_unread_records_that_are_half_as_old_as_the_topic_keeps_them_are_warned_of() -> None:
     said = warning(facts(standing=Standing(committed=5, first=0, end=20, first_young=9)))
-    assert "the oldest of 15 unread records is older than 84 h, and the topic deletes after 168 h" in said
+    assert (
+        "the oldest of 15 unread records is older than 84 h, and the topic deletes after 168 h"
+        in said
+    )
     never = warning(facts(standing=Standing(committed=-1, first=2, end=20, first_young=9)))
     assert "the oldest of 18 unread records" in never

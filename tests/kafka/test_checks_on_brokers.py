@@ -1,4 +1,6 @@
-"""The same checks asked of brokers: of the embedded one, which can do little, and of Apache Kafka."""
+"""The same checks asked of brokers: of the embedded one, which can do little, and of Apache
+Kafka.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ from schemas.topics import QUERIES, TOPICS
 def test_topics_as_they_are_made_fit_on_every_broker(bootstrap: str) -> None:
     settings = KafkaSettings(bootstrap=bootstrap)
     create_topics(settings)
-    deployment = check_deployment(settings, "auto", TOPICS, group="carpool-checked", inputs=[QUERIES.name])
+    deployment = check_deployment(
+        settings, "auto", TOPICS, group="carpool-checked", inputs=[QUERIES.name]
+    )
     assert deployment.problems == ()
 
 
 def test_the_embedded_broker_has_no_transactions(embedded_bootstrap: str) -> None:
     settings = KafkaSettings(bootstrap=embedded_bootstrap)
     create_topics(settings)
-    deployment = check_deployment(settings, "auto", TOPICS, group="carpool-checked", inputs=[QUERIES.name])
+    deployment = check_deployment(
+        settings, "auto", TOPICS, group="carpool-checked", inputs=[QUERIES.name]
+    )
     assert deployment.abilities == Abilities(transactions=False, consumer_protocol=False)
     assert deployment.delivery == "at_least_once"
 
@@ -38,13 +44,17 @@ def test_the_embedded_broker_has_no_transactions(embedded_bootstrap: str) -> Non
 def test_apache_kafka_has_transactions_and_shares_partitions_itself(kafka_bootstrap: str) -> None:
     settings = KafkaSettings(bootstrap=kafka_bootstrap)
     create_topics(settings)
-    deployment = check_deployment(settings, "auto", TOPICS, group="carpool-checked", inputs=[QUERIES.name])
+    deployment = check_deployment(
+        settings, "auto", TOPICS, group="carpool-checked", inputs=[QUERIES.name]
+    )
     assert deployment.abilities == Abilities(transactions=True, consumer_protocol=True)
     assert deployment.delivery == "exactly_once"
 
 
 @pytest.mark.kafka
-def test_records_that_are_gone_before_they_were_read_are_found_at_the_start(kafka_bootstrap: str) -> None:
+def test_records_that_are_gone_before_they_were_read_are_found_at_the_start(
+    kafka_bootstrap: str,
+) -> None:
     settings = KafkaSettings(bootstrap=kafka_bootstrap, partitions=1)
     topic = msgspec.structs.replace(QUERIES, name=f"queries-{uuid.uuid4().hex[:8]}")
     group = f"group-{uuid.uuid4().hex[:8]}"

@@ -1,4 +1,6 @@
-"""What only clients of real brokers meet: limits and settings of topics, brokers that are not there."""
+"""What only clients of real brokers meet: limits and settings of topics, brokers that are not
+there.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,13 @@ import pytest
 from carpool.clock import SystemClock
 from carpool.errors import AbortedError, CarpoolError, DeploymentError, RetryableError
 from carpool.kafka.admin import create_topics, describe_topics
-from carpool.kafka.librdkafka import LibrdkafkaConsumer, LibrdkafkaProducer, LibrdkafkaTransactionalProducer
+from carpool.kafka.librdkafka import (
+    LibrdkafkaConsumer,
+    LibrdkafkaProducer,
+    LibrdkafkaTransactionalProducer,
+)
+from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.stage import Output
 from schemas.topics import QUERIES, Topic
 from tests.kafka.conformance.harness import Listener, insist
 
@@ -30,7 +36,9 @@ def test_a_record_larger_than_its_topic_is_a_deployment_fault(kafka_bootstrap: s
 
 
 @pytest.mark.kafka
-def test_a_record_larger_than_its_topic_is_no_reason_to_try_a_transaction_again(kafka_bootstrap: str) -> None:
+def test_a_record_larger_than_its_topic_is_no_reason_to_try_a_transaction_again(
+    kafka_bootstrap: str,
+) -> None:
     settings = KafkaSettings(bootstrap=kafka_bootstrap)
     create_topics(settings)
     producer = LibrdkafkaTransactionalProducer(settings, "too-large")
@@ -41,7 +49,9 @@ def test_a_record_larger_than_its_topic_is_no_reason_to_try_a_transaction_again(
             producer.produce(Output(topic=QUERIES.name, key=None, value=bytes(size_bytes)))
             insist(producer.commit)
         insist(producer.abort)
-    for _ in range(TRIES_MAX):  # librdkafka may fail one more transaction for the records that it left out
+    for _ in range(
+        TRIES_MAX
+    ):  # librdkafka may fail one more transaction for the records that it left out
         producer.begin()
         try:
             producer.produce(Output(topic=QUERIES.name, key=None, value=b"small enough"))
@@ -61,9 +71,18 @@ def test_topics_are_made_as_the_list_says_and_drift_is_named(kafka_bootstrap: st
     assert create_topics(settings) == [], "making them again changes nothing"
     states = describe_topics(settings)
     assert [state.drift for state in states] == [()] * len(states)
-    wrong = Topic(name=QUERIES.name, partition_by="query_id", retention_ms=5, max_message_bytes=7, purpose="a test")
+    wrong = Topic(
+        name=QUERIES.name,
+        partition_by="query_id",
+        retention_ms=5,
+        max_message_bytes=7,
+        purpose="a test",
+    )
     (state,) = describe_topics(settings, (wrong,))
-    assert state.drift == ("max.message.bytes is 1048576, not 7", "retention.ms is 604800000, not 5")
+    assert state.drift == (
+        "max.message.bytes is 1048576, not 7",
+        "retention.ms is 604800000, not 5",
+    )
 
 
 def test_an_unreachable_broker_is_said_so_with_its_address() -> None:

@@ -1,4 +1,6 @@
-"""Letters at real brokers: a letter is replayed once, whoever is killed in the middle, and however many try."""
+"""Letters at real brokers: a letter is replayed once, whoever is killed in the middle, and however
+many try.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from carpool.clock import SystemClock
+from carpool.dead_letters.box import BATCH_LETTERS_MAX, DeadLetterBox
+from carpool.dead_letters.letter import DeadLetter, Reason, make_letter
+from carpool.dead_letters.log_reader import LogReader
+from carpool.dead_letters.selection import Selection
 from carpool.errors import CarpoolError, FencedError
 from carpool.kafka.admin import create_topics
-from carpool.kafka.dead_letters.box import BATCH_LETTERS_MAX, DeadLetterBox
-from carpool.kafka.dead_letters.letter import DeadLetter, Reason, make_letter
-from carpool.kafka.dead_letters.log_reader import LogReader
-from carpool.kafka.dead_letters.selection import Selection
 from carpool.kafka.librdkafka import LibrdkafkaProducer, LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
@@ -35,11 +37,18 @@ def settings(tmp_path: Path) -> Iterator[KafkaSettings]:
         found = KafkaSettings(bootstrap=server.bootstrap, partitions=2, group_prefix="box")
         create_topics(found)
         producer, reports = LibrdkafkaProducer(found), list[object]()
-        reason = Reason(group="g", stage="grouper", attempts=1, class_name="RecordError.not_json", message="no")
+        reason = Reason(
+            group="g", stage="grouper", attempts=1, class_name="RecordError.not_json", message="no"
+        )
         for number in range(LETTERS):
             source = Source(topic=QUERIES.name, partition=number % 2, offset=number)
             letter = make_letter(
-                source=source, key=b"k", value=b"%d" % number, headers=(), reason=reason, connect_names=False
+                source=source,
+                key=b"k",
+                value=b"%d" % number,
+                headers=(),
+                reason=reason,
+                connect_names=False,
             )
             assert producer.produce(letter, reports.append)
         assert producer.close(20) == 0
@@ -47,11 +56,18 @@ def settings(tmp_path: Path) -> Iterator[KafkaSettings]:
 
 
 def replayed(settings: KafkaSettings) -> Counter[int]:
-    return Counter(int(message.value or b"-1") for message in LogReader(settings, SystemClock()).read(QUERIES.name))
+    return Counter(
+        int(message.value or b"-1")
+        for message in LogReader(settings, SystemClock()).read(QUERIES.name)
+    )
 
 
-def replay(settings: KafkaSettings, *, begun: threading.Event | None = None, die_after: int | None = None) -> None:
-    """Replays all that is not marked; dies in its `die_after`th transaction, after its records were produced."""
+def replay(
+    settings: KafkaSettings, *, begun: threading.Event | None = None, die_after: int | None = None
+) -> None:
+    """Replays all that is not marked; dies in its `die_after`th transaction, after its records were
+    produced.
+    """
     box = DeadLetterBox(settings, SystemClock())
     producer = LibrdkafkaTransactionalProducer(settings, f"{settings.group_prefix}-dlq")
     producer.start()
@@ -72,7 +88,9 @@ def replay(settings: KafkaSettings, *, begun: threading.Event | None = None, die
 
 
 @pytest.mark.slow
-def test_what_a_killed_replay_did_is_not_done_again_and_the_rest_is(settings: KafkaSettings) -> None:
+def test_what_a_killed_replay_did_is_not_done_again_and_the_rest_is(
+    settings: KafkaSettings,
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         replay(settings, die_after=1)
     replay(settings)

@@ -1,4 +1,6 @@
-"""A letter always fits, keeps what came, says why; it is found again, selected, and sent back as it was."""
+"""A letter always fits, keeps what came, says why; it is found again, selected, and sent back as it
+was.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +8,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.dead_letters.letter import (
+    DeadLetter,
+    Reason,
+    make_letter,
+    place_text,
+    read_letter,
+    replay_output,
+)
+from carpool.dead_letters.selection import Selection
 from carpool.kafka.admin import create_topics
-from carpool.kafka.dead_letters.letter import DeadLetter, Reason, make_letter, place_text, read_letter, replay_output
-from carpool.kafka.dead_letters.selection import Selection
 from carpool.kafka.librdkafka import LibrdkafkaProducer
+from carpool.kafka.records import Message, Output
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.sizes import record_bytes
-from carpool.kafka.stage import Message, Output
 from schemas.deadletter import CONNECT_PREFIX, PREFIX, DeadLetterMark
 from schemas.record import Headers, Source, header
 from schemas.topics import DEAD_LETTER_EXTRA_BYTES, QUERIES, QUERIES_DEAD, TOPICS, dead_letters_of
 
 SOURCE = Source(topic=QUERIES.name, partition=2, offset=99, timestamp_ms=1_700_000_000_000)
 REASON = Reason(
-    group="carpool-grouper", stage="grouper", attempts=1, class_name="RecordError.not_json", message="no JSON"
+    group="carpool-grouper",
+    stage="grouper",
+    attempts=1,
+    class_name="RecordError.not_json",
+    message="no JSON",
 )
 
 
@@ -31,13 +44,26 @@ def letter_of(
     connect_names: bool = False,
     reason: Reason = REASON,
 ) -> Output:
-    return make_letter(source=SOURCE, key=key, value=value, headers=headers, reason=reason, connect_names=connect_names)
+    return make_letter(
+        source=SOURCE,
+        key=key,
+        value=value,
+        headers=headers,
+        reason=reason,
+        connect_names=connect_names,
+    )
 
 
-def read(output: Output, mark: DeadLetterMark | None = None, *, offset: int = 17, written_ms: int = 5) -> DeadLetter:
+def read(
+    output: Output, mark: DeadLetterMark | None = None, *, offset: int = 17, written_ms: int = 5
+) -> DeadLetter:
     assert output.partition is not None
-    place = Source(topic=output.topic, partition=output.partition, offset=offset, timestamp_ms=written_ms)
-    message = Message(source=place, key=output.key, value=output.value, headers=output.headers, received_us=0)
+    place = Source(
+        topic=output.topic, partition=output.partition, offset=offset, timestamp_ms=written_ms
+    )
+    message = Message(
+        source=place, key=output.key, value=output.value, headers=output.headers, received_us=0
+    )
     return read_letter(message, mark)
 
 
@@ -48,7 +74,12 @@ def size(output: Output) -> int:
 def test_a_letter_keeps_bytes_key_and_headers_and_says_why() -> None:
     headers: Headers = (("traceparent", b"00-1"), ("null", None), ("traceparent", b"00-2"))
     output = letter_of(b"\xff{", headers)
-    assert (output.topic, output.partition, output.key, output.value) == (QUERIES_DEAD.name, 2, b"k", b"\xff{")
+    assert (output.topic, output.partition, output.key, output.value) == (
+        QUERIES_DEAD.name,
+        2,
+        b"k",
+        b"\xff{",
+    )
     letter = read(output)
     assert letter.headers == headers
     assert (letter.reason, letter.message, letter.topic) == ("not_json", "no JSON", QUERIES.name)
@@ -80,7 +111,10 @@ def test_the_names_of_kafka_connect_come_beside_ours_where_they_are_asked_for() 
 @given(
     st.integers(0, 3 * QUERIES.max_message_bytes),
     st.lists(
-        st.tuples(st.sampled_from(["a", "é" * 50, "x" * 400]), st.none() | st.sampled_from([0, 1, 90_000, 2_000_000])),
+        st.tuples(
+            st.sampled_from(["a", "é" * 50, "x" * 400]),
+            st.none() | st.sampled_from([0, 1, 90_000, 2_000_000]),
+        ),
         max_size=40,
     ),
     st.sampled_from([0, 10, 600_000, 3_000_000]),
@@ -90,8 +124,20 @@ def test_a_letter_fits_its_topic_whatever_a_compressed_record_unpacked_to(
     value_bytes: int, sizes: list[tuple[str, int | None]], key_bytes: int, connect_names: bool
 ) -> None:
     headers = tuple((name, None if each is None else bytes(each)) for name, each in sizes)
-    reason = Reason(group="g", stage="grouper", attempts=1, class_name="RecordError.too_large", message="é" * 9_000)
-    output = letter_of(bytes(value_bytes), headers, key=bytes(key_bytes), connect_names=connect_names, reason=reason)
+    reason = Reason(
+        group="g",
+        stage="grouper",
+        attempts=1,
+        class_name="RecordError.too_large",
+        message="é" * 9_000,
+    )
+    output = letter_of(
+        bytes(value_bytes),
+        headers,
+        key=bytes(key_bytes),
+        connect_names=connect_names,
+        reason=reason,
+    )
     assert size(output) <= QUERIES_DEAD.max_message_bytes
     letter = read(output)
     is_kept = (len(letter.value), letter.headers) == (value_bytes, headers)
@@ -140,7 +186,12 @@ def test_a_replayed_record_is_as_it_was_first_written() -> None:
     )
     letter = read(letter_of(b"Who?", headers, connect_names=True))
     again = replay_output(letter)
-    assert (again.topic, again.key, again.value, again.partition) == (QUERIES.name, b"k", b"Who?", None)
+    assert (again.topic, again.key, again.value, again.partition) == (
+        QUERIES.name,
+        b"k",
+        b"Who?",
+        None,
+    )
     assert again.headers == (
         ("content-type", b"text/plain"),
         ("rag-deadline-ms", b"5"),
@@ -152,7 +203,9 @@ def test_a_replayed_record_is_as_it_was_first_written() -> None:
 
 def some_letters() -> dict[str, DeadLetter]:
     done = DeadLetterMark(letter=SOURCE, action="replayed", marked_us=1)
-    bad_model = Reason(group="g", stage="grouper", attempts=1, class_name="RecordError.wrong_model", message="m")
+    bad_model = Reason(
+        group="g", stage="grouper", attempts=1, class_name="RecordError.wrong_model", message="m"
+    )
     return {
         "old": read(letter_of(b"a"), offset=1, written_ms=1_000),
         "new": read(letter_of(b"b", reason=bad_model), offset=2, written_ms=9_000),
@@ -170,14 +223,18 @@ def some_letters() -> dict[str, DeadLetter]:
         (Selection(until_ms=2_000), {"old"}),
         (Selection(offset_min=2, offset_max=3, marked=True), {"new", "done"}),
         (Selection(partitions=frozenset({0})), set()),
-        (Selection(places=frozenset({(QUERIES_DEAD.name, 2, 1), (QUERIES_DEAD.name, 2, 3)})), {"old"}),
+        (
+            Selection(places=frozenset({(QUERIES_DEAD.name, 2, 1), (QUERIES_DEAD.name, 2, 3)})),
+            {"old"},
+        ),
         (Selection(topics=frozenset({"another.dlq"})), set()),
     ],
 )
 def test_letters_are_selected_by(selection: Selection, names: set[str]) -> None:
     assert {name for name, letter in some_letters().items() if selection.takes(letter)} == names
     assert selection.is_narrow == (
-        selection not in (Selection(), Selection(marked=True), Selection(topics=frozenset({"another.dlq"})))
+        selection
+        not in (Selection(), Selection(marked=True), Selection(topics=frozenset({"another.dlq"})))
     )
 
 
@@ -194,7 +251,13 @@ def test_every_dead_letter_topic_takes_what_its_source_takes_and_what_we_add() -
         assert topic == dead_letters_of(source)
         added = letter_of(
             b"",
-            reason=Reason(group="g" * 255, stage="searcher", attempts=3, class_name="c" * 9_000, message="é" * 9_000),
+            reason=Reason(
+                group="g" * 255,
+                stage="searcher",
+                attempts=3,
+                class_name="c" * 9_000,
+                message="é" * 9_000,
+            ),
             connect_names=True,
         )
         assert size(added) < DEAD_LETTER_EXTRA_BYTES
@@ -203,11 +266,19 @@ def test_every_dead_letter_topic_takes_what_its_source_takes_and_what_we_add() -
 @pytest.mark.kafka
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("shape", ["one large value", "many small headers", "a large key"])
-def test_brokers_count_a_record_as_we_do_and_its_letter_fits(kafka_bootstrap: str, shape: str) -> None:
-    """At its source's limit to the byte: taken; one byte more: refused. And the letter of the largest is taken, whole."""
+def test_brokers_count_a_record_as_we_do_and_its_letter_fits(
+    kafka_bootstrap: str, shape: str
+) -> None:
+    """At its source's limit to the byte: taken; one byte more: refused. And the letter of the
+    largest is taken, whole.
+    """
     settings = KafkaSettings(bootstrap=kafka_bootstrap)
     create_topics(settings)
-    headers: Headers = tuple((f"h{number}", b"1") for number in range(20_000)) if shape == "many small headers" else ()
+    headers: Headers = (
+        tuple((f"h{number}", b"1") for number in range(20_000))
+        if shape == "many small headers"
+        else ()
+    )
     key = bytes(700_000) if shape == "a large key" else b"k"
     room = QUERIES.max_message_bytes - record_bytes(key, b"", headers)
     value = bytes(room)
@@ -215,9 +286,17 @@ def test_brokers_count_a_record_as_we_do_and_its_letter_fits(kafka_bootstrap: st
         value = value[:-1]
     assert record_bytes(key, value + b"x", headers) == QUERIES.max_message_bytes + 1
     assert written(settings, Output(topic=QUERIES.name, key=key, value=value, headers=headers))
-    assert not written(settings, Output(topic=QUERIES.name, key=key, value=value + b"x", headers=headers))
+    assert not written(
+        settings, Output(topic=QUERIES.name, key=key, value=value + b"x", headers=headers)
+    )
 
-    reason = Reason(group="g", stage="grouper", attempts=1, class_name="RecordError.too_large", message="é" * 9_000)
+    reason = Reason(
+        group="g",
+        stage="grouper",
+        attempts=1,
+        class_name="RecordError.too_large",
+        message="é" * 9_000,
+    )
     letter = letter_of(value, headers, key=key, connect_names=True, reason=reason)
     assert letter.value == value and letter.headers[: len(headers)] == headers
     assert written(settings, letter)
@@ -235,7 +314,9 @@ def written(settings: KafkaSettings, output: Output) -> bool:
 @pytest.mark.kafka
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("topic", [topic.name for topic in TOPICS])
-def test_our_producers_write_a_record_as_large_as_its_topic_takes(kafka_bootstrap: str, topic: str) -> None:
+def test_our_producers_write_a_record_as_large_as_its_topic_takes(
+    kafka_bootstrap: str, topic: str
+) -> None:
     settings = KafkaSettings(bootstrap=kafka_bootstrap)
     create_topics(settings)
     limit = next(each.max_message_bytes for each in TOPICS if each.name == topic)

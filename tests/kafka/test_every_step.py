@@ -1,4 +1,6 @@
-"""A kill before every step of the loop, in turn, for each service: what is answered is what is answered without kills."""
+"""A kill before every step of the loop, in turn, for each service: what is answered is what is
+answered without kills.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ STEPS = (
     "producer.commit",
     "producer.close",
 )
-"""As in `carpool.testing.steps`, less what only at-least-once does, and `refuse` and `hint`, which end in `done` or nowhere."""
+"""As in `carpool.testing.steps`, less what only at-least-once does, and `refuse` and `hint`, which
+end in `done` or nowhere.
+"""
 AGAIN = (
     "consumer.poll",
     "ledger.take",
@@ -63,7 +67,9 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(index: Path, steps: dict[str, Steps]) -> tuple[Counter[Answered], Pipeline]:
-    """Asks in three helpings: one that meets an aborted transaction in every service, one in the middle of a rebalance."""
+    """Asks in three helpings: one that meets an aborted transaction in every service, one in the
+    middle of a rebalance.
+    """
     rng = random.Random(3)
     bodies = [{"query_id": f"q-{number}", "text": question(rng)} for number in range(QUERIES)]
     pipeline = Pipeline(index, steps)
@@ -92,7 +98,9 @@ def undisturbed(index: Path) -> Counter[Answered]:
 
 
 @pytest.mark.parametrize(
-    ("step", "nth"), [*((step, 1) for step in STEPS), *((step, 2) for step in AGAIN)], ids=lambda value: str(value)
+    ("step", "nth"),
+    [*((step, 1) for step in STEPS), *((step, 2) for step in AGAIN)],
+    ids=lambda value: str(value),
 )
 @pytest.mark.parametrize("service", ["grouper", "searcher", "generator"])
 def test_a_kill_before_a_step_loses_nothing_and_repeats_nothing(

@@ -1,4 +1,6 @@
-"""Transactions that only commit what is finished: aborts, lost replies, fences, and what does not fit into a commit."""
+"""Transactions that only commit what is finished: aborts, lost replies, fences, and what does not
+fit into a commit.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,12 @@ from hypothesis import strategies as st
 
 from carpool.errors import AbortedError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import Membership, Position
-from carpool.kafka.delivery.exactly_once import CALL_US_MAX, ExactlyOnceDelivery
-from carpool.kafka.loop import METADATA_STOP_BYTES
+from carpool.kafka.fencing import claims
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import METADATA_BYTES_MAX
-from carpool.kafka.stage import Done, TopicPartition
-from carpool.kafka.takeover import claims
+from carpool.loop.delivery.exactly_once import CALL_US_MAX, ExactlyOnceDelivery
+from carpool.loop.loop import METADATA_STOP_BYTES
+from carpool.loop.stage import Done
 from schemas.topics import QUERIES
 from tests.kafka.exact import Exact
 from tests.kafka.support import GROUP, HandStage, result, turn
@@ -38,7 +41,7 @@ def test_what_an_aborted_transaction_held_is_sent_again_from_memory_and_seen_onc
     assert len(stage.units) == 2, "nothing was offered to the stage again"
 
 
-def test_a_transaction_that_a_rebalance_of_others_aborted_is_made_again_as_soon_as_that_is_known() -> None:
+def test_transaction_that_rebalance_of_others_aborted_is_made_as_soon_as_that_is_known() -> None:
     bench, stage = Exact(partitions=4), HandStage()
     loop, consumer = bench.loop(stage)
     asked: list[bool] = []
@@ -63,13 +66,13 @@ def test_a_transaction_that_a_rebalance_of_others_aborted_is_made_again_as_soon_
     assert asked.count(True) == 1
 
 
-def test_what_is_finished_leaves_with_the_next_transaction_which_begins_after_the_open_one_and_a_pause() -> None:
+def test_what_finished_leaves_with_next_transaction_which_begins_after_open_one_and_pause() -> None:
     bench, stage = Exact(), HandStage()
     loop, _ = bench.loop(stage)
     delivery = loop.delivery
     assert isinstance(delivery, ExactlyOnceDelivery)
     delivery._commit_interval_us = delivery._interval_us = 20_000
-    assert delivery.leaves_us <= bench.clock.now_us(), "at once"
+    assert delivery.next_commit_at_us <= bench.clock.now_us(), "at once"
     seen: list[int] = []
     producer = delivery._producer
     assert producer is not None
@@ -77,7 +80,7 @@ def test_what_is_finished_leaves_with_the_next_transaction_which_begins_after_th
 
     def slow_commit() -> None:
         bench.clock.sleep(30_000)
-        seen.append(delivery.leaves_us)
+        seen.append(delivery.next_commit_at_us)
         commit()
 
     producer.commit = slow_commit  # type: ignore[method-assign]
@@ -87,7 +90,7 @@ def test_what_is_finished_leaves_with_the_next_transaction_which_begins_after_th
         began_us = bench.clock.now_us()
         stage.finish(text)
         turn(loop)
-        assert delivery.leaves_us == pytest.approx(began_us + 50_000, abs=500)
+        assert delivery.next_commit_at_us == pytest.approx(began_us + 50_000, abs=500)
         bench.clock.sleep(20_000)
     assert seen[1] == pytest.approx(began_us + 50_000, abs=500), (
         "an open one is taken to last as long as the one before"
@@ -124,7 +127,7 @@ def test_a_commit_whose_reply_is_lost_is_asked_for_again_and_takes_effect_once()
     assert loop.ledger.in_flight == 0
 
 
-def test_work_of_a_partition_that_went_away_after_an_abort_is_dropped_and_what_shared_it_is_offered_again() -> None:
+def test_work_of_partition_went_away_after_abort_dropped_and_what_shared_it_offered_again() -> None:
     bench, stage = Exact(), HandStage()
     loop, consumer = bench.loop(stage)
     bench.publish("a", partition=0)
@@ -136,7 +139,9 @@ def test_work_of_a_partition_that_went_away_after_an_abort_is_dropped_and_what_s
     stage.sink.done(Done(parts=tuple((unit.id, 0) for unit in units), outputs=(result("a+x"),)))
     stage.finish("y")
     turn(loop, 1)
-    bench.broker.break_next("commit", AbortedError("the coordinator moved again, amid the revocation"))
+    bench.broker.break_next(
+        "commit", AbortedError("the coordinator moved again, amid the revocation")
+    )
     bench.broker.assign(GROUP, {1: consumer})
     stage.units.clear()
     bench.wait(loop)
@@ -146,7 +151,7 @@ def test_work_of_a_partition_that_went_away_after_an_abort_is_dropped_and_what_s
     assert [unit.record.text for unit in stage.units] == ["x"]
 
 
-def test_a_member_that_the_group_went_on_without_commits_nothing_and_learns_of_it_in_its_next_poll() -> None:
+def test_member_group_went_on_without_commits_nothing_and_learns_of_it_in_its_next_poll() -> None:
     bench, stage, other = Exact(), HandStage(), HandStage()
     loop, consumer = bench.loop(stage)
     bench.publish("a")
@@ -188,7 +193,7 @@ def test_a_hint_is_seen_beside_work_that_cannot_be_committed_yet() -> None:
     assert bench.results() == ["draft"]
 
 
-def test_what_does_not_fit_into_a_commit_waits_for_the_slow_record_and_nothing_more_is_taken_in() -> None:
+def test_what_does_not_fit_into_commit_waits_for_slow_record_and_nothing_more_is_taken_in() -> None:
     bench, stage = Exact(partitions=1), HandStage(credit=10_000)
     loop, _ = bench.loop(stage)
     texts = [f"q{number}" for number in range(3_000)]
@@ -233,7 +238,9 @@ def test_a_partition_whose_metadata_was_long_when_it_came_is_gone_on_with() -> N
     heir.credit_records = 10_000
     for _ in range(3):
         bench.wait(again)
-    assert heir.units[0].record.text == "q0", "the slow record is taken in, without which nothing moves"
+    assert heir.units[0].record.text == "q0", (
+        "the slow record is taken in, without which nothing moves"
+    )
 
 
 def test_a_name_that_does_not_fit_beside_what_is_committed_leaves_it_as_it_is() -> None:
@@ -274,7 +281,9 @@ def test_any_order_of_completions_aborts_and_lives_is_seen_once_and_no_commit_sa
     turn(loop)
     for text, part in owed:
         if rng.random() < 0.02:
-            bench.broker.break_next(rng.choice(("send_offsets", "commit")), AbortedError("the coordinator moved"))
+            bench.broker.break_next(
+                rng.choice(("send_offsets", "commit")), AbortedError("the coordinator moved")
+            )
         if rng.random() < 0.02:
             consumer.crash()
             stage = HandStage(credit=10_000)
@@ -292,7 +301,9 @@ def test_any_order_of_completions_aborts_and_lives_is_seen_once_and_no_commit_sa
         bench.wait(loop)
     assert sorted(bench.results()) == sorted(f"{text}/{part}" for text, part in owed)
     assert all(
-        len(position.metadata) <= METADATA_BYTES_MAX for commit in bench.broker.commits for position in commit.values()
+        len(position.metadata) <= METADATA_BYTES_MAX
+        for commit in bench.broker.commits
+        for position in commit.values()
     )
 
 
@@ -320,7 +331,9 @@ def test_a_revocation_commits_what_is_finished_unless_the_partition_is_lost(is_l
 
 
 @pytest.mark.parametrize("in_a_revocation", [False, True])
-def test_a_call_that_never_comes_back_ends_the_service_and_commits_nothing_when_it_does(in_a_revocation: bool) -> None:
+def test_a_call_that_never_comes_back_ends_the_service_and_commits_nothing_when_it_does(
+    in_a_revocation: bool,
+) -> None:
     bench, stage = Exact(), HandStage()
     loop, _ = bench.loop(stage)
     bench.publish("a")
@@ -339,7 +352,9 @@ def test_a_call_that_never_comes_back_ends_the_service_and_commits_nothing_when_
     stage.finish("a")
     at = frozenset({TopicPartition(QUERIES.name, 0)})
     calls = threading.Thread(
-        target=(lambda: loop.delivery.revoked(at, lost=False)) if in_a_revocation else loop.delivery.step
+        target=(lambda: loop.delivery.revoked(at, lost=False))
+        if in_a_revocation
+        else loop.delivery.step
     )
     calls.start()
     assert called.wait(60)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from carpool.kafka.delivery.exactly_once import BATCH_DONES_MAX, TRANSACTION_BYTES_MAX, _first
-from carpool.kafka.intake import PriorityClass
-from carpool.kafka.loop import Loop
 from carpool.kafka.memory import MemoryBroker
-from carpool.kafka.stage import Done, TopicPartition
+from carpool.kafka.records import TopicPartition
+from carpool.loop.delivery.exactly_once import BATCH_DONES_MAX, TRANSACTION_BYTES_MAX, _first
+from carpool.loop.loop import Loop
+from carpool.loop.priority.intake_queues import PriorityClass
+from carpool.loop.stage import Done
 from schemas.query import Query
 from schemas.topics import QUERIES, QUERIES_BATCH, RETRIEVALS
 from tests.kafka.exact import Exact
@@ -32,7 +33,7 @@ class TwoClasses(Exact):
             self.broker.append(QUERIES_BATCH.name, text.encode(), partition=0)
 
 
-def test_urgent_work_commits_before_batch_work_that_was_finished_first_and_never_in_a_long_transaction() -> None:
+def test_urgent_work_commits_before_batch_work_that_finished_earlier() -> None:
     bench, stage = TwoClasses(), HandStage(credit=10_000)
     loop = bench.both(stage)
     batch = [f"b{number}" for number in range(3 * BATCH_DONES_MAX)]
@@ -45,7 +46,9 @@ def test_urgent_work_commits_before_batch_work_that_was_finished_first_and_never
     assert bench.results()[0] == "u/0"
     assert len(bench.results()) == BATCH_DONES_MAX + 1
     turn(loop, 1)
-    assert len(bench.results()) == BATCH_DONES_MAX + 1, "batch work has its pause beside what is urgent"
+    assert len(bench.results()) == BATCH_DONES_MAX + 1, (
+        "batch work has its pause beside what is urgent"
+    )
     for _ in range(3):
         bench.wait(loop)
     assert sorted(bench.results()[1:]) == sorted(f"{text}/0" for text in batch)
@@ -67,7 +70,9 @@ def test_at_a_revocation_batch_work_that_waits_for_its_pause_is_committed_too() 
 
 
 def test_a_transaction_takes_no_more_bytes_than_its_bound_but_for_one_piece_of_work() -> None:
-    large = Done(parts=((1, 0),), outputs=(replace(result("x"), value=bytes(TRANSACTION_BYTES_MAX // 2)),))
+    large = Done(
+        parts=((1, 0),), outputs=(replace(result("x"), value=bytes(TRANSACTION_BYTES_MAX // 2)),)
+    )
     assert len(_first([large] * 5)) == 2
     larger = replace(large, outputs=large.outputs * 3)
     assert _first([larger, large]) == [larger]

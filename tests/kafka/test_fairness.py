@@ -1,4 +1,6 @@
-"""Turns are fair: nobody is idle while another waits, shares follow weights, and nobody waits for ever."""
+"""Turns are fair: nobody is idle while another waits, shares follow weights, and nobody waits for
+ever.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.kafka.fairness import DeficitRoundRobin
+from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
 
 FLOWS = ("a", "b", "c")
 
@@ -85,8 +87,15 @@ def test_all_is_served_and_nobody_is_idle_before(
     assert len(turns) == 0
 
 
-@given(st.fixed_dictionaries({flow: st.lists(st.integers(1, 9), min_size=60, max_size=60) for flow in FLOWS}), weights)
-def test_shares_follow_weights_while_all_have_work(work: dict[str, list[int]], weight: dict[str, int]) -> None:
+@given(
+    st.fixed_dictionaries(
+        {flow: st.lists(st.integers(1, 9), min_size=60, max_size=60) for flow in FLOWS}
+    ),
+    weights,
+)
+def test_shares_follow_weights_while_all_have_work(
+    work: dict[str, list[int]], weight: dict[str, int]
+) -> None:
     quantum, cost_max = 4, 9
     turns = DeficitRoundRobin(quantum=quantum, weight_of=weight.__getitem__)
     queues = {flow: deque(items) for flow, items in work.items()}
@@ -104,7 +113,9 @@ def test_shares_follow_weights_while_all_have_work(work: dict[str, list[int]], w
 
 
 @given(weights, st.integers(1, 9), st.integers(0, 30), st.integers(1, 12))
-def test_nobody_waits_longer_than_is_promised(weight: dict[str, int], cost: int, late: int, quantum: int) -> None:
+def test_nobody_waits_longer_than_is_promised(
+    weight: dict[str, int], cost: int, late: int, quantum: int
+) -> None:
     turns = DeficitRoundRobin(quantum=quantum, weight_of=weight.__getitem__)
     for flow in ("a", "b"):
         turns.join(flow)

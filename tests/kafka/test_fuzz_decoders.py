@@ -1,4 +1,6 @@
-"""Whatever lies in a topic, its reader gets a record or a reason: 200,000 mutated records (a few thousand by default)."""
+"""Whatever lies in a topic, its reader gets a record or a reason: 200,000 mutated records (a few
+thousand by default).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.kafka.dead_letters.letter import read_letter, replay_output
-from carpool.kafka.refusal import refusal_outputs
-from carpool.kafka.retry import RetryPolicy, attempt_of, begin_us_of, origin_of
+from carpool.dead_letters.letter import read_letter, replay_output
+from carpool.kafka.records import Message
 from carpool.kafka.sizes import record_bytes
-from carpool.kafka.stage import Message
+from carpool.loop.reject import reject_outputs
+from carpool.loop.retry import RetryPolicy, attempt_of, begin_us_of, origin_of
 from cli.dlq.showing import letter_json, letter_text
 from schemas.answer import Answer, PartialAnswer
 from schemas.codec import decode, decode_query, encode
@@ -22,7 +24,15 @@ from schemas.group import Group
 from schemas.query import Query
 from schemas.record import Headers, Record, Source
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, DEAD_LETTER_MARKS, GROUPS, PARTIAL_ANSWERS, QUERIES, QUERIES_DEAD, RETRIEVALS
+from schemas.topics import (
+    ANSWERS,
+    DEAD_LETTER_MARKS,
+    GROUPS,
+    PARTIAL_ANSWERS,
+    QUERIES,
+    QUERIES_DEAD,
+    RETRIEVALS,
+)
 from tests.kafka.fuzzing import HEADER_NAMES, HEADER_VALUES, HERE, Mutator, Raw, real_records
 
 KINDS: dict[str, type[Record]] = {
@@ -38,12 +48,18 @@ NOW_US = 1_700_000_000_000_000
 
 
 def message_of(raw: Raw, topic: str = QUERIES.name) -> Message:
-    source = Source(topic=topic, partition=HERE.partition, offset=HERE.offset, timestamp_ms=HERE.timestamp_ms)
-    return Message(source=source, key=b"k", value=raw.value, headers=raw.headers, received_us=NOW_US)
+    source = Source(
+        topic=topic, partition=HERE.partition, offset=HERE.offset, timestamp_ms=HERE.timestamp_ms
+    )
+    return Message(
+        source=source, key=b"k", value=raw.value, headers=raw.headers, received_us=NOW_US
+    )
 
 
 def check_query_record(raw: Raw) -> str:
-    """Decodes as the grouper does; what is refused has a letter with its bytes and a reason, and an answer where it has an id."""
+    """Decodes as the grouper does; what is refused has a letter with its bytes and a reason, and an
+    answer where it has an id.
+    """
     message = message_of(raw)
     assert attempt_of(message.headers) >= 1
     assert origin_of(message).partition == HERE.partition
@@ -54,20 +70,26 @@ def check_query_record(raw: Raw) -> str:
         check_refusal(message, error)
         return error.reason
     assert 1 <= len(query.query_id) <= 256
-    value, headers = encode(query, event_id=query.query_id, source="s", time_us=NOW_US, passed_on=raw.headers)
+    value, headers = encode(
+        query, event_id=query.query_id, source="s", time_us=NOW_US, passed_on=raw.headers
+    )
     assert decode(Query, value, headers) == query, "what was taken can travel on"
     return "taken"
 
 
 def check_refusal(message: Message, error: RecordError) -> None:
     assert error.reason in REASONS and str(error)
-    outputs = refusal_outputs(message, error, group="g", stage="grouper", now_us=NOW_US, connect_names=True)
+    outputs = reject_outputs(
+        message, error, group="g", stage="grouper", now_us=NOW_US, connect_names=True
+    )
     letter = outputs[0]
     assert letter.value == (message.value or b"")
     assert letter.headers[: len(message.headers)] == message.headers
     read = read_letter(message_of(Raw(letter.value, letter.headers), QUERIES_DEAD.name))
     assert (read.reason, read.errors["offset"]) == (error.reason, str(HERE.offset))
-    assert [output.topic for output in outputs[1:]] == ([ANSWERS.name] if error.query_id is not None else [])
+    assert [output.topic for output in outputs[1:]] == (
+        [ANSWERS.name] if error.query_id is not None else []
+    )
     for output in outputs:
         assert record_bytes(output.key, output.value, output.headers) <= LIMITS[output.topic]
     if len(outputs) == 2:
@@ -144,13 +166,21 @@ HEADERS = st.lists(
 ).map(tuple)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
-FIELDS = st.dictionaries(st.sampled_from(Query.__struct_fields__), JSON | st.just("AAAAAA=="), max_size=6)
+FIELDS = st.dictionaries(
+    st.sampled_from(Query.__struct_fields__), JSON | st.just("AAAAAA=="), max_size=6
+)
 
 
-@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")), HEADERS)
+@given(
+    st.binary(max_size=200)
+    | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    HEADERS,
+)
 @settings(max_examples=300)
 def test_any_bytes_under_any_headers_are_taken_or_refused(value: bytes, headers: Headers) -> None:
     for topic in REAL:
@@ -159,14 +189,18 @@ def test_any_bytes_under_any_headers_are_taken_or_refused(value: bytes, headers:
 
 @given(FIELDS, HEADERS)
 @settings(max_examples=300)
-def test_any_json_in_the_fields_of_a_query_is_taken_or_refused(fields: dict[str, object], headers: Headers) -> None:
+def test_any_json_in_the_fields_of_a_query_is_taken_or_refused(
+    fields: dict[str, object], headers: Headers
+) -> None:
     import json
 
     check_query_record(Raw(json.dumps(fields).encode(), headers))
 
 
 @pytest.mark.parametrize("name", ["traceparent", "correlation_id", "x"])
-def test_headers_as_large_as_the_topic_takes_make_no_answer_that_its_topic_refuses(name: str) -> None:
+def test_headers_as_large_as_the_topic_takes_make_no_answer_that_its_topic_refuses(
+    name: str,
+) -> None:
     for size in (16_000, 20_000, 900_000, QUERIES.max_message_bytes - 300):
         check_query_record(Raw(b'{"query_id": "q", "text": "x"}', ((name, bytes(size)),)))
         check_query_record(Raw(b'{"query_id": "q"}', ((name, bytes(size)),)))
@@ -174,6 +208,9 @@ def test_headers_as_large_as_the_topic_takes_make_no_answer_that_its_topic_refus
 
 def test_a_deadline_beyond_all_years_is_refused_where_it_would_overflow_later() -> None:
     for deadline in (10**15, 2**63, 2**64 - 1, 10**30):
-        assert check_query_record(Raw(b'{"query_id": "q", "text": "x", "deadline": %d}' % deadline)) != "taken"
+        assert (
+            check_query_record(Raw(b'{"query_id": "q", "text": "x", "deadline": %d}' % deadline))
+            != "taken"
+        )
         headers: Headers = (("rag-deadline-ms", str(deadline).encode()),)
         assert check_query_record(Raw(b'{"query_id": "q", "text": "x"}', headers)) != "taken"

@@ -1,4 +1,6 @@
-"""2,000 mutated queries through real brokers and the running services: each is answered or a dead letter, none stops a thing."""
+"""2,000 mutated queries through real brokers and the running services: each is answered or a dead
+letter, none stops a thing.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from schemas.errors import REASONS, RecordError
 from schemas.record import Source, header
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD
 from tests.e2e.support import (
-    Found,
     Publisher,
+    SearchResult,
     build_index,
     committed_positions,
     quick_settings,
@@ -40,7 +42,7 @@ def fuzzed(count: int) -> list[Raw]:
     return [mutator.mutated(real[number % len(real)]) for number in range(count)]
 
 
-def is_refused(record: Found) -> bool:
+def is_refused(record: SearchResult) -> bool:
     """Whether the decoder refuses what was published."""
     source = Source(topic=QUERIES.name, partition=record.partition, offset=record.offset)
     try:
@@ -50,11 +52,15 @@ def is_refused(record: Found) -> bool:
     return False
 
 
-def place(record: Found) -> tuple[int, int]:
-    return int(record.text("rag.errors.partition") or -1), int(record.text("rag.errors.offset") or -1)
+def place(record: SearchResult) -> tuple[int, int]:
+    return int(record.text("rag.errors.partition") or -1), int(
+        record.text("rag.errors.offset") or -1
+    )
 
 
-def test_every_mutated_query_ends_and_the_good_ones_between_them_are_answered(tmp_path: Path) -> None:
+def test_every_mutated_query_ends_and_the_good_ones_between_them_are_answered(
+    tmp_path: Path,
+) -> None:
     index = build_index(tmp_path)
     with KafkaServer(tmp_path / "kafka") as broker:
         create_topics(KafkaSettings(bootstrap=broker.bootstrap))
@@ -63,28 +69,42 @@ def test_every_mutated_query_ends_and_the_good_ones_between_them_are_answered(tm
             publisher.queue(QUERIES.name, raw.value, key=str(number), headers=raw.headers)
             if number % EVERY == 0:
                 good.append(f"good-{number}")
-                body = json.dumps({"query_id": good[-1], "text": "what of the river and comet?"}).encode()
+                body = json.dumps(
+                    {"query_id": good[-1], "text": "what of the river and comet?"}
+                ).encode()
                 publisher.queue(QUERIES.name, body, key=str(number))
         for name in (b"\xff\xfe", b"caf\xe9", b"", b"a\x00b"):
             write_with_header_name(broker.bootstrap, QUERIES.name, b"what of the violin?", name)
         publisher.flush()
-        published = {(each.partition, each.offset): each for each in read_to_end(broker.bootstrap, QUERIES.name)}
+        published = {
+            (each.partition, each.offset): each
+            for each in read_to_end(broker.bootstrap, QUERIES.name)
+        }
         assert len(published) == RECORDS + len(good) + 4
 
         settings = quick_settings("fuzz")
-        with Stack(bootstrap=broker.bootstrap, index_dir=index, work_dir=tmp_path / "run", settings=settings) as stack:
+        with Stack(
+            bootstrap=broker.bootstrap,
+            index_dir=index,
+            work_dir=tmp_path / "run",
+            settings=settings,
+        ) as stack:
 
-            def answered(found: list[Found]) -> set[tuple[int, int]]:
+            def answered(found: list[SearchResult]) -> set[tuple[int, int]]:
                 sources = (each.body["source"] for each in found)
                 return {(source["partition"], source["offset"]) for source in sources if source}
 
-            def ended(found: list[Found]) -> bool:
-                letters = {place(letter) for letter in read_to_end(broker.bootstrap, QUERIES_DEAD.name)}
+            def ended(found: list[SearchResult]) -> bool:
+                letters = {
+                    place(letter) for letter in read_to_end(broker.bootstrap, QUERIES_DEAD.name)
+                }
                 return set(published) <= answered(found) | letters
 
             answers = read_all(broker.bootstrap, ANSWERS.name, until=ended, timeout_s=240)
             letters = read_to_end(broker.bootstrap, QUERIES_DEAD.name)
-            assert not [name for name, process in stack.processes.items() if not process.is_running], "nothing crashed"
+            assert not [
+                name for name, process in stack.processes.items() if not process.is_running
+            ], "nothing crashed"
 
         by_place = Counter(place(letter) for letter in letters)
         assert set(published) == answered(answers) | set(by_place), "every record ended"
@@ -98,10 +118,17 @@ def test_every_mutated_query_ends_and_the_good_ones_between_them_are_answered(tm
             original = published[place(letter)]
             assert letter.value == original.value
             assert letter.headers[: len(original.headers)] == original.headers
-            reason = (header(letter.headers, "rag.errors.exception.class.name") or b"").decode().rpartition(".")[2]
+            reason = (
+                (header(letter.headers, "rag.errors.exception.class.name") or b"")
+                .decode()
+                .rpartition(".")[2]
+            )
             assert reason in REASONS
-        ends = {partition: max(at for number, at in published if number == partition) + 1 for partition, _ in published}
+        ends = {
+            partition: max(at for number, at in published if number == partition) + 1
+            for partition, _ in published
+        }
         committed = committed_positions(broker.bootstrap, "fuzz-grouper", QUERIES.name, ends)
-        assert {partition: committed[partition][0] >= end for partition, end in ends.items()} == dict.fromkeys(
-            ends, True
-        )
+        assert {
+            partition: committed[partition][0] >= end for partition, end in ends.items()
+        } == dict.fromkeys(ends, True)

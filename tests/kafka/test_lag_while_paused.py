@@ -1,4 +1,6 @@
-"""What waits in a partition whose intake is paused: nothing is fetched from it, so the brokers are asked."""
+"""What waits in a partition whose intake is paused: nothing is fetched from it, so the brokers are
+asked.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from carpool.clock import SystemClock
 from carpool.kafka.admin import create_topics
 from carpool.kafka.clients import Position
 from carpool.kafka.librdkafka import LibrdkafkaConsumer
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.stage import TopicPartition
 from schemas.topics import RETRIEVALS
 
 AT = TopicPartition(RETRIEVALS.name, 0)
@@ -33,7 +35,9 @@ class Listener:
 
 def write(bootstrap: str, count: int) -> None:
     """Writes in one transaction, as the services do: a marker comes after the records."""
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"test-{uuid.uuid4()}"})
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "transactional.id": f"test-{uuid.uuid4()}"}
+    )
     producer.init_transactions(10)
     producer.begin_transaction()
     for _ in range(count):
@@ -53,7 +57,9 @@ def polled(consumer: LibrdkafkaConsumer, until: Callable[[], bool], timeout_s: f
 @pytest.mark.slow
 @pytest.mark.kafka
 @pytest.mark.timeout(90)
-def test_what_arrives_while_paused_is_counted_and_markers_already_passed_are_not(kafka_bootstrap: str) -> None:
+def test_what_arrives_while_paused_is_counted_and_markers_already_passed_are_not(
+    kafka_bootstrap: str,
+) -> None:
     settings = KafkaSettings(bootstrap=kafka_bootstrap)
     create_topics(settings)
     write(kafka_bootstrap, 3)
@@ -67,7 +73,10 @@ def test_what_arrives_while_paused_is_counted_and_markers_already_passed_are_not
         consumer.pause()
         polled(consumer, lambda: consumer.waiting()[AT] >= 3 - early)  # as while a model loads
         consumer.resume()
-        assert early + polled(consumer, lambda: consumer.waiting()[AT] == 0 and AT in consumer._at_end) >= 3
+        assert (
+            early + polled(consumer, lambda: consumer.waiting()[AT] == 0 and AT in consumer._at_end)
+            >= 3
+        )
         consumer.pause()
         until_s = time.monotonic() + 3  # the brokers are asked meanwhile
         polled(consumer, lambda: time.monotonic() > until_s)
@@ -89,6 +98,8 @@ def test_what_arrives_while_paused_is_counted_and_markers_already_passed_are_not
         again.pause()
         until_s = time.monotonic() + 3
         polled(again, lambda: time.monotonic() > until_s)
-        assert again.waiting()[AT] == 0, "counted from what is committed, not from the beginning of the log"
+        assert again.waiting()[AT] == 0, (
+            "counted from what is committed, not from the beginning of the log"
+        )
     finally:
         again.close()

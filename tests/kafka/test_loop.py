@@ -1,4 +1,6 @@
-"""The loop on a broker in memory: out of order, in parts, through revocations, crashes and refusals."""
+"""The loop on a broker in memory: out of order, in parts, through revocations, crashes and
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ import pytest
 
 from carpool.errors import AbortedError, DeploymentError, RetryableError
 from carpool.kafka.checks import DeliveryName
-from carpool.kafka.intake import Intake
-from carpool.kafka.loop import PAUSE_AFTER_US, Loop
 from carpool.kafka.memory.broker import Call
-from carpool.kafka.stage import Credit, Done, Late
+from carpool.loop.loop import PAUSE_AFTER_US, Loop
+from carpool.loop.priority.intake_queues import Intake
+from carpool.loop.stage import Credit, Done, Late
 from schemas.query import Query
 from tests.kafka.support import Bench, HandStage, query_of, result, turn
 
@@ -69,7 +71,10 @@ def test_a_restart_repeats_no_part_that_was_committed() -> None:
     second = HandStage()
     again, _ = bench.loop(second, parts=lambda _: 2)
     turn(again)
-    assert [(unit.record.text, unit.parts_done) for unit in second.units] == [("a", {1}), ("c", frozenset())]
+    assert [(unit.record.text, unit.parts_done) for unit in second.units] == [
+        ("a", {1}),
+        ("c", frozenset()),
+    ]
     second.finish("a", part=0)
     second.finish("c", part=0)
     second.finish("c", part=1)
@@ -131,7 +136,12 @@ def test_two_members_share_the_partitions_and_a_crash_hands_them_over() -> None:
     turn(loop_one)
     turn(loop_two)
     turn(loop_one)
-    assert sorted(unit.record.text or "" for unit in one.units + two.units) == ["p0", "p1", "p2", "p3"]
+    assert sorted(unit.record.text or "" for unit in one.units + two.units) == [
+        "p0",
+        "p1",
+        "p2",
+        "p3",
+    ]
     assert len(one.units) == len(two.units) == 2
     consumer_one.crash()
     turn(loop_two)
@@ -156,7 +166,9 @@ def test_nothing_is_taken_without_credit_and_the_backlog_waits_at_the_broker() -
 
 def test_credit_that_a_record_uses_up_alone_is_not_overdrawn_within_a_round() -> None:
     class Weighing(HandStage):
-        """Takes records until they weigh three, as a stage does whose records hold several queries."""
+        """Takes records until they weigh three, as a stage does whose records hold several
+        queries.
+        """
 
         def credit(self) -> Credit:
             weight = sum(len(unit.record.text or "") for unit in self.units)
@@ -210,7 +222,10 @@ def test_a_bad_record_ends_in_the_dead_letters_with_its_reason_and_the_next_goes
     bench, stage = Bench(), HandStage()
     loop, _ = bench.loop(stage)
     bench.broker.append(
-        "rag.queries.v1", b'{"query_id": "q-7", "top_k": "many"}', headers=(("own", b"1"),), partition=0
+        "rag.queries.v1",
+        b'{"query_id": "q-7", "top_k": "many"}',
+        headers=(("own", b"1"),),
+        partition=0,
     )
     bench.publish("good")
     turn(loop)
@@ -257,7 +272,9 @@ def test_an_unreadable_internal_record_stops_consumption_and_loses_nothing() -> 
     assert bench.results("rag.queries.v1.dlq") == []
 
 
-def test_outputs_that_were_not_taken_are_sent_again_before_offsets_move(delivery: DeliveryName) -> None:
+def test_outputs_that_were_not_taken_are_sent_again_before_offsets_move(
+    delivery: DeliveryName,
+) -> None:
     bench, stage = Bench(), HandStage()
     loop, _ = bench.loop(stage)
     bench.publish("a")
@@ -287,7 +304,9 @@ def test_a_failed_commit_is_tried_again() -> None:
     assert bench.committed() == (1, "")
 
 
-def test_a_topic_that_refuses_outputs_ends_the_service_instead_of_losing_them(delivery: DeliveryName) -> None:
+def test_a_topic_that_refuses_outputs_ends_the_service_instead_of_losing_them(
+    delivery: DeliveryName,
+) -> None:
     bench, stage = Bench(), HandStage()
     loop, _ = bench.loop(stage)
     bench.publish("a")
@@ -336,7 +355,7 @@ def test_stop_drains_what_is_in_hand_and_leaves_the_group() -> None:
     bench = Bench()
 
     class Draining(HandStage):
-        def tick(self, now_us: int, waiting: int, leaves_us: int = 0) -> int | None:
+        def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
             if self.draining and self.units:
                 self.finish(self.units[0].record.text or "")
                 self.units.pop(0)

@@ -1,4 +1,6 @@
-"""What only the broker in memory can be made to do: faults in any call, members expelled, time-outs on a test's clock."""
+"""What only the broker in memory can be made to do: faults in any call, members expelled, time-outs
+on a test's clock.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,16 @@ from functools import partial
 import pytest
 
 from carpool.errors import AbortedError, FencedError, RetryableError
-from carpool.kafka.clients import FenceSlot, Position, TopicPartition
-from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer, MemoryTransactionalProducer
+from carpool.kafka.clients import FenceInstance, Position
+from carpool.kafka.fencing import TAKEOVER_WAIT_S
+from carpool.kafka.memory import (
+    MemoryBroker,
+    MemoryConsumer,
+    MemoryProducer,
+    MemoryTransactionalProducer,
+)
 from carpool.kafka.memory.broker import TRANSACTION_TIMEOUT_US, Call
-from carpool.kafka.stage import Output
-from carpool.kafka.takeover import TAKEOVER_WAIT_S
+from carpool.kafka.records import Output, TopicPartition
 from tests.kafka.support import HandClock
 
 ZERO, ONE = TopicPartition("in", 0), TopicPartition("in", 1)
@@ -30,7 +37,9 @@ class Events:
         self.positions |= positions
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        self.told.append(("lost" if lost else "revoked", tuple(sorted(at.partition for at in partitions))))
+        self.told.append(
+            ("lost" if lost else "revoked", tuple(sorted(at.partition for at in partitions)))
+        )
 
 
 @pytest.fixture
@@ -43,19 +52,23 @@ def broker(clock: HandClock) -> MemoryBroker:
     return MemoryBroker(clock, {"in": 2, "out": 1})
 
 
-def join(broker: MemoryBroker, slot: str, fence: FenceSlot | None = None) -> tuple[MemoryConsumer, Events]:
+def join(
+    broker: MemoryBroker, slot: str, fence: FenceInstance | None = None
+) -> tuple[MemoryConsumer, Events]:
     events = Events()
     consumer = MemoryConsumer(
         broker,
         "g",
-        own_slot=slot,
+        own_instance_id=slot,
         fence=fence or (lambda slot: MemoryTransactionalProducer(broker, f"g-{slot}").start()),
     )
     consumer.subscribe("in", events)
     return consumer, events
 
 
-def hold_offsets(broker: MemoryBroker, consumer: MemoryConsumer, slot: str) -> MemoryTransactionalProducer:
+def hold_offsets(
+    broker: MemoryBroker, consumer: MemoryConsumer, slot: str
+) -> MemoryTransactionalProducer:
     """Leaves a transaction open that holds the offsets of both partitions, of five records each."""
     for number in range(10):
         broker.append("in", b"record", partition=number % 2)
@@ -95,15 +108,21 @@ def transaction_calls(broker: MemoryBroker) -> dict[str, partial[None]]:
     return {
         "start": partial(producer.start),
         "begin": partial(producer.begin),
-        "produce_in_transaction": partial(producer.produce, Output(topic="out", key=None, value=b"one")),
+        "produce_in_transaction": partial(
+            producer.produce, Output(topic="out", key=None, value=b"one")
+        ),
         "send_offsets": partial(producer.send_offsets, {ZERO: Position(1, "2;a;")}, membership),
         "commit": partial(producer.commit),
         "abort": partial(producer.abort),
     }
 
 
-@pytest.mark.parametrize("broken", ["start", "begin", "produce_in_transaction", "send_offsets", "commit"])
-def test_a_call_of_a_transaction_that_was_not_answered_is_made_again(broker: MemoryBroker, broken: Call) -> None:
+@pytest.mark.parametrize(
+    "broken", ["start", "begin", "produce_in_transaction", "send_offsets", "commit"]
+)
+def test_a_call_of_a_transaction_that_was_not_answered_is_made_again(
+    broker: MemoryBroker, broken: Call
+) -> None:
     calls = transaction_calls(broker)
     broker.break_next(broken, RetryableError("the coordinator is away"))
     for name in ("start", "begin", "produce_in_transaction", "send_offsets", "commit"):
@@ -116,7 +135,9 @@ def test_a_call_of_a_transaction_that_was_not_answered_is_made_again(broker: Mem
 
 
 @pytest.mark.parametrize("broken", ["produce_in_transaction", "send_offsets", "commit"])
-def test_a_call_that_fails_the_transaction_leaves_only_the_abort(broker: MemoryBroker, broken: Call) -> None:
+def test_a_call_that_fails_the_transaction_leaves_only_the_abort(
+    broker: MemoryBroker, broken: Call
+) -> None:
     calls = transaction_calls(broker)
     broker.break_next(broken, AbortedError("the coordinator moved"))
     calls["start"]()
@@ -136,7 +157,9 @@ def test_a_call_that_fails_the_transaction_leaves_only_the_abort(broker: MemoryB
     assert broker.committed("g")[ZERO] == Position(0, "2;a;")
 
 
-def test_a_plain_producers_record_can_be_written_although_its_report_fails(broker: MemoryBroker) -> None:
+def test_a_plain_producers_record_can_be_written_although_its_report_fails(
+    broker: MemoryBroker,
+) -> None:
     broker.break_next("produce", RetryableError("no reply"), took_effect=True)
     reports: list[object] = []
     producer = MemoryProducer(broker)
@@ -146,7 +169,9 @@ def test_a_plain_producers_record_can_be_written_although_its_report_fails(broke
     assert len(broker.records("out")) == 1
 
 
-def test_an_expelled_member_hears_that_its_partitions_are_lost_and_joins_again(broker: MemoryBroker) -> None:
+def test_an_expelled_member_hears_that_its_partitions_are_lost_and_joins_again(
+    broker: MemoryBroker,
+) -> None:
     consumer, events = join(broker, "a")
     consumer.poll(0)
     membership = consumer.membership()
@@ -164,7 +189,9 @@ def test_an_expelled_member_hears_that_its_partitions_are_lost_and_joins_again(b
     assert events.told == [("assigned", (0, 1)), ("lost", (0, 1)), ("assigned", (0, 1))]
 
 
-def test_a_membership_is_good_for_one_generation_and_the_next_poll_brings_another(broker: MemoryBroker) -> None:
+def test_a_membership_is_good_for_one_generation_and_the_next_poll_brings_another(
+    broker: MemoryBroker,
+) -> None:
     consumer, _ = join(broker, "a")
     consumer.poll(0)
     stale = consumer.membership()
@@ -200,7 +227,9 @@ def test_offsets_that_settle_in_time_fence_nobody(broker: MemoryBroker, clock: H
     assert events.positions == {ZERO: Position(5, "2;b;"), ONE: Position(5, "2;b;")}
 
 
-def test_offsets_that_do_not_settle_cost_their_holder_its_slot(broker: MemoryBroker, clock: HandClock) -> None:
+def test_offsets_that_do_not_settle_cost_their_holder_its_slot(
+    broker: MemoryBroker, clock: HandClock
+) -> None:
     one, _ = join(broker, "a")
     one.poll(0)
     producer = hold_offsets(broker, one, "a")
@@ -232,10 +261,14 @@ def test_offsets_that_nothing_settles_are_an_error_after_the_request_time_out(
 
 
 @pytest.mark.parametrize("broken", ["read_offsets", "commit_offsets"])
-def test_a_listener_hears_of_no_partition_before_its_claim_went_through(broker: MemoryBroker, broken: Call) -> None:
+def test_a_listener_hears_of_no_partition_before_its_claim_went_through(
+    broker: MemoryBroker, broken: Call
+) -> None:
     broker.break_next(broken, RetryableError("the coordinator moved"))
     consumer, events = join(broker, "a")
     consumer.poll(0)
     assert events.told == []
     consumer.poll(0)
-    assert events.positions == broker.committed("g") == {at: Position(0, "2;a;") for at in (ZERO, ONE)}
+    assert (
+        events.positions == broker.committed("g") == {at: Position(0, "2;a;") for at in (ZERO, ONE)}
+    )

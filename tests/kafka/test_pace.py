@@ -1,4 +1,6 @@
-"""Batch work is taken in beside urgent work as fast as the CPUs bear, and at any rate where nothing urgent comes."""
+"""Batch work is taken in beside urgent work as fast as the CPUs bear, and at any rate where nothing
+urgent comes.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,14 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.cpu_wait import CpuWait
-from carpool.kafka.pace import BEGIN_SHARE, RATE_MIN, REVIEW_US, URGENT_LATELY_US, Pace
+from carpool.loop.priority.adaptive_rate_limit import (
+    BEGIN_SHARE,
+    RATE_MIN,
+    REVIEW_US,
+    URGENT_LATELY_US,
+    AdaptiveRateLimit,
+)
+from carpool.loop.priority.cpu_wait import CpuWait
 
 COST = 1_024
 STEP_US = 10_000
@@ -19,7 +27,7 @@ class Run:
     """Batch work that is offered without end, under a pace of 300 us."""
 
     def __init__(self, offered_per_step: int = 20) -> None:
-        self.pace = Pace(300)
+        self.pace = AdaptiveRateLimit(300)
         self.offered = offered_per_step
         self.now_us = 1_000_000_000
 
@@ -45,7 +53,7 @@ def test_without_urgent_work_everything_is_taken_however_long_threads_wait() -> 
     assert run.pass_(5, cpu_wait_us=BUSY, urgent=False) == 20 * COST * 100
 
 
-def test_beside_urgent_work_the_rate_falls_while_threads_wait_for_cpus_and_comes_back_when_they_do_not() -> None:
+def test_beside_urgent_work_the_rate_falls_while_threads_wait_for_cpus() -> None:
     run = Run()
     full = run.pass_(2, cpu_wait_us=IDLE, urgent=False)
     run.pass_(1, cpu_wait_us=BUSY, urgent=True)
@@ -55,7 +63,7 @@ def test_beside_urgent_work_the_rate_falls_while_threads_wait_for_cpus_and_comes
     assert run.pass_(2, cpu_wait_us=IDLE, urgent=True) > 0.9 * full
 
 
-def test_the_rate_comes_back_by_a_tenth_a_second_and_falls_by_five_sixths_since_what_is_too_much_shows_late() -> None:
+def test_the_rate_rises_by_a_tenth_a_second_and_falls_by_five_sixths() -> None:
     run = Run()
     run.pass_(2, cpu_wait_us=IDLE, urgent=False)
     run.pass_(5, cpu_wait_us=BUSY, urgent=True)
@@ -97,7 +105,9 @@ def test_nobody_starves_whatever_is_measured(waits: list[float]) -> None:
     assert run.pass_(10, cpu_wait_us=BUSY, urgent=True) >= 0.8 * RATE_MIN
 
 
-def test_the_wait_is_what_passed_since_the_last_look_for_each_time_the_thread_ran(tmp_path: Path) -> None:
+def test_the_wait_is_what_passed_since_the_last_look_for_each_time_the_thread_ran(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "schedstat"
     wait = CpuWait(file)
     assert wait.mean_us() is None

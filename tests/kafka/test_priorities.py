@@ -7,13 +7,20 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.kafka.clients import TopicPartition
-from carpool.kafka.intake import QUANTUM_BYTES, RECORD_COST_BYTES, IntakeQueues, PriorityClass
-from carpool.kafka.stage import Message
+from carpool.kafka.records import Message, TopicPartition
+from carpool.loop.priority.intake_queues import (
+    QUANTUM_BYTES,
+    RECORD_COST_BYTES,
+    IntakeQueues,
+    PriorityClass,
+)
 from schemas.record import Source
 
 URGENT, BATCH = "rag.queries.v1", "rag.queries.batch.v1"
-CLASSES = (PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, weight=1, held_max=50))
+CLASSES = (
+    PriorityClass(topic=URGENT, weight=16),
+    PriorityClass(topic=BATCH, weight=1, held_max=50),
+)
 
 
 def message(topic: str, offset: int, size_bytes: int = 0, partition: int = 0) -> Message:
@@ -49,7 +56,9 @@ def test_behind_hundreds_of_a_lower_class_an_urgent_record_waits_for_one_turn_of
 
 def test_while_both_have_records_the_lower_class_gets_its_share_and_no_more() -> None:
     queues = filled(urgent=200, batch=200)
-    taken = Counter(each.source.topic for each in (queues.next({}) for _ in range(170)) if each is not None)
+    taken = Counter(
+        each.source.topic for each in (queues.next({}) for _ in range(170)) if each is not None
+    )
     assert 8 <= taken[BATCH] <= 16  # one in 17 is 10, and turns are of 8
 
 
@@ -105,7 +114,12 @@ def test_records_of_a_partition_that_is_lost_are_gone() -> None:
 
 moves = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), st.sampled_from([URGENT, BATCH]), st.integers(0, 3_000), st.integers(0, 2)),
+        st.tuples(
+            st.just("add"),
+            st.sampled_from([URGENT, BATCH]),
+            st.integers(0, 3_000),
+            st.integers(0, 2),
+        ),
         st.tuples(st.just("next"), st.just(""), st.just(0), st.just(0)),
         st.tuples(st.just("end"), st.sampled_from([URGENT, BATCH]), st.just(0), st.just(0)),
     ),
@@ -136,4 +150,6 @@ def test_every_record_goes_once_in_order_of_its_partition_and_nothing_waits_that
                 assert source.offset == waiting[source.topic][source.partition].pop(0)
                 held[source.topic] += 1
         queues.check_integrity()
-        assert queues.records == sum(len(offsets) for lists in waiting.values() for offsets in lists.values())
+        assert queues.records == sum(
+            len(offsets) for lists in waiting.values() for offsets in lists.values()
+        )

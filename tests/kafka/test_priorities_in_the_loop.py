@@ -1,4 +1,6 @@
-"""The loop over two priority classes: one consumer, turns, bounds, and nothing lost where partitions move."""
+"""The loop over two priority classes: one consumer, turns, bounds, and nothing lost where
+partitions move.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ from collections import Counter
 
 from prometheus_client import CollectorRegistry
 
-from carpool.kafka.intake import Intake, PriorityClass
-from carpool.kafka.loop import Loop
 from carpool.kafka.memory import MemoryBroker, MemoryConsumer
+from carpool.loop.loop import Loop
+from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
 from schemas.topics import QUERIES, QUERIES_BATCH, RETRIEVALS
@@ -82,7 +84,9 @@ def test_while_there_is_no_credit_urgent_queries_are_found_and_go_first_when_the
     turn(loop, times=9)
     end(stage, 12)
     turn(loop)
-    assert held(stage)[QUERIES.name] == 9, "twelve places, of which the others have less than a turn"
+    assert held(stage)[QUERIES.name] == 9, (
+        "twelve places, of which the others have less than a turn"
+    )
 
 
 def test_all_of_both_classes_is_answered_once_also_where_a_member_dies() -> None:
@@ -100,7 +104,9 @@ def test_all_of_both_classes_is_answered_once_also_where_a_member_dies() -> None
         turn(loop)
         end(stage, 30)
     turn(loop)
-    expected = {f"batch {number}/0" for number in range(60)} | {f"urgent {number}/0" for number in range(30)}
+    expected = {f"batch {number}/0" for number in range(60)} | {
+        f"urgent {number}/0" for number in range(30)
+    }
     assert set(bench.results()) == expected
     assert max(Counter(bench.results()).values()) == 1
     assert loop.ledger.held == {QUERIES.name: 0, QUERIES_BATCH.name: 0}

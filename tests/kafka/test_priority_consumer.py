@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from carpool.kafka.clients import CommitResult, Membership, Position, RebalanceListener, TopicPartition
-from carpool.kafka.intake import QUANTUM_BYTES, RECORD_COST_BYTES, RECORDS_MAX, PriorityClass
-from carpool.kafka.priority_consumer import SIFT_MAX, PriorityConsumer
-from carpool.kafka.stage import Message
+from carpool.kafka.clients import CommitResult, Membership, Position, RebalanceListener
+from carpool.kafka.records import Message, TopicPartition
+from carpool.loop.priority.intake_queues import (
+    QUANTUM_BYTES,
+    RECORD_COST_BYTES,
+    RECORDS_MAX,
+    PriorityClass,
+)
+from carpool.loop.priority.priority_consumer import SIFT_MAX, PriorityConsumer
 from schemas.record import Source
 from tests.kafka.support import HandClock
 
@@ -17,7 +22,9 @@ CLASSES = (PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, he
 
 
 class FetchedConsumer:
-    """A client whose records lie in one queue in the order in which they were fetched; those of paused topics are passed over."""
+    """A client whose records lie in one queue in the order in which they were fetched; those of
+    paused topics are passed over.
+    """
 
     def __init__(self) -> None:
         self.fetched: list[Message] = []
@@ -26,7 +33,9 @@ class FetchedConsumer:
         self.listener: RebalanceListener | None = None
         self.waits: list[float] = []
 
-    def subscribe(self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()) -> None:
+    def subscribe(
+        self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()
+    ) -> None:
         self.topics, self.listener = (topic, *beside), listener
 
     def poll(self, timeout_s: float) -> Message | None:
@@ -43,7 +52,9 @@ class FetchedConsumer:
         self.paused -= topics or set()
 
     def waiting(self) -> dict[TopicPartition, int]:
-        counts = Counter(TopicPartition(each.source.topic, each.source.partition) for each in self.fetched)
+        counts = Counter(
+            TopicPartition(each.source.topic, each.source.partition) for each in self.fetched
+        )
         return {at: counts[at] for at in (TopicPartition(URGENT, 0), TopicPartition(BATCH, 0))}
 
     def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
@@ -62,7 +73,9 @@ class FetchedConsumer:
         begin = sum(each.source.topic == topic for each in self.fetched)
         for offset in range(begin, begin + count):
             source = Source(topic=topic, partition=partition, offset=offset, timestamp_ms=1)
-            self.fetched.append(Message(source=source, key=None, value=b"", headers=(), received_us=1))
+            self.fetched.append(
+                Message(source=source, key=None, value=b"", headers=(), received_us=1)
+            )
 
 
 class Rig:
@@ -73,7 +86,11 @@ class Rig:
         self.held: Counter[str] = Counter()
         self.clock = HandClock()
         self.consumer = PriorityConsumer(
-            self.inner, classes, held=lambda: self.held, clock=self.clock, cpu_wait_us=lambda: self.cpu_wait_us
+            self.inner,
+            classes,
+            held=lambda: self.held,
+            clock=self.clock,
+            cpu_wait_us=lambda: self.cpu_wait_us,
         )
         self.lost: list[frozenset[TopicPartition]] = []
         self.consumer.subscribe(URGENT, self, (BATCH,))
@@ -149,7 +166,7 @@ def test_what_may_not_be_taken_in_is_waited_beside_and_not_spun_upon() -> None:
     assert rig.take(0.05) == URGENT
 
 
-def test_while_nothing_can_be_taken_in_what_comes_is_sorted_and_the_urgent_goes_first_after() -> None:
+def test_while_nothing_can_be_taken_in_what_comes_is_sorted_and_urgent_goes_first_after() -> None:
     rig = Rig()
     rig.inner.fetch(BATCH, 100)
     rig.inner.fetch(URGENT, 1)
@@ -171,8 +188,10 @@ def test_records_of_a_lost_partition_are_forgotten_before_the_service_hears_of_i
     assert [rig.take(), rig.take()] == [URGENT, None]
 
 
-def test_while_threads_wait_for_cpus_batch_records_go_slowly_beside_urgent_ones_and_freely_after() -> None:
-    rig = Rig((PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, cpu_wait_us_max=300)))
+def test_while_threads_wait_for_cpus_batch_records_are_slowed_beside_urgent_ones() -> None:
+    rig = Rig(
+        (PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, cpu_wait_us_max=300))
+    )
     rig.cpu_wait_us = 5_000.0
     rig.inner.fetch(BATCH, 900)
     taken: Counter[str | None] = Counter()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.kafka.progress import PartitionProgress, decode_metadata, encode_metadata
+from carpool.kafka.commit_metadata import decode_metadata, encode_metadata
+from carpool.loop.partition_progress import PartitionProgress
 
 
 def test_the_low_watermark_is_the_first_record_that_still_owes_a_part() -> None:
@@ -73,13 +74,20 @@ def test_foreign_torn_or_absurd_metadata_counts_as_none() -> None:
 def test_metadata_says_what_was_completed_and_nothing_else(
     low: int, whole: set[int], parts: dict[int, set[int]]
 ) -> None:
-    absolute = {low + offset for offset in whole}, {low + offset: done for offset, done in parts.items()}
+    absolute = (
+        {low + offset for offset in whole},
+        {low + offset: done for offset, done in parts.items()},
+    )
     assert decode_metadata(low, encode_metadata(low, *absolute)) == absolute
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=12), st.data())
-def test_any_order_and_any_restart_lose_and_repeat_nothing(parts_of: list[int], data: st.DataObject) -> None:
-    """Against the dumb version, a set: kill at any point, read on from the commit, and each part is completed once."""
+def test_any_order_and_any_restart_lose_and_repeat_nothing(
+    parts_of: list[int], data: st.DataObject
+) -> None:
+    """Against the dumb version, a set: kill at any point, read on from the commit, and each part is
+    completed once.
+    """
     owed = {(offset, part) for offset, parts in enumerate(parts_of) for part in range(parts)}
     completed: set[tuple[int, int]] = set()
     position: tuple[int | None, str] = (None, "")

@@ -1,4 +1,6 @@
-"""Header names are bytes to Kafka: one that is no text is refused with its reason, and does not end its reader."""
+"""Header names are bytes to Kafka: one that is no text is refused with its reason, and does not end
+its reader.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ import uuid
 import pytest
 
 from carpool.clock import SystemClock
+from carpool.dead_letters.log_reader import LogReader
 from carpool.kafka.admin import create_topics
-from carpool.kafka.dead_letters.log_reader import LogReader
 from carpool.kafka.raw_headers import headers_of
 from carpool.kafka.settings import KafkaSettings
 from schemas.codec import UNREADABLE_HEADERS, decode, decode_query
@@ -33,7 +35,9 @@ def test_headers_that_the_client_cannot_give_are_named_as_such() -> None:
 def test_a_record_whose_headers_cannot_be_read_is_refused() -> None:
     unreadable = ((UNREADABLE_HEADERS, None),)
     with pytest.raises(RecordError, match="not UTF-8") as caught:
-        decode_query(b'{"query_id": "q", "text": "x"}', unreadable, Source(topic="t", partition=0, offset=0))
+        decode_query(
+            b'{"query_id": "q", "text": "x"}', unreadable, Source(topic="t", partition=0, offset=0)
+        )
     assert (caught.value.reason, caught.value.query_id) == ("bad_envelope", "q")
     with pytest.raises(RecordError, match="not UTF-8"):
         decode(Group, b"{}", unreadable)
@@ -55,4 +59,6 @@ def test_a_reader_goes_on_behind_a_name_of_any_bytes(kafka_bootstrap: str) -> No
     for name in names * 15:  # Python specialises what runs often
         write_with_header_name(kafka_bootstrap, topic.name, b"x", name)
     found = [message.headers for message in LogReader(settings, SystemClock()).read(topic.name)]
-    assert found == [((UNREADABLE_HEADERS, None),), (("", b"v"),), (("a", b"v"),), (("é", b"v"),)] * 15
+    assert (
+        found == [((UNREADABLE_HEADERS, None),), (("", b"v"),), (("a", b"v"),), (("é", b"v"),)] * 15
+    )

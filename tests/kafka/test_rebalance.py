@@ -1,7 +1,8 @@
-"""Members of a service come, go and are killed under load, on one real broker: no gap, no duplicate.
+"""Members of a service come, go and are killed under load, on one real broker: no gap, no
+duplicate.
 
-The generator without an LLM stands for all services: they share the loop. How long partitions pause meanwhile is what
-`carpool bench rebalance` measures, with the same rig.
+The generator without an LLM stands for all services: they share the loop. How long partitions pause
+meanwhile is what `carpool bench rebalance` measures, with the same rig.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def test_from_one_member_to_three_and_back_loses_and_repeats_nothing(tmp_path: P
         assert set(rig.owners().values()) == {"generator-1"}
 
 
-def test_what_a_member_killed_inside_a_transaction_had_is_answered_once_by_the_others(tmp_path: Path) -> None:
+def test_what_a_member_killed_inside_a_transaction_had_is_answered_once_by_the_others(
+    tmp_path: Path,
+) -> None:
     with open_rig(tmp_path, members=2, rate_per_s=RATE_PER_S) as rig:
         begin(rig, "generator-1", "generator-2")
         rig.let_in("generator-2")

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from carpool.errors import DeploymentError
-from carpool.kafka.failures import FailureBurst, FailureLimits, QueryFailures
-from carpool.kafka.retry import (
+from carpool.kafka.records import Message, Output
+from carpool.loop.query_failures import FailureBurst, FailureLimits, QueryFailures
+from carpool.loop.retry import (
     HELD_MAX,
-    HeldBack,
+    RetryDelay,
     RetryPolicy,
     Verdict,
     after_failure,
@@ -23,7 +24,7 @@ from carpool.kafka.retry import (
     later_attempt,
     origin_of,
 )
-from carpool.kafka.stage import Done, Message, Output, QueryFailure, Unit
+from carpool.loop.stage import Done, QueryFailure, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.codec import decode_query
 from schemas.query import QUERY_BYTES_MAX, Query
@@ -56,14 +57,27 @@ def failure(
 
 
 def verdict(failed: QueryFailure, policy: RetryPolicy = POLICY, now_us: int = NOW_US) -> Verdict:
-    return after_failure(failed, policy=policy, group="carpool-searcher", stage="searcher", now_us=now_us)
+    return after_failure(
+        failed, policy=policy, group="carpool-searcher", stage="searcher", now_us=now_us
+    )
 
 
 def arrived(output: Output, offset: int, received_us: int = NOW_US) -> Message:
     """The record as it is read again, at a later offset."""
     assert output.partition is not None
-    source = Source(topic=output.topic, partition=output.partition, offset=offset, timestamp_ms=1_700_000_000_000)
-    return Message(source=source, key=output.key, value=output.value, headers=output.headers, received_us=received_us)
+    source = Source(
+        topic=output.topic,
+        partition=output.partition,
+        offset=offset,
+        timestamp_ms=1_700_000_000_000,
+    )
+    return Message(
+        source=source,
+        key=output.key,
+        value=output.value,
+        headers=output.headers,
+        received_us=received_us,
+    )
 
 
 def read_again(message: Message) -> Query:
@@ -72,7 +86,11 @@ def read_again(message: Message) -> Query:
 
 def test_a_query_goes_round_again_as_it_was_published_in_its_partition() -> None:
     query = Query(query_id="q-1", text="Who?", top_k=3, deadline=1_700_000_060_000, priority=-2)
-    mine: Headers = (("traceparent", b"00-1-2-01"), ("x", None), ("rag-deadline-ms", b"1700000060000"))
+    mine: Headers = (
+        ("traceparent", b"00-1-2-01"),
+        ("x", None),
+        ("rag-deadline-ms", b"1700000060000"),
+    )
     (output,) = verdict(failure(query, headers=mine, deadline_us=1_700_000_060_000_000)).outputs
     assert (output.topic, output.partition, output.key) == (QUERIES.name, 2, b"q-1")
     assert set(mine) <= set(output.headers)
@@ -94,7 +112,11 @@ def test_an_id_that_was_made_from_the_place_of_the_record_stays() -> None:
 
 
 def test_an_envelope_of_the_application_does_not_contradict_ours() -> None:
-    theirs: Headers = (("content-type", b"application/cloudevents+json"), ("ce_id", b"other"), ("ce_myapp", b"kept"))
+    theirs: Headers = (
+        ("content-type", b"application/cloudevents+json"),
+        ("ce_id", b"other"),
+        ("ce_myapp", b"kept"),
+    )
     (output,) = verdict(failure(headers=theirs)).outputs
     assert read_again(arrived(output, 120)).query_id == "q-1"
     assert header(output.headers, "ce_myapp") == b"kept"
@@ -117,7 +139,9 @@ def test_after_its_last_attempt_a_query_has_failed_and_lies_in_the_dead_letters(
     (letter,) = result.outputs
     assert (letter.topic, letter.partition, letter.key) == (QUERIES_DEAD.name, 2, b"q-1")
     errors = {
-        name.removeprefix("rag.errors."): value for name, value in letter.headers if name.startswith("rag.errors.")
+        name.removeprefix("rag.errors."): value
+        for name, value in letter.headers
+        if name.startswith("rag.errors.")
     }
     assert errors["topic"] == QUERIES.name.encode()
     assert (errors["partition"], errors["offset"], errors["attempts"]) == (b"2", b"99", b"3")
@@ -135,7 +159,12 @@ def test_after_its_last_attempt_a_query_has_failed_and_lies_in_the_dead_letters(
         (failure(deadline_us=NOW_US + 900_000), POLICY),
         (failure(deadline_us=NOW_US - 1), POLICY),
     ],
-    ids=["no other try would succeed", "one attempt only", "the next would begin after its deadline", "it is late"],
+    ids=[
+        "no other try would succeed",
+        "one attempt only",
+        "the next would begin after its deadline",
+        "it is late",
+    ],
 )
 def test_a_query_has_failed_at_once_where(failed: QueryFailure, policy: RetryPolicy) -> None:
     assert verdict(failed, policy).outcome == "failed"
@@ -164,7 +193,13 @@ def test_a_query_is_begun_at_most_so_often_and_ends_once_however_it_fails(
     attempts_max: int, delay_us: int, time_left_us: int | None, transient: list[bool]
 ) -> None:
     deadline_us = None if time_left_us is None else NOW_US + time_left_us
-    message = Message(source=FIRST, key=None, value=b'{"query_id": "q", "text": "x"}', headers=(), received_us=NOW_US)
+    message = Message(
+        source=FIRST,
+        key=None,
+        value=b'{"query_id": "q", "text": "x"}',
+        headers=(),
+        received_us=NOW_US,
+    )
     policy = RetryPolicy(attempts_max=attempts_max, delay_us=delay_us)
     now_us, offset = NOW_US, FIRST.offset
     for attempt, is_transient in enumerate([*transient, False], start=1):
@@ -203,13 +238,17 @@ def test_a_query_is_begun_at_most_so_often_and_ends_once_however_it_fails(
         (("rag-origin", b"rag.queries.v1/2/99999999999999999999/0"), ("rag-attempt", b"2")),
     ],
 )
-def test_an_origin_that_is_not_an_earlier_record_of_the_partition_is_not_believed(headers: Headers) -> None:
+def test_an_origin_that_is_not_an_earlier_record_of_the_partition_is_not_believed(
+    headers: Headers,
+) -> None:
     source = Source(topic=QUERIES.name, partition=2, offset=120)
     message = Message(source=source, key=None, value=b"x", headers=headers, received_us=NOW_US)
     assert origin_of(message) == source
 
 
-@pytest.mark.parametrize("text", [b"", b"x", b"-5", b"0", b"1.5", b"\xff", None, b"9" * 40, "٣".encode()])
+@pytest.mark.parametrize(
+    "text", [b"", b"x", b"-5", b"0", b"1.5", b"\xff", None, b"9" * 40, "٣".encode()]
+)
 def test_an_attempt_that_is_no_number_counts_as_the_first(text: bytes | None) -> None:
     assert attempt_of((("rag-attempt", text),)) == 1
 
@@ -228,7 +267,7 @@ def unit(id: int) -> Unit[Query]:
 
 
 def test_what_is_held_back_comes_in_the_order_of_its_time() -> None:
-    held = HeldBack()
+    held = RetryDelay()
     for id, until_us in ((1, 30), (2, 10), (3, 10), (4, 20)):
         assert held.hold(unit(id), until_us)
     assert held.next_us == 10
@@ -238,7 +277,7 @@ def test_what_is_held_back_comes_in_the_order_of_its_time() -> None:
 
 
 def test_what_was_revoked_is_not_held_any_more() -> None:
-    held = HeldBack()
+    held = RetryDelay()
     for id in (1, 2, 3):
         held.hold(unit(id), 10 * id)
     held.forget(frozenset({1, 3, 7}))
@@ -246,7 +285,7 @@ def test_what_was_revoked_is_not_held_any_more() -> None:
 
 
 def test_no_more_than_a_bound_is_held() -> None:
-    held = HeldBack()
+    held = RetryDelay()
     assert all(held.hold(unit(id), 10) for id in range(HELD_MAX))
     assert not held.hold(unit(HELD_MAX), 10)
     assert len(held.due(10)) == HELD_MAX
@@ -256,7 +295,12 @@ def test_so_many_failures_in_a_row_are_a_burst_and_a_success_ends_the_row() -> N
     burst = FailureBurst(3)
     assert [burst.failed(), burst.failed()] == [False, False]
     burst.succeeded()
-    assert [burst.failed(), burst.failed(), burst.failed(), burst.failed()] == [False, False, True, True]
+    assert [burst.failed(), burst.failed(), burst.failed(), burst.failed()] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     burst.succeeded()
     assert not burst.failed()
 
@@ -291,10 +335,15 @@ def test_a_failed_part_commits_with_its_reentry_or_with_answer_and_letter() -> N
     settled, metrics = failures()
     again = settled.settle(Done(parts=((7, 1),), outputs=(ANSWER,), failure=failure()))
     assert (again.parts, [output.topic for output in again.outputs]) == (((7, 1),), [QUERIES.name])
-    ended = settled.settle(Done(parts=((7, 2),), outputs=(ANSWER,), failure=failure(is_transient=False)))
+    ended = settled.settle(
+        Done(parts=((7, 2),), outputs=(ANSWER,), failure=failure(is_transient=False))
+    )
     assert [output.topic for output in ended.outputs] == [ANSWERS.name, QUERIES_DEAD.name]
     assert again.failure is None and ended.failure is None
-    assert counted(metrics, "carpool_query_failures_total") == {"searcher,again": 1, "searcher,failed": 1}
+    assert counted(metrics, "carpool_query_failures_total") == {
+        "searcher,again": 1,
+        "searcher,failed": 1,
+    }
     assert counted(metrics, "carpool_answers_total") == {"searcher,failed": 1}
 
 

@@ -1,4 +1,6 @@
-"""Queries that fail, through the loop: they come round again after a delay, and a burst of failures stops it."""
+"""Queries that fail, through the loop: they come round again after a delay, and a burst of failures
+stops it.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,19 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from carpool.clock import SystemClock
+from carpool.dead_letters.log_reader import LogReader
 from carpool.errors import DeploymentError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import DeliveryName
-from carpool.kafka.dead_letters.log_reader import LogReader
-from carpool.kafka.delivery.choose import make_consumer, make_delivery
-from carpool.kafka.failures import FailureLimits
-from carpool.kafka.intake import Intake
 from carpool.kafka.librdkafka import LibrdkafkaProducer
-from carpool.kafka.loop import Loop
-from carpool.kafka.retry import RetryPolicy, attempt_of, origin_of
+from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.stage import Done, Output, QueryFailure, Unit
+from carpool.loop.delivery.factory import make_consumer, make_delivery
+from carpool.loop.loop import Loop
+from carpool.loop.priority.intake_queues import Intake
+from carpool.loop.query_failures import FailureLimits
+from carpool.loop.retry import RetryPolicy, attempt_of, origin_of
+from carpool.loop.stage import Done, QueryFailure, Unit
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.kafka import KafkaServer
 from schemas.query import Query
@@ -53,7 +56,9 @@ class FailingStage(HandStage):
         for text in texts:
             unit = self.unit(text)
             self.units.remove(unit)
-            answer = Output(topic=ANSWERS.name, key=b"k", value=json.dumps({"failed": text}).encode())
+            answer = Output(
+                topic=ANSWERS.name, key=b"k", value=json.dumps({"failed": text}).encode()
+            )
             failure = failure_of(unit, is_transient=is_transient)
             self.sink.done(Done(parts=((unit.id, 0),), outputs=(answer,), failure=failure))
 
@@ -99,7 +104,9 @@ def test_a_query_fails_for_good_after_its_last_attempt_with_one_answer_and_one_l
     assert bench.results(ANSWERS.name) == ['{"failed": "a"}']
     (letter,) = bench.broker.records(QUERIES_DEAD.name)
     assert header(letter.headers, "rag.errors.attempts") == b"3"
-    assert header(letter.headers, "rag.errors.offset") == b"0", "the record that its asker published"
+    assert header(letter.headers, "rag.errors.offset") == b"0", (
+        "the record that its asker published"
+    )
     assert len(bench.broker.records(QUERIES.name)) == 3
 
 
@@ -157,21 +164,31 @@ class TwiceFailing(HandStage):
             self.sink.done(Done(parts=((unit.id, 0),), outputs=(result(text),)))
             return
         answer = Output(topic=ANSWERS.name, key=b"k", value=b"{}")
-        self.sink.done(Done(parts=((unit.id, 0),), outputs=(answer,), failure=failure_of(unit, is_transient=True)))
+        self.sink.done(
+            Done(
+                parts=((unit.id, 0),),
+                outputs=(answer,),
+                failure=failure_of(unit, is_transient=True),
+            )
+        )
 
 
 @pytest.mark.kafka
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_queries_go_round_through_a_real_broker_and_come_out_once(tmp_path: Path, delivery: DeliveryName) -> None:
+def test_queries_go_round_through_a_real_broker_and_come_out_once(
+    tmp_path: Path, delivery: DeliveryName
+) -> None:
     texts = [f"q{number}" for number in range(300)]
     with KafkaServer(tmp_path / "kafka") as server:
         settings = KafkaSettings(bootstrap=server.bootstrap, partitions=2, slot="a")
         create_topics(settings)
         producer, reports = LibrdkafkaProducer(settings), list[object]()
         for text in texts:
-            producer.produce(Output(topic=QUERIES.name, key=None, value=text.encode()), reports.append)
+            producer.produce(
+                Output(topic=QUERIES.name, key=None, value=text.encode()), reports.append
+            )
         assert producer.close(20) == 0
         clock, group = SystemClock(), f"round-{delivery}"
         loop = Loop[Query](
@@ -193,7 +210,9 @@ def test_queries_go_round_through_a_real_broker_and_come_out_once(tmp_path: Path
         loop.stop()
         running.join(30)
         assert not running.is_alive() and loop.failure is None
-        assert Counter((message.value or b"").decode() for message in reader.read(RETRIEVALS.name)) == Counter(texts)
+        assert Counter(
+            (message.value or b"").decode() for message in reader.read(RETRIEVALS.name)
+        ) == Counter(texts)
         attempts = Counter(attempt_of(message.headers) for message in reader.read(QUERIES.name))
         assert attempts == {1: len(texts), 2: len(texts), 3: len(texts)}
         assert list(reader.read(ANSWERS.name)) == list(reader.read(QUERIES_DEAD.name)) == []

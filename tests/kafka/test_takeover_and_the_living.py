@@ -21,15 +21,21 @@ SLOW_COMMIT_S = 2.0
 
 @pytest.fixture(params=["auto", "classic"])
 def broker(request: pytest.FixtureRequest, kafka_server: KafkaServer) -> Reached:
-    settings = KafkaSettings(bootstrap=kafka_server.bootstrap, partitions=PARTITIONS, group_protocol=request.param)
+    settings = KafkaSettings(
+        bootstrap=kafka_server.bootstrap, partitions=PARTITIONS, group_protocol=request.param
+    )
     broker = Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings, kafka_server)
-    broker.write(*(broker.record("question", number % PARTITIONS) for number in range(10 * PARTITIONS)))
+    broker.write(
+        *(broker.record("question", number % PARTITIONS) for number in range(10 * PARTITIONS))
+    )
     return broker
 
 
 def test_a_living_member_whose_transaction_ends_late_is_waited_for(broker: Reached) -> None:
     one = Member(broker, "a").await_partitions()
-    one.open(["late"], {broker.at(partition): Position(3, "2;a;") for partition in range(PARTITIONS)})
+    one.open(
+        ["late"], {broker.at(partition): Position(3, "2;a;") for partition in range(PARTITIONS)}
+    )
     two = Member(broker, "b")
     commit = threading.Timer(SLOW_COMMIT_S, lambda: insist(one.producer.commit))
 
@@ -43,7 +49,9 @@ def test_a_living_member_whose_transaction_ends_late_is_waited_for(broker: Reach
     commit.join()
     ((came, position),) = two.listener.positions.items()
     assert position == Position(3, "2;b;")
-    one.transact(["on it goes"], {at: Position(4, "2;a;") for at in set(one.listener.positions) - {came}})
+    one.transact(
+        ["on it goes"], {at: Position(4, "2;a;") for at in set(one.listener.positions) - {came}}
+    )
     assert broker.seen(broker.results) == ["late", "on it goes"]
     one.close()
     two.close()
@@ -51,7 +59,9 @@ def test_a_living_member_whose_transaction_ends_late_is_waited_for(broker: Reach
 
 def test_a_living_member_whose_transaction_never_ends_is_fenced_at_last(broker: Reached) -> None:
     one = Member(broker, "a").await_partitions()
-    one.open(["never"], {broker.at(partition): Position(3, "2;a;") for partition in range(PARTITIONS)})
+    one.open(
+        ["never"], {broker.at(partition): Position(3, "2;a;") for partition in range(PARTITIONS)}
+    )
     two = Member(broker, "b")
 
     def shared() -> bool:

@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.librdkafka import LibrdkafkaTransactionalProducer
+from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.stage import Output
 
 Call = Callable[[LibrdkafkaTransactionalProducer], None]
 
@@ -56,23 +56,32 @@ def failing(error: KafkaError) -> LibrdkafkaTransactionalProducer:
 def kind(call: str, error: KafkaError) -> type[CarpoolError]:
     with pytest.raises(CarpoolError) as raised:
         CALLS[call](failing(error))
-    return next(each for each in (AbortedError, *type(raised.value).__mro__) if isinstance(raised.value, each))
+    return next(
+        each
+        for each in (AbortedError, *type(raised.value).__mro__)
+        if isinstance(raised.value, each)
+    )
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_what_librdkafka_calls_retriable_and_every_time_out_is_tried_again(call: str) -> None:
-    assert kind(call, KafkaError(KafkaError._PREV_IN_PROGRESS, "still at it", retriable=True)) is RetryableError
+    assert (
+        kind(call, KafkaError(KafkaError._PREV_IN_PROGRESS, "still at it", retriable=True))
+        is RetryableError
+    )
     assert kind(call, KafkaError(KafkaError._TIMED_OUT, "no reply")) is RetryableError
     assert kind(call, KafkaError(KafkaError.REQUEST_TIMED_OUT, "no reply")) is RetryableError
 
 
 @pytest.mark.parametrize("call", [call for call in CALLS if call != "commit"])
 @pytest.mark.parametrize("code", [KafkaError._CONFLICT, KafkaError._FAIL, KafkaError.UNKNOWN])
-def test_an_error_that_nobody_foresaw_aborts_and_is_not_tried_for_ever(call: str, code: int) -> None:
+def test_an_error_that_nobody_foresaw_aborts_and_is_not_tried_for_ever(
+    call: str, code: int
+) -> None:
     assert kind(call, KafkaError(code, "something else")) is AbortedError
 
 
-def test_after_such_an_error_of_a_commit_nobody_knows_whether_it_took_effect_so_the_service_restarts() -> None:
+def test_after_such_a_commit_error_the_outcome_is_unknown_and_the_service_restarts() -> None:
     assert kind("commit", KafkaError(KafkaError._CONFLICT, "something else")) is FencedError
 
 
@@ -96,5 +105,7 @@ def test_what_the_settings_are_to_blame_for_is_a_deployment_fault(call: str) -> 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_an_error_that_wants_an_abort_gets_one_whatever_else_it_is(call: str) -> None:
-    too_long = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE, "4,096 bytes", txn_requires_abort=True)
+    too_long = KafkaError(
+        KafkaError.OFFSET_METADATA_TOO_LARGE, "4,096 bytes", txn_requires_abort=True
+    )
     assert kind(call, too_long) is AbortedError

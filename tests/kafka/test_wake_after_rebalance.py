@@ -1,6 +1,8 @@
-"""On real Kafka: partitions that flow again are fetched at once, after a rebalance and after a pause.
+"""On real Kafka: partitions that flow again are fetched at once, after a rebalance and after a
+pause.
 
-librdkafka alone lets them stand still for up to a second. `carpool bench rebalance` measures how long a rebalance takes.
+librdkafka alone lets them stand still for up to a second. `carpool bench rebalance` measures how
+long a rebalance takes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, poll_un
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
 PAUSE_S = 0.6
-"""Longer than the request that is under way when the pause begins, which the broker may keep for 0.5 seconds."""
+"""Longer than the request that is under way when the pause begins, which the broker may keep for
+0.5 seconds.
+"""
 
 
 class Noting(confluent_kafka.Consumer):
@@ -31,7 +35,9 @@ class Noting(confluent_kafka.Consumer):
         super().__init__(*arguments, **settings)
         self.calls: list[tuple[str, list[int]]] = []
 
-    def offsets_for_times(self, partitions: list[confluent_kafka.TopicPartition], *timeout: float) -> Any:
+    def offsets_for_times(
+        self, partitions: list[confluent_kafka.TopicPartition], *timeout: float
+    ) -> Any:
         self.calls.append(("ask", [each.partition for each in partitions]))
         return super().offsets_for_times(partitions, *timeout)
 
@@ -41,10 +47,14 @@ class Noting(confluent_kafka.Consumer):
 
 
 @pytest.fixture
-def broker(request: pytest.FixtureRequest, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> Reached:
+def broker(
+    request: pytest.FixtureRequest, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> Reached:
     monkeypatch.setattr(module, "Consumer", Noting)
     protocol = getattr(request, "param", "auto")
-    settings = KafkaSettings(bootstrap=kafka_server.bootstrap, partitions=PARTITIONS, group_protocol=protocol)
+    settings = KafkaSettings(
+        bootstrap=kafka_server.bootstrap, partitions=PARTITIONS, group_protocol=protocol
+    )
     return Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings, kafka_server)
 
 
@@ -94,5 +104,6 @@ def test_after_a_pause_the_next_record_comes_sooner_than_from_librdkafka_alone(
             read(one.consumer, 1)
         times_s[is_woken].append(time.monotonic() - began_s)
     one.close()
-    # Alone it sleeps on, to the end of its second. Should the two be alike one day, it needs no waking any more.
+    # Alone it sleeps on, to the end of its second. Should the two be alike one day, it needs no
+    # waking any more.
     assert statistics.median(times_s[True]) < statistics.median(times_s[False]) / 2, times_s

@@ -16,7 +16,9 @@ RATES = st.floats(min_value=0.01, max_value=10_000)
 
 
 @given(rate=RATES, seed=st.integers(0, 2**32))
-def test_a_poisson_schedule_never_runs_backwards_and_is_the_same_for_a_seed(rate: float, seed: int) -> None:
+def test_a_poisson_schedule_never_runs_backwards_and_is_the_same_for_a_seed(
+    rate: float, seed: int
+) -> None:
     times = list(islice(poisson(rate, seed), 50))
     assert times == sorted(times)
     assert times[0] >= 0
@@ -30,7 +32,8 @@ def test_another_seed_gives_other_times() -> None:
 def test_a_poisson_schedule_keeps_its_rate_and_spread_over_many_arrivals() -> None:
     times = list(islice(poisson(50, seed=7), 20_000))
     gaps = [later - earlier for earlier, later in pairwise(times)]
-    # The mean of an exponential of rate 50 is 20,000 us, and so is its deviation; of 20,000 both are within 3 %.
+    # The mean of an exponential of rate 50 is 20,000 us, and so is its deviation; of 20,000 both
+    # are within 3 %.
     assert statistics.mean(gaps) == pytest.approx(20_000, rel=0.03)
     assert statistics.stdev(gaps) == pytest.approx(20_000, rel=0.03)
 
@@ -52,7 +55,9 @@ def test_a_recording_that_runs_backwards_is_refused_with_its_row() -> None:
 
 
 @given(limit=st.one_of(st.none(), st.integers(0, 50)), duration=st.floats(0, 3))
-def test_a_bounded_schedule_is_a_prefix_within_both_bounds(limit: int | None, duration: float) -> None:
+def test_a_bounded_schedule_is_a_prefix_within_both_bounds(
+    limit: int | None, duration: float
+) -> None:
     whole = list(islice(even(20), 200))
     expected = [time for time in whole if time < duration * 1_000_000][:limit]
     assert list(bounded(iter(whole), duration_s=duration, limit=limit)) == expected

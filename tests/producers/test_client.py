@@ -1,4 +1,6 @@
-"""The client against brokers: its own answer and nobody else's, pieces, deadlines, and errors that say what to do."""
+"""The client against brokers: its own answer and nobody else's, pieces, deadlines, and errors that
+say what to do.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def answer_to(query: Query, source: Source | None, text: str | None = None) -> A
 
 
 class Responder:
-    """Answers every question of a broker with what `reply` returns, on a thread of its own. Without a consumer group."""
+    """Answers every question of a broker with what `reply` returns, on a thread of its own. Without
+    a consumer group.
+    """
 
     def __init__(self, bootstrap: str) -> None:
         kafka = KafkaSettings(bootstrap=bootstrap)
@@ -60,7 +64,10 @@ class Responder:
         )
         partitions = self._consumer.list_topics(timeout=10).topics[QUERIES.name].partitions
         self._consumer.assign(
-            [TopicPartition(QUERIES.name, partition, self._end_of(partition)) for partition in partitions]
+            [
+                TopicPartition(QUERIES.name, partition, self._end_of(partition))
+                for partition in partitions
+            ]
         )
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -69,7 +76,11 @@ class Responder:
     def _end_of(self, partition: int) -> int:
         for _ in range(100):
             try:
-                return int(self._consumer.get_watermark_offsets(TopicPartition(QUERIES.name, partition), timeout=10)[1])
+                return int(
+                    self._consumer.get_watermark_offsets(
+                        TopicPartition(QUERIES.name, partition), timeout=10
+                    )[1]
+                )
             except KafkaException:  # a topic that was just made has no leader for a moment
                 time.sleep(0.1)
         raise AssertionError(f"{QUERIES.name}[{partition}] has no leader")
@@ -91,7 +102,9 @@ class Responder:
             message = self._consumer.poll(0.05)
             if message is None or message.error() is not None:
                 continue
-            source = Source(topic=QUERIES.name, partition=message.partition(), offset=message.offset())
+            source = Source(
+                topic=QUERIES.name, partition=message.partition(), offset=message.offset()
+            )
             query = decode_query(message.value(), tuple(message.headers() or ()), source)
             self.seen.append(query)
             for record in self.reply(query, source):
@@ -108,32 +121,47 @@ def responder(bootstrap: str) -> Iterator[Responder]:
 def test_many_asks_at_once_each_get_their_own_answer(bootstrap: str, responder: Responder) -> None:
     async def ask_all() -> list[Answer]:
         async with Client(bootstrap) as client:
-            return await asyncio.gather(*(client.ask(f"question {number}", timeout_s=30) for number in range(50)))
+            return await asyncio.gather(
+                *(client.ask(f"question {number}", timeout_s=30) for number in range(50))
+            )
 
     answers = asyncio.run(ask_all())
     assert [answer.answer for answer in answers] == [f"question {number}" for number in range(50)]
 
 
-def test_a_question_asked_twice_under_one_id_gets_an_answer_a_record(bootstrap: str, responder: Responder) -> None:
+def test_a_question_asked_twice_under_one_id_gets_an_answer_a_record(
+    bootstrap: str, responder: Responder
+) -> None:
     async def ask_twice() -> list[Answer]:
         async with Client(bootstrap) as client:
-            return await asyncio.gather(*(client.ask(f"v{n}", query_id="the-same", timeout_s=30) for n in range(2)))
+            return await asyncio.gather(
+                *(client.ask(f"v{n}", query_id="the-same", timeout_s=30) for n in range(2))
+            )
 
     first, second = asyncio.run(ask_twice())
     assert (first.answer, second.answer) == ("v0", "v1")
     assert first.source != second.source
 
 
-def test_what_was_answered_before_is_not_taken_for_the_answer(bootstrap: str, responder: Responder) -> None:
+def test_what_was_answered_before_is_not_taken_for_the_answer(
+    bootstrap: str, responder: Responder
+) -> None:
     query = Query(query_id="asked-before", text="old")
-    responder.write(answer_to(query, Source(topic=QUERIES.name, partition=0, offset=999_999), "stale"), "asked-before")
+    responder.write(
+        answer_to(query, Source(topic=QUERIES.name, partition=0, offset=999_999), "stale"),
+        "asked-before",
+    )
 
     async def ask() -> Answer:
         async with Client(bootstrap) as client:
             # Also while it waits: the answer to another record of the same id.
             responder.reply = lambda query, source: [
                 answer_to(
-                    query, Source(topic=QUERIES.name, partition=source.partition, offset=source.offset + 7), "stale"
+                    query,
+                    Source(
+                        topic=QUERIES.name, partition=source.partition, offset=source.offset + 7
+                    ),
+                    "stale",
                 ),
                 answer_to(query, source, "fresh"),
             ]
@@ -142,7 +170,9 @@ def test_what_was_answered_before_is_not_taken_for_the_answer(bootstrap: str, re
     assert asyncio.run(ask()).answer == "fresh"
 
 
-def test_a_failed_answer_is_returned_and_raised_only_on_demand(bootstrap: str, responder: Responder) -> None:
+def test_a_failed_answer_is_returned_and_raised_only_on_demand(
+    bootstrap: str, responder: Responder
+) -> None:
     responder.reply = lambda query, source: [
         unanswered(
             query_id=query.query_id,
@@ -164,7 +194,9 @@ def test_a_failed_answer_is_returned_and_raised_only_on_demand(bootstrap: str, r
         raise_for_status(answer)
 
 
-def test_no_answer_in_time_is_an_error_that_says_where_the_question_is(bootstrap: str, responder: Responder) -> None:
+def test_no_answer_in_time_is_an_error_that_says_where_the_question_is(
+    bootstrap: str, responder: Responder
+) -> None:
     responder.reply = lambda query, source: []
 
     async def ask() -> None:
@@ -187,10 +219,14 @@ def test_the_deadline_travels_with_the_question(bootstrap: str, responder: Respo
             await client.publish("whenever", query_id="published", deadline_s=5)
 
     asyncio.run(ask())
-    assert [query.deadline for query in responder.seen if query.text == "when?"] == [1_700_000_030_000]
+    assert [query.deadline for query in responder.seen if query.text == "when?"] == [
+        1_700_000_030_000
+    ]
 
 
-def test_pieces_come_before_the_answer_without_repeats(bootstrap: str, responder: Responder) -> None:
+def test_pieces_come_before_the_answer_without_repeats(
+    bootstrap: str, responder: Responder
+) -> None:
     def reply(query: Query, source: Source) -> list[Record]:
         pieces = [(0, "a", "g1"), (0, "a", "g1"), (1, "b", "g1"), (0, "c", "g2"), (2, "late", "g1")]
         written: list[Record] = [
@@ -209,7 +245,8 @@ def test_pieces_come_before_the_answer_without_repeats(bootstrap: str, responder
                     shown.append(event.text)
                     if (
                         event.text == "c"
-                    ):  # the answer comes when the pieces were seen: topics have no order between them
+                        # the answer follows: topics have no common order
+                    ):
                         query = responder.seen[-1]
                         responder.write(answer_to(query, None, "c"), query.query_id)
                 else:
@@ -219,7 +256,9 @@ def test_pieces_come_before_the_answer_without_repeats(bootstrap: str, responder
     assert asyncio.run(ask()) == ["a", "b", "c", "answer c"]
 
 
-def test_an_ask_that_is_cancelled_leaves_nothing_behind(bootstrap: str, responder: Responder) -> None:
+def test_an_ask_that_is_cancelled_leaves_nothing_behind(
+    bootstrap: str, responder: Responder
+) -> None:
     responder.reply = lambda query, source: []
 
     async def ask() -> int:
@@ -235,7 +274,9 @@ def test_an_ask_that_is_cancelled_leaves_nothing_behind(bootstrap: str, responde
     assert asyncio.run(ask()) == 0
 
 
-def test_more_asks_than_the_setting_allows_are_refused_and_not_sent(bootstrap: str, responder: Responder) -> None:
+def test_more_asks_than_the_setting_allows_are_refused_and_not_sent(
+    bootstrap: str, responder: Responder
+) -> None:
     responder.reply = lambda query, source: []
 
     async def ask() -> None:
@@ -250,7 +291,9 @@ def test_more_asks_than_the_setting_allows_are_refused_and_not_sent(bootstrap: s
     assert all(query.text != "one too many" for query in responder.seen)
 
 
-def test_publishing_without_waiting_is_settled_by_flush(bootstrap: str, responder: Responder) -> None:
+def test_publishing_without_waiting_is_settled_by_flush(
+    bootstrap: str, responder: Responder
+) -> None:
     async def publish() -> list[str]:
         async with Client(bootstrap) as client:
             ids = [client.publish_nowait(f"{number}") for number in range(20)]
@@ -265,7 +308,9 @@ def test_publishing_without_waiting_is_settled_by_flush(bootstrap: str, responde
     assert {query.query_id for query in responder.seen} >= set(ids)
 
 
-def test_an_answer_that_this_build_cannot_read_is_an_error_and_not_a_wait(bootstrap: str, responder: Responder) -> None:
+def test_an_answer_that_this_build_cannot_read_is_an_error_and_not_a_wait(
+    bootstrap: str, responder: Responder
+) -> None:
     def reply(query: Query, source: Source) -> list[Record]:
         responder._producer.produce(ANSWERS.name, key=query.query_id, value=b'{"query_id": 5}')
         return []
@@ -285,7 +330,9 @@ def test_no_broker_is_an_error_within_the_time_given_that_says_what_to_do() -> N
         async with Client("127.0.0.1:1", settings=ClientSettings(connect_timeout_ms=300)):
             pass
 
-    with pytest.raises(ConfigError, match=r"no broker at 127.0.0.1:1 answered within 0.3 s.*carpool up"):
+    with pytest.raises(
+        ConfigError, match=r"no broker at 127.0.0.1:1 answered within 0.3 s.*carpool up"
+    ):
         asyncio.run(connect())
 
 
@@ -320,6 +367,9 @@ def test_the_client_imports_nothing_that_the_base_install_lacks() -> None:
         "torch",
         "pydantic",
     )
-    code = f"import sys, producers.load, producers.client; print([name for name in {heavy!r} if name in sys.modules])"
+    code = (
+        f"import sys, producers.load, producers.client; print([name for name in {heavy!r} "
+        "if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,6 @@
-"""The load generator: intended times, counts, and brokers that refuse; on a clock that is moved by hand."""
+"""The load generator: intended times, counts, and brokers that refuse; on a clock that is moved by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,16 @@ class HandClock:
 
 
 class Broker:
-    """Takes records; refuses those in `full`, loses those in `lost`, leaves those in `silent` unacknowledged."""
+    """Takes records; refuses those in `full`, loses those in `lost`, leaves those in `silent`
+    unacknowledged.
+    """
 
     def __init__(
-        self, *, full: frozenset[int] = frozenset(), lost: frozenset[int] = frozenset(), silent: int = 0
+        self,
+        *,
+        full: frozenset[int] = frozenset(),
+        lost: frozenset[int] = frozenset(),
+        silent: int = 0,
     ) -> None:
         self.records: list[QueryRecord] = []
         self._calls = 0
@@ -65,7 +73,8 @@ class Broker:
 
     def queries(self) -> list[Query]:
         return [
-            decode_query(each.value, each.headers, Source(topic="t", partition=0, offset=0)) for each in self.records
+            decode_query(each.value, each.headers, Source(topic="t", partition=0, offset=0))
+            for each in self.records
         ]
 
 
@@ -76,21 +85,39 @@ def times(count: int, rate: float = 10) -> Iterator[int]:
 def test_each_question_is_sent_at_its_intended_time_and_the_file_begins_again() -> None:
     clock, broker, sent = HandClock(), Broker(), list[Sent]()
     summary = run_load(
-        broker, QUESTIONS, times(5), plan=LoadPlan(run_id="r"), clock=clock, on_sent=sent.append, sleep=clock.sleep
+        broker,
+        QUESTIONS,
+        times(5),
+        plan=LoadPlan(run_id="r"),
+        clock=clock,
+        on_sent=sent.append,
+        sleep=clock.sleep,
     )
     assert [each.intended_us - START_US for each in sent] == [0, 100_000, 200_000, 300_000, 400_000]
     assert [each.sent_us for each in sent] == [each.intended_us for each in sent]
     assert [each.row for each in sent] == [0, 1, 2, 0, 1]
     assert [query.query_id for query in broker.queries()] == ["r-0", "r-1", "r-2", "r-3", "r-4"]
-    assert (summary.sent, summary.acknowledged, summary.errors, summary.unacknowledged) == (5, 5, 0, 0)
+    assert (summary.sent, summary.acknowledged, summary.errors, summary.unacknowledged) == (
+        5,
+        5,
+        0,
+        0,
+    )
     assert summary.behind_ms_max == 0
 
 
 def test_a_machine_that_is_too_slow_sends_late_and_says_so_but_sends_all() -> None:
-    # Each look at the clock costs 60 ms and each question looks at least twice: 100 ms a question cannot be kept.
+    # Each look at the clock costs 60 ms and each question looks at least twice: 100 ms a question
+    # cannot be kept.
     clock, broker, sent = HandClock(cost_us=60_000), Broker(), list[Sent]()
     summary = run_load(
-        broker, QUESTIONS, times(10), plan=LoadPlan(), clock=clock, on_sent=sent.append, sleep=clock.sleep
+        broker,
+        QUESTIONS,
+        times(10),
+        plan=LoadPlan(),
+        clock=clock,
+        on_sent=sent.append,
+        sleep=clock.sleep,
     )
     assert summary.sent == 10
     gaps = {later.intended_us - earlier.intended_us for earlier, later in itertools.pairwise(sent)}
@@ -108,16 +135,24 @@ def test_what_brokers_refuse_or_lose_is_counted_and_holds_up_nothing() -> None:
 
 def test_what_was_never_acknowledged_is_counted() -> None:
     clock = HandClock()
-    summary = run_load(Broker(silent=2), QUESTIONS, times(3), plan=LoadPlan(), clock=clock, sleep=clock.sleep)
+    summary = run_load(
+        Broker(silent=2), QUESTIONS, times(3), plan=LoadPlan(), clock=clock, sleep=clock.sleep
+    )
     assert (summary.sent, summary.acknowledged, summary.unacknowledged) == (3, 1, 2)
 
 
 def test_a_stop_ends_the_load_before_the_next_question() -> None:
     clock, sent = HandClock(), list[Sent]()
     summary = run_load(
-        Broker(), QUESTIONS, times(100), plan=LoadPlan(), clock=clock, sleep=clock.sleep, on_sent=sent.append,
+        Broker(),
+        QUESTIONS,
+        times(100),
+        plan=LoadPlan(),
+        clock=clock,
+        sleep=clock.sleep,
+        on_sent=sent.append,
         is_stopped=lambda: len(sent) == 2,
-    )  # fmt: skip
+    )
     assert summary.sent == 2
 
 
@@ -134,14 +169,27 @@ def test_deadlines_count_from_the_intended_time_and_ids_of_the_file_may_be_kept(
 def test_vectors_travel_with_the_fingerprint_of_their_model() -> None:
     clock, broker = HandClock(), Broker()
     questions = (Question(vector=struct.pack("<2f", 1, 0)),)
-    run_load(broker, questions, times(1), plan=LoadPlan(embedding_model="abc"), clock=clock, sleep=clock.sleep)
+    run_load(
+        broker,
+        questions,
+        times(1),
+        plan=LoadPlan(embedding_model="abc"),
+        clock=clock,
+        sleep=clock.sleep,
+    )
     (query,) = broker.queries()
-    assert (query.text, query.vector, query.embedding_model) == (None, struct.pack("<2f", 1, 0), "abc")
+    assert (query.text, query.vector, query.embedding_model) == (
+        None,
+        struct.pack("<2f", 1, 0),
+        "abc",
+    )
 
 
 def test_a_question_that_no_service_would_take_is_an_error_of_the_load() -> None:
     clock = HandClock()
-    summary = run_load(Broker(), (Question(text=" "),), times(2), plan=LoadPlan(), clock=clock, sleep=clock.sleep)
+    summary = run_load(
+        Broker(), (Question(text=" "),), times(2), plan=LoadPlan(), clock=clock, sleep=clock.sleep
+    )
     assert (summary.sent, summary.errors) == (0, 2)
     assert "blank" in (summary.first_error or "")
 
@@ -150,7 +198,13 @@ def test_a_question_that_no_service_would_take_is_an_error_of_the_load() -> None
 def test_progress_is_told_while_waiting_and_counts_never_fall(rate: float) -> None:
     clock, told = HandClock(), list[LoadProgress]()
     run_load(
-        Broker(), QUESTIONS, times(4, rate), plan=LoadPlan(), clock=clock, sleep=clock.sleep, on_progress=told.append
+        Broker(),
+        QUESTIONS,
+        times(4, rate),
+        plan=LoadPlan(),
+        clock=clock,
+        sleep=clock.sleep,
+        on_progress=told.append,
     )
     assert [each.sent for each in told] == sorted(each.sent for each in told)
     assert told[-1].sent == told[-1].acknowledged == 4

@@ -13,7 +13,11 @@ from schemas.record import Source
 
 
 def answer(query_id: str, place: Place | None = None) -> Answer:
-    source = None if place is None else Source(topic="rag.queries.v1", partition=place[0], offset=place[1])
+    source = (
+        None
+        if place is None
+        else Source(topic="rag.queries.v1", partition=place[0], offset=place[1])
+    )
     return Answer(
         query_id=query_id,
         status="ok",
@@ -81,7 +85,9 @@ class _Asked:
 
 
 class AnswersInAnyOrder(RuleBasedStateMachine):
-    """Asks, acknowledgements and answers interleave at will; each ask gets the answer to its own record, once."""
+    """Asks, acknowledgements and answers interleave at will; each ask gets the answer to its own
+    record, once.
+    """
 
     asks: Bundle[_Asked] = Bundle("asks")
 
@@ -112,7 +118,9 @@ class AnswersInAnyOrder(RuleBasedStateMachine):
     def answer_comes(self, asked: _Asked) -> None:
         tickets = self.waiting.answered(answer(asked.query_id, asked.place))
         expected = [
-            other.ticket for other in self.open.values() if other.is_acknowledged and other.place == asked.place
+            other.ticket
+            for other in self.open.values()
+            if other.is_acknowledged and other.place == asked.place
         ]
         assert list(tickets) == expected
         for other in self.open.values():
@@ -144,7 +152,10 @@ def piece(seq: int, text: str, generation: str = "g1") -> PartialAnswer:
 
 def test_pieces_that_are_repeated_or_late_are_no_news() -> None:
     text = PartialText()
-    assert [text.add(each) for each in (piece(0, "In "), piece(0, "In "), piece(1, "1785"), piece(0, "In "))] == [
+    assert [
+        text.add(each)
+        for each in (piece(0, "In "), piece(0, "In "), piece(1, "1785"), piece(0, "In "))
+    ] == [
         True,
         False,
         True,

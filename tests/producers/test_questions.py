@@ -103,7 +103,14 @@ def test_a_record_is_what_the_grouper_reads_back() -> None:
         now_us=1,
     )
     query = decode_query(record.value, record.headers, SOURCE)
-    assert (query.query_id, query.text, query.top_k, query.nprobe, query.priority, query.deadline) == (
+    assert (
+        query.query_id,
+        query.text,
+        query.top_k,
+        query.nprobe,
+        query.priority,
+        query.deadline,
+    ) == (
         record.query_id,
         "Who wrote Hamlet?",
         3,

@@ -1,4 +1,6 @@
-"""The wire contract: what applications may send, what is refused and in which words, what travels on."""
+"""The wire contract: what applications may send, what is refused and in which words, what travels
+on.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ HERE = Source(topic="rag.queries.v1", partition=2, offset=99, timestamp_ms=1_700
 
 def query(value: bytes | str | dict[str, Any], headers: Headers = ()) -> Query:
     raw = (
-        value if isinstance(value, bytes) else value.encode() if isinstance(value, str) else json.dumps(value).encode()
+        value
+        if isinstance(value, bytes)
+        else value.encode()
+        if isinstance(value, str)
+        else json.dumps(value).encode()
     )
     return decode_query(raw, headers, HERE)
 
@@ -69,7 +75,10 @@ def test_a_question_is_understood_in_all_four_forms() -> None:
     assert query("Who was that?").text == "Who was that?"
     assert query("  7 wonders", (("content-type", b"text/plain"),)).text == "  7 wonders"
     assert (
-        query({"specversion": "1.0", "data": "Who?"}, (("content-type", b"application/cloudevents+json"),)).text
+        query(
+            {"specversion": "1.0", "data": "Who?"},
+            (("content-type", b"application/cloudevents+json"),),
+        ).text
         == "Who?"
     )
 
@@ -79,11 +88,17 @@ def test_the_id_comes_from_the_header_else_the_body_else_the_place_in_the_log() 
     assert query({"query_id": "body", "text": "x"}).query_id == "body"
     made = query({"text": "x"}).query_id
     assert made == query("another text").query_id, "the same place gives the same id"
-    assert made != decode_query(b"x", (), Source(topic="rag.queries.v1", partition=2, offset=100)).query_id
+    assert (
+        made
+        != decode_query(b"x", (), Source(topic="rag.queries.v1", partition=2, offset=100)).query_id
+    )
 
 
 def test_headers_win_over_the_body_for_deadline_and_priority() -> None:
-    found = query({"text": "x", "deadline": 1, "priority": 5}, (("rag-deadline-ms", b"17"), ("rag-priority", b"-2")))
+    found = query(
+        {"text": "x", "deadline": 1, "priority": 5},
+        (("rag-deadline-ms", b"17"), ("rag-priority", b"-2")),
+    )
     assert (found.deadline, found.priority) == (17, -2)
     error = refusal({"query_id": "a", "text": "x"}, (("rag-deadline-ms", b"soon"),))
     assert (error.reason, error.query_id) == ("wrong_type", "a")
@@ -123,9 +138,27 @@ def test_a_vector_is_little_endian_float32_in_base64() -> None:
             "$.generation.max_tokens",
             "a",
         ),
-        (b'{"query_id": "a", "text": "x"}', (("ce_specversion", b"2.0"),), "unknown_version", None, "a"),
-        (b'{"query_id": "a", "text": "x"}', (("ce_dataschema", b"urn:carpool:query:9"),), "unknown_version", None, "a"),
-        (b'{"query_id": "a", "text": "x"}', (("content-type", b"image/png"),), "bad_envelope", None, "a"),
+        (
+            b'{"query_id": "a", "text": "x"}',
+            (("ce_specversion", b"2.0"),),
+            "unknown_version",
+            None,
+            "a",
+        ),
+        (
+            b'{"query_id": "a", "text": "x"}',
+            (("ce_dataschema", b"urn:carpool:query:9"),),
+            "unknown_version",
+            None,
+            "a",
+        ),
+        (
+            b'{"query_id": "a", "text": "x"}',
+            (("content-type", b"image/png"),),
+            "bad_envelope",
+            None,
+            "a",
+        ),
         (b'{"query_id": "a", "text": "x"}', (("ce_id", b"\xff"),), "bad_envelope", "ce_id", "a"),
         (
             b'{"id": "a", "data": {"text": "x"}}',
@@ -179,7 +212,11 @@ def test_what_is_wrong_is_named(
 )
 def test_a_wish_that_this_build_cannot_meet_is_refused_by_name(wish: dict[str, Any]) -> None:
     error = refusal({"query_id": "a", "text": "x", **wish})
-    assert (error.reason, error.field, error.query_id) == ("unsupported", f"$.{next(iter(wish))}", "a")
+    assert (error.reason, error.field, error.query_id) == (
+        "unsupported",
+        f"$.{next(iter(wish))}",
+        "a",
+    )
 
 
 def test_a_tenant_in_a_header_says_who_asks_and_wishes_for_nothing() -> None:
@@ -235,7 +272,11 @@ def test_no_bytes_crash_the_decoder(value: bytes, content_type: bytes | None) ->
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
         lambda inner: (
             st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(["query_id", "text", "top_k", "filter", "vector"]), inner, max_size=4)
+            | st.dictionaries(
+                st.sampled_from(["query_id", "text", "top_k", "filter", "vector"]),
+                inner,
+                max_size=4,
+            )
         ),
         max_leaves=8,
     )
@@ -277,7 +318,9 @@ def example_group() -> Group:
 
 def test_internal_records_come_back_as_they_went() -> None:
     group = example_group()
-    value, headers = encode(group, event_id="e", source="carpool/grouper", time_us=1_700_000_000_123_456)
+    value, headers = encode(
+        group, event_id="e", source="carpool/grouper", time_us=1_700_000_000_123_456
+    )
     assert decode(Group, value, headers) == group
     assert dict(headers) == {
         "content-type": b"application/json",
@@ -291,7 +334,9 @@ def test_internal_records_come_back_as_they_went() -> None:
 
 
 def test_tracing_and_reply_headers_are_passed_on_and_others_are_not() -> None:
-    answer = unanswered(query_id="q", status="failed", stage="grouper", error_type="not_json", message="no")
+    answer = unanswered(
+        query_id="q", status="failed", stage="grouper", error_type="not_json", message="no"
+    )
     passed = (("traceparent", b"00-a"), ("reply_to", b"me"), ("x-own", b"1"), ("ce_id", b"q"))
     _, headers = encode(answer, event_id="e", source="s", time_us=0, passed_on=passed)
     assert header(headers, "traceparent") == b"00-a"
@@ -302,16 +347,30 @@ def test_tracing_and_reply_headers_are_passed_on_and_others_are_not() -> None:
 
 def test_an_internal_record_of_an_unknown_version_is_refused() -> None:
     value, headers = encode(example_group(), event_id="e", source="s", time_us=0)
-    newer = tuple((name, b"urn:carpool:group:2" if name == "ce_dataschema" else text) for name, text in headers)
+    newer = tuple(
+        (name, b"urn:carpool:group:2" if name == "ce_dataschema" else text)
+        for name, text in headers
+    )
     with pytest.raises(RecordError) as caught:
         decode(Group, value, newer)
     assert caught.value.reason == "unknown_version"
 
 
 def test_the_fields_that_readers_rely_on_are_always_written() -> None:
-    answer = unanswered(query_id="q", status="expired", stage="searcher", error_type="expired", message="late")
+    answer = unanswered(
+        query_id="q", status="expired", stage="searcher", error_type="expired", message="late"
+    )
     body = json.loads(encode(answer, event_id="e", source="s", time_us=0)[0])
-    assert {"query_id", "status", "is_final", "replayed", "attempts", "citations", "retrieved", "error"} <= set(body)
+    assert {
+        "query_id",
+        "status",
+        "is_final",
+        "replayed",
+        "attempts",
+        "citations",
+        "retrieved",
+        "error",
+    } <= set(body)
     retrieval = Retrieval(
         query=Query(query_id="q", text="x"),
         source=HERE,
@@ -332,7 +391,11 @@ def test_every_record_has_a_type_and_a_version_of_its_own() -> None:
 
 
 def test_the_schemas_in_the_tree_are_what_the_types_say() -> None:
-    stale = [path.name for path, content in generate().items() if not path.is_file() or path.read_bytes() != content]
+    stale = [
+        path.name
+        for path, content in generate().items()
+        if not path.is_file() or path.read_bytes() != content
+    ]
     assert not stale, f"run `python -m schemas.jsonschema`: {stale}"
 
 
@@ -340,7 +403,9 @@ def test_an_encoded_record_fits_its_schema() -> None:
     value, _ = encode(example_group(), event_id="e", source="s", time_us=0)
     jsonschema.validate(json.loads(value), schema_of("rag.groups.v1"))
     jsonschema.validate({"text": "x"}, schema_of("rag.queries.v1"))
-    answer = unanswered(query_id="q", status="failed", stage="grouper", error_type="not_json", message="no")
+    answer = unanswered(
+        query_id="q", status="failed", stage="grouper", error_type="not_json", message="no"
+    )
     jsonschema.validate(json.loads(msgspec.json.encode(answer)), schema_of("rag.answers.v1"))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"text": 5}, schema_of("rag.queries.v1"))
@@ -371,7 +436,13 @@ def test_a_query_over_its_limit_still_reaches_us_to_be_refused_in_words() -> Non
 
 def test_an_answer_decodes_from_its_own_bytes() -> None:
     answer = unanswered(
-        query_id="q", status="shed", stage="client", error_type="shed", message="busy", retryable=True, source=HERE
+        query_id="q",
+        status="shed",
+        stage="client",
+        error_type="shed",
+        message="busy",
+        retryable=True,
+        source=HERE,
     )
     value, headers = encode(answer, event_id="e", source="s", time_us=0)
     assert decode(Answer, value, headers) == answer

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from searcher.store.engine import BlockError, BlockRead
-from searcher.store.opening import EngineName
+from searcher.store.factory import EngineName
 from tests.searcher.engines import HAS_IO_URING
 
 PAGE = 4096
@@ -48,7 +48,9 @@ class Ends:
 
 
 def refuse_direct(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    """Makes the file system refuse O_DIRECT when a file is opened, or when it is read, as some do."""
+    """Makes the file system refuse O_DIRECT when a file is opened, or when it is read, as some
+    do.
+    """
     real_open, real_preadv, direct = os.open, os.preadv, set()
 
     def fake_open(path: Any, flags: int, *rest: Any, **named: Any) -> int:
@@ -74,7 +76,9 @@ def buffer_of(size_bytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, size_bytes))
 
 
-def block(token: int, file: int, first_page: int, *pages: int, is_prefetch: bool = False) -> BlockRead:
+def block(
+    token: int, file: int, first_page: int, *pages: int, is_prefetch: bool = False
+) -> BlockRead:
     """A read from `first_page` of `file` into buffers of so many pages."""
     return BlockRead(
         token=token,

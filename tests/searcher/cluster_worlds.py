@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas.record import ClusterId
-from searcher.cache.lru import Lru
-from searcher.cache.policy import CachePolicy
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import (
     Action,
@@ -23,6 +21,8 @@ from searcher.plan.cluster_steps import (
     SubstageEnded,
     Wanted,
 )
+from searcher.plan.eviction.lru import Lru
+from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.limits import ClusterMajorLimits
 
 Window = Sequence[tuple[int, ...]]
@@ -34,7 +34,9 @@ def ids(clusters: Sequence[int]) -> tuple[ClusterId, ...]:
 
 @dataclass
 class World:
-    """Does what the planner says, and checks every word of it: a memory of sets, a disk of pending reads."""
+    """Does what the planner says, and checks every word of it: a memory of sets, a disk of pending
+    reads.
+    """
 
     sizes: Mapping[ClusterId, int]
     limits: ClusterMajorLimits
@@ -83,8 +85,12 @@ class World:
             case Promote():
                 assert action.cluster in self.reading
 
-    def join(self, first: int, window: Window, horizon: Mapping[ClusterId, int] | None = None) -> tuple[Action, ...]:
-        queries = tuple(Wanted(query=first + n, clusters=ids(clusters)) for n, clusters in enumerate(window))
+    def join(
+        self, first: int, window: Window, horizon: Mapping[ClusterId, int] | None = None
+    ) -> tuple[Action, ...]:
+        queries = tuple(
+            Wanted(query=first + n, clusters=ids(clusters)) for n, clusters in enumerate(window)
+        )
         self.wants |= {wanted.query: wanted.clusters for wanted in queries}
         return self.tell(Joined(queries=queries, horizon={} if horizon is None else horizon))
 
@@ -95,7 +101,9 @@ class World:
         self.tell(ReadEnded(cluster=cluster))
 
     def score(self, budget_us: int = 10) -> bool:
-        substage = self.planner.next_substage(budget_us, lambda cluster, queries: queries, self.now_us)
+        substage = self.planner.next_substage(
+            budget_us, lambda cluster, queries: queries, self.now_us
+        )
         if substage is None:
             return False
         for task in substage.tasks:
@@ -106,7 +114,9 @@ class World:
         self.tell(SubstageEnded())
         return True
 
-    def work(self, choose: Callable[[Sequence[ClusterId]], ClusterId], until: Callable[[], bool]) -> None:
+    def work(
+        self, choose: Callable[[Sequence[ClusterId]], ClusterId], until: Callable[[], bool]
+    ) -> None:
         while not until():
             if self.score():
                 continue
@@ -145,9 +155,14 @@ def world(
 
 
 def run(
-    here: World, windows: Sequence[Window], choose: Callable[[Sequence[ClusterId]], ClusterId], ahead: int = 0
+    here: World,
+    windows: Sequence[Window],
+    choose: Callable[[Sequence[ClusterId]], ClusterId],
+    ahead: int = 0,
 ) -> None:
-    """Closed loop: the next window joins when the one before is done. `ahead`: windows that the horizon knows of."""
+    """Closed loop: the next window joins when the one before is done. `ahead`: windows that the
+    horizon knows of.
+    """
     first = 0
     for number, window in enumerate(windows):
         horizon: dict[ClusterId, int] = {}

@@ -1,4 +1,6 @@
-"""Eviction policies as slowly and plainly as they can be written: a history, and a search through all of it for each victim."""
+"""Eviction policies as slowly and plainly as they can be written: a history, and a search through
+all of it for each victim.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ class History:
         return sum(1 for _, seen in self.requests if seen == cluster)
 
     def last_use(self, cluster: ClusterId) -> int:
-        return max((at for at, (_, seen) in enumerate(self.requests, start=1) if seen == cluster), default=0)
+        return max(
+            (at for at, (_, seen) in enumerate(self.requests, start=1) if seen == cluster),
+            default=0,
+        )
 
 
 class Dumb:
@@ -34,7 +39,7 @@ class Dumb:
     def touch(self, cluster: ClusterId) -> None:
         self.history.requests.append((self.history.window, cluster))
 
-    def foresee(self, horizon: Mapping[ClusterId, int]) -> None:
+    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
         self.history.window += 1
         self.history.horizon = dict(horizon)
 
@@ -79,8 +84,15 @@ def dumb_farthest_next_use(half_life_windows: int) -> Dumb:
     """Exact where fading halves every window or never."""
 
     def faded(history: History, cluster: ClusterId) -> float:
-        halvings = [(history.window - at) / half_life_windows if half_life_windows else 0 for at, _ in history.requests]
-        return sum(0.5**n for n, (_, seen) in zip(halvings, history.requests, strict=True) if seen == cluster)
+        halvings = [
+            (history.window - at) / half_life_windows if half_life_windows else 0
+            for at, _ in history.requests
+        ]
+        return sum(
+            0.5**n
+            for n, (_, seen) in zip(halvings, history.requests, strict=True)
+            if seen == cluster
+        )
 
     def rank(history: History, cluster: ClusterId) -> tuple[float, ...]:
         return (-history.horizon.get(cluster, float("inf")), faded(history, cluster))
@@ -101,7 +113,9 @@ class DumbGdsf(Dumb):
     def touch(self, cluster: ClusterId) -> None:
         self.frequency[cluster] = self.frequency.get(cluster, 0) + 1
         if cluster in self.history.resident:
-            self.priorities[cluster] = self.age + self.frequency[cluster] * self.cost_per_byte[cluster]
+            self.priorities[cluster] = (
+                self.age + self.frequency[cluster] * self.cost_per_byte[cluster]
+            )
 
     def insert(self, cluster: ClusterId) -> None:
         super().insert(cluster)
@@ -115,9 +129,13 @@ class DumbGdsf(Dumb):
 
 
 class DumbTinyLfu:
-    """One list of (segment, cluster), in the order of use; segments are found by going through it."""
+    """One list of (segment, cluster), in the order of use; segments are found by going through
+    it.
+    """
 
-    def __init__(self, size_bytes: Mapping[ClusterId, int], window_bytes: int, main_bytes: int, sample: int) -> None:
+    def __init__(
+        self, size_bytes: Mapping[ClusterId, int], window_bytes: int, main_bytes: int, sample: int
+    ) -> None:
         self.sizes = size_bytes
         self.limits = {"window": window_bytes, "main": main_bytes}
         self.sample = sample
@@ -148,7 +166,7 @@ class DumbTinyLfu:
             self.move(cluster, "main")
             self.overflow("main", "probation")
 
-    def foresee(self, horizon: Mapping[ClusterId, int]) -> None:
+    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
         pass
 
     def insert(self, cluster: ClusterId) -> None:
@@ -167,7 +185,11 @@ class DumbTinyLfu:
         duel = (candidates[:1] + settled[:1]) if settled else candidates[1::-1]
         if len(duel) == 2:
             candidate, incumbent = duel
-            return candidate if self.uses.get(candidate, 0) <= self.uses.get(incumbent, 0) else incumbent
+            return (
+                candidate
+                if self.uses.get(candidate, 0) <= self.uses.get(incumbent, 0)
+                else incumbent
+            )
         return next(iter(duel + [c for c in self.of("window") if c not in protected]), None)
 
     def residents(self) -> frozenset[ClusterId]:

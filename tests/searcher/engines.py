@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from searcher.store.ring import Ring
+from searcher.store.io_uring import Ring
 
 
 def has_io_uring() -> bool:

@@ -19,16 +19,16 @@ from carpool.disk.segments import ClusterExtent, SegmentWriter, plan_extents, se
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.cache.arena import Arena, choose_block_bytes
-from searcher.cache.cluster_memory import ClusterMemory, ReadRules
-from searcher.cache.farthest_next_use import FarthestNextUse
-from searcher.cache.slices import Slices
 from searcher.events import NoEvents
 from searcher.execution.cluster_major import ClusterMajor
-from searcher.execution.executor import Found, Search, SearchGroup
+from searcher.execution.executor import Search, SearchGroup, SearchResult
+from searcher.memory.arena import Arena, choose_block_bytes
+from searcher.memory.cluster_memory import ClusterMemory, ReadRules
+from searcher.memory.slices import Slices
 from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.eviction.farthest_next_use import FarthestNextUse
 from searcher.plan.limits import ClusterMajorLimits
-from searcher.scoring_pool import ScoringPool
+from searcher.scoring.pool import ScoringPool
 from searcher.store.engine import BlockEngine, BlockRead
 from searcher.store.files import SegmentFiles
 from searcher.store.threads import ThreadEngine
@@ -53,7 +53,10 @@ class Disk:
 
     @property
     def paths(self) -> list[Path]:
-        return [self.folder / segment_name(n) for n in range(1 + max(extent.segment for extent in self.extents))]
+        return [
+            self.folder / segment_name(n)
+            for n in range(1 + max(extent.segment for extent in self.extents))
+        ]
 
     @property
     def size_bytes(self) -> int:
@@ -72,7 +75,9 @@ def make_disk(folder: Path) -> Disk:
     centroids = normalised(rng.standard_normal((NLIST, DIMENSION)))
     assigned = probe(centroids, vectors, 1)[:, 0]
     layout = PageLayout(dimension=DIMENSION, vector_dtype="float32", page_bytes=4096)
-    extents = plan_extents(layout, np.bincount(assigned, minlength=NLIST).tolist(), segment_bytes_max=1 << 18)
+    extents = plan_extents(
+        layout, np.bincount(assigned, minlength=NLIST).tolist(), segment_bytes_max=1 << 18
+    )
     writer = SegmentWriter(folder, layout=layout, generation=GENERATION, extents=extents)
     for cluster in range(NLIST):
         rows = np.flatnonzero(assigned == cluster).astype(np.int64)
@@ -82,12 +87,17 @@ def make_disk(folder: Path) -> Disk:
 
 
 class Trouble:
-    """Lets reads of some clusters fail, end early, be damaged, slow or hang, as files do on a bad disk."""
+    """Lets reads of some clusters fail, end early, be damaged, slow or hang, as files do on a bad
+    disk.
+    """
 
     def __init__(self, disk: Disk, files: SegmentFiles) -> None:
         self._files = files
         self._clusters = {
-            (extent.segment, extent.offset_bytes + page * disk.layout.page_bytes): (extent.cluster, page)
+            (extent.segment, extent.offset_bytes + page * disk.layout.page_bytes): (
+                extent.cluster,
+                page,
+            )
             for extent in disk.extents
             for page in range(extent.page_count)
         }
@@ -122,7 +132,7 @@ class Running:
     memory: ClusterMemory
     metrics: Metrics
     trouble: Trouble
-    found: queue.SimpleQueue[tuple[Search, Found | None]]
+    found: queue.SimpleQueue[tuple[Search, SearchResult | None]]
     thread: threading.Thread
     keys: int = 0
 
@@ -147,7 +157,9 @@ class Running:
         self.keys += len(searches)
         foreseen = {ClusterId(cluster): windows for cluster, windows in (horizon or {}).items()}
         after = tuple(map(ClusterId, next_query))
-        self.executor.join(SearchGroup(searches=searches, window=object(), next_query=after, horizon=foreseen))
+        self.executor.join(
+            SearchGroup(searches=searches, window=object(), next_query=after, horizon=foreseen)
+        )
         return tuple(search.key for search in searches)
 
     def read_all(self, query: Float32) -> None:
@@ -155,12 +167,16 @@ class Running:
         self.join(query, [tuple(range(NLIST))])
         self.take(1)
 
-    def take(self, count: int) -> dict[int, Found | None]:
-        return {search.key: found for search, found in (self.found.get(timeout=10) for _ in range(count))}
+    def take(self, count: int) -> dict[int, SearchResult | None]:
+        return {
+            search.key: found
+            for search, found in (self.found.get(timeout=10) for _ in range(count))
+        }
 
     def bytes_read(self) -> float:
         return sum(
-            self.metrics.registry.get_sample_value("carpool_bytes_read_total", {"purpose": purpose}) or 0
+            self.metrics.registry.get_sample_value("carpool_bytes_read_total", {"purpose": purpose})
+            or 0
             for purpose in ("demand", "prefetch")
         )
 
@@ -189,12 +205,16 @@ def running(
         paths=[str(path) for path in disk.paths],
         arena=arena,
         engine=engine,
-        rules=ReadRules(attempts=2, timeout_us=timeout_us, block_bytes_max=1 << 15, watch_us=20_000),
+        rules=ReadRules(
+            attempts=2, timeout_us=timeout_us, block_bytes_max=1 << 15, watch_us=20_000
+        ),
         metrics=metrics,
         clock=clock,
         events=NoEvents(),
     )
-    sizes = {number: memory.arena_bytes(number) for number in map(ClusterId, range(len(slices.extents)))}
+    sizes = {
+        number: memory.arena_bytes(number) for number in map(ClusterId, range(len(slices.extents)))
+    }
     limits = ClusterMajorLimits(
         budget_bytes=arena.size_bytes,
         read_ahead_bytes=arena.size_bytes // 4,
@@ -212,8 +232,10 @@ def running(
             clock=clock,
             events=NoEvents(),
         )
-        found: queue.SimpleQueue[tuple[Search, Found | None]] = queue.SimpleQueue()
-        thread = threading.Thread(target=executor.run, args=(lambda search, result: found.put((search, result)),))
+        found: queue.SimpleQueue[tuple[Search, SearchResult | None]] = queue.SimpleQueue()
+        thread = threading.Thread(
+            target=executor.run, args=(lambda search, result: found.put((search, result)),)
+        )
         thread.start()
         try:
             yield Running(executor, memory, metrics, trouble, found, thread)
@@ -227,6 +249,8 @@ def running(
             files.close()
 
 
-def questions(disk: Disk, count: int, nprobe: int, seed: int = 1) -> tuple[Float32, list[tuple[int, ...]]]:
+def questions(
+    disk: Disk, count: int, nprobe: int, seed: int = 1
+) -> tuple[Float32, list[tuple[int, ...]]]:
     queries = normalised(np.random.default_rng(seed).standard_normal((count, DIMENSION)))
     return queries, [tuple(row) for row in probe(disk.centroids, queries, nprobe).tolist()]

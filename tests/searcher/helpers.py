@@ -30,7 +30,8 @@ from carpool.disk.segments import (
 )
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError
-from carpool.kafka.stage import Done, Message, Output, Unit
+from carpool.kafka.records import Message, Output
+from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.answer import Answer
 from schemas.codec import decode
@@ -96,7 +97,9 @@ def write_index(
     nprobe: int = 1,
     vector_dtype: VectorDtype = "float32",
 ) -> SmallIndex:
-    """Writes an index in which each row is in the cluster of its nearest centroid. What is stored rounds `vectors`."""
+    """Writes an index in which each row is in the cluster of its nearest centroid. What is stored
+    rounds `vectors`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     nlist, dimension = centroids.shape
     assigned = probe(centroids, vectors, 1)[:, 0].astype(np.int64)
@@ -117,11 +120,14 @@ def write_index(
         writer.append(document)
     if documents is None:
         for row in range(len(vectors)):
-            writer.append(Document(doc_id=f"d{row}", title=f"Title {row}", text=f"The text of row {row}."))
+            writer.append(
+                Document(doc_id=f"d{row}", title=f"Title {row}", text=f"The text of row {row}.")
+            )
     writer.close()
     small = (CENTROIDS_NAME, EXTENTS_NAME, DOCUMENTS_NAME, OFFSETS_NAME)
     files = {
-        name: FileEntry(size_bytes=(folder / name).stat().st_size, crc32=file_crc32(folder / name)) for name in small
+        name: FileEntry(size_bytes=(folder / name).stat().st_size, crc32=file_crc32(folder / name))
+        for name in small
     } | segments
     assert set(files) == set(index_files(len(segments)))
     manifest = Manifest(
@@ -155,7 +161,9 @@ def write_index(
     )
 
 
-def random_index(folder: Path, *, rows: int = 600, dimension: int = 16, nlist: int = 8, seed: int = 1) -> SmallIndex:
+def random_index(
+    folder: Path, *, rows: int = 600, dimension: int = 16, nlist: int = 8, seed: int = 1
+) -> SmallIndex:
     """Writes an index of random directions; its clusters are uneven."""
     generator = np.random.default_rng(seed)
     vectors = normalised(generator.standard_normal((rows, dimension)))
@@ -172,7 +180,11 @@ def make_group(
     **given: Any,
 ) -> Group:
     """A group of these query vectors; without `clusters`, each probes its nearest."""
-    probed = clusters if clusters is not None else [index.clusters_of(vector, nprobe) for vector in vectors]
+    probed = (
+        clusters
+        if clusters is not None
+        else [index.clusters_of(vector, nprobe) for vector in vectors]
+    )
     return group_of(index.manifest, list(zip(vectors, probed, strict=True)), **given)
 
 
@@ -230,7 +242,9 @@ def make_unit(
         headers=(),
         received_us=1,
     )
-    return Unit(id=unit_id, record=group, message=message, parts=len(group.queries), parts_done=parts_done)
+    return Unit(
+        id=unit_id, record=group, message=message, parts=len(group.queries), parts_done=parts_done
+    )
 
 
 @dataclass
@@ -260,10 +274,14 @@ class ListSink:
     def wait(self, is_reached: Callable[[], bool], what: str) -> None:
         """Waits until the sink shows what is expected; fails the test after a generous while."""
         with self.changed:
-            assert self.changed.wait_for(is_reached, timeout=30), f"{what}: {len(self.dones)} done, {self.failures}"
+            assert self.changed.wait_for(is_reached, timeout=30), (
+                f"{what}: {len(self.dones)} done, {self.failures}"
+            )
 
     def wait_done(self, count: int) -> None:
-        self.wait(lambda: len(self.dones) >= count or bool(self.failures), f"waiting for {count} results")
+        self.wait(
+            lambda: len(self.dones) >= count or bool(self.failures), f"waiting for {count} results"
+        )
         assert not self.failures, self.failures
 
     def wait_failure(self) -> CarpoolError:
@@ -277,11 +295,17 @@ class ListSink:
         return [output for done in self.dones for output in done.outputs]
 
     def retrievals(self) -> dict[str, Retrieval]:
-        found = [decode(Retrieval, o.value, o.headers) for o in self.outputs() if o.topic == RETRIEVALS.name]
+        found = [
+            decode(Retrieval, o.value, o.headers)
+            for o in self.outputs()
+            if o.topic == RETRIEVALS.name
+        ]
         return {retrieval.query.query_id: retrieval for retrieval in found}
 
     def answers(self) -> dict[str, Answer]:
-        found = [decode(Answer, o.value, o.headers) for o in self.outputs() if o.topic == ANSWERS.name]
+        found = [
+            decode(Answer, o.value, o.headers) for o in self.outputs() if o.topic == ANSWERS.name
+        ]
         return {answer.query_id: answer for answer in found}
 
 
@@ -327,11 +351,15 @@ def running(index: SmallIndex, clock: Any = None, **given: Any) -> Running:
     """A stage over `index`; settings by name, and the seams `events`, `pool`, `engine`."""
     seams = {name: given.pop(name) for name in ("events", "pool", "engine") if name in given}
     metrics = Metrics()
-    stage = build_stage(SearcherSettings(**given), index.settings, metrics, clock or SystemClock(), **seams)
+    stage = build_stage(
+        SearcherSettings(**given), index.settings, metrics, clock or SystemClock(), **seams
+    )
     return Running(stage=stage, sink=ListSink(), metrics=metrics)
 
 
-def exact_top_k(index: SmallIndex, query: Float32, clusters: Iterable[int], top_k: int) -> list[int]:
+def exact_top_k(
+    index: SmallIndex, query: Float32, clusters: Iterable[int], top_k: int
+) -> list[int]:
     """The dumb version: every row of the probed clusters, scored and sorted."""
     rows = np.flatnonzero(np.isin(index.assigned, list(clusters)))
     scores = index.vectors[rows] @ query

@@ -1,6 +1,8 @@
-"""A searcher process that searches random queries and reports its anonymous memory: `python -m ... INDEX_DIR BUDGET_BYTES`.
+"""A searcher process that searches random queries and reports its anonymous memory: `python -m ...
+INDEX_DIR BUDGET_BYTES`.
 
-Anonymous memory (RssAnon) is what the process holds beside mapped files: interpreter, heap, stacks, and the cache.
+Anonymous memory (RssAnon) is what the process holds beside mapped files: interpreter, heap, stacks,
+and the cache.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 from carpool.clock import SystemClock
 from carpool.disk.manifest import read_manifest
 from carpool.disk.settings import IndexSettings
-from carpool.kafka.stage import Done
+from carpool.loop.stage import Done
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.plan.steps import Purpose
@@ -44,7 +46,9 @@ class CountingSink(ListSink):
 
 
 class Peak:
-    """Looks at the memory whenever a read has filled its buffer and whenever a cluster was scored."""
+    """Looks at the memory whenever a read has filled its buffer and whenever a cluster was
+    scored.
+    """
 
     bytes = 0
 
@@ -71,10 +75,18 @@ def main(index_dir: str, budget_bytes: int) -> None:
     vector = np.ones(manifest.dimension, dtype=np.float32)
     count = 0
     for number in range(GROUPS):
-        probes = [tuple(rng.sample(range(manifest.nlist), min(PROBES, manifest.nlist))) for _ in range(QUERIES)]
+        probes = [
+            tuple(rng.sample(range(manifest.nlist), min(PROBES, manifest.nlist)))
+            for _ in range(QUERIES)
+        ]
         ahead = tuple(rng.sample(range(manifest.nlist), min(PROBES, manifest.nlist)))
         stage.offer(
-            make_unit(number, group_of(manifest, [(vector, p) for p in probes], next_clusters=ahead, sequence=number)),
+            make_unit(
+                number,
+                group_of(
+                    manifest, [(vector, p) for p in probes], next_clusters=ahead, sequence=number
+                ),
+            ),
             0,
         )
         count += QUERIES

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from schemas.record import ClusterId
-from searcher.cache.lru import Lru
-from searcher.cache.policy import CachePolicy
+from searcher.plan.eviction.lru import Lru
+from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.reads import PrefetchMode, ReadLimits, ReadPlanner
 from searcher.plan.steps import (
     Action,
@@ -36,7 +36,12 @@ def planner_of(
     policy: CachePolicy | None = None,
     mode: PrefetchMode = "overlapped",
 ) -> ReadPlanner:
-    limits = ReadLimits(budget_bytes=budget_bytes, demand_reads_max=demand, prefetch_reads_max=prefetch, prefetch=mode)
+    limits = ReadLimits(
+        budget_bytes=budget_bytes,
+        demand_reads_max=demand,
+        prefetch_reads_max=prefetch,
+        prefetch=mode,
+    )
     return ReadPlanner(limits, sizes, policy or Lru())
 
 

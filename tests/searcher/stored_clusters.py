@@ -17,9 +17,9 @@ from carpool.disk.segments import ClusterExtent, SegmentWriter, plan_extents, se
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.disk import Fault, FaultyDisk
 from schemas.record import ClusterId
-from searcher.cache.arena import Arena
-from searcher.cache.cluster_memory import ClusterMemory, MemoryEvent, ReadRules
 from searcher.events import NoEvents
+from searcher.memory.arena import Arena
+from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadRules
 from searcher.store.engine import BlockEngine, BlockRead
 from searcher.store.memory import MemoryEngine
 
@@ -47,12 +47,16 @@ class Stored:
         return [path.read_bytes() for path in self.paths]
 
 
-def store(folder: Path, row_counts: tuple[int, ...], dimension: int, *, segment_bytes_max: int = 200_000) -> Stored:
+def store(
+    folder: Path, row_counts: tuple[int, ...], dimension: int, *, segment_bytes_max: int = 200_000
+) -> Stored:
     layout = PageLayout(dimension=dimension, vector_dtype="float32", page_bytes=4096)
     extents = plan_extents(layout, row_counts, segment_bytes_max=segment_bytes_max)
     writer = SegmentWriter(folder, layout=layout, generation=GENERATION, extents=extents)
     generator = np.random.default_rng(5)
-    vectors = tuple(generator.standard_normal((count, dimension), dtype=np.float32) for count in row_counts)
+    vectors = tuple(
+        generator.standard_normal((count, dimension), dtype=np.float32) for count in row_counts
+    )
     for cluster, rows in enumerate(vectors):
         writer.append(cluster, rows, np.arange(len(rows), dtype=np.int64) + 1000 * cluster)
     writer.close()
@@ -114,7 +118,9 @@ def running(
     fault: Callable[[BlockRead], Fault] = lambda _: None,
     listen: Callable[[MemoryEvent], None] | None = None,
 ) -> Iterator[Running]:
-    """Small blocks and reads, so that clusters come in many pieces. `listen` hears the events, in the place of `heard`."""
+    """Small blocks and reads, so that clusters come in many pieces. `listen` hears the events, in
+    the place of `heard`.
+    """
     arena = Arena(arena_bytes, block_pages * stored.layout.page_bytes)
     metrics, heard = Metrics(), Heard()
     engine = FaultyDisk(inner, fault)

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from schemas.record import ClusterId
-from searcher import lone_scan, scoring_pool
 from searcher.execution import cluster_major
 from searcher.execution.cluster_major import ClusterMajor
 from searcher.plan import substage
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import Action, Event, Joined
-from searcher.scoring_pool import ScoringPool
-from searcher.top_k import TopK
+from searcher.scoring import lone_scan
+from searcher.scoring import pool as scoring_pool
+from searcher.scoring.pool import ScoringPool
+from searcher.scoring.top_k import TopK
 from tests.searcher.executor_rig import Disk, make_disk, questions, running
 
 
@@ -64,10 +65,14 @@ def test_a_lone_query_whose_clusters_are_in_memory_is_answered_without_a_plan_an
             (key,) = here.join(query[None], [probes])
             found = here.take(1)[key]
             assert found is not None and found.best.rows.tolist() == disk.exact(query, probes)
-            assert [(probe.cluster, probe.tier) for probe in found.probes] == [(cluster, "ram") for cluster in probes]
+            assert [(probe.cluster, probe.tier) for probe in found.probes] == [
+                (cluster, "ram") for cluster in probes
+            ]
             np.testing.assert_array_equal(found.best.clusters, disk.assigned[found.best.rows])
             assert found.bytes_read == found.load_us == 0 and not found.skipped and not found.errors
-            requests = here.metrics.registry.get_sample_value("carpool_cluster_requests_total", {"tier": "ram"})
+            requests = here.metrics.registry.get_sample_value(
+                "carpool_cluster_requests_total", {"tier": "ram"}
+            )
             assert requests == 5 * (number + 1)
         assert not told and here.bytes_read() == bytes_read
         here.join(queries[:2], clusters[:2])
@@ -79,7 +84,9 @@ def test_a_lone_query_whose_clusters_are_in_memory_is_answered_without_a_plan_an
         here.take(1)
         here.join(queries[:1], clusters[:1], horizon=dict.fromkeys(clusters[1], 1))
         here.take(1)
-        assert [bool(each.horizon) for each in told] == [False, True, False, True], "what comes next must be told"
+        assert [bool(each.horizon) for each in told] == [False, True, False, True], (
+            "what comes next must be told"
+        )
 
 
 def test_a_lone_query_that_is_late_expires_and_one_that_would_take_long_is_planned(
@@ -95,7 +102,11 @@ def test_a_lone_query_that_is_late_expires_and_one_that_would_take_long_is_plann
         monkeypatch.setattr(cluster_major, "ROWS_MAX", 10)
         (key,) = here.join(queries[1:], clusters[1:])
         found = here.take(1)[key]
-        assert len(told) == 1 and found is not None and found.best.rows.tolist() == disk.exact(queries[1], clusters[1])
+        assert (
+            len(told) == 1
+            and found is not None
+            and found.best.rows.tolist() == disk.exact(queries[1], clusters[1])
+        )
 
 
 def test_what_was_read_ahead_is_counted_as_used_by_a_lone_query_too(
@@ -109,12 +120,15 @@ def test_what_was_read_ahead_is_counted_as_used_by_a_lone_query_too(
         for _ in range(2):
             here.join(queries, clusters)
             here.take(1)
-        used = here.metrics.registry.get_sample_value("carpool_prefetches_total", {"result": "used"})
+        used = here.metrics.registry.get_sample_value(
+            "carpool_prefetches_total", {"result": "used"}
+        )
         assert used == 1 and not here.executor._ahead
 
 
 @pytest.mark.skipif(
-    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores to choose from"
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="needs two cores to choose from",
 )
 @pytest.mark.parametrize("together", [1, 2])
 def test_the_search_thread_may_run_on_every_core_while_it_waits(
@@ -137,7 +151,9 @@ def test_the_search_thread_may_run_on_every_core_while_it_waits(
         whole, thread = os.sched_getaffinity(0), here.thread.native_id
         assert thread is not None
         monkeypatch.setattr(
-            substage.SubstageBudget, "budget_us_for", lambda budget, count: 10_000_000 if count < 2 else 0
+            substage.SubstageBudget,
+            "budget_us_for",
+            lambda budget, count: 10_000_000 if count < 2 else 0,
         )
         for _ in range(5):
             wait_until(lambda: os.sched_getaffinity(thread) == whole)
@@ -155,7 +171,9 @@ def test_the_time_of_a_query_that_is_answered_at_once_is_no_overhead_of_sub_stag
 ) -> None:
     monkeypatch.setattr(substage, "LONE_US", 10_000_000)
     overheads_us: list[int] = []
-    monkeypatch.setattr(substage.SubstageBudget, "scheduled", lambda budget, took_us: overheads_us.append(took_us))
+    monkeypatch.setattr(
+        substage.SubstageBudget, "scheduled", lambda budget, took_us: overheads_us.append(took_us)
+    )
     best, finish = ScoringPool.best, ClusterMajor._finish
     at_once: list[int] = []
 

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from searcher.cache.arena import Arena, Span, Spans, choose_block_bytes
+from searcher.memory.arena import Arena, Span, Spans, choose_block_bytes
 
 BLOCK = 4096
 
 
 def spans_of(*runs: tuple[int, int]) -> Spans:
-    return tuple(Span(offset_bytes=first * BLOCK, size_bytes=count * BLOCK) for first, count in runs)
+    return tuple(
+        Span(offset_bytes=first * BLOCK, size_bytes=count * BLOCK) for first, count in runs
+    )
 
 
 def take(arena: Arena, blocks: int) -> Spans:
@@ -24,7 +26,7 @@ def take(arena: Arena, blocks: int) -> Spans:
 
 
 def test_a_system_without_large_pages_gives_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("searcher.cache.arena.mmap.MADV_HUGEPAGE", 9_999)  # as unknown as there
+    monkeypatch.setattr("searcher.memory.arena.mmap.MADV_HUGEPAGE", 9_999)  # as unknown as there
     arena = Arena(4 * BLOCK, BLOCK)
     (view,) = arena.views(take(arena, 4))
     view[:] = bytes(range(256)) * (4 * BLOCK // 256)
@@ -41,8 +43,10 @@ def test_what_is_filled_is_in_memory_before_it_is_used() -> None:
     arena.close()
 
 
-def test_a_system_that_cannot_fill_gives_pages_when_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("searcher.cache.arena._MADV_POPULATE_WRITE", 9_999)
+def test_a_system_that_cannot_fill_gives_pages_when_they_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("searcher.memory.arena._MADV_POPULATE_WRITE", 9_999)
     arena = Arena(4 * BLOCK, BLOCK)
     arena.fill(4 * BLOCK)
     (view,) = arena.views(take(arena, 4))
@@ -52,7 +56,13 @@ def test_a_system_that_cannot_fill_gives_pages_when_they_are_used(monkeypatch: p
 def test_a_cluster_takes_the_smallest_run_that_holds_it() -> None:
     arena = Arena(20 * BLOCK, BLOCK)
     parts = [take(arena, count) for count in (5, 1, 3, 1, 10)]
-    assert parts == [spans_of((0, 5)), spans_of((5, 1)), spans_of((6, 3)), spans_of((9, 1)), spans_of((10, 10))]
+    assert parts == [
+        spans_of((0, 5)),
+        spans_of((5, 1)),
+        spans_of((6, 3)),
+        spans_of((9, 1)),
+        spans_of((10, 10)),
+    ]
     for position in (0, 2, 4):
         arena.free(parts[position])
     assert take(arena, 3) == spans_of((6, 3))
@@ -146,7 +156,9 @@ def blocks_of(spans: Spans) -> list[int]:
     return [
         block
         for span in spans
-        for block in range(span.offset_bytes // BLOCK, (span.offset_bytes + span.size_bytes) // BLOCK)
+        for block in range(
+            span.offset_bytes // BLOCK, (span.offset_bytes + span.size_bytes) // BLOCK
+        )
     ]
 
 

@@ -14,7 +14,7 @@ from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
 from searcher.store.engine import BlockEngine, BlockError, BlockRead, CancelledRead
 from searcher.store.files import SegmentFiles
-from searcher.store.io_uring import IoUringEngine
+from searcher.store.io_uring_engine import IoUringEngine
 from searcher.store.memory import MemoryEngine
 from searcher.store.none import NoEngine
 from searcher.store.threads import ThreadEngine
@@ -26,7 +26,9 @@ Make = Callable[..., BlockEngine]
 
 
 @pytest.fixture(params=ENGINES)
-def make(request: pytest.FixtureRequest, paths: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(
+    request: pytest.FixtureRequest, paths: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Make]:
     """Makes engines of one kind over the files; closes them."""
     opened: list[tuple[BlockEngine, SegmentFiles | None]] = []
     kind: str = request.param
@@ -47,10 +49,15 @@ def make(request: pytest.FixtureRequest, paths: tuple[Path, ...], monkeypatch: p
                 files = SegmentFiles(of, "auto" if kind.endswith("buffered") else "require")
                 if kind.startswith("threads"):
                     engine = ThreadEngine(
-                        files.read_block, depth=depth, prefetch_depth=prefetch_depth, clock=SystemClock()
+                        files.read_block,
+                        depth=depth,
+                        prefetch_depth=prefetch_depth,
+                        clock=SystemClock(),
                     )
                 else:
-                    engine = IoUringEngine(files, depth=depth, prefetch_depth=prefetch_depth, clock=SystemClock())
+                    engine = IoUringEngine(
+                        files, depth=depth, prefetch_depth=prefetch_depth, clock=SystemClock()
+                    )
         opened.append((engine, files))
         return engine
 
@@ -62,7 +69,9 @@ def make(request: pytest.FixtureRequest, paths: tuple[Path, ...], monkeypatch: p
             files.close()
 
 
-def test_every_read_ends_once_with_its_bytes_or_a_typed_error(make: Make, paths: tuple[Path, ...]) -> None:
+def test_every_read_ends_once_with_its_bytes_or_a_typed_error(
+    make: Make, paths: tuple[Path, ...]
+) -> None:
     generator = random.Random(1)
     for depth in (1, 3, 16):
         engine, ends = make(depth=depth), Ends()
@@ -72,7 +81,9 @@ def test_every_read_ends_once_with_its_bytes_or_a_typed_error(make: Make, paths:
             file = generator.randrange(2)
             pages = [generator.randint(1, 3) for _ in range(generator.randint(1, 5))]
             first_page = generator.randrange(SIZES[file] // PAGE - sum(pages))
-            reads.append(block(token, file, first_page, *pages, is_prefetch=generator.random() < 0.3))
+            reads.append(
+                block(token, file, first_page, *pages, is_prefetch=generator.random() < 0.3)
+            )
         while reads[(start := len(ends.errors)) :]:
             pass_ = reads[start:][:40]
             before = len(ends.errors)
@@ -94,7 +105,9 @@ def test_a_read_past_the_end_is_damage_with_its_place(make: Make) -> None:
     engine, ends = make(), Ends()
     engine.start(ends)
     last_page = SIZES[1] // PAGE - 1
-    engine.submit([block(1, 1, last_page, 1, 2), block(2, 1, last_page + 1, 1), block(3, 1, last_page, 1)])
+    engine.submit(
+        [block(1, 1, last_page, 1, 2), block(2, 1, last_page + 1, 1), block(3, 1, last_page, 1)]
+    )
     errors = ends.wait(3)
     if isinstance(engine, NoEngine):
         assert all(isinstance(error, RetryableError) for error in errors.values())
@@ -106,7 +119,9 @@ def test_a_read_past_the_end_is_damage_with_its_place(make: Make) -> None:
     assert errors[3] is None
 
 
-def test_what_is_cancelled_or_promoted_still_ends_exactly_once(make: Make, paths: tuple[Path, ...]) -> None:
+def test_what_is_cancelled_or_promoted_still_ends_exactly_once(
+    make: Make, paths: tuple[Path, ...]
+) -> None:
     engine, ends = make(depth=1), Ends()
     engine.start(ends)
     reads = [block(token, 0, token % 90, 4, is_prefetch=token % 2 == 0) for token in range(1, 301)]
@@ -145,7 +160,9 @@ def test_no_buffer_is_kept_once_its_read_has_ended(make: Make) -> None:
     engine.start(ends)
     for token in range(1, 30):
         pages = mmap.mmap(-1, PAGE)
-        engine.submit([BlockRead(token=token, file=0, offset_bytes=0, buffers=(memoryview(pages),))])
+        engine.submit(
+            [BlockRead(token=token, file=0, offset_bytes=0, buffers=(memoryview(pages),))]
+        )
         ends.wait(token)
     assert engine.close(30)
     del engine

@@ -1,4 +1,6 @@
-"""One suite over every eviction policy: the contract, then each against its dumb version, then what each ranks by."""
+"""One suite over every eviction policy: the contract, then each against its dumb version, then what
+each ranks by.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.record import ClusterId
-from searcher.cache.edgerag import EdgeRag
-from searcher.cache.farthest_next_use import FarthestNextUse
-from searcher.cache.gdsf import Gdsf
-from searcher.cache.lfu import Lfu
-from searcher.cache.lru import Lru
-from searcher.cache.policies import POLICY_NAMES, PolicyName, make_policy
-from searcher.cache.policy import CachePolicy
-from searcher.cache.tiny_lfu import TinyLfu
+from searcher.plan.eviction.edgerag import EdgeRag
+from searcher.plan.eviction.farthest_next_use import FarthestNextUse
+from searcher.plan.eviction.gdsf import Gdsf
+from searcher.plan.eviction.lfu import Lfu
+from searcher.plan.eviction.lru import Lru
+from searcher.plan.eviction.policies import POLICY_NAMES, PolicyName, make_policy
+from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.eviction.tiny_lfu import TinyLfu
 from tests.searcher.dumb_policies import (
     DumbGdsf,
     DumbLru,
@@ -41,9 +43,18 @@ POLICIES: dict[str, tuple[Callable[[], CachePolicy], Callable[[], CachePolicy]]]
         lambda: DumbGdsf({c: LATENCY_US[c] / SIZE_BYTES[c] for c in CLUSTERS}),
     ),
     "farthest_next_use": (lambda: FarthestNextUse(1), lambda: dumb_farthest_next_use(1)),
-    "farthest_next_use, never fading": (lambda: FarthestNextUse(0), lambda: dumb_farthest_next_use(0)),
-    "tiny_lfu": (lambda: TinyLfu(TINY_SIZE_BYTES, 1000), lambda: DumbTinyLfu(TINY_SIZE_BYTES, 10, 792, 80)),
-    "tiny_lfu, small": (lambda: TinyLfu(TINY_SIZE_BYTES, 20), lambda: DumbTinyLfu(TINY_SIZE_BYTES, 0, 16, 80)),
+    "farthest_next_use, never fading": (
+        lambda: FarthestNextUse(0),
+        lambda: dumb_farthest_next_use(0),
+    ),
+    "tiny_lfu": (
+        lambda: TinyLfu(TINY_SIZE_BYTES, 1000),
+        lambda: DumbTinyLfu(TINY_SIZE_BYTES, 10, 792, 80),
+    ),
+    "tiny_lfu, small": (
+        lambda: TinyLfu(TINY_SIZE_BYTES, 20),
+        lambda: DumbTinyLfu(TINY_SIZE_BYTES, 0, 16, 80),
+    ),
 }
 NOBODY: frozenset[ClusterId] = frozenset()
 
@@ -54,7 +65,7 @@ Operation = tuple[str, ClusterId, dict[ClusterId, int]]  # what, to which cluste
 # What may happen to a cache of eight clusters. Half of what happens is a request, as in life.
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["touch", "touch", "touch", "insert", "remove", "foresee"]),
+        st.sampled_from(["touch", "touch", "touch", "insert", "remove", "set_horizon"]),
         st.sampled_from(CLUSTERS),
         st.dictionaries(st.sampled_from(CLUSTERS), st.integers(1, 4), max_size=5),
     ),
@@ -69,12 +80,14 @@ def policy(request: pytest.FixtureRequest) -> CachePolicy:
 
 
 def do(policy: CachePolicy, operation: Operation) -> None:
-    """Does what can be done: a resident cluster is not inserted, and what is not resident not removed."""
+    """Does what can be done: a resident cluster is not inserted, and what is not resident not
+    removed.
+    """
     what, cluster, horizon = operation
     if what == "touch":
         policy.touch(cluster)
-    elif what == "foresee":
-        policy.foresee(horizon)
+    elif what == "set_horizon":
+        policy.set_horizon(horizon)
     elif what == "insert" and cluster not in policy.residents():
         policy.insert(cluster)
     elif what == "remove" and cluster in policy.residents():
@@ -135,7 +148,13 @@ def test_the_victim_is_resident_and_unprotected_and_there_whenever_one_can_be(
     for operation in operations:
         do(policy, operation)
         what, cluster, _ = operation
-        resident = resident | {cluster} if what == "insert" else resident - {cluster} if what == "remove" else resident
+        resident = (
+            resident | {cluster}
+            if what == "insert"
+            else resident - {cluster}
+            if what == "remove"
+            else resident
+        )
         assert policy.residents() == resident
         victim = policy.victim(protected)
         assert (victim is None) == (not resident - protected)
@@ -151,7 +170,9 @@ def test_it_evicts_what_the_dumb_version_evicts(
     policy, dumb = (make() for make in POLICIES[name])
     for operation in operations:
         what, _, horizon = operation
-        if what == "remove":  # most evictions are of the victim, so that what follows from one is followed through
+        if (
+            what == "remove"
+        ):  # most evictions are of the victim, so that what follows from one is followed through
             victim = dumb.victim(frozenset(horizon))
             operation = (what, victim if victim is not None else operation[1], horizon)
         do(policy, operation)
@@ -178,9 +199,9 @@ def test_asking_more_often_changes_no_later_answer(
 
 def test_a_horizon_of_clusters_that_do_not_exist_harms_nothing(policy: CachePolicy) -> None:
     fill(policy, A, B)
-    policy.foresee({ClusterId(999): 1, A: 0, B: 10**9})
+    policy.set_horizon({ClusterId(999): 1, A: 0, B: 10**9})
     assert policy.victim(frozenset({A})) == B
-    policy.foresee({})
+    policy.set_horizon({})
     assert policy.residents() == {A, B}
     policy.check_integrity()
 
@@ -188,7 +209,7 @@ def test_a_horizon_of_clusters_that_do_not_exist_harms_nothing(policy: CachePoli
 def test_the_horizon_is_not_kept(policy: CachePolicy) -> None:
     fill(policy, A, B)
     horizon = {A: 1, B: 2}
-    policy.foresee(horizon)
+    policy.set_horizon(horizon)
     before = policy.victim(NOBODY)
     horizon.update({A: 9, B: 1})
     assert policy.victim(NOBODY) == before
@@ -254,7 +275,9 @@ def test_lfu_keeps_what_is_popular_and_of_equals_what_was_used_last() -> None:
 
 
 def test_gdsf_prefers_small_clusters_of_equal_cost_and_ages_what_stays() -> None:
-    """Cherkasova 1998: Pr(f) = L + Fr(f) × C(f) / S(f), and L is the priority of what was evicted last."""
+    """Cherkasova 1998: Pr(f) = L + Fr(f) × C(f) / S(f), and L is the priority of what was evicted
+    last.
+    """
     policy = Gdsf({A: 8, B: 8, C: 8}, {A: 1, B: 4, C: 8})
     fill(policy, A, B, C)  # 8, 2, 1
     assert policy.victim(NOBODY) == C
@@ -274,7 +297,7 @@ def test_farthest_next_use_evicts_what_is_wanted_last_whatever_was_popular() -> 
     fill(policy, A, B, C, D)
     for _ in range(9):
         policy.touch(C)
-    policy.foresee({A: 1, C: 3, B: 2, D: 4})
+    policy.set_horizon({A: 1, C: 3, B: 2, D: 4})
     order = []
     while (victim := policy.victim(NOBODY)) is not None:
         order.append(victim)
@@ -288,7 +311,7 @@ def test_farthest_next_use_evicts_beyond_the_horizon_first_and_there_what_is_rar
     policy.touch(A)
     policy.touch(A)
     policy.touch(B)
-    policy.foresee({C: 4})
+    policy.set_horizon({C: 4})
     assert policy.victim(NOBODY) == D  # nobody knows when, and it was used once
     assert policy.victim(frozenset({D})) == B
     assert policy.victim(frozenset({D, B})) == A
@@ -301,7 +324,7 @@ def test_farthest_next_use_lets_old_favourites_fade() -> None:
     for _ in range(9):
         policy.touch(A)
     for _ in range(10):
-        policy.foresee({})
+        policy.set_horizon({})
     policy.touch(B)  # 1 + 1/32 against 10/32
     assert policy.victim(NOBODY) == A
 
@@ -310,14 +333,16 @@ def test_farthest_next_use_still_tells_clusters_apart_after_thousands_of_windows
     policy = FarthestNextUse(half_life_windows=1)
     fill(policy, A, B)
     for window in range(2000):  # weights would overflow a float after 1,024 doublings
-        policy.foresee({})
+        policy.set_horizon({})
         policy.touch(A if window % 2 else B)
     assert policy.victim(NOBODY) == B
     policy.check_integrity()
 
 
 def test_tiny_lfu_admits_a_newcomer_only_if_it_is_asked_for_more_often() -> None:
-    """TinyLFU section 3.1: accept an item only if its frequency exceeds that of the cache's victim."""
+    """TinyLFU section 3.1: accept an item only if its frequency exceeds that of the cache's
+    victim.
+    """
     policy = TinyLfu(dict.fromkeys((A, B, C), 50), 100)
     fill(policy, A)
     policy.touch(A)  # two uses

@@ -19,11 +19,11 @@ from carpool.disk.segments import layout_of
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.cache.arena import Arena
-from searcher.cache.cluster_cache import Arrival, ClusterCache
-from searcher.cache.cluster_memory import ClusterMemory, ReadRules
-from searcher.cache.lru import Lru
 from searcher.events import NoEvents
+from searcher.memory.arena import Arena
+from searcher.memory.cluster_cache import Arrival, ClusterCache
+from searcher.memory.cluster_memory import ClusterMemory, ReadRules
+from searcher.plan.eviction.lru import Lru
 from searcher.plan.reads import ReadLimits, ReadPlanner
 from searcher.store.engine import BlockRead
 from searcher.store.memory import MemoryEngine
@@ -39,7 +39,9 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
 
 
 class Watched(ThreadEngine):
-    """Threads over a segment in memory; counts reads of whole clusters, and does what a test wants before each."""
+    """Threads over a segment in memory; counts reads of whole clusters, and does what a test wants
+    before each.
+    """
 
     def __init__(self, index: SmallIndex, before: Callable[[int], None] = lambda _: None) -> None:
         super().__init__(self._watch, depth=4, prefetch_depth=1, clock=SystemClock())
@@ -98,8 +100,13 @@ def caching(
         clock=SystemClock(),
         events=NoEvents(),
     )
-    sizes = {ClusterId(extent.cluster): memory.arena_bytes(ClusterId(extent.cluster)) for extent in index.extents}
-    limits = ReadLimits(budget_bytes=memory.arena_bytes_total, demand_reads_max=demand, prefetch_reads_max=prefetch)
+    sizes = {
+        ClusterId(extent.cluster): memory.arena_bytes(ClusterId(extent.cluster))
+        for extent in index.extents
+    }
+    limits = ReadLimits(
+        budget_bytes=memory.arena_bytes_total, demand_reads_max=demand, prefetch_reads_max=prefetch
+    )
     cache = ClusterCache(memory=memory, planner=ReadPlanner(limits, sizes, Lru()), metrics=metrics)
     try:
         yield Running(cache=cache, memory=memory, metrics=metrics)
@@ -109,7 +116,9 @@ def caching(
         assert memory.close(30)
 
 
-def ask(cache: ClusterCache, *clusters: ClusterId, then: tuple[ClusterId, ...] = ()) -> dict[ClusterId, Arrival]:
+def ask(
+    cache: ClusterCache, *clusters: ClusterId, then: tuple[ClusterId, ...] = ()
+) -> dict[ClusterId, Arrival]:
     """A group of one query, searched to its end."""
     cache.begin_group((clusters,), then)
     with closing(cache.query(0, clusters)) as arriving:
@@ -159,8 +168,12 @@ def test_a_prefetch_in_flight_is_joined_by_the_demand_and_read_once(index: Small
         assert it.sample("cluster_requests_total", tier="ssd") == 2
 
 
-def test_a_prefetch_that_waits_in_the_engine_is_promoted_when_a_query_wants_it(index: SmallIndex) -> None:
-    """Of two prefetches the engine begins one; the other begins when it is wanted, while the first still hangs."""
+def test_a_prefetch_that_waits_in_the_engine_is_promoted_when_a_query_wants_it(
+    index: SmallIndex,
+) -> None:
+    """Of two prefetches the engine begins one; the other begins when it is wanted, while the first
+    still hangs.
+    """
     go_on = threading.Event()
     engine = Watched(index, lambda cluster: None if cluster != B else assert_(go_on.wait(30)))
     with caching(index, engine, prefetch=2) as it:
@@ -172,18 +185,24 @@ def test_a_prefetch_that_waits_in_the_engine_is_promoted_when_a_query_wants_it(i
         go_on.set()
 
 
-def test_within_a_budget_of_two_clusters_any_sequence_of_queries_is_served(index: SmallIndex) -> None:
+def test_within_a_budget_of_two_clusters_any_sequence_of_queries_is_served(
+    index: SmallIndex,
+) -> None:
     sizes = sorted(extent.size_bytes for extent in index.extents)
     budget_bytes = sizes[-1] + sizes[-2]
     peaks: list[float] = []
     with caching(index, Watched(index), budget_bytes=budget_bytes, demand=3, prefetch=2) as it:
         generator = np.random.default_rng(3)
-        clusters = [tuple(ClusterId(int(c)) for c in generator.permutation(8)[:4]) for _ in range(120)]
+        clusters = [
+            tuple(ClusterId(int(c)) for c in generator.permutation(8)[:4]) for _ in range(120)
+        ]
         for now, then in itertools.pairwise(clusters):
             arrived = ask(it.cache, *now, then=then)
             assert arrived.keys() == set(now)
             assert all(arrival.error is None for arrival in arrived.values())
-            peaks.append(sum(it.sample("resident_bytes", kind=kind) for kind in ("resident", "in_flight")))
+            peaks.append(
+                sum(it.sample("resident_bytes", kind=kind) for kind in ("resident", "in_flight"))
+            )
         assert sizes[-1] < max(peaks) <= budget_bytes == it.sample("budget_bytes")
 
 
@@ -230,7 +249,9 @@ def test_damage_is_never_retried_nor_granted_and_is_counted(index: SmallIndex) -
         assert it.sample("clusters_damaged_total") == 1
 
 
-def test_a_fault_in_an_engine_denies_the_cluster_and_leaves_nobody_waiting(index: SmallIndex) -> None:
+def test_a_fault_in_an_engine_denies_the_cluster_and_leaves_nobody_waiting(
+    index: SmallIndex,
+) -> None:
     def break_(cluster: int) -> None:
         if cluster == A:
             raise ZeroDivisionError("a bug")
@@ -242,7 +263,9 @@ def test_a_fault_in_an_engine_denies_the_cluster_and_leaves_nobody_waiting(index
         assert arrived[B].error is None
 
 
-def test_a_read_that_hangs_costs_its_query_that_cluster_and_its_bytes_come_back(index: SmallIndex) -> None:
+def test_a_read_that_hangs_costs_its_query_that_cluster_and_its_bytes_come_back(
+    index: SmallIndex,
+) -> None:
     go_on = threading.Event()
     engine = Watched(index, lambda cluster: assert_(go_on.wait(30)) if cluster == B else None)
     largest_bytes = max(extent.size_bytes for extent in index.extents)
@@ -273,7 +296,9 @@ def test_a_query_that_is_given_up_frees_what_it_held(index: SmallIndex) -> None:
         it.cache.end_group()
 
 
-def test_stopping_ends_a_query_that_waits_and_closing_says_whether_the_reads_are_done(index: SmallIndex) -> None:
+def test_stopping_ends_a_query_that_waits_and_closing_says_whether_the_reads_are_done(
+    index: SmallIndex,
+) -> None:
     go_on = threading.Event()
     engine = Watched(index, lambda _: assert_(go_on.wait(30)))
     with caching(index, engine) as it:

@@ -1,4 +1,6 @@
-"""The cluster-major planner against a dumb disk that ends reads in any order, and stated traces with their counts."""
+"""The cluster-major planner against a dumb disk that ends reads in any order, and stated traces
+with their counts.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,16 @@ from collections.abc import Mapping
 import pytest
 
 from schemas.record import ClusterId
-from searcher.cache.lru import Lru
-from searcher.plan.cluster_steps import Dropped, Joined, Promote, ReadFailed, SpaceFreed, SubstageEnded, Wanted
+from searcher.plan.cluster_steps import (
+    Dropped,
+    Joined,
+    Promote,
+    ReadFailed,
+    SpaceFreed,
+    SubstageEnded,
+    Wanted,
+)
+from searcher.plan.eviction.lru import Lru
 from tests.searcher.cluster_worlds import ids, run, world
 
 
@@ -48,7 +58,9 @@ def test_what_is_read_ahead_is_bounded_by_read_ahead_bytes() -> None:
     here.join(0, [(0, 1, 2, 3, 4, 5)])
     assert here.reads == [0, 1]
     here.end_read(ClusterId(0))
-    assert here.reads == [0, 1], "room is made when something was scored, not when something arrived"
+    assert here.reads == [0, 1], (
+        "room is made when something was scored, not when something arrived"
+    )
     here.score()
     assert here.reads == [0, 1, 2]
 
@@ -61,7 +73,7 @@ def test_a_query_that_joins_shares_the_read_that_is_on_its_way() -> None:
     assert sorted(here.reads) == [0, 1, 2]
 
 
-def test_a_query_that_joins_while_its_cluster_is_being_scored_has_it_scored_again_without_a_read() -> None:
+def test_query_that_joins_while_its_cluster_is_being_scored_has_it_scored_without_read() -> None:
     here = world([10] * 2, 20)
     here.join(0, [(0,)])
     here.end_read(ClusterId(0))
@@ -95,7 +107,7 @@ def test_a_slow_head_is_passed_over_after_a_while() -> None:
     assert here.scored == [(1, 0)]
 
 
-def test_when_reads_that_never_return_own_the_whole_budget_queries_go_without_and_do_not_wait_for_ever() -> None:
+def test_when_reads_never_return_whole_budget_queries_go_without_and_do_not_wait_for_ever() -> None:
     here = world([10] * 2, 10)
     here.join(0, [(0, 1)])
     del here.reading[ClusterId(0)]
@@ -110,10 +122,14 @@ def test_when_reads_that_never_return_own_the_whole_budget_queries_go_without_an
 def test_the_next_window_is_read_ahead_and_its_clusters_are_not_read_twice() -> None:
     here = world([10] * 6, 60, prefetch=20)
     here.join(0, [(0, 1)], {ClusterId(2): 1, ClusterId(3): 1, ClusterId(4): 2})
-    assert here.reads[:2] == [0, 1] and sorted(here.reads[2:]) == [2, 3], "two fit prefetch_bytes, the soonest ones"
+    assert here.reads[:2] == [0, 1] and sorted(here.reads[2:]) == [2, 3], (
+        "two fit prefetch_bytes, the soonest ones"
+    )
     here.work(min, lambda: len(here.finished) == 1)
     actions = here.join(1, [(2, 3)])
-    assert {action.cluster for action in actions if isinstance(action, Promote)} == here.reading.keys() & {2, 3}
+    assert {
+        action.cluster for action in actions if isinstance(action, Promote)
+    } == here.reading.keys() & {2, 3}
     here.work(min, lambda: len(here.finished) == 2)
     assert sorted(here.reads) == [0, 1, 2, 3]
 
@@ -122,12 +138,17 @@ def test_reading_ahead_evicts_nothing_that_is_wanted_as_soon() -> None:
     here = world([10] * 6, 40, prefetch=40)
     run(here, [[(0, 1, 2)]], min)
     here.join(1, [(0,)], {ClusterId(1): 1, ClusterId(2): 1, ClusterId(4): 1, ClusterId(5): 1})
-    assert here.reads == [0, 1, 2, 4] and not here.evictions, "4 takes what is free; for 5 something as soon would go"
+    assert here.reads == [0, 1, 2, 4] and not here.evictions, (
+        "4 takes what is free; for 5 something as soon would go"
+    )
 
 
 def test_a_query_that_was_overtaken_too_often_goes_first() -> None:
     sizes = [1] * 10 + [30]
-    lazy, strict = world(sizes, 31, read_ahead=1, overtaken_max=100), world(sizes, 31, read_ahead=1, overtaken_max=2)
+    lazy, strict = (
+        world(sizes, 31, read_ahead=1, overtaken_max=100),
+        world(sizes, 31, read_ahead=1, overtaken_max=2),
+    )
     for here in (lazy, strict):
         here.join(0, [(9,)])  # keeps the disk busy while the others join
         here.join(1, [(10,), *((cluster,) for cluster in range(6))])
@@ -138,7 +159,10 @@ def test_a_query_that_was_overtaken_too_often_goes_first() -> None:
 
 def test_a_query_with_a_deadline_is_not_overtaken() -> None:
     here = world([30, 1, 1], 32, read_ahead=1)
-    queries = (Wanted(query=0, clusters=ids([1])), Wanted(query=1, clusters=ids([0]), deadline_us=5))
+    queries = (
+        Wanted(query=0, clusters=ids([1])),
+        Wanted(query=1, clusters=ids([0]), deadline_us=5),
+    )
     here.tell(Joined(queries=queries, horizon={}))
     assert here.reads == [0]
 
@@ -163,7 +187,7 @@ def test_a_cluster_larger_than_the_budget_is_refused(budget: int) -> None:
         world([10], budget, read_ahead=1)
 
 
-def test_a_query_is_taken_at_once_only_if_it_is_alone_with_nothing_foreseen_and_all_it_wants_in_memory() -> None:
+def test_query_taken_at_once_if_it_alone_with_nothing_foreseen_and_all_it_wants_in_memory() -> None:
     here = world([5, 5, 5, 5], 20)
     assert not here.planner.take_at_once(ids([0, 1]), begins_window=True), "nothing is in memory"
     run(here, [[(0, 1)], [(2,)]], min)
@@ -175,7 +199,9 @@ def test_a_query_is_taken_at_once_only_if_it_is_alone_with_nothing_foreseen_and_
     here.work(min, lambda: 2 in here.finished)
     here.join(3, [(3,)], {ClusterId(0): 1})
     here.work(min, lambda: 3 in here.finished)
-    assert not here.planner.take_at_once(ids([0, 1]), begins_window=True), "windows after this one are known"
+    assert not here.planner.take_at_once(ids([0, 1]), begins_window=True), (
+        "windows after this one are known"
+    )
     here.join(4, [(3,)], {})
     here.work(min, lambda: 4 in here.finished)
     assert here.planner.take_at_once(ids([0, 1]), begins_window=True)
@@ -192,9 +218,9 @@ class Told(Lru):
         self.words.append(cluster)
         super().touch(cluster)
 
-    def foresee(self, horizon: Mapping[ClusterId, int]) -> None:
+    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
         self.words.append(dict(horizon))
-        super().foresee(horizon)
+        super().set_horizon(horizon)
 
 
 @pytest.mark.parametrize("begins_window", [True, False])
@@ -207,7 +233,9 @@ def test_a_policy_is_told_the_same_of_a_query_that_is_taken_at_once(begins_windo
     wanted = Wanted(query=1, clusters=ids([1, 0]))
     planned.tell(Joined(queries=(wanted,), horizon={} if begins_window else None))
     planned.work(min, lambda: 1 in planned.finished)
-    assert policies[0].words == policies[1].words and len(policies[0].words) == (6 if begins_window else 5)
+    assert policies[0].words == policies[1].words and len(policies[0].words) == (
+        6 if begins_window else 5
+    )
 
 
 def test_nobody_waits_for_what_is_late_once_those_who_wanted_it_were_dropped() -> None:
@@ -219,7 +247,7 @@ def test_nobody_waits_for_what_is_late_once_those_who_wanted_it_were_dropped() -
     assert not here.score() and here.planner.wake_us() is None
 
 
-def test_what_was_read_ahead_is_not_taken_at_once_for_it_is_in_the_books_of_what_nobody_asked_for() -> None:
+def test_what_was_read_ahead_not_taken_at_once_for_it_in_books_of_what_nobody_asked_for() -> None:
     here = world([5, 5, 5], 15, prefetch=5)
     here.join(0, [(0,)], {ClusterId(1): 1})
     here.work(min, lambda: 0 in here.finished)

@@ -1,4 +1,6 @@
-"""The cluster-major executor over real segments, threads and memory: exact, each cluster once, and whole books."""
+"""The cluster-major executor over real segments, threads and memory: exact, each cluster once, and
+whole books.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_queries_that_join_while_others_are_searched_share_their_reads(disk: Dis
         assert here.bytes_read() <= disk.size_bytes, "all of it fits, so nothing is read twice"
 
 
-def test_what_fails_or_is_damaged_is_skipped_by_those_who_wanted_it_and_says_why(disk: Disk) -> None:
+def test_what_fails_or_is_damaged_is_skipped_by_those_who_wanted_it_and_says_why(
+    disk: Disk,
+) -> None:
     queries, clusters = questions(disk, 40, 3)
     with running(disk) as here:
         here.trouble.failing, here.trouble.damaged = {1, 2}, {3}
@@ -72,20 +76,28 @@ def test_what_fails_or_is_damaged_is_skipped_by_those_who_wanted_it_and_says_why
             assert found.best.rows.tolist() == disk.exact(queries[key], good)
         here.trouble.failing, here.trouble.damaged = set(), set()
         here.join(queries, clusters)
-        assert all(found is not None and not found.skipped for found in here.take(40).values()), "it was not kept"
+        assert all(found is not None and not found.skipped for found in here.take(40).values()), (
+            "it was not kept"
+        )
 
 
-def test_a_cluster_of_which_one_slice_is_damaged_is_skipped_and_what_is_left_of_it_is_searched(disk: Disk) -> None:
+def test_a_cluster_of_which_one_slice_is_damaged_is_skipped_and_what_is_left_of_it_is_searched(
+    disk: Disk,
+) -> None:
     queries, clusters = questions(disk, 40, 6)
     bad = 3
-    lost = set(np.flatnonzero(disk.assigned == bad)[: disk.layout.rows_per_page].tolist())  # the rows of its first page
+    lost = set(
+        np.flatnonzero(disk.assigned == bad)[: disk.layout.rows_per_page].tolist()
+    )  # the rows of its first page
     with running(disk, slice_bytes_max=disk.layout.page_bytes) as here:
         here.trouble.damaged_pages = {(bad, 0)}
         here.join(queries, clusters)
         for key, found in here.take(40).items():
             assert found is not None
             assert found.skipped == ((bad,) if bad in clusters[key] else ())
-            assert [f"cluster {bad} " in str(error) for error in found.errors] == [True] * len(found.skipped)
+            assert [f"cluster {bad} " in str(error) for error in found.errors] == [True] * len(
+                found.skipped
+            )
             rest = [row for row in disk.exact(queries[key], clusters[key]) if row not in lost]
             assert found.best.rows.tolist()[: len(rest)] == rest
 
@@ -93,7 +105,7 @@ def test_a_cluster_of_which_one_slice_is_damaged_is_skipped_and_what_is_left_of_
 KINDS = ("failing", "damaged", "short", "slow", "hanging")
 
 
-def test_a_hundred_windows_of_bad_reads_cost_those_who_needed_them_those_clusters_and_memory_returns(
+def test_a_hundred_windows_of_bad_reads_return_all_their_memory(
     disk: Disk,
 ) -> None:
     dice = random.Random(8)
@@ -112,8 +124,12 @@ def test_a_hundred_windows_of_bad_reads_cost_those_who_needed_them_those_cluster
                 assert set(found.skipped) <= bad & set(mine)
                 assert len(found.errors) == len(found.skipped)
                 for error in found.errors:
-                    assert isinstance(error, CorruptionError if kind in ("damaged", "short") else RetryableError)
-                    assert any(f"cluster {cluster} " in str(error) for cluster in found.skipped), error
+                    assert isinstance(
+                        error, CorruptionError if kind in ("damaged", "short") else RetryableError
+                    )
+                    assert any(f"cluster {cluster} " in str(error) for cluster in found.skipped), (
+                        error
+                    )
                 good = [cluster for cluster in mine if cluster not in found.skipped]
                 assert found.best.rows.tolist() == disk.exact(queries[key % 8], good)
                 skips[kind] += len(found.skipped)
@@ -127,16 +143,24 @@ def test_a_hundred_windows_of_bad_reads_cost_those_who_needed_them_those_cluster
             assert time.monotonic() < until_s, "what hung came back, and its memory did not"
             time.sleep(0.005)
         residents = here.memory.residents()
-        assert here.memory.used_bytes == sum(here.memory.arena_bytes(cluster) for cluster in residents)
-    assert {kind for kind in KINDS if skips[kind]} == {"failing", "damaged", "short", "hanging"}, skips
+        assert here.memory.used_bytes == sum(
+            here.memory.arena_bytes(cluster) for cluster in residents
+        )
+    assert {kind for kind in KINDS if skips[kind]} == {"failing", "damaged", "short", "hanging"}, (
+        skips
+    )
 
 
-def test_a_dropped_query_is_not_finished_and_an_expired_one_is_finished_with_none(disk: Disk) -> None:
+def test_a_dropped_query_is_not_finished_and_an_expired_one_is_finished_with_none(
+    disk: Disk,
+) -> None:
     queries, clusters = questions(disk, 3, 3)
     with running(disk) as here:
         here.trouble.hanging = set(range(NLIST))
         (dropped,) = here.join(queries[:1], clusters[:1])
-        (expired,) = here.join(queries[1:2], clusters[1:2], deadline_us=SystemClock().now_us() + 20_000)
+        (expired,) = here.join(
+            queries[1:2], clusters[1:2], deadline_us=SystemClock().now_us() + 20_000
+        )
         assert here.take(1) == {expired: None}
         here.executor.drop([dropped])
         here.trouble.released.set()

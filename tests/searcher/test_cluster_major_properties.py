@@ -1,4 +1,6 @@
-"""The cluster-major planner over any windows, ends and failures: each cluster once, and the books right."""
+"""The cluster-major planner over any windows, ends and failures: each cluster once, and the books
+right.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.record import ClusterId
-from searcher.cache.farthest_next_use import FarthestNextUse
-from searcher.cache.lfu import Lfu
-from searcher.cache.lru import Lru
-from searcher.cache.policy import CachePolicy
 from searcher.plan.cluster_steps import Dropped, ReadFailed, SpaceFreed
+from searcher.plan.eviction.farthest_next_use import FarthestNextUse
+from searcher.plan.eviction.lfu import Lfu
+from searcher.plan.eviction.lru import Lru
+from searcher.plan.eviction.policy import CachePolicy
 from tests.searcher.cluster_worlds import Window, ids, run, world
 
 
 def wanted_pairs(windows: Sequence[Window]) -> list[tuple[int, int]]:
     queries = [clusters for window in windows for clusters in window]
-    return sorted((cluster, query) for query, clusters in enumerate(queries) for cluster in clusters)
+    return sorted(
+        (cluster, query) for query, clusters in enumerate(queries) for cluster in clusters
+    )
 
 
 sizes_and_windows = st.integers(2, 12).flatmap(
@@ -27,7 +31,9 @@ sizes_and_windows = st.integers(2, 12).flatmap(
         st.lists(st.integers(1, 20), min_size=count, max_size=count),
         st.lists(
             st.lists(
-                st.lists(st.integers(0, count - 1), min_size=1, max_size=min(count, 5), unique=True).map(tuple),
+                st.lists(
+                    st.integers(0, count - 1), min_size=1, max_size=min(count, 5), unique=True
+                ).map(tuple),
                 min_size=1,
                 max_size=6,
             ),
@@ -45,14 +51,18 @@ sizes_and_windows = st.integers(2, 12).flatmap(
 
 @settings(max_examples=300, deadline=None)
 @given(sizes_and_windows)
-def test_every_query_gets_each_of_its_clusters_once_and_each_cluster_is_read_at_most_once_a_window(case) -> None:  # type: ignore[no-untyped-def]
+def test_every_query_gets_each_of_its_clusters_once_and_each_cluster_is_read_at_most_once_a_window(
+    case,
+) -> None:  # type: ignore[no-untyped-def]
     sizes, windows, budget, read_ahead, prefetch, ahead, seed = case
     here = world(sizes, budget, read_ahead=read_ahead, prefetch=prefetch)
     run(here, windows, random.Random(seed).choice, ahead)
     assert sorted(here.scored) == wanted_pairs(windows)
     assert all(not skipped for skipped in here.finished.values())
     if not prefetch:
-        distinct = sum(len({cluster for clusters in window for cluster in clusters}) for window in windows)
+        distinct = sum(
+            len({cluster for clusters in window for cluster in clusters}) for window in windows
+        )
         assert len(here.reads) <= distinct
 
 
@@ -70,7 +80,9 @@ def test_what_is_read_and_evicted_does_not_depend_on_the_order_in_which_reads_en
 
 @settings(max_examples=200, deadline=None)
 @given(sizes_and_windows, st.lists(st.integers(0, 5), min_size=1, max_size=60))
-def test_anything_may_join_leave_and_fail_at_any_time_and_the_books_stay_right(case, choices) -> None:  # type: ignore[no-untyped-def]
+def test_anything_may_join_leave_and_fail_at_any_time_and_the_books_stay_right(
+    case, choices
+) -> None:  # type: ignore[no-untyped-def]
     sizes, windows, budget, read_ahead, prefetch, _, seed = case
     here = world(sizes, budget, read_ahead=read_ahead, prefetch=prefetch)
     dice = random.Random(seed)
@@ -133,7 +145,9 @@ def test_taking_a_query_at_once_changes_nothing_of_what_is_read_and_evicted(
             )
             may_be_taken = here is at_once and len(window) == 1 and not seen
             if may_be_taken and here.planner.take_at_once(ids(window[0]), begins_window=True):
-                assert set(ids(window[0])) <= here.resident and not here.planner.next_substage(1, lambda *_: 1, 0)
+                assert set(ids(window[0])) <= here.resident and not here.planner.next_substage(
+                    1, lambda *_: 1, 0
+                )
                 here.finished[first] = ()
                 here.planner.check_integrity()
             else:

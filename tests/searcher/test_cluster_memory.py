@@ -14,24 +14,40 @@ from carpool.disk.segments import ClusterExtent, segment_name
 from carpool.errors import CorruptionError, RetryableError
 from carpool.testing.disk import Fault
 from schemas.record import ClusterId
-from searcher.cache.cluster_memory import ReadBroke, ReadDone
+from searcher.memory.cluster_memory import ReadBroke, ReadDone
 from searcher.store.engine import BlockRead
 from searcher.store.files import SegmentFiles
 from searcher.store.memory import MemoryEngine
 from searcher.store.none import NoEngine
 from searcher.store.threads import ThreadEngine
-from tests.searcher.stored_clusters import ALL, A, B, C, D, Running, Stored, check_rows, in_memory, running
+from tests.searcher.stored_clusters import (
+    ALL,
+    A,
+    B,
+    C,
+    D,
+    Running,
+    Stored,
+    check_rows,
+    in_memory,
+    running,
+)
 
 
 def test_every_cluster_arrives_whole_whatever_blocks_and_reads_are_cut_to(stored: Stored) -> None:
     for block_pages, read_pages in itertools.product((1, 3, 16), (1, 2, 7, 100)):
-        with running(stored, in_memory(stored), block_pages=block_pages, read_pages=read_pages) as it:
+        with running(
+            stored, in_memory(stored), block_pages=block_pages, read_pages=read_pages
+        ) as it:
             events = it.read(*ALL)
             assert all(isinstance(event, ReadDone) for event in events.values())
             assert it.memory.residents() == set(ALL)
             for cluster in ALL:
                 check_rows(it.memory, stored, cluster)
-            assert max(read.size_bytes for read in it.engine.seen) <= read_pages * stored.layout.page_bytes
+            assert (
+                max(read.size_bytes for read in it.engine.seen)
+                <= read_pages * stored.layout.page_bytes
+            )
             total_bytes = sum(extent.size_bytes for extent in stored.extents)
             assert sum(read.size_bytes for read in it.engine.seen) == total_bytes
             assert it.sample("bytes_read_total", purpose="demand") == total_bytes
@@ -89,8 +105,12 @@ def test_what_is_evicted_gives_its_blocks_back(stored: Stored) -> None:
     with running(stored, in_memory(stored)) as it:
         free_bytes = it.arena.free_bytes
         it.read(A, B)
-        assert it.arena.free_bytes == free_bytes - it.memory.arena_bytes(A) - it.memory.arena_bytes(B)
-        assert it.sample("resident_bytes", kind="resident") == it.memory.arena_bytes(A) + it.memory.arena_bytes(B)
+        assert it.arena.free_bytes == free_bytes - it.memory.arena_bytes(A) - it.memory.arena_bytes(
+            B
+        )
+        assert it.sample("resident_bytes", kind="resident") == it.memory.arena_bytes(
+            A
+        ) + it.memory.arena_bytes(B)
         it.memory.evict(A)
         it.memory.evict(B)
         assert it.arena.free_bytes == free_bytes
@@ -104,7 +124,9 @@ def test_without_room_a_read_is_a_fault_of_the_planner(stored: Stored) -> None:
             it.memory.begin_read(D, is_prefetch=False)
 
 
-def test_damage_breaks_that_cluster_only_names_the_place_and_is_not_read_again(stored: Stored) -> None:
+def test_damage_breaks_that_cluster_only_names_the_place_and_is_not_read_again(
+    stored: Stored,
+) -> None:
     contents = [bytearray(content) for content in stored.contents()]
     extent = stored.extents[B]
     page = 2
@@ -135,14 +157,18 @@ def test_a_cluster_of_another_place_never_passes_for_this_one(stored: Stored) ->
         page_count=one.page_count,
         row_count=one.row_count,
     )
-    other = Stored(folder=stored.folder, layout=stored.layout, extents=tuple(swapped), vectors=stored.vectors)
+    other = Stored(
+        folder=stored.folder, layout=stored.layout, extents=tuple(swapped), vectors=stored.vectors
+    )
     with running(other, in_memory(stored)) as it:
         broken = it.read(C)[C]
         assert isinstance(broken, ReadBroke)
         assert isinstance(broken.error, CorruptionError)
 
 
-def test_a_segment_that_ends_early_is_damage_that_names_the_cluster(stored: Stored, tmp_path: Path) -> None:
+def test_a_segment_that_ends_early_is_damage_that_names_the_cluster(
+    stored: Stored, tmp_path: Path
+) -> None:
     paths = []
     for path in stored.paths:
         paths.append(tmp_path / path.name)
@@ -151,7 +177,9 @@ def test_a_segment_that_ends_early_is_damage_that_names_the_cluster(stored: Stor
     end_bytes = extent.offset_bytes + extent.size_bytes - 4096
     os.truncate(paths[extent.segment], end_bytes)
     files = SegmentFiles(paths, "require")
-    with running(stored, ThreadEngine(files.read_block, depth=3, prefetch_depth=1, clock=SystemClock())) as it:
+    with running(
+        stored, ThreadEngine(files.read_block, depth=3, prefetch_depth=1, clock=SystemClock())
+    ) as it:
         events = it.read(A, D)
         broken = events[D]
         assert isinstance(broken, ReadBroke)
@@ -177,7 +205,9 @@ def test_a_block_that_fails_and_then_goes_through_is_not_noticed(stored: Stored)
         check_rows(it.memory, stored, A)
 
 
-def test_a_block_that_goes_on_failing_breaks_its_cluster_after_so_many_attempts(stored: Stored) -> None:
+def test_a_block_that_goes_on_failing_breaks_its_cluster_after_so_many_attempts(
+    stored: Stored,
+) -> None:
     offset_bytes = stored.extents[B].offset_bytes
 
     def fail(read: BlockRead) -> Fault:
@@ -206,7 +236,7 @@ def test_a_check_that_cannot_be_made_breaks_its_cluster_and_leaves_nobody_waitin
         if extent.cluster == A:
             raise MemoryError("not now")
 
-    monkeypatch.setattr("searcher.cache.cluster_reads.verify_pages", check)
+    monkeypatch.setattr("searcher.memory.cluster_reads.verify_pages", check)
     with running(stored, in_memory(stored)) as it:
         events = it.read(A, B)
         assert isinstance(events[B], ReadDone)
@@ -221,5 +251,8 @@ def test_a_check_that_cannot_be_made_breaks_its_cluster_and_leaves_nobody_waitin
 def test_an_engine_without_anything_breaks_every_cluster_and_keeps_no_byte(stored: Stored) -> None:
     with running(stored, NoEngine(clock=SystemClock())) as it:
         events = it.read(A, B, C)
-        assert all(isinstance(e, ReadBroke) and isinstance(e.error, RetryableError) for e in events.values())
+        assert all(
+            isinstance(e, ReadBroke) and isinstance(e.error, RetryableError)
+            for e in events.values()
+        )
         assert it.arena.free_bytes == it.arena.size_bytes

@@ -13,12 +13,20 @@ from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
 from carpool.testing.disk import Fault
 from schemas.record import ClusterId
-from searcher.cache.cluster_memory import ReadBroke, ReadDone
+from searcher.memory.cluster_memory import ReadBroke, ReadDone
 from searcher.store.engine import BlockEngine, BlockRead
+from searcher.store.factory import EngineName, open_engine
 from searcher.store.files import SegmentFiles
-from searcher.store.opening import EngineName, open_engine
 from tests.searcher.engines import HAS_IO_URING, kernel_read_bytes
-from tests.searcher.stored_clusters import ALL, DIMENSION, Stored, check_rows, in_memory, running, store
+from tests.searcher.stored_clusters import (
+    ALL,
+    DIMENSION,
+    Stored,
+    check_rows,
+    in_memory,
+    running,
+    store,
+)
 
 
 def engine_over(kind: EngineName, files: SegmentFiles) -> BlockEngine:
@@ -35,7 +43,9 @@ def resident_set_bytes() -> int:
 def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as_it_was(
     stored: Stored, kind: EngineName
 ) -> None:
-    """Failing, damaged, slow and hanging reads, through real files; each cluster breaks exactly if one of its reads did."""
+    """Failing, damaged, slow and hanging reads, through real files; each cluster breaks exactly if
+    one of its reads did.
+    """
     generator = random.Random(7)
     bad: dict[tuple[int, int], Fault] = {}
     files = SegmentFiles(stored.paths, "require")
@@ -50,7 +60,9 @@ def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as
         sizes = []
         for _ in range(100):
             bad.clear()
-            hit = {cluster: generator.choice(faults) for cluster in ALL if generator.random() < 0.15}
+            hit = {
+                cluster: generator.choice(faults) for cluster in ALL if generator.random() < 0.15
+            }
             for cluster, what in hit.items():
                 extent = stored.extents[cluster]
                 page = generator.randrange(extent.page_count) // 5 * 5
@@ -80,14 +92,20 @@ def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as
 
 
 @pytest.mark.parametrize("kind", ["io_uring", "threads"])
-def test_the_bytes_it_counts_are_those_that_the_kernel_counts(tmp_path: Path, kind: EngineName) -> None:
-    """/proc/self/io, `read_bytes`: what this process, with all its threads, had fetched from storage."""
+def test_the_bytes_it_counts_are_those_that_the_kernel_counts(
+    tmp_path: Path, kind: EngineName
+) -> None:
+    """/proc/self/io, `read_bytes`: what this process, with all its threads, had fetched from
+    storage.
+    """
     large = store(tmp_path, (30_000, 20_000, 100, 45_000), DIMENSION, segment_bytes_max=6 << 20)
     for path in large.paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())
     files = SegmentFiles(large.paths, "require")
-    with running(large, engine_over(kind, files), arena_bytes=16 << 20, block_pages=16, read_pages=256) as it:
+    with running(
+        large, engine_over(kind, files), arena_bytes=16 << 20, block_pages=16, read_pages=256
+    ) as it:
         before = kernel_read_bytes()
         events = it.read(*(ClusterId(cluster) for cluster in range(4)))
         assert all(isinstance(event, ReadDone) for event in events.values())

@@ -8,12 +8,30 @@ from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.disk import Fault
-from searcher.cache.arena import Arena, Span
-from searcher.cache.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone, ReadRules, SpaceFreed
 from searcher.events import NoEvents
+from searcher.memory.arena import Arena, Span
+from searcher.memory.cluster_memory import (
+    ClusterMemory,
+    MemoryEvent,
+    ReadBroke,
+    ReadDone,
+    ReadRules,
+    SpaceFreed,
+)
 from searcher.store.engine import BlockRead, CancelledRead
 from searcher.store.threads import ThreadEngine
-from tests.searcher.stored_clusters import GENERATION, A, B, C, D, Heard, Stored, check_rows, in_memory, running
+from tests.searcher.stored_clusters import (
+    GENERATION,
+    A,
+    B,
+    C,
+    D,
+    Heard,
+    Stored,
+    check_rows,
+    in_memory,
+    running,
+)
 
 
 def test_a_cancelled_read_gives_its_room_back_and_may_be_asked_for_again(stored: Stored) -> None:
@@ -38,7 +56,9 @@ def test_a_cancelled_read_gives_its_room_back_and_may_be_asked_for_again(stored:
         assert isinstance(it.read(D)[D], ReadDone)
 
 
-def test_a_read_that_hangs_breaks_after_the_timeout_and_frees_its_room_when_it_comes_back(stored: Stored) -> None:
+def test_a_read_that_hangs_breaks_after_the_timeout_and_frees_its_room_when_it_comes_back(
+    stored: Stored,
+) -> None:
     place = (stored.extents[B].segment, stored.extents[B].offset_bytes)
     hangs = [True]
 
@@ -54,7 +74,11 @@ def test_a_read_that_hangs_breaks_after_the_timeout_and_frees_its_room_when_it_c
         assert isinstance(broken.error, RetryableError)
         assert f"cluster {B} " in str(broken.error)
         assert "read_timeout_ms" in str(broken.error)
-        assert it.memory.stuck_bytes == it.memory.arena_bytes(B) == it.sample("resident_bytes", kind="stuck")
+        assert (
+            it.memory.stuck_bytes
+            == it.memory.arena_bytes(B)
+            == it.sample("resident_bytes", kind="stuck")
+        )
         it.memory.check_integrity()
         hangs[0] = False
         assert isinstance(it.read(B)[B], ReadDone)  # also while the other read of it hangs
@@ -62,7 +86,9 @@ def test_a_read_that_hangs_breaks_after_the_timeout_and_frees_its_room_when_it_c
         it.engine.release()
         assert it.heard.take(1) == [SpaceFreed(cluster=B)]
         assert it.memory.stuck_bytes == 0
-        assert it.arena.free_bytes == it.arena.size_bytes - it.memory.arena_bytes(A) - it.memory.arena_bytes(B)
+        assert it.arena.free_bytes == it.arena.size_bytes - it.memory.arena_bytes(
+            A
+        ) - it.memory.arena_bytes(B)
 
 
 def test_reads_that_wait_behind_a_disk_that_hangs_altogether_break_too(stored: Stored) -> None:
@@ -82,9 +108,14 @@ def test_reads_that_wait_behind_a_disk_that_hangs_altogether_break_too(stored: S
 
 
 def test_clusters_that_hang_do_not_hold_up_the_others(stored: Stored) -> None:
-    """As many hang as the engine reads at a time; the next ones are read as soon as those are given up."""
+    """As many hang as the engine reads at a time; the next ones are read as soon as those are given
+    up.
+    """
     release = threading.Event()
-    hanging = {(stored.extents[cluster].segment, stored.extents[cluster].offset_bytes) for cluster in (A, B)}
+    hanging = {
+        (stored.extents[cluster].segment, stored.extents[cluster].offset_bytes)
+        for cluster in (A, B)
+    }
     contents = stored.contents()
 
     def read_block(read: BlockRead) -> None:
@@ -135,7 +166,9 @@ def test_closing_waits_for_what_is_being_told(stored: Stored) -> None:
         assert [event.cluster for event in ended] == [A]
 
 
-def test_memory_is_kept_while_an_event_is_told_for_longer_than_closing_waits(stored: Stored) -> None:
+def test_memory_is_kept_while_an_event_is_told_for_longer_than_closing_waits(
+    stored: Stored,
+) -> None:
     is_told, may_end = threading.Event(), threading.Event()
     first = Span(offset_bytes=0, size_bytes=1)
 

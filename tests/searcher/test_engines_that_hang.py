@@ -1,4 +1,6 @@
-"""Block engines over slow, hanging and piecemeal files: who waits for whom, and what the kernel has."""
+"""Block engines over slow, hanging and piecemeal files: who waits for whom, and what the kernel
+has.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from hypothesis import strategies as st
 
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
-from searcher.store import ring
+from searcher.store import io_uring as ring
 from searcher.store.engine import BlockError, BlockRead, CancelledRead
+from searcher.store.factory import open_engine
 from searcher.store.files import SegmentFiles
-from searcher.store.io_uring import IoUringEngine
-from searcher.store.opening import open_engine
+from searcher.store.io_uring_engine import IoUringEngine
 from searcher.store.threads import ThreadEngine
 from searcher.store.waiting import WaitingReads
 from tests.searcher.block_reads import ENGINE_NAMES, PAGE, Ends, block, buffer_of, content, expected
@@ -27,7 +29,8 @@ from tests.searcher.engines import HAS_IO_URING
 Step = tuple[str, int]
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(("demand", "prefetch", "take", "end", "cancel", "promote", "give up")), st.integers(0, 20)
+        st.sampled_from(("demand", "prefetch", "take", "end", "cancel", "promote", "give up")),
+        st.integers(0, 20),
     ),
     max_size=60,
 )
@@ -79,13 +82,22 @@ class DumbWaiting:
 def test_demands_go_first_and_the_kernel_never_has_more_than_it_may(
     steps: list[Step], depth: int, prefetch_depth: int
 ) -> None:
-    waiting, dumb = WaitingReads(depth=depth, prefetch_depth=prefetch_depth), DumbWaiting(depth, prefetch_depth)
+    waiting, dumb = (
+        WaitingReads(depth=depth, prefetch_depth=prefetch_depth),
+        DumbWaiting(depth, prefetch_depth),
+    )
     for number, (what, choice) in enumerate(steps):
         known = dumb.known()
         chosen = known[choice % len(known)] if known else -1
         if what in ("demand", "prefetch"):
             is_prefetch = what == "prefetch"
-            waiting.put([BlockRead(token=number, file=0, offset_bytes=0, buffers=(), is_prefetch=is_prefetch)])
+            waiting.put(
+                [
+                    BlockRead(
+                        token=number, file=0, offset_bytes=0, buffers=(), is_prefetch=is_prefetch
+                    )
+                ]
+            )
             (dumb.prefetches if is_prefetch else dumb.demands).append(number)
         elif what == "take":
             read = waiting.take(number)
@@ -171,7 +183,10 @@ def test_an_error_of_the_kernel_may_be_retried_and_names_the_place(paths: tuple[
     """An offset that is not aligned, which O_DIRECT refuses."""
     for kind in ENGINE_NAMES:
         files = SegmentFiles(paths, "require")
-        engine, ends = open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock()), Ends()
+        engine, ends = (
+            open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock()),
+            Ends(),
+        )
         engine.start(ends)
         engine.submit([BlockRead(token=1, file=1, offset_bytes=100, buffers=(buffer_of(PAGE),))])
         error = ends.wait(1)[1]
@@ -182,14 +197,18 @@ def test_an_error_of_the_kernel_may_be_retried_and_names_the_place(paths: tuple[
         files.close()
 
 
-def test_a_read_that_comes_in_pieces_is_put_together(paths: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_comes_in_pieces_is_put_together(
+    paths: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     real_preadv, real_prepare = os.preadv, ring.Ring.prepare_read
     pieces = 0
 
     def preadv(file: int, buffers: Sequence[memoryview], at: int) -> int:
         return real_preadv(file, [memoryview(buffers[0])[:PAGE]], at)
 
-    def prepare(self: ring.Ring, token: int, file: int, at: int, buffers: Sequence[memoryview]) -> object:
+    def prepare(
+        self: ring.Ring, token: int, file: int, at: int, buffers: Sequence[memoryview]
+    ) -> object:
         nonlocal pieces
         pieces += 1
         return real_prepare(self, token, file, at, [buffers[0][:PAGE]])
@@ -198,7 +217,10 @@ def test_a_read_that_comes_in_pieces_is_put_together(paths: tuple[Path, ...], mo
     monkeypatch.setattr(ring.Ring, "prepare_read", prepare)
     for kind in ENGINE_NAMES:
         files = SegmentFiles(paths, "require")
-        engine, ends = open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock()), Ends()
+        engine, ends = (
+            open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock()),
+            Ends(),
+        )
         engine.start(ends)
         read = block(1, 0, 5, 3, 2)
         engine.submit([read])
@@ -242,7 +264,10 @@ def test_reads_that_hang_and_come_in_pieces_all_end_while_as_many_others_begin()
         ends(token, error, latency_us)
 
     engine.start(hear)
-    reads = [BlockRead(token=at, file=at, offset_bytes=0, buffers=(buffer_of(2 * PAGE),)) for at in range(3 * depth)]
+    reads = [
+        BlockRead(token=at, file=at, offset_bytes=0, buffers=(buffer_of(2 * PAGE),))
+        for at in range(3 * depth)
+    ]
     for first in (0, depth):
         engine.submit(reads[first : first + depth])
         until_us = SystemClock().now_us() + 30_000_000

@@ -1,6 +1,8 @@
-"""Exact mode on real text: the stage's hits are those of an in-memory FAISS IVF-Flat with the same centroids and probes.
+"""Exact mode on real text: the stage's hits are those of an in-memory FAISS IVF-Flat with the same
+centroids and probes.
 
-With float16 in the pages, those of FAISS over the vectors as they were rounded: nothing else may be lost.
+With float16 in the pages, those of FAISS over the vectors as they were rounded: nothing else may be
+lost.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def data(name: str) -> Path:
 
 
 def embeddings(name: str) -> Float32:
-    return normalised(np.load(data(f"embeddings/{name}.npy"), allow_pickle=False).astype(np.float32))
+    return normalised(
+        np.load(data(f"embeddings/{name}.npy"), allow_pickle=False).astype(np.float32)
+    )
 
 
 def lines(name: str) -> Iterator[dict[str, Any]]:
@@ -66,8 +70,12 @@ def faiss_ivf(vector_dtype: VectorDtype) -> Any:
 
 
 @pytest.fixture(scope="module")
-def index(faiss_ivf: Any, vector_dtype: VectorDtype, tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
-    documents = [Document(doc_id=d["id"], title=d["title"], text=d["text"]) for d in lines("wikipedia-16k")]
+def index(
+    faiss_ivf: Any, vector_dtype: VectorDtype, tmp_path_factory: pytest.TempPathFactory
+) -> SmallIndex:
+    documents = [
+        Document(doc_id=d["id"], title=d["title"], text=d["text"]) for d in lines("wikipedia-16k")
+    ]
     centroids = faiss_ivf.quantizer.reconstruct_n(0, NLIST)
     return write_index(
         tmp_path_factory.mktemp("index"),
@@ -107,12 +115,14 @@ def test_539_claims_find_what_faiss_finds_but_for_scores_that_tie(
         differing += [doc_id for doc_id, _ in mine] != [ids[row] for row in rows[at]]
         for (doc_id, _), row, score in zip(mine, rows[at], scores[at], strict=True):
             if doc_id != ids[row]:
-                # Another passage in this place is right only where its own score ties with the one that FAISS put there.
+                # Another passage in this place is right only where its own score ties with the one
+                # that FAISS put there.
                 own = float(index.vectors[ids.index(doc_id)] @ claims[at])
                 assert abs(own - float(score)) < SCORE_TOLERANCE
     bytes_a_query = sum(retrieval.bytes_read for retrieval in found.values()) / len(found)
     print(
-        f"{index.manifest.vector_dtype}, nprobe {nprobe}: {differing} of {len(claims)} lists differ by ties; "
-        f"{hits_in_ram / (hits_in_ram + reads):.3f} of requests in RAM, {bytes_a_query:.0f} demand bytes a query"
+        f"{index.manifest.vector_dtype}, nprobe {nprobe}: {differing} of {len(claims)} lists "
+        f"differ by ties; {hits_in_ram / (hits_in_ram + reads):.3f} of requests in RAM, "
+        f"{bytes_a_query:.0f} demand bytes a query"
     )
     assert differing <= 5

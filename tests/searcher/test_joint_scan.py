@@ -1,4 +1,6 @@
-"""Small clusters scored together give what a full sort gives of those that each query wants, over one sub-stage and the next."""
+"""Small clusters scored together give what a full sort gives of those that each query wants, over
+one sub-stage and the next.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.disk.pages import ClusterPages, VectorDtype, choose_layout, encode_pages
-from searcher.joint_scan import score_jointly
-from searcher.scoring import Asked, Scoring
-from searcher.top_k import TopTable
+from searcher.scoring.joint_scan import score_jointly
+from searcher.scoring.query_batch import QueryBatch, Scoring
+from searcher.scoring.top_k import TopTable
 
 
 @settings(max_examples=150, deadline=None)
@@ -27,10 +29,13 @@ def test_it_finds_what_a_full_sort_finds(
     generator = np.random.default_rng(seed)
     layout = choose_layout(dimension, dtype)
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    # Small whole numbers: scores are exact and tie often. Many are below the zeros of what is unused of a page.
+    # Small whole numbers: scores are exact and tie often. Many are below the zeros of what is
+    # unused of a page.
     vectors = generator.integers(-2, 2, (len(owner), dimension)).astype(np.float32)
     queries = generator.integers(-1, 3, (len(top_ks), dimension)).astype(np.float32)
-    rows: npt.NDArray[np.int64] = generator.permutation(len(owner)) + int(generator.choice([0, 0xFF7FFF00]))
+    rows: npt.NDArray[np.int64] = generator.permutation(len(owner)) + int(
+        generator.choice([0, 0xFF7FFF00])
+    )
     wants = generator.random((len(sizes), len(top_ks))) < 0.5
     wants[np.arange(len(sizes)), generator.integers(0, len(top_ks), len(sizes))] = True
     table = TopTable()
@@ -39,10 +44,19 @@ def test_it_finds_what_a_full_sort_finds(
     for stage in (range(len(sizes) // 2), range(len(sizes) // 2, len(sizes))):
         scorings = []
         for number in stage:
-            pages = encode_pages(layout, vectors[owner == number], rows[owner == number], seed=number)
+            pages = encode_pages(
+                layout, vectors[owner == number], rows[owner == number], seed=number
+            )
             pieces = tuple(np.array_split(pages, min(len(pages), 1 + number % 3)))
-            scorings.append(Scoring(ClusterPages(number, layout, sizes[number], pieces), np.flatnonzero(wants[number])))
-        found = score_jointly(scorings, Asked(slots, queries), table.floors(slots), table.top_ks(slots))
+            scorings.append(
+                Scoring(
+                    ClusterPages(number, layout, sizes[number], pieces),
+                    np.flatnonzero(wants[number]),
+                )
+            )
+        found = score_jointly(
+            scorings, QueryBatch(slots, queries), table.floors(slots), table.top_ks(slots)
+        )
         assert (found.candidates.scores > -np.inf).all(), (
             "what nobody wants, and what is unused of a page, is no candidate"
         )

@@ -1,4 +1,6 @@
-"""A lone query's clusters scanned together give what a full sort gives, however they are cut and whoever takes the stretches."""
+"""A lone query's clusters scanned together give what a full sort gives, however they are cut and
+whoever takes the stretches.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.disk.pages import ClusterPages, VectorDtype, choose_layout, encode_pages
-from searcher import lone_scan, scoring_pool
-from searcher.lone_scan import LoneScan
-from searcher.scoring import Asked, Scoring
-from searcher.scoring_pool import ScoringPool
-from searcher.top_k import TopTable
+from searcher.scoring import lone_scan
+from searcher.scoring import pool as scoring_pool
+from searcher.scoring.lone_scan import LoneScan
+from searcher.scoring.pool import ScoringPool
+from searcher.scoring.query_batch import QueryBatch, Scoring
+from searcher.scoring.top_k import TopTable
 
 Float32 = npt.NDArray[np.float32]
 
@@ -21,13 +24,17 @@ Float32 = npt.NDArray[np.float32]
 def make(
     sizes: list[int], dimension: int, dtype: VectorDtype, generator: np.random.Generator
 ) -> tuple[list[ClusterPages], Float32, npt.NDArray[np.int64]]:
-    """Clusters of small whole numbers, whose scores are exact and tie often; their rows, shuffled over the clusters."""
+    """Clusters of small whole numbers, whose scores are exact and tie often; their rows, shuffled
+    over the clusters.
+    """
     layout = choose_layout(dimension, dtype)
     vectors = generator.integers(-2, 3, (sum(sizes), dimension)).astype(np.float32)
     rows = generator.permutation(sum(sizes)) + int(generator.choice([0, 0xFF7FFF00]))
     clusters, start = [], 0
     for number, size in enumerate(sizes):
-        pages = encode_pages(layout, vectors[start : start + size], rows[start : start + size], seed=number)
+        pages = encode_pages(
+            layout, vectors[start : start + size], rows[start : start + size], seed=number
+        )
         pieces = tuple(np.array_split(pages, min(len(pages), 1 + number % 3)))
         clusters.append(ClusterPages(number, layout, size, pieces))
         start += size
@@ -45,7 +52,13 @@ def make(
     seed=st.integers(0, 1 << 16),
 )
 def test_it_finds_what_a_full_sort_finds(
-    sizes: list[int], dimension: int, dtype: VectorDtype, top_k: int, has_floor: bool, stretch_bytes: int, seed: int
+    sizes: list[int],
+    dimension: int,
+    dtype: VectorDtype,
+    top_k: int,
+    has_floor: bool,
+    stretch_bytes: int,
+    seed: int,
 ) -> None:
     generator = np.random.default_rng(seed)
     clusters, vectors, rows = make(sizes, dimension, dtype, generator)
@@ -111,7 +124,9 @@ def test_stretches_hold_every_page_once_and_become_shorter(threads: int) -> None
     rows_per_page = clusters[0].layout.rows_per_page
     end = 0
     for stretch in stretches:
-        assert end <= stretch[0].start < end + lone_scan.GROUP_ROWS_MAX, "a stretch begins with the next group of rows"
+        assert end <= stretch[0].start < end + lone_scan.GROUP_ROWS_MAX, (
+            "a stretch begins with the next group of rows"
+        )
         assert stretch[0].start % lone_scan.GROUP_ROWS_MAX == 0
         for part in stretch:
             assert part is stretch[0] or part.start == end
@@ -121,7 +136,9 @@ def test_stretches_hold_every_page_once_and_become_shorter(threads: int) -> None
         assert len(stretches) == 1
     else:
         assert sizes == sorted(sizes, reverse=True)
-        assert sum(sizes[-threads:]) <= threads * lone_scan.STRETCH_BYTES_MIN, "threads end at about the same time"
+        assert sum(sizes[-threads:]) <= threads * lone_scan.STRETCH_BYTES_MIN, (
+            "threads end at about the same time"
+        )
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -131,14 +148,16 @@ def test_the_pool_scans_a_lone_querys_clusters_together_and_the_next_ones_above_
     monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
     monkeypatch.setattr(lone_scan, "STRETCH_BYTES_MIN", 4096)
     monkeypatch.setattr(scoring_pool, "SMALL_BYTES_MAX", 0)
-    monkeypatch.setattr(scoring_pool, "score_pages", lambda *given: pytest.fail("each cluster was scored by itself"))
+    monkeypatch.setattr(
+        scoring_pool, "score_pages", lambda *given: pytest.fail("each cluster was scored by itself")
+    )
     generator = np.random.default_rng(threads)
     clusters, vectors, rows = make([3_000, 700, 0, 2_000], 40, "float32", generator)
     query = generator.integers(-2, 3, (1, 40)).astype(np.float32)
     table = TopTable()
     table.add(1)
     slots = np.array([table.add(7)])
-    asked, only = Asked(slots, query), np.array([0])
+    asked, only = QueryBatch(slots, query), np.array([0])
     with ScoringPool(threads) as pool:
         first = pool.run([Scoring(cluster, only) for cluster in clusters[:2]], asked, table)
         table.merge(first)

@@ -1,4 +1,6 @@
-"""Memory is a byte budget: the process holds the budget and what it holds with next to no index, nothing more."""
+"""Memory is a byte budget: the process holds the budget and what it holds with next to no index,
+nothing more.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,20 @@ def test_without_an_index_to_speak_of_it_needs_less_than_150_mb(footprint: dict[
     assert footprint["peak_bytes"] <= 150_000_000
 
 
-def test_the_searcher_loads_no_faiss_no_torch_and_no_scikit_learn(footprint: dict[str, Any]) -> None:
+def test_the_searcher_loads_no_faiss_no_torch_and_no_scikit_learn(
+    footprint: dict[str, Any],
+) -> None:
     assert footprint["heavy"] == []
 
 
 @pytest.mark.slow
-def test_anonymous_memory_stays_within_the_budget_and_the_footprint(footprint: dict[str, Any], tmp_path: Path) -> None:
+def test_anonymous_memory_stays_within_the_budget_and_the_footprint(
+    footprint: dict[str, Any], tmp_path: Path
+) -> None:
     noise = 0.02 * np.random.default_rng(5).standard_normal((48 * 900, 384))
-    index = write_index(tmp_path / "index", normalised(np.repeat(CENTROIDS, 900, axis=0) + noise), CENTROIDS)
+    index = write_index(
+        tmp_path / "index", normalised(np.repeat(CENTROIDS, 900, axis=0) + noise), CENTROIDS
+    )
     size_bytes = sum(extent.size_bytes for extent in index.extents)
     budget_bytes = 18_000_000  # twelve of its clusters, and some kilobytes that none fits into
     assert size_bytes > 3 * budget_bytes

@@ -13,11 +13,19 @@ from structlog.testing import capture_logs
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
-from searcher.store import ring
+from searcher.store import io_uring as ring
+from searcher.store.factory import EngineName, open_engine
 from searcher.store.files import SegmentFiles
-from searcher.store.opening import EngineName, open_engine
 from searcher.store.threads import ThreadEngine
-from tests.searcher.block_reads import ENGINE_NAMES, PAGE, Ends, block, content, expected, refuse_direct
+from tests.searcher.block_reads import (
+    ENGINE_NAMES,
+    PAGE,
+    Ends,
+    block,
+    content,
+    expected,
+    refuse_direct,
+)
 from tests.searcher.engines import kernel_read_bytes
 
 
@@ -37,10 +45,15 @@ def test_with_auto_it_reads_through_the_page_cache_and_says_so_once(
 ) -> None:
     refuse_direct(monkeypatch, at)
     dropped: list[tuple[int, int, int]] = []
-    monkeypatch.setattr("searcher.store.files.os.posix_fadvise", lambda _, *given: dropped.append(given))
+    monkeypatch.setattr(
+        "searcher.store.files.os.posix_fadvise", lambda _, *given: dropped.append(given)
+    )
     with capture_logs() as logs:
         files = SegmentFiles(paths, "auto")
-        engine, ends = open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock()), Ends()
+        engine, ends = (
+            open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock()),
+            Ends(),
+        )
         engine.start(ends)
         reads = [block(1, 0, 3, 2), block(2, 1, 0, 1)]
         engine.submit(reads)
@@ -50,14 +63,18 @@ def test_with_auto_it_reads_through_the_page_cache_and_says_so_once(
     assert not files.is_direct
     assert [content(read) for read in reads] == [expected(paths, read) for read in reads]
     assert [line["event"] for line in logs] == ["buffered reads"]
-    assert sorted(dropped) == [(0, PAGE, os.POSIX_FADV_DONTNEED), (3 * PAGE, 2 * PAGE, os.POSIX_FADV_DONTNEED)]
+    assert sorted(dropped) == [
+        (0, PAGE, os.POSIX_FADV_DONTNEED),
+        (3 * PAGE, 2 * PAGE, os.POSIX_FADV_DONTNEED),
+    ]
 
 
 def test_files_in_memory_are_refused_or_read_as_what_has_no_o_direct(memory_folder: Path) -> None:
     path = memory_folder / "a.seg"
     path.write_bytes(bytes(PAGE))
     with pytest.raises(
-        ConfigError, match=r"a\.seg is tmpfs, which keeps files in memory.*outside the budget.*\"auto\""
+        ConfigError,
+        match=r"a\.seg is tmpfs, which keeps files in memory.*outside the budget.*\"auto\"",
     ):
         SegmentFiles([path], "require")
     files = SegmentFiles([path], "auto")
@@ -80,7 +97,9 @@ def test_a_segment_that_cannot_be_opened_is_refused_by_name_and_none_stays_open(
         with pytest.raises(ConfigError, match=r"nowhere\.seg"):
             SegmentFiles((*paths, tmp_path / "nowhere.seg"), direct_io)
     refuse_direct(monkeypatch, "open")
-    with pytest.raises(ConfigError, match=r"cannot open .*nowhere\.seg: No such file.*check the folder"):
+    with pytest.raises(
+        ConfigError, match=r"cannot open .*nowhere\.seg: No such file.*check the folder"
+    ):
         SegmentFiles((*paths, tmp_path / "nowhere.seg"), "auto")
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -111,7 +130,10 @@ def test_the_engines_leave_no_descriptor_open(paths: tuple[Path, ...]) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for kind in ("auto", *ENGINE_NAMES):
         files = SegmentFiles(paths, "require")
-        engine, ends = open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock()), Ends()
+        engine, ends = (
+            open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock()),
+            Ends(),
+        )
         engine.start(ends)
         engine.submit([block(1, 0, 0, 1)])
         ends.wait(1)
@@ -121,14 +143,19 @@ def test_the_engines_leave_no_descriptor_open(paths: tuple[Path, ...]) -> None:
 
 
 def test_the_kernel_counts_the_bytes_that_were_asked_for(tmp_path: Path) -> None:
-    """/proc/self/io, `read_bytes`: what this process, with all its threads, had fetched from storage."""
+    """/proc/self/io, `read_bytes`: what this process, with all its threads, had fetched from
+    storage.
+    """
     path = tmp_path / "large.seg"
     path.write_bytes(random.Random(9).randbytes(16 << 20))
     with path.open("rb") as file:
         os.fsync(file.fileno())
     for kind in ENGINE_NAMES:
         files = SegmentFiles([path], "require")
-        engine, ends = open_engine(kind, files, depth=4, prefetch_depth=1, clock=SystemClock()), Ends()
+        engine, ends = (
+            open_engine(kind, files, depth=4, prefetch_depth=1, clock=SystemClock()),
+            Ends(),
+        )
         engine.start(ends)
         before = kernel_read_bytes()
         engine.submit([block(token, 0, (token - 1) * 64, 64) for token in range(1, 65)])

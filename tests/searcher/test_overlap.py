@@ -13,15 +13,17 @@ from schemas.record import ClusterId
 from searcher.execution import query_by_query
 from searcher.plan.reads import PrefetchMode
 from searcher.plan.steps import Purpose
-from searcher.scan import score_pages
+from searcher.scoring.scan import score_pages
+from searcher.scoring.top_k import Candidates
 from searcher.store.engine import BlockEngine, BlockRead
 from searcher.store.files import SegmentFiles
 from searcher.store.threads import ThreadEngine
-from searcher.top_k import Candidates
 from tests.searcher.helpers import SmallIndex, make_group, make_unit, random_index, running
 
 STEP_S = 0.03
-"""Slowed reads and slowed scorings take this long; everything else together takes a hundredth of it."""
+"""Slowed reads and slowed scorings take this long; everything else together takes a hundredth of
+it.
+"""
 
 Interval = tuple[int, int]
 
@@ -59,7 +61,9 @@ class Intervals:
 
 def overlaps(some: list[Interval], others: list[Interval]) -> int:
     """How many of `some` intersect one of `others`."""
-    return sum(any(start < end_2 and start_2 < end for start_2, end_2 in others) for start, end in some)
+    return sum(
+        any(start < end_2 and start_2 < end for start_2, end_2 in others) for start, end in some
+    )
 
 
 def slow_engine(files: SegmentFiles) -> BlockEngine:
@@ -84,10 +88,13 @@ def slow_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def search_groups(index: SmallIndex, *, prefetch: PrefetchMode, in_hand: bool) -> Intervals:
-    """Twelve groups of one query with one cluster each: within a query there is nothing to overlap."""
+    """Twelve groups of one query with one cluster each: within a query there is nothing to
+    overlap.
+    """
     log = Intervals()
     groups = [
-        make_group(index, [index.vectors[0]], clusters=[(n,)], next_clusters=(n + 1,), sequence=n) for n in range(12)
+        make_group(index, [index.vectors[0]], clusters=[(n,)], next_clusters=(n + 1,), sequence=n)
+        for n in range(12)
     ]
     with running(
         index,
@@ -108,7 +115,9 @@ def search_groups(index: SmallIndex, *, prefetch: PrefetchMode, in_hand: bool) -
 
 
 @pytest.mark.parametrize("in_hand", [True, False], ids=["next group in hand", "next group advised"])
-def test_prefetches_overlap_with_scoring_and_save_wall_time(index: SmallIndex, in_hand: bool) -> None:
+def test_prefetches_overlap_with_scoring_and_save_wall_time(
+    index: SmallIndex, in_hand: bool
+) -> None:
     log = search_groups(index, prefetch="overlapped", in_hand=in_hand)
     assert len(log.scorings) == 12
     assert overlaps(log.reads["prefetch"], log.scorings) >= 10
@@ -116,10 +125,15 @@ def test_prefetches_overlap_with_scoring_and_save_wall_time(index: SmallIndex, i
 
 
 @pytest.mark.parametrize("mode", ["none", "after_group"])
-def test_without_prefetch_and_with_that_of_the_paper_nothing_overlaps(index: SmallIndex, mode: PrefetchMode) -> None:
-    """After a group's last search the next group begins at once: reading ahead for it is a demand by another name."""
+def test_without_prefetch_and_with_that_of_the_paper_nothing_overlaps(
+    index: SmallIndex, mode: PrefetchMode
+) -> None:
+    """After a group's last search the next group begins at once: reading ahead for it is a demand
+    by another name.
+    """
     log = search_groups(index, prefetch=mode, in_hand=True)
-    # The last group is advised of one more, which may or may not have been read when everything ends.
+    # The last group is advised of one more, which may or may not have been read when everything
+    # ends.
     assert len(log.reads["prefetch"]) in ((0,) if mode == "none" else (11, 12))
     assert overlaps(log.reads["demand"] + log.reads["prefetch"], log.scorings) == 0
     assert log.wall_us() >= log.sum_us()
@@ -128,7 +142,12 @@ def test_without_prefetch_and_with_that_of_the_paper_nothing_overlaps(index: Sma
 def test_within_a_query_clusters_are_scored_while_others_are_read(index: SmallIndex) -> None:
     log = Intervals()
     with running(
-        index, events=log, engine=slow_engine, execution="query_by_query", prefetch="none", reads_in_flight_max=1
+        index,
+        events=log,
+        engine=slow_engine,
+        execution="query_by_query",
+        prefetch="none",
+        reads_in_flight_max=1,
     ) as run:
         run.search(make_group(index, [index.vectors[0]], clusters=[tuple(range(8))]))
     assert overlaps(log.scorings, log.reads["demand"]) >= 4

@@ -1,4 +1,6 @@
-"""Which way products are computed: so that all numbers of queries together take the least time, as measured once."""
+"""Which way products are computed: so that all numbers of queries together take the least time, as
+measured once.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import numpy as np
 import pytest
 
 from carpool.disk.pages import PageLayout, UInt8, VectorDtype, choose_layout
-from searcher import products
-from searcher.products import LINE_BYTES, ONE_QUERY_AT, QUERIES_FEW_MAX, queries_few
+from searcher.scoring import products
+from searcher.scoring.products import LINE_BYTES, ONE_QUERY_AT, QUERIES_FEW_MAX, queries_few
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +78,9 @@ def test_queries_of_another_dimension_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("count", "at"), [(1, ONE_QUERY_AT), (2, 0), (7, 0)])
-def test_queries_begin_where_in_a_line_of_the_cache_they_are_multiplied_fastest(count: int, at: int) -> None:
+def test_queries_begin_where_in_a_line_of_the_cache_they_are_multiplied_fastest(
+    count: int, at: int
+) -> None:
     for _ in range(20):
         dots = products._DotProducts(choose_layout(384, "float32"), count)
         assert dots._weights.ctypes.data % LINE_BYTES == at and dots._weights.flags.c_contiguous

@@ -7,9 +7,17 @@ from collections.abc import Set
 import pytest
 
 from schemas.record import ClusterId
-from searcher.cache.lru import Lru
+from searcher.plan.eviction.lru import Lru
 from searcher.plan.reads import ReadPlanner
-from searcher.plan.steps import Deny, Evict, GroupEnded, NextChanged, QueryEnded, ReadFailed, SpaceFreed
+from searcher.plan.steps import (
+    Deny,
+    Evict,
+    GroupEnded,
+    NextChanged,
+    QueryEnded,
+    ReadFailed,
+    SpaceFreed,
+)
 from tests.searcher.read_plans import (
     A,
     B,
@@ -145,17 +153,26 @@ def test_skipped_queries_want_nothing_any_more() -> None:
     planner = planner_of(30)
     load(planner, A, B, C)
     run(planner, group((A,), (B,), (D,), (C,)))
-    assert run(planner, query(2)) == [Evict(cluster=A), demand(D)]  # A is not spared for a query that was skipped
+    assert run(planner, query(2)) == [
+        Evict(cluster=A),
+        demand(D),
+    ]  # A is not spared for a query that was skipped
 
 
 def test_a_query_that_names_a_cluster_twice_gets_it_once() -> None:
     planner = planner_of(30)
     run(planner, group((A, B, A)))
     assert run(planner, query(0)) == [demand(A), demand(B)]
-    assert run(planner, ended(A), released(A), ended(B), released(B), QueryEnded()) == [ssd(A), ssd(B)]
+    assert run(planner, ended(A), released(A), ended(B), released(B), QueryEnded()) == [
+        ssd(A),
+        ssd(B),
+    ]
     load(planner, C)
     run(planner, group((B,), (D,)), query(0), released(B))
-    assert run(planner, query(1)) == [Evict(cluster=A), demand(D)]  # A is not wanted by books that count it twice
+    assert run(planner, query(1)) == [
+        Evict(cluster=A),
+        demand(D),
+    ]  # A is not wanted by books that count it twice
 
 
 def test_a_failed_read_denies_the_cluster_and_frees_its_bytes() -> None:
@@ -267,7 +284,7 @@ def test_a_stuck_cluster_is_read_again_for_the_next_query_and_may_be_stuck_twice
     assert planner.used_bytes == 10
 
 
-def test_a_query_for_which_stuck_reads_leave_no_room_is_denied_instead_of_waiting_for_ever() -> None:
+def test_query_for_which_stuck_reads_leave_no_room_is_denied_instead_of_waiting_for_ever() -> None:
     planner = planner_of(30, sizes={A: 10, B: 15, C: 20})
     run(planner, group((B,)), query(0), stuck(B))
     assert run(planner, group((C, A)), query(0)) == [Deny(cluster=C), demand(A)]

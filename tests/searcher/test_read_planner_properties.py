@@ -1,4 +1,6 @@
-"""The planner of reads under random events, against a dumb model of memory, and against dumb caches."""
+"""The planner of reads under random events, against a dumb model of memory, and against dumb
+caches.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.record import ClusterId
-from searcher.cache.edgerag import EdgeRag
-from searcher.cache.lru import Lru
-from searcher.cache.policy import CachePolicy
+from searcher.plan.eviction.edgerag import EdgeRag
+from searcher.plan.eviction.lru import Lru
+from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.reads import PrefetchMode, ReadLimits, ReadPlanner
 from searcher.plan.steps import (
     Action,
@@ -37,19 +39,26 @@ from searcher.plan.steps import (
 
 CLUSTERS = [ClusterId(c) for c in range(10)]
 LATENCY_US = {c: 50 + (c * 37) % 100 for c in CLUSTERS}
-POLICIES: dict[str, Callable[[], CachePolicy]] = {"lru": Lru, "edgerag": lambda: EdgeRag(LATENCY_US)}
+POLICIES: dict[str, Callable[[], CachePolicy]] = {
+    "lru": Lru,
+    "edgerag": lambda: EdgeRag(LATENCY_US),
+}
 Queries = tuple[tuple[ClusterId, ...], ...]
 
 
 @dataclass
 class Memory:
-    """What memory would hold if somebody did what the planner says: knows nothing of plans, pins or policies."""
+    """What memory would hold if somebody did what the planner says: knows nothing of plans, pins or
+    policies.
+    """
 
     budget_bytes: int
     size_bytes: dict[ClusterId, int]
     resident: set[ClusterId] = field(default_factory=set)
     reading: dict[ClusterId, str] = field(default_factory=dict)
-    asked: set[ClusterId] = field(default_factory=set)  # by the current query, neither granted nor denied
+    asked: set[ClusterId] = field(
+        default_factory=set
+    )  # by the current query, neither granted nor denied
     leased: set[ClusterId] = field(default_factory=set)
     stuck: list[ClusterId] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -139,15 +148,22 @@ class World:
         if prefetched and self.limits.prefetch == "overlapped":
             evicted = {a.cluster for a in actions if isinstance(a, Evict)}
             if not asked:
-                still_wanted = {c for q in self.queries[self.position + 1 :] for c in q} | memory.leased
+                still_wanted = {
+                    c for q in self.queries[self.position + 1 :] for c in q
+                } | memory.leased
                 assert not evicted & still_wanted, "a prefetch evicted what the group wants"
-                assert not evicted & set(self.next_clusters), "a prefetch evicted what the next group wants"
-        # Nobody is stuck: who still lacks a cluster waits for a read, or holds what its scoring will free.
+                assert not evicted & set(self.next_clusters), (
+                    "a prefetch evicted what the next group wants"
+                )
+        # Nobody is stuck: who still lacks a cluster waits for a read, or holds what its scoring
+        # will free.
         assert not memory.asked or memory.reading or memory.leased
         # A demand never waits for the bytes of a prefetch alone.
         is_guarded = self.limits.prefetch == "overlapped" and not memory.stuck
         if is_guarded and memory.asked - memory.reading.keys() and not memory.leased:
-            assert any(purpose == "demand" or c in memory.asked for c, purpose in memory.reading.items())
+            assert any(
+                purpose == "demand" or c in memory.asked for c, purpose in memory.reading.items()
+            )
 
     def finish_query(self, rng: random.Random, fail_share: float) -> None:
         """Lets reads end in any order and clusters be scored until the query has everything."""
@@ -183,7 +199,10 @@ def random_event(world: World, rng: random.Random) -> Event | None:
     choices += ["freed"] * bool(memory.stuck)
     match rng.choice(choices):
         case "group":
-            world.queries, world.position = tuple(some_clusters(rng) for _ in range(rng.randint(0, 5))), -1
+            world.queries, world.position = (
+                tuple(some_clusters(rng) for _ in range(rng.randint(0, 5))),
+                -1,
+            )
             world.next_clusters = some_clusters(rng) if rng.random() < 0.8 else ()
             return GroupBegan(queries=world.queries, next_query=world.next_clusters)
         case "next":
@@ -212,7 +231,9 @@ def random_event(world: World, rng: random.Random) -> Event | None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_the_books_agree_with_a_dumb_memory_after_every_event(policy: str, prefetch: PrefetchMode, seed: int) -> None:
+def test_the_books_agree_with_a_dumb_memory_after_every_event(
+    policy: str, prefetch: PrefetchMode, seed: int
+) -> None:
     rng = random.Random(seed)
     world = world_of(rng, policy, prefetch=prefetch)
     for _ in range(120):
@@ -233,7 +254,9 @@ def workload(rng: random.Random) -> list[Queries]:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_whatever_is_advised_every_query_gets_every_cluster(policy: str, prefetch: PrefetchMode, seed: int) -> None:
+def test_whatever_is_advised_every_query_gets_every_cluster(
+    policy: str, prefetch: PrefetchMode, seed: int
+) -> None:
     """`next` true, absent, stale or wrong: what a query is granted is exactly what it asked for."""
     groups = workload(random.Random(seed))
     stale = random.Random(seed + 1)
@@ -254,7 +277,9 @@ def test_whatever_is_advised_every_query_gets_every_cluster(policy: str, prefetc
                 before = world.memory.counts["ram"] + world.memory.counts["ssd"]
                 world.tell(QueryBegan(position=position))
                 world.finish_query(rng, fail_share=0)
-                assert world.memory.counts["ram"] + world.memory.counts["ssd"] - before == len(set(clusters))
+                assert world.memory.counts["ram"] + world.memory.counts["ssd"] - before == len(
+                    set(clusters)
+                )
             world.tell(GroupEnded())
 
 
@@ -276,12 +301,16 @@ def test_failing_reads_deny_only_themselves(seed: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_without_groups_and_advice_it_is_the_plain_cache(policy: str, seed: int) -> None:
-    """One query a group, one cluster a query: hits and evictions are those of ten lines of LRU or EdgeRAG."""
+    """One query a group, one cluster a query: hits and evictions are those of ten lines of LRU or
+    EdgeRAG.
+    """
     rng = random.Random(seed)
     trace = [rng.choice(CLUSTERS) for _ in range(200)]
     size_bytes = dict.fromkeys(CLUSTERS, 10)
     limits = ReadLimits(budget_bytes=40, demand_reads_max=2, prefetch_reads_max=2)
-    world = World(ReadPlanner(limits, size_bytes, POLICIES[policy]()), Memory(40, size_bytes), limits)
+    world = World(
+        ReadPlanner(limits, size_bytes, POLICIES[policy]()), Memory(40, size_bytes), limits
+    )
     resident: list[ClusterId] = []  # least recently used first
     asked: Counter[ClusterId] = Counter()
     for cluster in trace:
@@ -296,7 +325,11 @@ def test_without_groups_and_advice_it_is_the_plain_cache(policy: str, seed: int)
         if cluster in resident:
             resident.remove(cluster)
         elif len(resident) == 4:
-            worst = min(resident, key=lambda c: (LATENCY_US[c] * asked[c], c)) if policy == "edgerag" else resident[0]
+            worst = (
+                min(resident, key=lambda c: (LATENCY_US[c] * asked[c], c))
+                if policy == "edgerag"
+                else resident[0]
+            )
             resident.remove(worst)
         resident.append(cluster)
         assert world.planner.residents() == set(resident)
@@ -326,8 +359,12 @@ def test_true_advice_never_brings_more_bytes_than_none_when_everything_fits(seed
     size_bytes = {c: rng.randint(1, 9) for c in CLUSTERS}
     budget_bytes = sum(size_bytes.values()) + 9
     for prefetch_reads_max in (0, 2):
-        limits = ReadLimits(budget_bytes=budget_bytes, demand_reads_max=2, prefetch_reads_max=prefetch_reads_max)
-        world = World(ReadPlanner(limits, size_bytes, Lru()), Memory(budget_bytes, size_bytes), limits)
+        limits = ReadLimits(
+            budget_bytes=budget_bytes, demand_reads_max=2, prefetch_reads_max=prefetch_reads_max
+        )
+        world = World(
+            ReadPlanner(limits, size_bytes, Lru()), Memory(budget_bytes, size_bytes), limits
+        )
         for number, queries in enumerate(groups):
             world.queries, world.position = queries, -1
             world.next_clusters = groups[number + 1][0] if number + 1 < len(groups) else ()
@@ -337,5 +374,7 @@ def test_true_advice_never_brings_more_bytes_than_none_when_everything_fits(seed
                 world.finish_query(rng, fail_share=0)
             world.tell(GroupEnded())
         counts = world.memory.counts
-        assert counts["demand"] + counts["prefetch"] == len({c for queries in groups for q in queries for c in q})
+        assert counts["demand"] + counts["prefetch"] == len(
+            {c for queries in groups for q in queries for c in q}
+        )
         assert counts["evicted"] == 0

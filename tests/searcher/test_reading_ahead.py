@@ -46,7 +46,7 @@ def searched(planner: ReadPlanner, position: int, *clusters: ClusterId) -> list[
     return [action for action in actions if action not in mine]
 
 
-def test_the_next_groups_first_query_is_read_ahead_once_the_current_query_waits_for_no_read() -> None:
+def test_next_groups_first_query_is_read_ahead_once_the_current_query_waits_for_no_read() -> None:
     """CaGR-RAG Alg. 1, step 4, begun before the last search of the group ends."""
     planner = planner_of(100)
     assert run(planner, group((A, B), then=(C, D))) == []
@@ -171,7 +171,10 @@ def test_a_prefetch_never_evicts_what_the_current_group_wants() -> None:
     planner = planner_of(30)
     load(planner, A, B, C)
     run(planner, group((A,), (B,), (C,), then=(D,)))
-    assert searched(planner, 0, A) == [Evict(cluster=A), prefetch(D)]  # A only: nobody wants it any more
+    assert searched(planner, 0, A) == [
+        Evict(cluster=A),
+        prefetch(D),
+    ]  # A only: nobody wants it any more
     run(planner, ended(D))
     assert searched(planner, 1, B) == []
     assert searched(planner, 2, C) == []
@@ -212,7 +215,9 @@ def test_the_largest_cluster_always_fits_beside_what_is_pinned() -> None:
     assert run(planner, query(0)) == [Evict(cluster=A), demand(D)]
 
 
-@pytest.mark.parametrize(("budget_bytes", "actions"), [(30, [wasted(B), prefetch(C)]), (29, [wasted(B)])])
+@pytest.mark.parametrize(
+    ("budget_bytes", "actions"), [(30, [wasted(B), prefetch(C)]), (29, [wasted(B)])]
+)
 def test_prefetches_that_are_still_read_for_advice_that_has_changed_leave_room_too(
     budget_bytes: int, actions: list[Action]
 ) -> None:

@@ -1,4 +1,6 @@
-"""Scoring over pages against the dumb version: every row scored and sorted, whatever the pieces, the floors and the others."""
+"""Scoring over pages against the dumb version: every row scored and sorted, whatever the pieces,
+the floors and the others.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +13,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.disk.pages import ClusterPages, PageLayout, VectorDtype, choose_layout, encode_pages
-from searcher import products, scan
-from searcher.scan import score_pages
-from searcher.top_k import Candidates, Scored, TopTable
+from searcher.scoring import products, scan
+from searcher.scoring.scan import score_pages
+from searcher.scoring.top_k import Candidates, Scored, TopTable
 
 Float32 = npt.NDArray[np.float32]
 
 
 def cut(
-    layout: PageLayout, vectors: Float32, rows: npt.NDArray[np.int64], cuts: list[int], cluster: int = 3
+    layout: PageLayout,
+    vectors: Float32,
+    rows: npt.NDArray[np.int64],
+    cuts: list[int],
+    cluster: int = 3,
 ) -> ClusterPages:
     """A cluster whose pages are cut into pieces at these pages."""
     pages = encode_pages(layout, vectors, rows, seed=1)
-    return ClusterPages(cluster, layout, len(rows), tuple(np.split(pages, sorted({c % len(pages) for c in cuts}))))
+    return ClusterPages(
+        cluster, layout, len(rows), tuple(np.split(pages, sorted({c % len(pages) for c in cuts})))
+    )
 
 
 def best_by_query(candidates: Candidates, top_ks: list[int]) -> list[list[tuple[float, int]]]:
     table = TopTable()
     slots = np.array([table.add(top_k) for top_k in top_ks])
     table.merge([Scored(3, slots, candidates)])
-    return [list(zip(best.scores.tolist(), best.rows.tolist(), strict=True)) for best in (table.best(s) for s in slots)]
+    return [
+        list(zip(best.scores.tolist(), best.rows.tolist(), strict=True))
+        for best in (table.best(s) for s in slots)
+    ]
 
 
 def sorted_by_hand(
@@ -47,7 +58,8 @@ def no_floors(count: int) -> Float32:
     return np.full(count, -np.inf, np.float32)
 
 
-# Small whole numbers: every score is exact in float32 (and the vectors in float16), so that the order must be too.
+# Small whole numbers: every score is exact in float32 (and the vectors in float16), so that the
+# order must be too.
 @settings(max_examples=200, deadline=None)
 @given(
     shape=st.tuples(st.integers(0, 500), st.sampled_from([3, 7, 40, 384]), st.integers(1, 5)),
@@ -73,7 +85,8 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
     generator = np.random.default_rng(seed)
     vectors = generator.integers(-spread, spread + 1, (count, dimension)).astype(np.float32)
     queries = generator.integers(-spread, spread + 1, (len(top_ks), dimension)).astype(np.float32)
-    # Row numbers around the second may read as infinite or as no number, if somebody took them for part of a vector.
+    # Row numbers around the second may read as infinite or as no number, if somebody took them for
+    # part of a vector.
     rows = first_row + generator.permutation(1000)[:count].astype(np.int64)
     pages = cut(choose_layout(dimension, dtype), vectors, rows, cuts)
     with pytest.MonkeyPatch.context() as patch:
@@ -88,7 +101,12 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
     for floor, best, top_k in zip(found.floors.tolist(), expected, top_ks, strict=True):
         assert floor == -np.inf or (len(best) == top_k and floor <= best[-1][0])
     # With the result's own k-th score for a floor, its ties survive.
-    floors = np.array([best[-1][0] if len(best) == k else -np.inf for best, k in zip(expected, top_ks, strict=True)])
+    floors = np.array(
+        [
+            best[-1][0] if len(best) == k else -np.inf
+            for best, k in zip(expected, top_ks, strict=True)
+        ]
+    )
     again = score_pages(pages, queries, floors.astype(np.float32), np.array(top_ks))
     assert best_by_query(again, top_ks) == expected
     assert (again.scores >= floors[again.queries]).all()
@@ -96,7 +114,9 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("query_count", [1, 3, 7, 8, 40])
-def test_real_scores_agree_with_a_full_sort_within_the_last_bits(dtype: VectorDtype, query_count: int) -> None:
+def test_real_scores_agree_with_a_full_sort_within_the_last_bits(
+    dtype: VectorDtype, query_count: int
+) -> None:
     generator = np.random.default_rng(query_count)
     vectors = generator.standard_normal((3001, 384)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -108,11 +128,16 @@ def test_real_scores_agree_with_a_full_sort_within_the_last_bits(dtype: VectorDt
     expected = sorted_by_hand(stored, rows, queries, top_ks)
     for cuts in ([], [100, 101, 350]):
         found = best_by_query(
-            score_pages(cut(layout, vectors, rows, cuts), queries, no_floors(query_count), np.array(top_ks)), top_ks
+            score_pages(
+                cut(layout, vectors, rows, cuts), queries, no_floors(query_count), np.array(top_ks)
+            ),
+            top_ks,
         )
         for mine, best in zip(found, expected, strict=True):
             assert [row for _, row in mine] == [row for _, row in best]
-            np.testing.assert_allclose([s for s, _ in mine], [s for s, _ in best], atol=1e-6, rtol=0)
+            np.testing.assert_allclose(
+                [s for s, _ in mine], [s for s, _ in best], atol=1e-6, rtol=0
+            )
 
 
 @pytest.mark.parametrize("dimension", [1, 7, 9])
@@ -138,7 +163,10 @@ def test_a_cluster_of_equal_rows_gives_the_lowest_row_numbers() -> None:
     rows = np.random.default_rng(1).permutation(5000).astype(np.int64)
     pages = cut(choose_layout(8, "float32"), np.ones((5000, 8), np.float32), rows, [7])
     found = score_pages(pages, np.ones((2, 8), np.float32), no_floors(2), np.array([3, 10]))
-    assert [[row for _, row in best] for best in best_by_query(found, [3, 10])] == [[0, 1, 2], list(range(10))]
+    assert [[row for _, row in best] for best in best_by_query(found, [3, 10])] == [
+        [0, 1, 2],
+        list(range(10)),
+    ]
 
 
 def test_nothing_of_an_empty_cluster_and_nothing_below_the_floor() -> None:
@@ -172,7 +200,8 @@ def test_the_ids_are_those_of_faiss_over_the_same_rows(query_count: int) -> None
     scores, expected = faiss.knn(queries, vectors, 10, metric=faiss.METRIC_INNER_PRODUCT)
     pages = cut(choose_layout(64, "float32"), vectors, np.arange(4000), [9, 40])
     found = best_by_query(
-        score_pages(pages, queries, no_floors(query_count), np.full(query_count, 10)), [10] * query_count
+        score_pages(pages, queries, no_floors(query_count), np.full(query_count, 10)),
+        [10] * query_count,
     )
     for mine, their_scores, theirs in zip(found, scores, expected, strict=True):
         np.testing.assert_allclose([score for score, _ in mine], their_scores, atol=1e-6, rtol=0)

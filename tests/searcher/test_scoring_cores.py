@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from carpool.disk.pages import ClusterPages, choose_layout, encode_pages
-from searcher import scoring_pool
-from searcher.scoring import Asked, Scoring
-from searcher.scoring_cores import ScoringCores
-from searcher.scoring_pool import ScoringPool
-from searcher.top_k import TopTable
+from searcher.scoring import pool as scoring_pool
+from searcher.scoring.cores import ScoringCores
+from searcher.scoring.pool import ScoringPool
+from searcher.scoring.query_batch import QueryBatch, Scoring
+from searcher.scoring.top_k import TopTable
 
 needs_cores = pytest.mark.skipif(
-    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores"
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="needs two cores",
 )
 
 
@@ -55,16 +56,22 @@ def test_each_thread_gets_cores_apart_from_the_callers_and_the_caller_gets_its_o
         assert sum(map(len, theirs)) == len(before) - 1, "no two helpers share a core"
 
 
-def test_nothing_is_done_where_one_core_is_all_there_is(helpers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_done_where_one_core_is_all_there_is(
+    helpers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: pytest.fail("cores were changed"))
+    monkeypatch.setattr(
+        os, "sched_setaffinity", lambda thread, cores: pytest.fail("cores were changed")
+    )
     cores = ScoringCores()
     cores.part(helpers)
     cores.join()
 
 
 @needs_cores
-def test_a_system_that_does_not_allow_it_is_asked_once(helpers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_does_not_allow_it_is_asked_once(
+    helpers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def refuse(thread: int, cores: Any) -> None:
@@ -84,7 +91,9 @@ def test_helpers_are_moved_again_only_when_the_caller_is_on_another_core_or_has_
     helpers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved: list[tuple[int, list[int]]] = []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: moved.append((thread, sorted(cores))))
+    monkeypatch.setattr(
+        os, "sched_setaffinity", lambda thread, cores: moved.append((thread, sorted(cores)))
+    )
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {4, 5, 6})
     cores = ScoringCores()
 
@@ -107,7 +116,9 @@ def test_helpers_are_moved_again_only_when_the_caller_is_on_another_core_or_has_
 
 
 @needs_cores
-def test_the_thread_that_scores_has_all_its_cores_when_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_that_scores_has_all_its_cores_when_it_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
     layout = choose_layout(16, "float32")
     pages = encode_pages(layout, np.ones((5_000, 16), np.float32), np.arange(5_000), seed=0)
@@ -124,11 +135,17 @@ def test_the_thread_that_scores_has_all_its_cores_when_it_rests(monkeypatch: pyt
     table = TopTable()
     slots = np.array([table.add(3), table.add(3)])
     with ScoringPool(2) as pool:
-        pool.run([Scoring(cluster, np.arange(2))], Asked(slots, np.ones((2, 16), np.float32)), table)
+        pool.run(
+            [Scoring(cluster, np.arange(2))], QueryBatch(slots, np.ones((2, 16), np.float32)), table
+        )
         assert narrowed == [len(before) - 1, 1]
         pool.rest()
         assert narrowed == [len(before) - 1, 1, len(before)]
         with pytest.raises(ValueError, match="mismatch"):
-            pool.run([Scoring(cluster, np.arange(2))], Asked(slots, np.ones((2, 9), np.float32)), table)
+            pool.run(
+                [Scoring(cluster, np.arange(2))],
+                QueryBatch(slots, np.ones((2, 9), np.float32)),
+                table,
+            )
         assert os.sched_getaffinity(0) != before
     assert os.sched_getaffinity(0) == before

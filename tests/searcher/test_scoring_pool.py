@@ -1,4 +1,6 @@
-"""The pool's results are those of one thread and a full sort; its threads end, and so do its errors."""
+"""The pool's results are those of one thread and a full sort; its threads end, and so do its
+errors.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.disk.pages import ClusterPages, UInt8, choose_layout, encode_pages
-from searcher import lone_scan, scoring_pool
-from searcher.lone_scan import LoneScan, Part
-from searcher.products import Products
-from searcher.scoring import Asked, Scoring
-from searcher.scoring_pool import ScoringPool, cut_pages
-from searcher.top_k import TopTable
+from searcher.scoring import lone_scan
+from searcher.scoring import pool as scoring_pool
+from searcher.scoring.lone_scan import LoneScan, Part
+from searcher.scoring.pool import ScoringPool, cut_pages
+from searcher.scoring.products import Products
+from searcher.scoring.query_batch import QueryBatch, Scoring
+from searcher.scoring.top_k import TopTable
 
 LAYOUT = choose_layout(16, "float32")
 ONLY = np.array([0])
 
 
-def cluster_of(number: int, vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> ClusterPages:
+def cluster_of(
+    number: int, vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
+) -> ClusterPages:
     pages = encode_pages(LAYOUT, vectors, rows, seed=number)
     return ClusterPages(number, LAYOUT, len(rows), tuple(np.array_split(pages, 1 + number % 3)))
 
@@ -42,7 +47,9 @@ def test_results_are_those_of_a_full_sort_over_each_querys_clusters(
     # Small whole numbers: scores are exact and tie often.
     vectors = generator.integers(-2, 3, (20_000, 16)).astype(np.float32)
     assigned = generator.choice(8, len(vectors), p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.03, 0.02, 0.0])
-    clusters = [cluster_of(c, vectors[assigned == c], np.flatnonzero(assigned == c)) for c in range(8)]
+    clusters = [
+        cluster_of(c, vectors[assigned == c], np.flatnonzero(assigned == c)) for c in range(8)
+    ]
     with ScoringPool(threads) as pool:
         for _ in range(10):
             table = TopTable()
@@ -53,7 +60,7 @@ def test_results_are_those_of_a_full_sort_over_each_querys_clusters(
             wants[:, 0] = True
             for stage in (range(3), range(3, 8)):
                 scorings = [Scoring(clusters[c], np.flatnonzero(wants[c])) for c in stage]
-                scored = pool.run(scorings, Asked(slots, queries), table)
+                scored = pool.run(scorings, QueryBatch(slots, queries), table)
                 if small_bytes:
                     assert len(scored) == 1
                 else:
@@ -72,9 +79,17 @@ def test_results_are_those_of_a_full_sort_over_each_querys_clusters(
 
 
 @settings(max_examples=100)
-@given(row_count=st.integers(0, 400), cuts=st.lists(st.integers(0, 60), max_size=4), parts=st.integers(1, 30))
-def test_cut_pages_hold_every_row_once_and_in_order(row_count: int, cuts: list[int], parts: int) -> None:
-    pages = encode_pages(LAYOUT, np.zeros((row_count, 16), np.float32), np.arange(row_count), seed=0)
+@given(
+    row_count=st.integers(0, 400),
+    cuts=st.lists(st.integers(0, 60), max_size=4),
+    parts=st.integers(1, 30),
+)
+def test_cut_pages_hold_every_row_once_and_in_order(
+    row_count: int, cuts: list[int], parts: int
+) -> None:
+    pages = encode_pages(
+        LAYOUT, np.zeros((row_count, 16), np.float32), np.arange(row_count), seed=0
+    )
     pieces = tuple(np.split(pages, sorted({cut % len(pages) for cut in cuts})))
     cut = list(cut_pages(ClusterPages(5, LAYOUT, row_count, pieces), parts))
     assert len(cut) == min(parts, len(pages))
@@ -100,7 +115,7 @@ def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on(
     slots = np.array([table.add(3) for _ in range(asked)])
     members = np.arange(asked)
     good = cluster_of(0, np.ones((5000, 16), np.float32), np.arange(5000))
-    queries = Asked(slots, np.ones((asked, 16), np.float32))
+    queries = QueryBatch(slots, np.ones((asked, 16), np.float32))
     began: list[int] = []
 
     def fail(products: Products, parts: Sequence[UInt8], scores: npt.NDArray[np.float32]) -> None:
@@ -112,7 +127,9 @@ def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on(
             patch.setattr(Products, "write", fail)
             with pytest.raises(RuntimeError, match="a part broke"):
                 pool.run([Scoring(good, members)] * 5, queries, table)
-        assert 1 <= len(began) <= 3, "each thread that had begun stopped, and nobody took another part"
+        assert 1 <= len(began) <= 3, (
+            "each thread that had begun stopped, and nobody took another part"
+        )
         table.merge(pool.run([Scoring(good, members)], queries, table))
     assert all(table.best(int(slot)).rows.tolist() == [0, 1, 2] for slot in slots)
 
@@ -124,7 +141,7 @@ def test_work_that_cannot_be_cut_further_is_an_error_and_never_a_part_of_the_ans
     monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
     monkeypatch.setattr(lone_scan, "STRETCH_BYTES_MIN", 4096)
     table = TopTable()
-    queries = Asked(np.array([table.add(3)]), np.ones((1, 16), np.float32))
+    queries = QueryBatch(np.array([table.add(3)]), np.ones((1, 16), np.float32))
     good = cluster_of(0, np.ones((5000, 16), np.float32), np.arange(5000))
     cut = LoneScan.stretches
 
@@ -143,19 +160,30 @@ def test_work_that_cannot_be_cut_further_is_an_error_and_never_a_part_of_the_ans
 
 def test_no_scorings_give_no_results() -> None:
     with ScoringPool(2) as pool:
-        assert pool.run([], Asked(np.zeros(0, np.intp), np.zeros((0, 16), np.float32)), TopTable()) == []
+        assert (
+            pool.run(
+                [], QueryBatch(np.zeros(0, np.intp), np.zeros((0, 16), np.float32)), TopTable()
+            )
+            == []
+        )
 
 
 @pytest.mark.parametrize("small_bytes", [0, 1 << 30])
 @pytest.mark.parametrize("asked", [1, 2])
-def test_no_page_is_held_after_a_run(asked: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_page_is_held_after_a_run(
+    asked: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 1 << 40 if small_bytes else 4096)
     monkeypatch.setattr(scoring_pool, "SMALL_BYTES_MAX", small_bytes)
     monkeypatch.setattr(lone_scan, "STRETCH_BYTES_MIN", 4096)
     table = TopTable()
-    queries = Asked(np.array([table.add(3) for _ in range(asked)]), np.ones((asked, 16), np.float32))
+    queries = QueryBatch(
+        np.array([table.add(3) for _ in range(asked)]), np.ones((asked, 16), np.float32)
+    )
     cluster = cluster_of(0, np.ones((500, 16), np.float32), np.arange(500))
-    pages = weakref.ref(cluster.pieces[0].base if cluster.pieces[0].base is not None else cluster.pieces[0])
+    pages = weakref.ref(
+        cluster.pieces[0].base if cluster.pieces[0].base is not None else cluster.pieces[0]
+    )
     with ScoringPool(4) as pool:
         scored = pool.run([Scoring(cluster, np.arange(asked))] * 8, queries, table)
         assert (len(scored) == 1) == (small_bytes > 0 or asked == 1)

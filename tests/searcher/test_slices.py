@@ -1,4 +1,6 @@
-"""Slices cover their clusters exactly: every page and every row once, in order, within the bound."""
+"""Slices cover their clusters exactly: every page and every row once, in order, within the
+bound.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from carpool.disk.pages import PageLayout
 from carpool.disk.segments import plan_extents
 from schemas.record import ClusterId
-from searcher.cache.slices import Slices
+from searcher.memory.slices import Slices
 
 LAYOUT = PageLayout(dimension=16, vector_dtype="float32", page_bytes=4096)
 
@@ -33,7 +35,9 @@ def test_the_slices_of_a_cluster_are_its_pages_and_rows_in_order_each_once(
             assert (part.first_page, part.offset_bytes) == (page, offset_bytes)
             assert part.size_bytes == part.page_count * LAYOUT.page_bytes
             assert LAYOUT.page_count(part.row_count) == part.page_count
-            assert part.page_count == 1 or part.size_bytes <= max(slice_bytes_max, LAYOUT.page_bytes)
+            assert part.page_count == 1 or part.size_bytes <= max(
+                slice_bytes_max, LAYOUT.page_bytes
+            )
             page, offset_bytes = page + part.page_count, offset_bytes + part.size_bytes
         assert page == extent.page_count
 

@@ -12,20 +12,35 @@ import pytest
 from schemas.topics import RETRIEVALS
 from searcher.service import parts
 from tests.clocks import HandClock
-from tests.searcher.helpers import SmallIndex, exact_top_k, make_group, make_unit, normalised, running, write_index
+from tests.searcher.helpers import (
+    SmallIndex,
+    exact_top_k,
+    make_group,
+    make_unit,
+    normalised,
+    running,
+    write_index,
+)
 from tests.searcher.stage import Gate, questions
 
 
 @pytest.mark.parametrize("cache_policy", ["edgerag", "lru"])
 @pytest.mark.parametrize("budget", ["one cluster", "three clusters", "everything"])
-def test_hits_are_the_exact_top_k_over_the_probed_clusters(index: SmallIndex, budget: str, cache_policy: str) -> None:
+def test_hits_are_the_exact_top_k_over_the_probed_clusters(
+    index: SmallIndex, budget: str, cache_policy: str
+) -> None:
     largest = max(extent.size_bytes for extent in index.extents)
-    budget_bytes = {"one cluster": largest, "three clusters": 3 * largest, "everything": 1 << 26}[budget]
+    budget_bytes = {"one cluster": largest, "three clusters": 3 * largest, "everything": 1 << 26}[
+        budget
+    ]
     vectors = questions(40)
     groups = [
-        make_group(index, vectors[at : at + 5], sequence=at, next_clusters=(at % 8, 3, 99)) for at in range(0, 40, 5)
+        make_group(index, vectors[at : at + 5], sequence=at, next_clusters=(at % 8, 3, 99))
+        for at in range(0, 40, 5)
     ]
-    with running(index, budget_bytes=budget_bytes, cache_policy=cache_policy, groups_in_hand_max=8) as run:
+    with running(
+        index, budget_bytes=budget_bytes, cache_policy=cache_policy, groups_in_hand_max=8
+    ) as run:
         found = run.search(*groups)
     for at, vector in enumerate(vectors):
         retrieval = found[f"q{at // 5 * 5}-{at % 5}"]
@@ -33,7 +48,9 @@ def test_hits_are_the_exact_top_k_over_the_probed_clusters(index: SmallIndex, bu
         assert [hit.doc_id for hit in retrieval.hits] == [f"d{row}" for row in rows]
         assert [hit.cluster for hit in retrieval.hits] == [index.assigned[row] for row in rows]
         assert [hit.title for hit in retrieval.hits] == [f"Title {row}" for row in rows]
-        assert np.allclose([hit.score for hit in retrieval.hits], index.vectors[rows] @ vector, atol=1e-6)
+        assert np.allclose(
+            [hit.score for hit in retrieval.hits], index.vectors[rows] @ vector, atol=1e-6
+        )
         assert [probe.cluster for probe in retrieval.probes] == list(index.clusters_of(vector, 3))
         assert retrieval.skipped_clusters == ()
 
@@ -49,7 +66,13 @@ def test_a_retrieval_carries_the_query_its_source_and_what_it_took(index: SmallI
     assert retrieval.headers == grouped.headers
     assert (retrieval.revision, retrieval.is_final, retrieval.batch_size) == (1, True, 2)
     assert (retrieval.index_version, retrieval.embedding_model) == ("v-test", "model-fingerprint")
-    assert list(retrieval.timings_us) == ["window_wait", "queue_search", "load", "search", "passages"]
+    assert list(retrieval.timings_us) == [
+        "window_wait",
+        "queue_search",
+        "load",
+        "search",
+        "passages",
+    ]
     assert retrieval.timings_us["window_wait"] == 7
     assert len(retrieval.hits) == 2
     assert output.topic == RETRIEVALS.name
@@ -78,7 +101,13 @@ def test_times_are_those_of_the_clock(index: SmallIndex) -> None:
     with running(index, clock=clock) as run:
         retrieval = run.search(make_group(index, questions(1)))["q0-0"]
     # The group was written at 1 ms, by its broker's timestamp.
-    assert retrieval.timings_us == {"window_wait": 7, "queue_search": 4_999_000, "load": 0, "search": 0, "passages": 0}
+    assert retrieval.timings_us == {
+        "window_wait": 7,
+        "queue_search": 4_999_000,
+        "load": 0,
+        "search": 0,
+        "passages": 0,
+    }
     assert retrieval.completed_us == 5_000_000
 
 
@@ -95,7 +124,9 @@ def test_top_k_is_the_querys_or_the_default_and_never_more_than_there_is(index: 
 
 def test_an_empty_cluster_is_searched_like_any_other(tmp_path: Path) -> None:
     vectors = normalised(np.eye(4)[[0, 0, 1]] + 0.01)
-    small = write_index(tmp_path / "index", vectors, normalised(np.vstack([np.eye(4)[:2], -np.ones(4)])))
+    small = write_index(
+        tmp_path / "index", vectors, normalised(np.vstack([np.eye(4)[:2], -np.ones(4)]))
+    )
     assert small.extents[2].row_count == 0
     with running(small) as run:
         found = run.search(make_group(small, [vectors[0]] * 2, clusters=[(2, 0), (2,)]))
@@ -108,7 +139,9 @@ def test_a_cluster_that_is_named_twice_is_scored_once(index: SmallIndex) -> None
     vector = questions(1)[0]
     with running(index) as run:
         found = run.search(make_group(index, [vector], clusters=[(1, 2, 1)]))
-    assert [hit.doc_id for hit in found["q0-0"].hits] == [f"d{r}" for r in exact_top_k(index, vector, (1, 2), 5)]
+    assert [hit.doc_id for hit in found["q0-0"].hits] == [
+        f"d{r}" for r in exact_top_k(index, vector, (1, 2), 5)
+    ]
     assert len(found["q0-0"].probes) == 2
 
 
@@ -127,7 +160,10 @@ def test_advice_never_changes_a_result(index: SmallIndex, advice: str) -> None:
         "alien": lambda n: (1000 + n, 7),
     }
     advised = [
-        make_group(index, vectors[3 * n : 3 * n + 3], sequence=3 * n, next_clusters=chosen[advice](n)) for n in range(4)
+        make_group(
+            index, vectors[3 * n : 3 * n + 3], sequence=3 * n, next_clusters=chosen[advice](n)
+        )
+        for n in range(4)
     ]
     largest = max(extent.size_bytes for extent in index.extents)
     with running(index, budget_bytes=4 * largest) as run:
@@ -136,7 +172,9 @@ def test_advice_never_changes_a_result(index: SmallIndex, advice: str) -> None:
             found = run.search(group)
     for at, vector in enumerate(vectors):
         rows = exact_top_k(index, vector, index.clusters_of(vector, 3), 5)
-        assert [hit.doc_id for hit in found[f"q{at // 3 * 3}-{at % 3}"].hits] == [f"d{row}" for row in rows]
+        assert [hit.doc_id for hit in found[f"q{at // 3 * 3}-{at % 3}"].hits] == [
+            f"d{row}" for row in rows
+        ]
 
 
 def test_the_first_query_of_a_group_finds_what_was_read_ahead(index: SmallIndex) -> None:
@@ -145,11 +183,16 @@ def test_the_first_query_of_a_group_finds_what_was_read_ahead(index: SmallIndex)
         run.search(make_group(index, [vector], clusters=[(0, 1)], next_clusters=(5, 6)))
         found = run.search(make_group(index, [vector], clusters=[(5, 6)], sequence=1))["q1-0"]
         assert found.bytes_read == 0
-        used, late = run.count("prefetches_total", result="used"), run.count("prefetches_total", result="late")
+        used, late = (
+            run.count("prefetches_total", result="used"),
+            run.count("prefetches_total", result="late"),
+        )
         assert used + late == 2
         assert run.count("prefetches_total", result="wasted") == 0
         # The first group began at once: nothing was read ahead for it.
-        assert run.count("bytes_read_total", purpose="demand") == sum(index.extents[c].size_bytes for c in (0, 1))
+        assert run.count("bytes_read_total", purpose="demand") == sum(
+            index.extents[c].size_bytes for c in (0, 1)
+        )
 
 
 def test_without_prefetch_nothing_is_read_ahead(index: SmallIndex) -> None:
@@ -166,9 +209,12 @@ def test_the_group_in_hand_wins_over_what_the_grouper_advised(index: SmallIndex)
     vector = questions(1)[0]
     with running(index, engine=gate, execution="query_by_query") as run:
         run.wait_ready()
-        run.stage.offer(make_unit(0, make_group(index, [vector], clusters=[(0,)], next_clusters=(7,))), 0)
+        run.stage.offer(
+            make_unit(0, make_group(index, [vector], clusters=[(0,)], next_clusters=(7,))), 0
+        )
         gate.arrived.acquire()
-        # Another lane's group comes next, not the advised one; of it part 0 was done in an earlier life.
+        # Another lane's group comes next, not the advised one; of it part 0 was done in an earlier
+        # life.
         other = make_group(index, [vector] * 2, clusters=[(4,), (5,)], sequence=1)
         run.stage.offer(make_unit(1, other, parts_done=frozenset({0})), 0)
         gate.opened.set()
@@ -181,7 +227,9 @@ def test_what_is_known_of_the_next_group_is_forgotten_when_it_is_revoked(index: 
     vector = questions(1)[0]
     with running(index, engine=gate, execution="query_by_query") as run:
         run.wait_ready()
-        run.stage.offer(make_unit(0, make_group(index, [vector], clusters=[(0,)], next_clusters=(7,))), 0)
+        run.stage.offer(
+            make_unit(0, make_group(index, [vector], clusters=[(0,)], next_clusters=(7,))), 0
+        )
         gate.arrived.acquire()
         run.stage.offer(make_unit(1, make_group(index, [vector], clusters=[(4,)], sequence=1)), 0)
         run.stage.offer(make_unit(2, make_group(index, [vector], clusters=[(5,)], sequence=2)), 0)

@@ -13,10 +13,18 @@ from carpool.clock import SystemClock
 from carpool.disk.documents import DOCUMENTS_NAME, Document
 from carpool.errors import DeploymentError
 from schemas.topics import ANSWERS
-from searcher.scoring_pool import ScoringPool
+from searcher.scoring.pool import ScoringPool
 from searcher.store.none import NoEngine
 from tests.clocks import HandClock
-from tests.searcher.helpers import SmallIndex, exact_top_k, make_group, make_unit, normalised, running, write_index
+from tests.searcher.helpers import (
+    SmallIndex,
+    exact_top_k,
+    make_group,
+    make_unit,
+    normalised,
+    running,
+    write_index,
+)
 from tests.searcher.stage import Gate, questions
 
 
@@ -67,7 +75,9 @@ def test_an_expired_query_is_answered_expired_and_not_searched(index: SmallIndex
     with running(index, clock=clock) as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, questions(1), deadline_us=9_000_000)), 0)
-        run.stage.offer(make_unit(1, make_group(index, questions(1), deadline_us=9_000_001, sequence=1)), 0)
+        run.stage.offer(
+            make_unit(1, make_group(index, questions(1), deadline_us=9_000_001, sequence=1)), 0
+        )
         run.sink.wait_done(2)
         assert run.count("answers_total", stage="searcher", status="expired") == 1
     answer = run.sink.answers()["q0-0"]
@@ -77,7 +87,11 @@ def test_an_expired_query_is_answered_expired_and_not_searched(index: SmallIndex
         make_group(index, questions(1)).queries[0].source,
     )
     assert answer.error is not None
-    assert (answer.error.type, answer.error.stage, answer.error.retryable) == ("expired", "searcher", True)
+    assert (answer.error.type, answer.error.stage, answer.error.retryable) == (
+        "expired",
+        "searcher",
+        True,
+    )
     assert run.sink.parts() == [(0, 0), (1, 0)]
     assert run.sink.outputs()[0].topic == ANSWERS.name
     assert run.sink.outputs()[0].key == b"q0-0"
@@ -85,7 +99,9 @@ def test_an_expired_query_is_answered_expired_and_not_searched(index: SmallIndex
     assert set(run.sink.retrievals()) == {"q1-0"}
 
 
-def test_a_deadline_that_is_further_away_than_any_wait_is_a_deadline_like_others(index: SmallIndex) -> None:
+def test_a_deadline_that_is_further_away_than_any_wait_is_a_deadline_like_others(
+    index: SmallIndex,
+) -> None:
     gate = Gate(index)
     with running(index, engine=gate) as run:
         run.wait_ready()
@@ -98,14 +114,20 @@ def test_a_deadline_that_is_further_away_than_any_wait_is_a_deadline_like_others
     assert set(run.sink.retrievals()) == {"q0-0", "q1-0"}
 
 
-def test_what_waits_behind_others_and_expires_is_answered_before_their_turn(index: SmallIndex) -> None:
+def test_what_waits_behind_others_and_expires_is_answered_before_their_turn(
+    index: SmallIndex,
+) -> None:
     clock, gate = HandClock(1_000), Gate(index)
-    with running(index, clock=clock, engine=gate, execution="query_by_query", prefetch="none") as run:
+    with running(
+        index, clock=clock, engine=gate, execution="query_by_query", prefetch="none"
+    ) as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, questions(1))), 0)
         gate.arrived.acquire()
         run.stage.offer(make_unit(1, make_group(index, questions(2), sequence=1)), 0)
-        run.stage.offer(make_unit(2, make_group(index, questions(1), sequence=2, deadline_us=2_000)), 0)
+        run.stage.offer(
+            make_unit(2, make_group(index, questions(1), sequence=2, deadline_us=2_000)), 0
+        )
         clock.time_us = 3_000
         gate.opened.set()
         run.sink.wait_done(4)
@@ -113,7 +135,9 @@ def test_what_waits_behind_others_and_expires_is_answered_before_their_turn(inde
     assert [unit for unit, _ in run.sink.parts()] == [0, 2, 1, 1]
 
 
-def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(index: SmallIndex) -> None:
+def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(
+    index: SmallIndex,
+) -> None:
     clock = HandClock(1_000)
 
     class Slow(ScoringPool):
@@ -133,23 +157,31 @@ def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(index
 # ---- damage
 
 
-def test_a_damaged_cluster_is_skipped_and_named_and_the_rest_is_scored(own_index: SmallIndex) -> None:
+def test_a_damaged_cluster_is_skipped_and_named_and_the_rest_is_scored(
+    own_index: SmallIndex,
+) -> None:
     own_index.damage(2)
     vector = questions(1)[0]
     with running(own_index) as run:
         found = run.search(make_group(own_index, [vector], clusters=[(1, 2, 3)]))["q0-0"]
         assert run.count("clusters_damaged_total") == 1
     assert found.skipped_clusters == (2,)
-    assert [hit.doc_id for hit in found.hits] == [f"d{r}" for r in exact_top_k(own_index, vector, (1, 3), 5)]
+    assert [hit.doc_id for hit in found.hits] == [
+        f"d{r}" for r in exact_top_k(own_index, vector, (1, 3), 5)
+    ]
     assert [(p.cluster, p.tier) for p in found.probes] == [(1, "ssd"), (2, "ssd"), (3, "ssd")]
 
 
-def test_a_query_that_finds_only_damage_is_answered_failed_and_the_next_one_is_searched(own_index: SmallIndex) -> None:
+def test_a_query_that_finds_only_damage_is_answered_failed_and_the_next_one_is_searched(
+    own_index: SmallIndex,
+) -> None:
     own_index.damage(2)
     own_index.damage(4)
     with running(own_index) as run:
         run.wait_ready()
-        run.stage.offer(make_unit(0, make_group(own_index, questions(2), clusters=[(2, 4), (1, 4)])), 0)
+        run.stage.offer(
+            make_unit(0, make_group(own_index, questions(2), clusters=[(2, 4), (1, 4)])), 0
+        )
         run.sink.wait_done(2)
     answer = run.sink.answers()["q0-0"]
     assert answer.status == "failed"
@@ -158,11 +190,17 @@ def test_a_query_that_finds_only_damage_is_answered_failed_and_the_next_one_is_s
     assert "none of the 2 clusters" in answer.error.message
     assert "carpool index verify" in answer.error.message
     (failure,) = (done.failure for done in run.sink.dones if done.failure)
-    assert (failure.query.query_id, failure.is_transient, failure.message) == ("q0-0", False, answer.error.message)
+    assert (failure.query.query_id, failure.is_transient, failure.message) == (
+        "q0-0",
+        False,
+        answer.error.message,
+    )
     assert run.sink.retrievals()["q0-1"].skipped_clusters == (4,)
 
 
-def test_a_segment_that_was_cut_short_while_it_was_open_fails_only_what_needs_its_end(own_index: SmallIndex) -> None:
+def test_a_segment_that_was_cut_short_while_it_was_open_fails_only_what_needs_its_end(
+    own_index: SmallIndex,
+) -> None:
     with running(own_index) as run:
         run.wait_ready()
         with own_index.segment_path.open("r+b") as file:
@@ -181,11 +219,15 @@ def test_when_no_cluster_can_be_read_now_the_failure_may_be_retried(index: Small
     assert (error.type, error.retryable) == ("index_damaged", True)
     failure = run.sink.dones[0].failure
     assert failure is not None and failure.is_transient
-    assert run.count("answers_total", stage="searcher", status="failed") == 0, "it may go round again"
+    assert run.count("answers_total", stage="searcher", status="failed") == 0, (
+        "it may go round again"
+    )
 
 
 def test_a_query_that_brought_a_vector_travels_on_with_it(index: SmallIndex) -> None:
-    """Whoever sends it round again needs it; one that brought none is embedded again by its text."""
+    """Whoever sends it round again needs it; one that brought none is embedded again by its
+    text.
+    """
     group = make_group(index, questions(2))
     mine = msgspec.structs.replace(group.queries[0].query, embedding_model=group.embedding_model)
     queries = (msgspec.structs.replace(group.queries[0], query=mine), group.queries[1])
@@ -207,18 +249,26 @@ def test_a_damaged_passage_fails_its_query(own_index: SmallIndex) -> None:
         run.sink.wait_done(1)
     answer = run.sink.answers()["q0-0"]
     assert answer.error is not None
-    assert (answer.status, answer.error.type, answer.error.retryable) == ("failed", "index_damaged", False)
+    assert (answer.status, answer.error.type, answer.error.retryable) == (
+        "failed",
+        "index_damaged",
+        False,
+    )
     assert "passages" in answer.error.message
 
 
 def test_a_retrieval_that_its_topic_would_not_take_is_refused_in_words(tmp_path: Path) -> None:
     vectors = normalised(np.random.default_rng(2).standard_normal((6, 4)))
     documents = [Document(doc_id=f"d{row}", title="long", text="x" * 1_000_000) for row in range(6)]
-    large = write_index(tmp_path / "index", vectors, normalised(np.ones((1, 4))), documents=documents)
+    large = write_index(
+        tmp_path / "index", vectors, normalised(np.ones((1, 4))), documents=documents
+    )
     with running(large) as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(large, [vectors[0]], nprobe=1, top_k=5)), 0)
-        run.stage.offer(make_unit(1, make_group(large, [vectors[0]], nprobe=1, top_k=4, sequence=1)), 0)
+        run.stage.offer(
+            make_unit(1, make_group(large, [vectors[0]], nprobe=1, top_k=4, sequence=1)), 0
+        )
         run.sink.wait_done(2)
     error = run.sink.answers()["q0-0"].error
     assert error is not None

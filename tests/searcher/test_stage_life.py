@@ -7,7 +7,7 @@ from typing import Any
 
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError, ConfigError, CorruptionError
-from searcher.scoring_pool import ScoringPool
+from searcher.scoring.pool import ScoringPool
 from tests.searcher.helpers import ListSink, SmallIndex, make_group, make_unit, running
 from tests.searcher.stage import Gate, questions
 
@@ -78,7 +78,9 @@ def test_what_is_in_hand_is_finished_while_draining(index: SmallIndex) -> None:
         run.sink.wait_done(6)
 
 
-def test_closing_while_a_read_hangs_returns_and_hands_over_nothing_half_done(index: SmallIndex) -> None:
+def test_closing_while_a_read_hangs_returns_and_hands_over_nothing_half_done(
+    index: SmallIndex,
+) -> None:
     gate = Gate(index, held=frozenset({1}))
     run = running(index, engine=gate)
     run.stage.start(run.sink)
@@ -121,14 +123,18 @@ def test_a_missing_index_is_refused_with_what_to_do(index: SmallIndex, tmp_path:
     run.stage.close()
 
 
-def test_a_budget_below_the_largest_cluster_is_refused_with_the_number_that_it_takes(index: SmallIndex) -> None:
+def test_a_budget_below_the_largest_cluster_is_refused_with_the_number_that_it_takes(
+    index: SmallIndex,
+) -> None:
     largest = max(extent.size_bytes for extent in index.extents)
     error = failure_at_start(running(index, budget_bytes=largest - 1))
     assert isinstance(error, ConfigError)
     assert f"at least {largest}" in str(error)
 
 
-def test_a_budget_that_the_machine_does_not_have_is_refused_with_what_to_do(index: SmallIndex) -> None:
+def test_a_budget_that_the_machine_does_not_have_is_refused_with_what_to_do(
+    index: SmallIndex,
+) -> None:
     error = failure_at_start(running(index, budget_bytes=1 << 60))
     assert isinstance(error, ConfigError)
     assert f"budget_bytes is {1 << 60}" in str(error)

@@ -1,4 +1,6 @@
-"""How long a sub-stage is: HedraRAG's formula with the sign that makes sense, from what was measured; and alone, longer."""
+"""How long a sub-stage is: HedraRAG's formula with the sign that makes sense, from what was
+measured; and alone, longer.
+"""
 
 from __future__ import annotations
 
@@ -46,4 +48,6 @@ def test_estimates_follow_what_scoring_took() -> None:
     before = budget.cost_us(10_000, 5)
     for _ in range(200):
         budget.scored(((10_000, 5), (2_000, 1)), 2 * before)
-    assert budget.cost_us(10_000, 5) + budget.cost_us(2_000, 1) == pytest.approx(2 * before, rel=0.01)
+    assert budget.cost_us(10_000, 5) + budget.cost_us(2_000, 1) == pytest.approx(
+        2 * before, rel=0.01
+    )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.query import TOP_K_MAX
-from searcher.top_k import Candidates, Scored, TopTable, best_of_each
+from searcher.scoring.top_k import Candidates, Scored, TopTable, best_of_each
 
 
 def scored(cluster: int, slots: list[int], found: list[tuple[int, float, int]]) -> Scored:
@@ -23,7 +23,7 @@ def scored(cluster: int, slots: list[int], found: list[tuple[int, float, int]]) 
     return Scored(cluster, np.array(slots, np.intp), candidates)
 
 
-def test_the_best_come_first_with_their_rows_and_clusters_whatever_the_order_of_the_clusters() -> None:
+def test_best_come_first_with_their_rows_and_clusters_whatever_the_order_of_the_clusters() -> None:
     table = TopTable()
     slot = table.add(2)
     table.merge([scored(7, [slot], [(0, 0.5, 30), (0, 0.25, 10)])])
@@ -43,7 +43,9 @@ def test_equal_scores_are_ordered_by_row_number_also_where_top_k_cuts_between_th
 
 
 def test_zero_and_minus_zero_are_one_score() -> None:
-    order, _ = best_of_each(np.zeros(2, np.intp), np.array([0.0, -0.0], np.float32), np.array([9, 3]), np.array([2]))
+    order, _ = best_of_each(
+        np.zeros(2, np.intp), np.array([0.0, -0.0], np.float32), np.array([9, 3]), np.array([2])
+    )
     assert order.tolist() == [1, 0]
 
 
@@ -87,7 +89,9 @@ def test_the_table_grows_and_keeps_what_it_holds() -> None:
     more = [table.add(3) for _ in range(300)]
     assert len(table) == 600
     assert len({*slots, *more}) == 600
-    assert [table.best(slot).scores.tolist() for slot in slots] == [[float(at)] for at in range(300)]
+    assert [table.best(slot).scores.tolist() for slot in slots] == [
+        [float(at)] for at in range(300)
+    ]
 
 
 @pytest.mark.parametrize("top_k", [0, -1, TOP_K_MAX + 1])
@@ -127,7 +131,9 @@ def test_merged_candidates_equal_a_sort_of_everything(
     parts = []
     for cluster, found in enumerate(clusters):
         asked = generator.permutation(slots).tolist()
-        mine = [(at, float(np.float32(score)), next(rows)) for at, score in found if at < len(asked)]
+        mine = [
+            (at, float(np.float32(score)), next(rows)) for at, score in found if at < len(asked)
+        ]
         for at, score, row in mine:
             everything[asked[at]].append((-score, row, cluster))
         parts.append(scored(cluster, asked, mine))

@@ -1,4 +1,6 @@
-"""Settings: defaults, file, environment, flags, in that order; everything that is wrong is said at once."""
+"""Settings: defaults, file, environment, flags, in that order; everything that is wrong is said at
+once.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ class All(msgspec.Struct, frozen=True, kw_only=True):
     log: LogSettings
 
 
-def load(tmp_path: Path, toml: str = "", environ: dict[str, str] | None = None, **flags: dict[str, object]) -> All:
+def load(
+    tmp_path: Path,
+    toml: str = "",
+    environ: dict[str, str] | None = None,
+    **flags: dict[str, object],
+) -> All:
     file = tmp_path / "carpool.toml"
     file.write_text(toml)
     return load_settings(All, file=file, environ=environ or {}, flags=flags)
@@ -37,7 +44,12 @@ def load(tmp_path: Path, toml: str = "", environ: dict[str, str] | None = None, 
 
 def test_later_sources_win_over_earlier_ones(tmp_path: Path) -> None:
     toml = "[window]\nqueries_min = 1\nqueries_max = 2\neager = true\n"
-    found = load(tmp_path, toml, {"CARPOOL_WINDOW_QUERIES_MAX": "3"}, window={"queries_max": 4, "queries_min": None})
+    found = load(
+        tmp_path,
+        toml,
+        {"CARPOOL_WINDOW_QUERIES_MAX": "3"},
+        window={"queries_max": 4, "queries_min": None},
+    )
     assert (found.window.queries_min, found.window.queries_max, found.window.eager) == (1, 4, True)
     assert load(tmp_path, toml, {"CARPOOL_WINDOW_QUERIES_MAX": "3"}).window.queries_max == 3
     assert load(tmp_path).window == Window()
@@ -49,13 +61,21 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, toml, {"CARPOOL_WINDOW_QUEREIS_MAX": "3"})
     text = str(caught.value)
-    for part in ("queries_min is above queries_max", "loud", "[oven]", "CARPOOL_WINDOW_QUEREIS_MAX", "misspelt"):
+    for part in (
+        "queries_min is above queries_max",
+        "loud",
+        "[oven]",
+        "CARPOOL_WINDOW_QUEREIS_MAX",
+        "misspelt",
+    ):
         assert part in text, text
 
 
 def test_a_word_that_is_none_of_a_few_is_refused_with_those_few(tmp_path: Path) -> None:
     for toml in ('[log]\nlevel = "loud"\n', "[log]\nlevel = 3\n"):
-        with pytest.raises(ConfigError, match=r"\[log\].*level`: it must be one of debug, info, warning, error\n"):
+        with pytest.raises(
+            ConfigError, match=r"\[log\].*level`: it must be one of debug, info, warning, error\n"
+        ):
             load(tmp_path, toml)
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, "[window]\nqueries_min = 0\n")
@@ -95,7 +115,8 @@ def test_variables_of_other_programs_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "kind"), [("kafka", KafkaSettings), ("http", HttpSettings), ("log", LogSettings), ("window", Window)]
+    ("section", "kind"),
+    [("kafka", KafkaSettings), ("http", HttpSettings), ("log", LogSettings), ("window", Window)],
 )
 def test_every_setting_is_documented(section: str, kind: type[Settings]) -> None:
     for doc in describe(section, kind):
@@ -112,7 +133,9 @@ def test_a_description_carries_type_default_and_environment() -> None:
 
 def test_sasl_without_a_user_is_refused() -> None:
     assert KafkaSettings(security_protocol="SASL_SSL").check()
-    assert not KafkaSettings(security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512", sasl_username="u").check()
+    assert not KafkaSettings(
+        security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512", sasl_username="u"
+    ).check()
     assert KafkaSettings(bootstrap=" ").check()
 
 
@@ -127,5 +150,10 @@ def test_clients_are_set_up_to_lose_nothing_and_to_agree_with_java() -> None:
     )
     assert producer["message.timeout.ms"] == 0, "a record is never given up in silence"
     consumer = consumer_config(settings, "g")
-    assert (consumer["isolation.level"], consumer["enable.auto.commit"]) == ("read_committed", False)
-    assert consumer["auto.offset.reset"] == "error", "a log that starts after our offset is an error, not a skip"
+    assert (consumer["isolation.level"], consumer["enable.auto.commit"]) == (
+        "read_committed",
+        False,
+    )
+    assert consumer["auto.offset.reset"] == "error", (
+        "a log that starts after our offset is an error, not a skip"
+    )

@@ -1,4 +1,6 @@
-"""A collector of traces for tests: takes OTLP over HTTP (protobuf), as the real ones do, and keeps every span."""
+"""A collector of traces for tests: takes OTLP over HTTP (protobuf), as the real ones do, and keeps
+every span.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A span as it arrived. Ids are hexadecimal, times epoch nanoseconds; `links` are (trace id, span id)."""
+    """A span as it arrived. Ids are hexadecimal, times epoch nanoseconds; `links` are (trace id,
+    span id).
+    """
 
     service: str
     scope: str
@@ -75,7 +79,9 @@ class Collector:
         """What OTEL_EXPORTER_OTLP_ENDPOINT is set to."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def wait_for(self, is_there: Callable[[list[Seen]], bool], timeout_s: float = 15.0) -> list[Seen]:
+    def wait_for(
+        self, is_there: Callable[[list[Seen]], bool], timeout_s: float = 15.0
+    ) -> list[Seen]:
         """Returns all spans once `is_there`; fails when that takes too long."""
         deadline = time.monotonic() + timeout_s
         while not is_there(list(self.spans)):
@@ -88,7 +94,10 @@ class Collector:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._server.shutdown()
         self._server.server_close()

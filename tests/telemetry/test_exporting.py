@@ -15,10 +15,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from carpool.kafka.stage import Done, Message, Unit
+from carpool.kafka.records import Message
+from carpool.loop.stage import Done, Unit
+from carpool.loop.tracing.export import Exporting
+from carpool.loop.tracing.setup import is_traced, make_tracer
 from carpool.telemetry.metrics import Metrics
-from carpool.telemetry.tracing.export import Exporting
-from carpool.telemetry.tracing.setup import is_traced, make_tracer
 from schemas.record import Source
 from tests.telemetry.collector import Collector
 from tests.telemetry.spans import ASKED_HEADERS, TRACE_ID, query
@@ -50,7 +51,10 @@ def slow() -> Iterator[tuple[SlowExporter, Exporting, Metrics]]:
 
 def outcomes(metrics: Metrics) -> dict[str, float]:
     names = ("exported", "failed", "dropped")
-    found = {name: metrics.registry.get_sample_value("carpool_spans_total", {"outcome": name}) for name in names}
+    found = {
+        name: metrics.registry.get_sample_value("carpool_spans_total", {"outcome": name})
+        for name in names
+    }
     return {name: count for name, count in found.items() if count is not None}
 
 
@@ -120,18 +124,24 @@ def _wait_for(metrics: Metrics, wanted: dict[str, float]) -> None:
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, False),
     ],
 )
-def test_tracing_is_on_where_the_environment_names_a_collector(environ: dict[str, str], traced: bool) -> None:
+def test_tracing_is_on_where_the_environment_names_a_collector(
+    environ: dict[str, str], traced: bool
+) -> None:
     assert is_traced(environ) is traced
 
 
-def test_spans_arrive_at_a_collector_under_the_name_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_arrive_at_a_collector_under_the_name_of_the_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
     with Collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         metrics = Metrics(CollectorRegistry())
         tracer = make_tracer(service="grouper", group="carpool-grouper", metrics=metrics)
         source = Source(topic="t", partition=0, offset=0)
-        message = Message(source=source, key=None, value=b"", headers=ASKED_HEADERS, received_us=1_000_000)
+        message = Message(
+            source=source, key=None, value=b"", headers=ASKED_HEADERS, received_us=1_000_000
+        )
         tracer.opened(Unit(id=1, record=query(1), message=message))
         tracer.completed(Done(parts=((1, 0),), outputs=()), 2_000_000)
         tracer.close()
@@ -143,12 +153,14 @@ def test_spans_arrive_at_a_collector_under_the_name_of_the_service(monkeypatch: 
 
 def test_without_a_collector_nothing_is_traced_and_no_library_is_loaded() -> None:
     program = (
-        "import sys, carpool.chassis\n"
+        "import sys, carpool.run_service\n"
         "from carpool.telemetry.metrics import Metrics\n"
-        "from carpool.telemetry.tracing.setup import make_tracer\n"
+        "from carpool.loop.tracing.setup import make_tracer\n"
         "print(type(make_tracer(service='grouper', group='g', metrics=Metrics())).__name__)\n"
         "print(any(name.startswith('opentelemetry') for name in sys.modules))\n"
     )
     environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["NoTracer", "False"]

@@ -28,7 +28,11 @@ def get(port: int, path: str) -> tuple[int, str]:
 def test_the_pages_say_alive_ready_and_what_is_missing() -> None:
     metrics, missing, alive = Metrics(CollectorRegistry()), ["index"], [True]
     server = TelemetryServer(
-        host="127.0.0.1", port=0, registry=metrics.registry, is_alive=lambda: alive[0], not_ready=lambda: missing
+        host="127.0.0.1",
+        port=0,
+        registry=metrics.registry,
+        is_alive=lambda: alive[0],
+        not_ready=lambda: missing,
     )
     try:
         metrics.dead_letters.labels(reason="empty").inc()
@@ -38,18 +42,26 @@ def test_the_pages_say_alive_ready_and_what_is_missing() -> None:
         alive[0] = False
         assert get(server.port, "/readyz")[0] == 200
         assert get(server.port, "/healthz")[0] == 503
-        assert 'carpool_dead_letters_total{reason="empty"} 1.0' in get(server.port, "/metrics?x=1")[1]
+        assert (
+            'carpool_dead_letters_total{reason="empty"} 1.0' in get(server.port, "/metrics?x=1")[1]
+        )
         status, text = get(server.port, "/etc/passwd")
         assert (status, json.loads(text)["pages"]) == (404, ["/healthz", "/readyz", "/metrics"])
         with pytest.raises(ConfigError, match=r"http\.port"):
             TelemetryServer(
-                host="127.0.0.1", port=server.port, registry=metrics.registry, is_alive=lambda: True, not_ready=list
+                host="127.0.0.1",
+                port=server.port,
+                registry=metrics.registry,
+                is_alive=lambda: True,
+                not_ready=list,
             )
     finally:
         server.close()
 
 
-def test_who_hangs_up_before_the_answer_leaves_no_trace_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+def test_who_hangs_up_before_the_answer_leaves_no_trace_in_the_log(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     asked, may_answer = threading.Event(), threading.Event()
 
     def not_ready() -> list[str]:
@@ -58,7 +70,11 @@ def test_who_hangs_up_before_the_answer_leaves_no_trace_in_the_log(capfd: pytest
         return ["x" * 10_000_000]
 
     server = TelemetryServer(
-        host="127.0.0.1", port=0, registry=CollectorRegistry(), is_alive=lambda: True, not_ready=not_ready
+        host="127.0.0.1",
+        port=0,
+        registry=CollectorRegistry(),
+        is_alive=lambda: True,
+        not_ready=not_ready,
     )
     try:
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
@@ -77,4 +93,6 @@ def test_every_metric_has_our_prefix_a_unit_and_a_meaning() -> None:
         assert family.name.startswith("carpool_"), family.name
         assert family.documentation.endswith("."), family.name
         if family.type == "histogram":
-            assert family.name.rpartition("_")[2] in {"seconds", "queries", "ratio", "windows"}, family.name
+            assert family.name.rpartition("_")[2] in {"seconds", "queries", "ratio", "windows"}, (
+                family.name
+            )

@@ -25,7 +25,9 @@ except ZeroDivisionError:
 
 
 def test_each_event_is_one_json_line_with_service_level_and_time() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [line["event"] for line in lines] == ["window closed", "an old hand", "it broke"]
     assert {line["service"] for line in lines} == {"grouper"}

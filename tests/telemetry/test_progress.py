@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.kafka.stage import TopicPartition
-from carpool.telemetry.progress import Progress
+from carpool.kafka.records import TopicPartition
+from carpool.loop.stall_detector import StallDetector
 
 S = 1_000_000
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-def progress(now_us: int = 0) -> Progress:
-    machine = Progress(stalled_after_us=30 * S, now_us=now_us)
+def progress(now_us: int = 0) -> StallDetector:
+    machine = StallDetector(stalled_after_us=30 * S, now_us=now_us)
     machine.assigned([A, B], now_us)
     return machine
 
@@ -27,7 +27,7 @@ def test_an_idle_service_has_no_lag_and_does_not_stand_still() -> None:
     assert machine.last_us == 990 * S
 
 
-def test_lag_is_the_age_of_the_oldest_waiting_record_which_is_younger_than_the_last_one_taken() -> None:
+def test_lag_is_age_of_the_oldest_waiting_record_which_is_younger_than_the_last_one_taken() -> None:
     machine = progress(1_000 * S)
     machine.took(A, 990_000, 1_001 * S)
     machine.took(B, 998_000, 1_001 * S)
@@ -42,7 +42,9 @@ def test_what_arrives_after_a_partition_was_empty_is_not_older_than_that() -> No
     machine.took(A, 1, 10 * S)
     machine.waits({A: 0}, 100 * S)
     machine.waits({A: 3}, 104 * S)
-    assert machine.lag_us(104 * S) == 4 * S, "not 103: the record taken long ago says nothing of these"
+    assert machine.lag_us(104 * S) == 4 * S, (
+        "not 103: the record taken long ago says nothing of these"
+    )
 
 
 def test_records_that_wait_while_nothing_moves_are_named() -> None:
@@ -50,7 +52,8 @@ def test_records_that_wait_while_nothing_moves_are_named() -> None:
     machine.waits({A: 10, B: 130}, 29 * S)
     assert machine.stalled(29 * S) is None
     assert machine.stalled(42 * S) == (
-        "t[1] has 130 records waiting (10 more in other partitions), and nothing was taken in or finished for 42 s"
+        "t[1] has 130 records waiting (10 more in other partitions), and nothing was taken in or "
+        "finished for 42 s"
     )
 
 
@@ -79,11 +82,17 @@ def test_a_partition_that_is_gone_neither_waits_nor_stands_still() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["took", "waits", "finished", "empty"]), st.integers(0, 1), st.integers(0, 40)),
+        st.tuples(
+            st.sampled_from(["took", "waits", "finished", "empty"]),
+            st.integers(0, 1),
+            st.integers(0, 40),
+        ),
         max_size=40,
     )
 )
-def test_it_never_stands_still_within_the_bound_and_lag_is_never_negative(steps: list[tuple[str, int, int]]) -> None:
+def test_it_never_stands_still_within_the_bound_and_lag_is_never_negative(
+    steps: list[tuple[str, int, int]],
+) -> None:
     machine, now_us, moved_us = progress(), 0, 0
     waiting = {A: 0, B: 0}
     for what, number, seconds in steps:
@@ -101,4 +110,6 @@ def test_it_never_stands_still_within_the_bound_and_lag_is_never_negative(steps:
         if not any(waiting.values()):
             moved_us = now_us
         assert machine.lag_us(now_us) >= 0
-        assert (machine.stalled(now_us) is not None) == (any(waiting.values()) and now_us - moved_us >= 30 * S)
+        assert (machine.stalled(now_us) is not None) == (
+            any(waiting.values()) and now_us - moved_us >= 30 * S
+        )

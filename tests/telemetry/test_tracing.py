@@ -1,4 +1,6 @@
-"""Spans of one query across services: whose child is whose, what travels, what is linked; and that nothing waits for export."""
+"""Spans of one query across services: whose child is whose, what travels, what is linked; and that
+nothing waits for export.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 from prometheus_client import CollectorRegistry
 
-from carpool.kafka.stage import Done, Message, Output, Unit
+from carpool.kafka.records import Message, Output
+from carpool.loop.stage import Done, Unit
+from carpool.loop.tracing.export import Exporting
+from carpool.loop.tracing.operation import Operation
+from carpool.loop.tracing.otel import OtelTracer
+from carpool.loop.tracing.queries import with_traceparent
+from carpool.telemetry.logs import trace_id_of
 from carpool.telemetry.metrics import Metrics
-from carpool.telemetry.tracing.export import Exporting
-from carpool.telemetry.tracing.operation import Operation
-from carpool.telemetry.tracing.otel import OtelTracer
-from carpool.telemetry.tracing.queries import trace_id_of, with_traceparent
 from schemas.group import Group, GroupedQuery
 from schemas.record import ClusterId, Headers, Record, Source, header
 from tests.telemetry.spans import ASKED, ASKED_HEADERS, TRACE_ID, query
@@ -32,10 +36,18 @@ class Traced:
         self.tracer = OtelTracer(provider.get_tracer("test"), _closed_exporting(), group=group)
 
     def open(
-        self, unit_id: int, record: Record | None, headers: Headers = (), *, topic: str = "t", parts: int = 1
+        self,
+        unit_id: int,
+        record: Record | None,
+        headers: Headers = (),
+        *,
+        topic: str = "t",
+        parts: int = 1,
     ) -> Unit:  # type: ignore[type-arg]
         source = Source(topic=topic, partition=2, offset=unit_id, timestamp_ms=1)
-        message = Message(source=source, key=b"k", value=b"v", headers=headers, received_us=1_000_000)
+        message = Message(
+            source=source, key=b"k", value=b"v", headers=headers, received_us=1_000_000
+        )
         unit = Unit(id=unit_id, record=record, message=message, parts=parts)  # type: ignore[type-var]
         return Unit(
             id=unit_id,
@@ -76,7 +88,9 @@ def parent_of(span: ReadableSpan) -> str | None:
 
 
 def linked(span: ReadableSpan) -> set[tuple[str, str]]:
-    return {(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") for link in span.links}
+    return {
+        (f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") for link in span.links
+    }
 
 
 def traceparent_of(output: Output) -> tuple[str, str]:
@@ -84,7 +98,7 @@ def traceparent_of(output: Output) -> tuple[str, str]:
     return trace_id, span_id
 
 
-def test_a_query_has_one_span_here_under_the_one_that_sent_it_and_its_output_carries_that_of_its_sending() -> None:
+def test_query_has_one_span_here_under_one_sent_it_and_its_output_carries_of_its_sending() -> None:
     traced = Traced()
     unit = traced.open(7, query(7), ASKED_HEADERS, topic="rag.queries.v1")
     work = Done(parts=((7, 0),), outputs=(output("rag.answers.v1", ASKED_HEADERS),))
@@ -121,11 +135,20 @@ def test_a_query_that_comes_untraced_begins_a_trace() -> None:
     traced.tracer.completed(done, 3_000_000)
     process = traced.spans()["process t"]
     assert process.parent is None
-    assert unit.traceparents[0].split("-")[1] == traceparent_of(done.outputs[0])[0] == ids(process)[0]
+    assert (
+        unit.traceparents[0].split("-")[1] == traceparent_of(done.outputs[0])[0] == ids(process)[0]
+    )
 
 
 @pytest.mark.parametrize(
-    "bad", [b"", b"\xff\xfe", b"00-xyz-1-01", b"00-" + b"0" * 32 + b"-" + b"0" * 16 + b"-01", b"1" * 4_000]
+    "bad",
+    [
+        b"",
+        b"\xff\xfe",
+        b"00-xyz-1-01",
+        b"00-" + b"0" * 32 + b"-" + b"0" * 16 + b"-01",
+        b"1" * 4_000,
+    ],
 )
 def test_a_broken_traceparent_begins_a_trace_too(bad: bytes) -> None:
     traced = Traced()
@@ -150,7 +173,7 @@ def test_a_query_that_its_sender_does_not_sample_is_not_recorded_and_stays_so() 
     assert value.endswith(b"-00")
 
 
-def test_what_is_sent_for_several_queries_is_linked_to_each_and_so_is_what_was_done_for_them() -> None:
+def test_what_sent_for_several_queries_is_linked_to_each_and_so_is_what_was_done_for_them() -> None:
     traced = Traced()
     units = [traced.open(number, query(number), topic="rag.queries.v1") for number in range(3)]
     window = Operation(
@@ -166,7 +189,9 @@ def test_what_is_sent_for_several_queries_is_linked_to_each_and_so_is_what_was_d
     for done in dones:
         traced.tracer.completed(done, 6_000_000)
     queries = {
-        span.attributes["carpool.query.id"]: ids(span) for span in traced.all_spans() if span.name.startswith("process")
+        span.attributes["carpool.query.id"]: ids(span)
+        for span in traced.all_spans()
+        if span.name.startswith("process")
     }  # type: ignore[index]
     others = {span.name: span for span in traced.all_spans() if not span.name.startswith("process")}
     assert linked(others["plan window"]) == set(queries.values())
@@ -189,7 +214,9 @@ def test_what_was_done_for_a_query_alone_is_under_its_span_with_its_attributes()
         ended_us=1_900_000,
         attributes={"gen_ai.operation.name": "chat", "gen_ai.response.finish_reasons": ("stop",)},
     )
-    traced.tracer.finished(Done(parts=((1, 0),), outputs=(output("o"),), operations=(chat,)), 2_000_000)
+    traced.tracer.finished(
+        Done(parts=((1, 0),), outputs=(output("o"),), operations=(chat,)), 2_000_000
+    )
     traced.tracer.completed(Done(parts=((1, 0),), outputs=()), 3_000_000)
     spans = traced.spans()
     assert parent_of(spans["chat m"]) == ids(spans["process t"])[1]
@@ -211,22 +238,37 @@ def grouped(number: int, traceparent: str) -> GroupedQuery:
 
 def group_of(*queries: GroupedQuery) -> Group:
     return Group(
-        index_version="i", centroids_fingerprint="c", embedding_model="m", grouper="g", window_id=4, lane=0, lane_count=1,
-        sequence=0, groups_in_window_for_lane=1, queries=queries, clusters=(ClusterId(1),),
-    )  # fmt: skip
+        index_version="i",
+        centroids_fingerprint="c",
+        embedding_model="m",
+        grouper="g",
+        window_id=4,
+        lane=0,
+        lane_count=1,
+        sequence=0,
+        groups_in_window_for_lane=1,
+        queries=queries,
+        clusters=(ClusterId(1),),
+    )
 
 
 def test_each_query_of_a_group_goes_on_its_own_trace_and_the_group_is_linked_to_them() -> None:
     traced = Traced("carpool-searcher")
     other = ASKED.replace(TRACE_ID, "1" * 32)
     sent = with_traceparent((), "00-" + "2" * 32 + "-" + "3" * 16 + "-01")
-    unit = traced.open(9, group_of(grouped(0, ASKED), grouped(1, other)), sent, topic="rag.groups.v1", parts=2)
+    unit = traced.open(
+        9, group_of(grouped(0, ASKED), grouped(1, other)), sent, topic="rag.groups.v1", parts=2
+    )
     first, second = (
-        traced.tracer.finished(Done(parts=((9, part),), outputs=(output("rag.retrievals.v1"),)), 2_000_000)
+        traced.tracer.finished(
+            Done(parts=((9, part),), outputs=(output("rag.retrievals.v1"),)), 2_000_000
+        )
         for part in (0, 1)
     )
     traced.tracer.completed(first, 3_000_000)
-    assert "process group" not in {span.name for span in traced.all_spans()}, "a query is still owed"
+    assert "process group" not in {span.name for span in traced.all_spans()}, (
+        "a query is still owed"
+    )
     traced.tracer.completed(second, 4_000_000)
     processes = [span for span in traced.all_spans() if span.name == "process rag.groups.v1"]
     assert [ids(span)[0] for span in processes] == [TRACE_ID, "1" * 32]
@@ -247,7 +289,10 @@ def test_only_what_a_group_still_owes_is_traced() -> None:
     traceparents = traced.tracer.opened(unit)
     assert traceparents[0] == ASKED, "what is done goes on as it came"
     traced.tracer.completed(Done(parts=((1, 1),), outputs=()), 2)
-    assert sorted(span.name for span in traced.all_spans()) == ["process group", "process rag.groups.v1"]
+    assert sorted(span.name for span in traced.all_spans()) == [
+        "process group",
+        "process rag.groups.v1",
+    ]
 
 
 def test_polls_and_commits_are_spans_of_their_own_linked_to_what_they_were_for() -> None:
@@ -262,7 +307,9 @@ def test_polls_and_commits_are_spans_of_their_own_linked_to_what_they_were_for()
     traced.tracer.committed(2_100_000, 2_200_000)
     poll, *again = [span for span in traced.all_spans() if span.name == "poll t"]
     commit, *once_more = [span for span in traced.all_spans() if span.name == "commit t"]
-    assert again == once_more == [], "a round that took nothing in, or completed nothing, is no span"
+    assert again == once_more == [], (
+        "a round that took nothing in, or completed nothing, is no span"
+    )
     processes = {ids(span) for span in traced.all_spans() if span.name == "process t"}
     assert linked(poll) == linked(commit) == processes
     assert (poll.kind, commit.kind) == (SpanKind.CLIENT, SpanKind.CLIENT)
@@ -277,7 +324,9 @@ def test_revoked_work_ends_its_spans_and_what_comes_late_makes_none() -> None:
     work = Done(parts=((1, 0),), outputs=(output("o", ASKED_HEADERS),))
     traced.tracer.finished(work, 2_000_000)
     traced.tracer.revoked([1, 2], 3_000_000)
-    assert {(span.name, (span.attributes or {}).get("carpool.revoked")) for span in traced.all_spans()} == {
+    assert {
+        (span.name, (span.attributes or {}).get("carpool.revoked")) for span in traced.all_spans()
+    } == {
         ("process t", True),
         ("send o", True),
     }
@@ -301,7 +350,10 @@ def test_work_that_is_done_again_ends_what_was_sent_in_vain() -> None:
 def test_a_dead_letter_keeps_every_header_that_it_came_with() -> None:
     traced = Traced()
     traced.open(1, None, ASKED_HEADERS)
-    done = Done(parts=((1, 0),), outputs=(output("rag.queries.v1.dlq", ASKED_HEADERS), output("rag.answers.v1")))
+    done = Done(
+        parts=((1, 0),),
+        outputs=(output("rag.queries.v1.dlq", ASKED_HEADERS), output("rag.answers.v1")),
+    )
     dead, answer = traced.tracer.finished(done, 2_000_000).outputs
     assert dead.headers == ASKED_HEADERS
     assert traceparent_of(answer)[0] == TRACE_ID

@@ -7,10 +7,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from carpool.kafka.stage import Done, Message, TopicPartition, Unit
+from carpool.kafka.records import Message, TopicPartition
+from carpool.loop.stage import Done, Unit
+from carpool.loop.tracing.tracer import NoTracer
+from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.metrics import Metrics
-from carpool.telemetry.tracing.tracer import NoTracer
-from carpool.telemetry.work import WorkObserver
 from schemas.query import Query
 from schemas.record import Source
 from tests.kafka.support import HandClock
@@ -26,12 +27,19 @@ class Watched:
         self.clock = HandClock()
         self.clock.time_us = 1_000 * S
         self.metrics = Metrics(CollectorRegistry())
-        self.observer = WorkObserver(metrics=self.metrics, clock=self.clock, tracer=NoTracer(), stalled_after_us=30 * S)
+        self.observer = WorkObserver(
+            metrics=self.metrics, clock=self.clock, tracer=NoTracer(), stalled_after_us=30 * S
+        )
         self.observer.assigned([AT])
 
     def take(self, offset: int, *, waited_s: int = 0, parts: int = 1) -> Unit[Query]:
         now_us = self.clock.now_us()
-        source = Source(topic=AT.topic, partition=0, offset=offset, timestamp_ms=(now_us - waited_s * S) // 1_000)
+        source = Source(
+            topic=AT.topic,
+            partition=0,
+            offset=offset,
+            timestamp_ms=(now_us - waited_s * S) // 1_000,
+        )
         message = Message(source=source, key=None, value=b"q", headers=(), received_us=now_us)
         self.observer.taken(message)
         record = Query(query_id=f"q-{offset}", text="?")
@@ -43,7 +51,9 @@ class Watched:
     def seconds(self, step: str) -> tuple[float | None, float | None]:
         labels = {"topic": AT.topic, "step": step}
         total = self.value("record_seconds_sum", **labels)
-        return self.value("record_seconds_count", **labels), None if total is None else round(total, 3)
+        return self.value("record_seconds_count", **labels), None if total is None else round(
+            total, 3
+        )
 
 
 def test_each_step_of_a_record_is_timed_and_untraced_work_is_handed_on_as_it_is() -> None:
@@ -108,7 +118,12 @@ def test_the_review_says_what_stands_still_and_sets_the_gauges() -> None:
     watched.observer.completed(Done(parts=((unit.id, 0),), outputs=()))
     assert watched.observer.review({AT: 130}) is None
     assert round(watched.value("last_progress_timestamp_seconds") or 0) == 1_042
-    assert round(watched.value("partition_moved_timestamp_seconds", topic=AT.topic, partition="0") or 0) == 1_000
+    assert (
+        round(
+            watched.value("partition_moved_timestamp_seconds", topic=AT.topic, partition="0") or 0
+        )
+        == 1_000
+    )
 
 
 class NumberedTracer(NoTracer):

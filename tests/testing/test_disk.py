@@ -1,4 +1,6 @@
-"""A disk that is late, fails, comes short, flips a bit or hangs does each only where it is told to."""
+"""A disk that is late, fails, comes short, flips a bit or hangs does each only where it is told
+to.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
 from carpool.testing.disk import FaultyDisk
 from searcher.store.engine import BlockRead
+from searcher.store.factory import open_engine
 from searcher.store.files import SegmentFiles
 from searcher.store.memory import MemoryEngine
-from searcher.store.opening import open_engine
 
 PAGE = 4096
 CONTENT = random.Random(1).randbytes(8 * PAGE)
@@ -44,7 +46,9 @@ class Reading:
         for page in pages:
             self.buffers[page] = memoryview(mmap.mmap(-1, PAGE))  # aligned, as O_DIRECT wants it
             buffers = (self.buffers[page],)
-            self.disk.submit([BlockRead(token=page, file=0, offset_bytes=page * PAGE, buffers=buffers)])
+            self.disk.submit(
+                [BlockRead(token=page, file=0, offset_bytes=page * PAGE, buffers=buffers)]
+            )
 
     def wait(self, page: int) -> Any:
         with self.changed:
@@ -74,7 +78,9 @@ def test_without_a_fault_it_is_the_engine_within(reading: Reading) -> None:
     assert [read.token for read in reading.disk.seen] == [0, 1]
 
 
-def test_a_late_read_comes_whole_counts_as_at_work_meanwhile_and_holds_up_no_other(reading: Reading) -> None:
+def test_a_late_read_comes_whole_counts_as_at_work_meanwhile_and_holds_up_no_other(
+    reading: Reading,
+) -> None:
     reading.disk.fault = only(0, 0.3)
     before_s = time.monotonic()
     reading.begin(0, 1)
@@ -86,7 +92,9 @@ def test_a_late_read_comes_whole_counts_as_at_work_meanwhile_and_holds_up_no_oth
     assert reading.disk.with_kernel_since(SystemClock().now_us() + 1) == ()
 
 
-def test_a_read_hangs_until_it_is_released_and_the_disk_does_not_close_before(reading: Reading) -> None:
+def test_a_read_hangs_until_it_is_released_and_the_disk_does_not_close_before(
+    reading: Reading,
+) -> None:
     reading.disk.fault = only(0, "hang")
     reading.begin(0, 1)
     assert reading.wait(1) is None
@@ -100,8 +108,12 @@ def test_a_read_hangs_until_it_is_released_and_the_disk_does_not_close_before(re
         reading.disk.wait_until_hanging(timeout_s=0.01)
 
 
-def test_a_short_read_names_the_byte_where_the_file_ended_and_a_failed_one_its_error(reading: Reading) -> None:
-    reading.disk.fault = lambda read: "short" if read.token == 2 else RetryableError("the cable is out")
+def test_a_short_read_names_the_byte_where_the_file_ended_and_a_failed_one_its_error(
+    reading: Reading,
+) -> None:
+    reading.disk.fault = lambda read: (
+        "short" if read.token == 2 else RetryableError("the cable is out")
+    )
     reading.begin(2, 3)
     short, failed = reading.wait(2), reading.wait(3)
     assert isinstance(short, CorruptionError) and short.offset_bytes == 2 * PAGE + PAGE // 2
@@ -122,7 +134,9 @@ def test_it_stands_around_real_files_too(tmp_path: Path) -> None:
     path.write_bytes(CONTENT)
     files = SegmentFiles([path], "auto")
     clock = SystemClock()
-    disk = FaultyDisk(open_engine("threads", files, depth=2, prefetch_depth=1, clock=clock), only(0, 0.05), clock)
+    disk = FaultyDisk(
+        open_engine("threads", files, depth=2, prefetch_depth=1, clock=clock), only(0, 0.05), clock
+    )
     reading = Reading(disk)
     reading.begin(0, 1)
     assert [reading.wait(page) for page in (0, 1)] == [None, None]

@@ -12,7 +12,9 @@ import numpy as np
 from tests.searcher.helpers import ListSink, Running, make_group, normalised, random_index
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+EXAMPLES = re.findall(
+    r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+)
 
 
 def run(about: str, **names: Any) -> dict[str, Any]:

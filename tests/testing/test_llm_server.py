@@ -26,7 +26,12 @@ SCHEMA = {
     "type": "object",
     "properties": {
         "answer": {"type": "string", "minLength": 1, "maxLength": 60},
-        "citations": {"type": "array", "items": {"type": "integer", "enum": [1, 2, 3]}, "minItems": 1, "maxItems": 3},
+        "citations": {
+            "type": "array",
+            "items": {"type": "integer", "enum": [1, 2, 3]},
+            "minItems": 1,
+            "maxItems": 3,
+        },
     },
     "required": ["answer", "citations"],
     "additionalProperties": False,
@@ -39,14 +44,20 @@ def server() -> Iterator[LlmServer]:
         yield server
 
 
-def ask(server: LlmServer, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
+def ask(
+    server: LlmServer, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, Any, dict[str, str]]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     try:
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()
         content = response.read()
         is_json = response.headers.get_content_type() == "application/json"
-        return response.status, json.loads(content) if is_json else content.decode(), dict(response.headers)
+        return (
+            response.status,
+            json.loads(content) if is_json else content.decode(),
+            dict(response.headers),
+        )
     finally:
         connection.close()
 
@@ -63,7 +74,9 @@ def events(content: str) -> list[Any]:
 
 def test_its_name_stands_in_the_model_and_in_every_text(server: LlmServer) -> None:
     assert ask(server, "GET", "/v1/models")[1]["data"][0]["id"] == NAME
-    plain = ask(server, "POST", "/v1/chat/completions", chat())[1]["choices"][0]["message"]["content"]
+    plain = ask(server, "POST", "/v1/chat/completions", chat())[1]["choices"][0]["message"][
+        "content"
+    ]
     held = ask(
         server,
         "POST",
@@ -82,7 +95,9 @@ def test_a_name_of_ones_own_is_put_behind_its_own() -> None:
 def test_an_object_is_valid_under_its_schema_and_cites_a_passage_of_the_prompt() -> None:
     for question in map(str, range(50)):
         prompt = f"[1] A: a\n[2] B: b\n[3] C: c\n{question}"
-        value = json.loads(write(prompt, {"type": "json_schema", "json_schema": {"schema": SCHEMA}}))
+        value = json.loads(
+            write(prompt, {"type": "json_schema", "json_schema": {"schema": SCHEMA}})
+        )
         jsonschema.validate(value, SCHEMA)
         assert value["citations"] == [cited_number(prompt)]
 
@@ -90,14 +105,21 @@ def test_an_object_is_valid_under_its_schema_and_cites_a_passage_of_the_prompt()
 def test_over_many_prompts_every_passage_is_cited_and_the_same_prompt_cites_the_same() -> None:
     prompts = [f"[1] A\n[2] B\n[3] C\n{index}" for index in range(50)]
     assert {cited_number(prompt) for prompt in prompts} == {1, 2, 3}
-    assert [cited_number(prompt) for prompt in prompts] == [cited_number(prompt) for prompt in prompts]
+    assert [cited_number(prompt) for prompt in prompts] == [
+        cited_number(prompt) for prompt in prompts
+    ]
     assert cited_number("nothing [1] at the beginning of a line") is None
 
 
 def test_a_stream_is_the_same_text_in_tokens_then_a_reason_then_usage(server: LlmServer) -> None:
     whole = ask(server, "POST", "/v1/chat/completions", chat())[1]
     chunks = events(
-        ask(server, "POST", "/v1/chat/completions", chat(stream=True, stream_options={"include_usage": True}))[1]
+        ask(
+            server,
+            "POST",
+            "/v1/chat/completions",
+            chat(stream=True, stream_options={"include_usage": True}),
+        )[1]
     )
     *pieces, end, usage = chunks
     text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in pieces)
@@ -126,8 +148,12 @@ def test_health_is_ok_and_another_model_or_path_is_not_found(server: LlmServer) 
 
 
 @pytest.mark.parametrize("mode", ["400", "429", "500", "503"])
-def test_a_refusal_lasts_for_as_many_requests_as_it_was_set_to(server: LlmServer, mode: str) -> None:
-    assert ask(server, "POST", "/_faults", {"mode": mode, "count": 2, "retry_after_s": 1.5})[0] == 200
+def test_a_refusal_lasts_for_as_many_requests_as_it_was_set_to(
+    server: LlmServer, mode: str
+) -> None:
+    assert (
+        ask(server, "POST", "/_faults", {"mode": mode, "count": 2, "retry_after_s": 1.5})[0] == 200
+    )
     answers = [ask(server, "POST", "/v1/chat/completions", chat()) for _ in range(3)]
     assert [status for status, _, _ in answers] == [int(mode), int(mode), 200]
     assert answers[0][2]["Retry-After"] == "1.5"
@@ -136,13 +162,19 @@ def test_a_refusal_lasts_for_as_many_requests_as_it_was_set_to(server: LlmServer
 
 def test_a_fault_without_count_lasts_until_it_is_switched_off(server: LlmServer) -> None:
     ask(server, "POST", "/_faults", {"mode": "503"})
-    assert [ask(server, "POST", "/v1/chat/completions", chat())[0] for _ in range(3)] == [503, 503, 503]
+    assert [ask(server, "POST", "/v1/chat/completions", chat())[0] for _ in range(3)] == [
+        503,
+        503,
+        503,
+    ]
     ask(server, "POST", "/_faults", {"mode": "none"})
     assert ask(server, "POST", "/v1/chat/completions", chat())[0] == 200
     assert ask(server, "POST", "/_faults", {"mode": "nonsense"})[0] == 400
 
 
-def test_it_refuses_as_long_as_a_block_lasts_and_answers_before_and_after(server: LlmServer) -> None:
+def test_it_refuses_as_long_as_a_block_lasts_and_answers_before_and_after(
+    server: LlmServer,
+) -> None:
     statuses = [ask(server, "POST", "/v1/chat/completions", chat())[0]]
     with server.refusing(Fault(mode="503")):
         statuses.append(ask(server, "POST", "/v1/chat/completions", chat())[0])
@@ -201,7 +233,12 @@ def test_it_counts_generations_by_id_and_by_prompt(server: LlmServer) -> None:
     other = [{"role": "user", "content": "another"}]
     ask(server, "POST", "/v1/chat/completions", {"model": NAME, "messages": other})
     counts = ask(server, "GET", "/_requests")[1]
-    assert (counts["started"], counts["completed"], counts["faulted"], counts["in_flight"]) == (4, 3, 1, 0)
+    assert (counts["started"], counts["completed"], counts["faulted"], counts["in_flight"]) == (
+        4,
+        3,
+        1,
+        0,
+    )
     assert counts["started_by_id"] == {"q-1": 3, prompt_hash(other): 1}
     assert counts["completed_by_id"] == {"q-1": 2, prompt_hash(other): 1}
     assert counts["started_by_prompt"] == {prompt_hash(MESSAGES): 3, prompt_hash(other): 1}
@@ -211,7 +248,8 @@ def test_it_counts_generations_by_id_and_by_prompt(server: LlmServer) -> None:
 def test_requests_run_side_by_side() -> None:
     with LlmServer(latency_ms=300) as server:
         threads = [
-            threading.Thread(target=ask, args=(server, "POST", "/v1/chat/completions", chat())) for _ in range(4)
+            threading.Thread(target=ask, args=(server, "POST", "/v1/chat/completions", chat()))
+            for _ in range(4)
         ]
         for thread in threads:
             thread.start()
@@ -243,12 +281,16 @@ import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_module("carpool.testing.llm_server", run_name="__main__", alter_sys=True)
 """
-"""As `python -m`, also where the tests themselves run in the background of a script, whose programs ignore SIGINT."""
+"""As `python -m`, also where the tests themselves run in the background of a script, whose programs
+ignore SIGINT.
+"""
 
 
 def test_it_runs_as_a_program_that_says_where_it_listens() -> None:
     command = [sys.executable, "-c", INTERRUPTIBLE, "--port", "0", "--model", "tiny"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ}
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith(f"{NAME}-tiny listens on http://127.0.0.1:")

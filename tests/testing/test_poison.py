@@ -13,7 +13,9 @@ from schemas.topics import QUERIES
 PLACE = Source(topic=QUERIES.name, partition=0, offset=7, timestamp_ms=0)
 
 
-@pytest.mark.parametrize("poison", poison_records(), ids=lambda each: f"{each.reason} {each.query_id}")
+@pytest.mark.parametrize(
+    "poison", poison_records(), ids=lambda each: f"{each.reason} {each.query_id}"
+)
 def test_each_is_refused_for_its_reason_and_says_whom_to_answer(poison: Poison) -> None:
     with pytest.raises(RecordError) as refused:
         decode_query(poison.value, poison.headers, PLACE)
@@ -26,4 +28,7 @@ def test_what_only_an_index_refuses_is_read_well() -> None:
 
 
 def test_the_topic_of_queries_takes_each_of_them() -> None:
-    assert max(len(poison.value or b"") for poison in poison_records()) < QUERIES.max_message_bytes - 4_096
+    assert (
+        max(len(poison.value or b"") for poison in poison_records())
+        < QUERIES.max_message_bytes - 4_096
+    )

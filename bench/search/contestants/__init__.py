@@ -1,1 +1,3 @@
-"""The contestants, one module each published algorithm or product; `bench.search.registry` lists them."""
+"""The contestants, one module each published algorithm or product; `bench.search.registry` lists
+them.
+"""

@@ -1,10 +1,13 @@
-"""CaGR-RAG and EdgeRAG as published, with our reader and scorer, so that only the algorithm differs.
+"""CaGR-RAG and EdgeRAG as published, with our reader and scorer, so that only the algorithm
+differs.
 
-All search query by query with EdgeRAG's cache (CaGR-RAG, section 4 builds on it). The paper contradicts itself in two places,
-and both readings take part. *Groups*: `greedy` is Algorithm 1 to the letter (similar to one member), `agglomerative` is Eq. 3
-(similar to all members). *Prefetching* the clusters of the next group's first query: `cagr-literal` begins after the last
-search of a group, as Algorithm 1 prints it; `cagr-best` overlaps the group's searches, pins what it read until it is used, and
-shares reads in flight. Without prefetching the two are one: `cagr-greedy`, `cagr-agglomerative`.
+All search query by query with EdgeRAG's cache (CaGR-RAG, section 4 builds on it). The paper
+contradicts itself in two places, and both readings take part. *Groups*: `greedy` is Algorithm 1 to
+the letter (similar to one member), `agglomerative` is Eq. 3 (similar to all members). *Prefetching*
+the clusters of the next group's first query: `cagr-literal` begins after the last search of a
+group, as Algorithm 1 prints it; `cagr-best` overlaps the group's searches, pins what it read until
+it is used, and shares reads in flight. Without prefetching the two are one: `cagr-greedy`,
+`cagr-agglomerative`.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from bench.search.contestant import Contestant, Dataset, Entry, Limits
 from bench.search.contestants.carpool import Carpool
 
 if TYPE_CHECKING:
-    from grouper.plan.orders import GroupOrder
-    from grouper.plan.policies import GroupingPolicy
+    from grouper.plan.grouping import GroupingPolicy
+    from grouper.plan.order import GroupOrder
     from searcher.execution.executor import Executor, Finish, SearchGroup
 
 SIMILARITY_MIN = 0.5
@@ -31,7 +34,9 @@ Prefetch = Literal["none", "after_group", "overlapped"]
 
 
 class GroupedExecutor:
-    """An `Executor` before which each window is cut into groups, in the order of their first members (Algorithm 1)."""
+    """An `Executor` before which each window is cut into groups, in the order of their first
+    members (Algorithm 1).
+    """
 
     def __init__(self, executor: Executor, policy: GroupingPolicy, order: GroupOrder) -> None:
         self._executor = executor
@@ -39,11 +44,15 @@ class GroupedExecutor:
         self._order = order
 
     def join(self, group: SearchGroup) -> None:
-        """Takes in a window: its groups, each with the clusters of the first query of the next one."""
-        from grouper.plan.grouping import plan_groups
+        """Takes in a window: its groups, each with the clusters of the first query of the next
+        one.
+        """
+        from grouper.plan.plan_groups import plan_groups
 
         clusters = [search.clusters for search in group.searches]
-        groups = plan_groups(clusters, before=(), deadlines=(), policy=self._policy, order=self._order)
+        groups = plan_groups(
+            clusters, before=(), deadlines=(), policy=self._policy, order=self._order
+        )
         for members, following in zip(groups, [*groups[1:], ()], strict=True):
             self._executor.join(
                 replace(
@@ -74,15 +83,23 @@ class Published(Carpool):
     """Query by query in groups. Planning the groups of a window is part of the measured time."""
 
     def __init__(self, name: str, *, grouping: Grouping, prefetch: Prefetch) -> None:
-        super().__init__(name, horizon_windows=0, execution="query_by_query", cache_policy="edgerag", prefetch=prefetch)
+        super().__init__(
+            name,
+            horizon_windows=0,
+            execution="query_by_query",
+            cache_policy="edgerag",
+            prefetch=prefetch,
+        )
         self._grouping = grouping
 
     def open(self, dataset: Dataset, limits: Limits) -> None:
         """Opens the plane, and puts the grouping in front of it."""
-        from grouper.plan.orders import group_order
-        from grouper.plan.policies import grouping_policy
+        from grouper.plan.grouping import grouping_policy
+        from grouper.plan.order import group_order
 
-        policy = grouping_policy(self._grouping, jaccard_similarity_min=SIMILARITY_MIN, linkage="complete")
+        policy = grouping_policy(
+            self._grouping, jaccard_similarity_min=SIMILARITY_MIN, linkage="complete"
+        )
         policy.group(np.eye(2))  # so that what it imports is there before the budget is reckoned
         super().open(dataset, limits)
         assert self._plane is not None

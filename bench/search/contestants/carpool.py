@@ -1,4 +1,6 @@
-"""Carpool's search plane without Kafka: memory, planner and executor as the searcher opens them, in several combinations."""
+"""Carpool's search plane without Kafka: memory, planner and executor as the searcher opens them, in
+several combinations.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,23 @@ from bench.search.contestant import (
 from schemas.record import ClusterId
 
 if TYPE_CHECKING:
-    from searcher.execution.executor import Found, Search, SearchGroup
-    from searcher.opening import Plane
+    from searcher.build import SearchPlane
+    from searcher.execution.executor import Search, SearchGroup, SearchResult
 
 HORIZON_WINDOWS = 4
 """As the grouper reads ahead unless told otherwise."""
 BESIDE_BYTES = 12 << 20
 """What the process may grow by once it is opened, beside the budget: scores, results, stacks."""
 READ_TIMEOUT_MS = 60_000
-"""On a machine that stands still a read comes late: that is a latency to report, not a cluster to skip."""
+"""On a machine that stands still a read comes late: that is a latency to report, not a cluster to
+skip.
+"""
 
 
 def cache_budget(limits: Limits, clusters_bytes: int) -> int:
-    """Returns what the memory for clusters may take: `limits.cache_bytes` as it is; else what `limits.memory_bytes` leaves beside
-    the process as it stands, at most what holds all of `clusters_bytes`, however blocks are rounded.
+    """Returns what the memory for clusters may take: `limits.cache_bytes` as it is; else what
+    `limits.memory_bytes` leaves beside the process as it stands, at most what holds all of
+    `clusters_bytes`, however blocks are rounded.
 
     Raises `ConfigError` where nothing is left.
     """
@@ -47,11 +52,13 @@ def cache_budget(limits: Limits, clusters_bytes: int) -> int:
         return limits.cache_bytes
     budget_bytes = 2 * clusters_bytes
     if limits.memory_bytes is not None:
-        budget_bytes = min(budget_bytes, limits.memory_bytes - memory_of(os.getpid()).resident_bytes - BESIDE_BYTES)
+        budget_bytes = min(
+            budget_bytes, limits.memory_bytes - memory_of(os.getpid()).resident_bytes - BESIDE_BYTES
+        )
     if budget_bytes <= 0:
         raise ConfigError(
-            f"{limits.memory_bytes} bytes hold no cluster beside interpreter and libraries; raise --memory, or limit only the "
-            "memory for clusters, with --cache"
+            f"{limits.memory_bytes} bytes hold no cluster beside interpreter and libraries; raise "
+            "--memory, or limit only the memory for clusters, with --cache"
         )
     return budget_bytes
 
@@ -65,7 +72,9 @@ class BusyDisk:
         self._lock = threading.Lock()
 
     def read(self, cluster: ClusterId, purpose: str, started_us: int, ended_us: int) -> None:
-        """Adds what no read before has covered; reads end nearly in the order in which they began."""
+        """Adds what no read before has covered; reads end nearly in the order in which they
+        began.
+        """
         with self._lock:
             self.busy_us += max(0, ended_us - max(started_us, self._last_us))
             self._last_us = max(self._last_us, ended_us)
@@ -75,28 +84,34 @@ class BusyDisk:
 
 
 class Carpool:
-    """The search plane with `settings` of `[searcher]`. `horizon_windows`: how far ahead it is told what will be asked."""
+    """The search plane with `settings` of `[searcher]`. `horizon_windows`: how far ahead it is told
+    what will be asked.
+    """
 
     def __init__(self, name: str, *, horizon_windows: int, **settings: Any) -> None:
         self.name = name
         self._horizon_windows = horizon_windows
         self._settings = settings
         self._dataset: Dataset | None = None
-        self._plane: Plane | None = None
+        self._plane: SearchPlane | None = None
         self._thread: threading.Thread | None = None
-        self._found: queue.SimpleQueue[tuple[Search, Found | None] | BaseException] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[tuple[Search, SearchResult | None] | BaseException] = (
+            queue.SimpleQueue()
+        )
         self._numbers: dict[int, int] = {}
         self._next_key = 0
         self._busy = BusyDisk()
 
     def open(self, dataset: Dataset, limits: Limits) -> None:
-        """Opens the index with the budget of `cache_budget`; nothing is read ahead of the queries."""
+        """Opens the index with the budget of `cache_budget`; nothing is read ahead of the
+        queries.
+        """
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
         from carpool.clock import SystemClock
         from carpool.disk.index import open_index
         from carpool.telemetry.metrics import Metrics
-        from searcher.opening import open_plane
+        from searcher.build import open_search_plane
         from searcher.settings import SearcherSettings
 
         threadpool_limits(limits=1, user_api="blas")
@@ -110,7 +125,9 @@ class Carpool:
             read_timeout_ms=READ_TIMEOUT_MS,
             **self._settings,
         )
-        self._plane = open_plane(index, settings, self._metrics, SystemClock(), events=self._busy)
+        self._plane = open_search_plane(
+            index, settings, self._metrics, SystemClock(), events=self._busy
+        )
         self._dataset = dataset
         self._thread = threading.Thread(target=self._search, name="search", daemon=True)
         self._thread.start()
@@ -132,7 +149,10 @@ class Carpool:
     def counters(self) -> Counters:
         """Returns bytes, hits and misses by the searcher's own metrics."""
         count = partial(self._metrics.registry.get_sample_value)
-        read = [count("carpool_bytes_read_total", {"purpose": purpose}) or 0 for purpose in ("demand", "prefetch")]
+        read = [
+            count("carpool_bytes_read_total", {"purpose": purpose}) or 0
+            for purpose in ("demand", "prefetch")
+        ]
         prefetches = {
             f"prefetch_{result}": count("carpool_prefetches_total", {"result": result}) or 0.0
             for result in ("used", "late", "wasted")
@@ -170,7 +190,12 @@ class Carpool:
             clusters = tuple(map(ClusterId, query.clusters.tolist()))
             self._numbers[self._next_key] = query.number
             searches.append(
-                Search(key=self._next_key, vector=query.vector, clusters=clusters, top_k=self._dataset.top_k)
+                Search(
+                    key=self._next_key,
+                    vector=query.vector,
+                    clusters=clusters,
+                    top_k=self._dataset.top_k,
+                )
             )
             self._next_key += 1
         horizon: dict[ClusterId, int] = {}
@@ -179,10 +204,14 @@ class Carpool:
             next_query = tuple(map(ClusterId, ahead[0][0].tolist()))
             for windows, probes in reversed(list(enumerate(ahead, start=1))):
                 horizon |= dict.fromkeys(map(ClusterId, probes.ravel().tolist()), windows)
-        return SearchGroup(searches=tuple(searches), window=self._next_key, next_query=next_query, horizon=horizon)
+        return SearchGroup(
+            searches=tuple(searches), window=self._next_key, next_query=next_query, horizon=horizon
+        )
 
-    def _take(self, arrivals: Arrivals) -> Iterator[tuple[int, Found]]:
-        """Yields what is done; waits for the first, but not for long: queries may arrive meanwhile."""
+    def _take(self, arrivals: Arrivals) -> Iterator[tuple[int, SearchResult]]:
+        """Yields what is done; waits for the first, but not for long: queries may arrive
+        meanwhile.
+        """
         try:
             items = [self._found.get(timeout=0.001)]
         except queue.Empty:
@@ -195,7 +224,8 @@ class Carpool:
             search, found = item
             if found is None or found.skipped:
                 raise ContestantError(
-                    f"clusters {found.skipped if found else ()} were skipped: {found and found.errors}"
+                    f"clusters {found.skipped if found else ()} were skipped: "
+                    f"{found and found.errors}"
                 )
             yield self._numbers.pop(search.key), found
 
@@ -208,11 +238,14 @@ def _entry(name: str, summary: str, **options: Any) -> Entry:
 
 
 def _entries(name: str, summary: str, **settings: Any) -> tuple[Entry, ...]:
-    """An execution with all that it may know of what waits, without reading ahead, and without knowing anything."""
+    """An execution with all that it may know of what waits, without reading ahead, and without
+    knowing anything.
+    """
     return (
         _entry(
             name,
-            f"{summary}; told of the {HORIZON_WINDOWS} windows that wait, evicts by next use, reads ahead",
+            f"{summary}; told of the {HORIZON_WINDOWS} windows that wait, evicts by next use, "
+            "reads ahead",
             horizon_windows=HORIZON_WINDOWS,
             **settings,
         ),
@@ -266,8 +299,10 @@ ENTRIES: tuple[Entry, ...] = (
         engine="threads",
     ),
 )
-"""Ours in every combination: by cluster or by query, told of what waits or not, reading ahead or not, and every policy.
+"""Ours in every combination: by cluster or by query, told of what waits or not, reading ahead or
+not, and every policy.
 
-Without a horizon nothing can be read ahead; of the policies only `farthest_next_use` keeps by it. What is read ahead is, by
-cluster, what the next windows want, and by query, what the first query of the next window wants.
+Without a horizon nothing can be read ahead; of the policies only `farthest_next_use` keeps by it.
+What is read ahead is, by cluster, what the next windows want, and by query, what the first query of
+the next window wants.
 """

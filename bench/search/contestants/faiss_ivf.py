@@ -1,7 +1,8 @@
-"""FAISS as published: IVF-Flat in memory, and with `OnDiskInvertedLists`, memory-mapped, one by one and batched.
+"""FAISS as published: IVF-Flat in memory, and with `OnDiskInvertedLists`, memory-mapped, one by one
+and batched.
 
-Both have the centroids and the assignment of our index, and are given the probes that all are given. They share one file
-of inverted lists, made once for each index.
+Both have the centroids and the assignment of our index, and are given the probes that all are
+given. They share one file of inverted lists, made once for each index.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ PREPARATION_NAME = "faiss"
 
 
 def make_lists(dataset: Dataset, folder: Path) -> None:
-    """Writes the clusters of the index as FAISS's on-disk inverted lists, a cluster at a time, and the index that names them.
+    """Writes the clusters of the index as FAISS's on-disk inverted lists, a cluster at a time, and
+    the index that names them.
 
     Costs one read of the index; memory for one cluster.
     """
@@ -61,7 +63,9 @@ def make_lists(dataset: Dataset, folder: Path) -> None:
 
 
 class FaissIvf:
-    """IVF-Flat. `in_memory`: the lists are loaded; else the kernel pages them in. `one_by_one`: a call for each query."""
+    """IVF-Flat. `in_memory`: the lists are loaded; else the kernel pages them in. `one_by_one`: a
+    call for each query.
+    """
 
     def __init__(self, name: str, *, in_memory: bool, one_by_one: bool) -> None:
         self.name = name
@@ -95,7 +99,9 @@ class FaissIvf:
             window = arrivals.take()
             if window is None:
                 continue
-            batches = [(query,) for query in window.queries] if self._one_by_one else [window.queries]
+            batches = (
+                [(query,) for query in window.queries] if self._one_by_one else [window.queries]
+            )
             for batch in batches:
                 vectors = np.stack([query.vector for query in batch])
                 probes = np.stack([query.clusters for query in batch])
@@ -105,7 +111,8 @@ class FaissIvf:
                     yield Result(now_us, query.number, 0, found[found >= 0], True)
 
     def search(self, vectors: Float32, probes: Int32, top_k: int) -> tuple[Int64, Float32]:
-        """Returns ids (n, top_k) int64, -1 where there is none, and scores (n, top_k) float32, best first.
+        """Returns ids (n, top_k) int64, -1 where there is none, and scores (n, top_k) float32, best
+        first.
 
         `vectors`: (n, dim) float32; `probes`: (n, nprobe) int32.
         """
@@ -113,7 +120,9 @@ class FaissIvf:
         return ids, scores
 
     def counters(self) -> Counters:
-        """Returns nothing: the kernel reads for FAISS, which cannot know. In memory nothing is read after `open`."""
+        """Returns nothing: the kernel reads for FAISS, which cannot know. In memory nothing is read
+        after `open`.
+        """
         return Counters()
 
     def close(self) -> None:
@@ -129,7 +138,8 @@ PREPARATION = Preparation(name=PREPARATION_NAME, make=make_lists)
 ENTRIES = (
     Entry(
         name="faiss-memory",
-        summary="FAISS IVF-Flat in memory, a call for each window, without a limit: what exactness means, and the ceiling",
+        summary="FAISS IVF-Flat in memory, a call for each window, without a limit: what exactness "
+        "means, and the ceiling",
         is_exact=True,
         is_limited=False,
         make=_maker("faiss-memory", in_memory=True, one_by_one=False),

@@ -1,4 +1,6 @@
-"""Searches as the program of CaGR-RAG's section 2.2 is written: load cluster after cluster, then search all of them at once."""
+"""Searches as the program of CaGR-RAG's section 2.2 is written: load cluster after cluster, then
+search all of them at once.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from schemas.retrieval import Probe
-from searcher.cache.cluster_memory import ClusterMemory
-from searcher.cache.edgerag import EdgeRag
 from searcher.events import EventLog
-from searcher.execution.executor import Finish, Found, Search, SearchGroup
+from searcher.execution.executor import Finish, Search, SearchGroup, SearchResult
+from searcher.memory.cluster_memory import ClusterMemory
+from searcher.plan.eviction.edgerag import EdgeRag
 from searcher.plan.reads import PrefetchMode, ReadLimits, ReadPlanner
 from searcher.plan.steps import (
     Action,
@@ -31,44 +33,57 @@ from searcher.plan.steps import (
     Read,
     ReadEnded,
 )
-from searcher.scoring import Asked, Scoring
-from searcher.scoring_pool import ScoringPool
-from searcher.top_k import TopTable
+from searcher.scoring.pool import ScoringPool
+from searcher.scoring.query_batch import QueryBatch, Scoring
+from searcher.scoring.top_k import TopTable
 
 Ended = queue.SimpleQueue[ClusterId | None]
-"""The clusters whose reads have ended, well or not, told by an `EventLog`; None: look whether all is to stop."""
+"""The clusters whose reads have ended, well or not, told by an `EventLog`; None: look whether all
+is to stop.
+"""
 
 
 class PrefetchingEdgeRag(EdgeRag):
-    """EdgeRAG's policy, which never evicts what is `held`: the clusters of the query that is being prefetched for.
+    """EdgeRAG's policy, which never evicts what is `held`: the clusters of the query that is being
+    prefetched for.
 
-    After the prefetch the cache holds all of them (CaGR-RAG, Alg. 1, line 37). The plain policy does not see to that: what
-    was never asked for is worth nothing to it, so that one prefetched cluster would push out the other.
+    After the prefetch the cache holds all of them (CaGR-RAG, Alg. 1, line 37). The plain policy
+    does not see to that: what was never asked for is worth nothing to it, so that one prefetched
+    cluster would push out the other.
     """
 
     held: frozenset[ClusterId] = frozenset()
 
     def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
-        """Returns the cluster of least value that is neither protected nor held; the lower id of equals."""
+        """Returns the cluster of least value that is neither protected nor held; the lower id of
+        equals.
+        """
         return super().victim(protected | self.held)
 
 
 def one_after_the_other(
     memory: ClusterMemory, policy: PrefetchingEdgeRag, nlist: int, prefetch: PrefetchMode
 ) -> ReadPlanner:
-    """Returns the planner that query by query has, which here lets one cluster be read at a time."""
+    """Returns the planner that query by query has, which here lets one cluster be read at a
+    time.
+    """
     limits = ReadLimits(
-        budget_bytes=memory.arena_bytes_total, demand_reads_max=1, prefetch_reads_max=1, prefetch=prefetch
+        budget_bytes=memory.arena_bytes_total,
+        demand_reads_max=1,
+        prefetch_reads_max=1,
+        prefetch=prefetch,
     )
     size_bytes = {cluster: memory.arena_bytes(cluster) for cluster in map(ClusterId, range(nlist))}
     return ReadPlanner(limits, size_bytes, policy)
 
 
-class ListingExecutor:
-    """Implements `Executor` for the bench, which sets no deadlines. All but `join`, `drop` and `stop` is on the search thread.
+class LoadThenScanExecutor:
+    """Implements `Executor` for the bench, which sets no deadlines. All but `join`, `drop` and
+    `stop` is on the search thread.
 
-    A query holds what it was given until it is over, so all its clusters must fit into `memory` together: see to that before.
-    `planner` lets one cluster be read at a time, and evicts by `policy`; `memory` works for no other, and tells `ended`.
+    A query holds what it was given until it is over, so all its clusters must fit into `memory`
+    together: see to that before. `planner` lets one cluster be read at a time, and evicts by
+    `policy`; `memory` works for no other, and tells `ended`.
     """
 
     def __init__(
@@ -94,7 +109,9 @@ class ListingExecutor:
         self._table = TopTable()
         self._joined: queue.SimpleQueue[SearchGroup | None] = queue.SimpleQueue()
         self._dropped: set[int] = set()
-        self._tiers: dict[ClusterId, FoundIn] = {}  # of the clusters that the current query was given
+        self._tiers: dict[
+            ClusterId, FoundIn
+        ] = {}  # of the clusters that the current query was given
         self._is_stopped = False
 
     def join(self, group: SearchGroup) -> None:
@@ -108,11 +125,15 @@ class ListingExecutor:
     def run(self, finish: Finish) -> None:
         """Searches group after group, and prefetches between them; see `Executor.run`.
 
-        Raises `RetryableError` where a cluster could not be read: a run without it would be compared with runs that have it.
+        Raises `RetryableError` where a cluster could not be read: a run without it would be
+        compared with runs that have it.
         """
         while (group := self._joined.get()) is not None:
             self._tell(
-                GroupBegan(queries=tuple(search.clusters for search in group.searches), next_query=group.next_query)
+                GroupBegan(
+                    queries=tuple(search.clusters for search in group.searches),
+                    next_query=group.next_query,
+                )
             )
             for position, search in enumerate(group.searches):
                 if search.key in self._dropped:
@@ -136,17 +157,22 @@ class ListingExecutor:
         self._memory.check_integrity()
         assert self._memory.residents() == self._planner.residents()
 
-    def _find(self, position: int, search: Search) -> Found | None:
+    def _find(self, position: int, search: Search) -> SearchResult | None:
         """Loads what the query lacks, then searches; None: stopped meanwhile."""
         started_us = self._clock.now_us()
         self._tiers.clear()
         self._tell(QueryBegan(position=position))
         if not self._load():
             return None
-        assert self._tiers.keys() == set(search.clusters), "the query's clusters do not fit into memory together"
+        assert self._tiers.keys() == set(search.clusters), (
+            "the query's clusters do not fit into memory together"
+        )
         loaded_us = self._clock.now_us()
         slot = self._table.add(search.top_k)
-        asked, only = Asked(np.array([slot], np.intp), search.vector[None, :]), np.zeros(1, np.intp)
+        asked, only = (
+            QueryBatch(np.array([slot], np.intp), search.vector[None, :]),
+            np.zeros(1, np.intp),
+        )
         scorings = [Scoring(self._memory.pages(cluster), only) for cluster in search.clusters]
         self._table.merge(self._pool.run(scorings, asked, self._table))
         self._pool.rest()
@@ -157,19 +183,27 @@ class ListingExecutor:
         for cluster in search.clusters:
             self._events.scored(cluster, loaded_us, ended_us)
         self._tell(QueryEnded())
-        return Found(
+        return SearchResult(
             best=best,
-            probes=tuple(Probe(cluster=cluster, tier=self._tiers[cluster]) for cluster in search.clusters),
+            probes=tuple(
+                Probe(cluster=cluster, tier=self._tiers[cluster]) for cluster in search.clusters
+            ),
             skipped=(),
             errors=(),
-            bytes_read=sum(self._memory.read_bytes(cluster) for cluster, tier in self._tiers.items() if tier == "ssd"),
+            bytes_read=sum(
+                self._memory.read_bytes(cluster)
+                for cluster, tier in self._tiers.items()
+                if tier == "ssd"
+            ),
             started_us=started_us,
             load_us=loaded_us - started_us,
             search_us=ended_us - loaded_us,
         )
 
     def _end_group(self, next_query: tuple[ClusterId, ...]) -> bool:
-        """Prefetches, where the planner is to (CaGR-RAG, Alg. 1, lines 35-37); False: stopped meanwhile."""
+        """Prefetches, where the planner is to (CaGR-RAG, Alg. 1, lines 35-37); False: stopped
+        meanwhile.
+        """
         self._policy.held = frozenset(next_query)
         self._tell(GroupEnded())
         is_loaded = self._load()
@@ -177,7 +211,9 @@ class ListingExecutor:
         return is_loaded
 
     def _load(self) -> bool:
-        """Waits for the read under way and, one after the other, those that follow it; False: stopped meanwhile."""
+        """Waits for the read under way and, one after the other, those that follow it; False:
+        stopped meanwhile.
+        """
         while self._planner.reading_bytes:
             cluster = self._ended.get()
             if self._is_stopped:
@@ -185,7 +221,8 @@ class ListingExecutor:
             assert cluster is not None
             if cluster not in self._memory.residents():
                 raise RetryableError(
-                    f"cluster {cluster} could not be read, so this contestant has no result; the log says why. Check the disk "
+                    f"cluster {cluster} could not be read, so this contestant has no result; the "
+                    "log says why. Check the disk "
                     "and the index (carpool index verify), and run it again"
                 )
             self._tell(ReadEnded(cluster=cluster))

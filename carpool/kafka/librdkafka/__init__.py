@@ -1,7 +1,14 @@
-"""Real brokers, through librdkafka (confluent-kafka): the consumer and the Kafka producers of the client seam."""
+"""Real brokers, through librdkafka (confluent-kafka): the consumer and the Kafka producers of the
+client seam.
+"""
 
 from carpool.kafka.librdkafka.consumer import LibrdkafkaConsumer
 from carpool.kafka.librdkafka.producer import LibrdkafkaProducer
-from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer, fence_slot
+from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer, fence_instance
 
-__all__ = ["LibrdkafkaConsumer", "LibrdkafkaProducer", "LibrdkafkaTransactionalProducer", "fence_slot"]
+__all__ = [
+    "LibrdkafkaConsumer",
+    "LibrdkafkaProducer",
+    "LibrdkafkaTransactionalProducer",
+    "fence_instance",
+]

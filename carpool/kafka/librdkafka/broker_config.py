@@ -12,24 +12,30 @@ from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.convert import sort_error
 
 
-def broker_config(admin: AdminClient, broker_ids: Iterable[int], timeout_s: float) -> dict[str, str] | None:
-    """Returns the settings of the first broker that answers; None: we may not read them. Blocks for `timeout_s` a broker.
+def broker_config(
+    admin: AdminClient, broker_ids: Iterable[int], timeout_s: float
+) -> dict[str, str] | None:
+    """Returns the settings of the first broker that answers; None: we may not read them. Blocks for
+    `timeout_s` a broker.
 
     Raises `RetryableError` when none answers: what brokers can is never guessed from their silence.
     """
     silent = RetryableError("the brokers know of no broker yet; is the cluster starting?")
     for broker_id in sorted(broker_ids):
         try:
-            return settings_of(admin, [ConfigResource(ResourceType.BROKER, str(broker_id))], timeout_s).get(
-                str(broker_id)
-            )
+            return settings_of(
+                admin, [ConfigResource(ResourceType.BROKER, str(broker_id))], timeout_s
+            ).get(str(broker_id))
         except RetryableError as error:
             silent = error
     raise silent
 
 
-def settings_of(admin: AdminClient, resources: list[ConfigResource], timeout_s: float) -> dict[str, dict[str, str]]:
-    """Returns the settings of these topics, or of one broker, by name, less those that may not be read.
+def settings_of(
+    admin: AdminClient, resources: list[ConfigResource], timeout_s: float
+) -> dict[str, dict[str, str]]:
+    """Returns the settings of these topics, or of one broker, by name, less those that may not be
+    read.
 
     Raises `RetryableError` where there is no answer.
     """
@@ -43,6 +49,10 @@ def settings_of(admin: AdminClient, resources: list[ConfigResource], timeout_s: 
             sorted_error = sort_error(error.args[0], resource.name)
             if isinstance(sorted_error, DeploymentError):
                 continue
-            raise RetryableError(f"no broker tells its settings: {error.args[0].str()}; is it running?") from error
-        found[resource.name] = {name: entry.value for name, entry in entries.items() if entry.value is not None}
+            raise RetryableError(
+                f"no broker tells its settings: {error.args[0].str()}; is it running?"
+            ) from error
+        found[resource.name] = {
+            name: entry.value for name, entry in entries.items() if entry.value is not None
+        }
     return found

@@ -10,13 +10,21 @@ from confluent_kafka import TopicPartition as RawPartition
 from carpool.kafka.settings import KafkaSettings, client_config
 
 
-def committed_so_far(settings: KafkaSettings, group: str, partitions: Sequence[RawPartition]) -> list[RawPartition]:
-    """Returns what a group committed, open transactions left out of account. Blocks; raises `KafkaException`.
+def committed_so_far(
+    settings: KafkaSettings, group: str, partitions: Sequence[RawPartition]
+) -> list[RawPartition]:
+    """Returns what a group committed, open transactions left out of account. Blocks; raises
+    `KafkaException`.
 
-    Asked as a consumer that never joins: librdkafka's admin client crashes the process where the coordinator has moved meanwhile
-    (https://github.com/confluentinc/librdkafka/issues/5040).
+    Asked as a consumer that never joins: librdkafka's admin client crashes the process where the
+    coordinator has moved meanwhile (https://github.com/confluentinc/librdkafka/issues/5040).
     """
-    config = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_uncommitted", "log_level": 0}
+    config = {
+        "group.id": group,
+        "enable.auto.commit": False,
+        "isolation.level": "read_uncommitted",
+        "log_level": 0,
+    }
     consumer = Consumer(client_config(settings) | config)
     try:
         wanted = [RawPartition(raw.topic, raw.partition) for raw in partitions]

@@ -1,4 +1,6 @@
-"""The consumer over librdkafka: a member of a consumer group, by the consumer protocol (KIP-848) or cooperative-sticky."""
+"""The consumer over librdkafka: a member of a consumer group, by the consumer protocol (KIP-848) or
+cooperative-sticky.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+)
 from confluent_kafka import Message as RawMessage
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
@@ -16,20 +25,19 @@ from carpool.clock import Clock
 from carpool.errors import ConfigError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import (
     CommitResult,
-    FenceSlot,
+    FenceInstance,
     Membership,
     Position,
     RebalanceListener,
-    TopicPartition,
     partitions_text,
 )
 from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
+from carpool.kafka.librdkafka.partition_handover import Takeover, commit_now, read_committed
 from carpool.kafka.librdkafka.protocol import GroupProtocol, choose_protocol, member_config
-from carpool.kafka.librdkafka.takeover import Takeover, commit_now, read_committed
 from carpool.kafka.raw_headers import headers_of
+from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings, client_config
-from carpool.kafka.stage import Message
 from schemas.record import Source
 
 log = structlog.get_logger()
@@ -37,8 +45,9 @@ log = structlog.get_logger()
 ASK_S = 0.1
 """How long the request after a rebalance may take, beside which the fetching threads go on."""
 MEMBERSHIP_US = 200_000
-"""So old may be what we know of our membership, unless a rebalance was served: librdkafka's main thread has to answer, and
-confluent-kafka holds up all threads of the interpreter until it has."""
+"""So old may be what we know of our membership, unless a rebalance was served: librdkafka's main
+thread has to answer, and confluent-kafka holds up all threads of the interpreter until it has.
+"""
 
 
 class LibrdkafkaConsumer:
@@ -50,19 +59,24 @@ class LibrdkafkaConsumer:
         group: str,
         clock: Clock,
         *,
-        own_slot: str | None = None,
-        fence: FenceSlot | None = None,
+        own_instance_id: str | None = None,
+        fence: FenceInstance | None = None,
     ) -> None:
         """Connects lazily: a broker that cannot be reached shows in `subscribe`.
 
-        `own_slot` and `fence`: of a member that commits in transactions. It takes over partitions that a dead member's
-        transaction holds, and commits its slot for every partition before the listener hears of it.
+        `own_instance_id` and `fence`: of a member that commits in transactions. It takes over
+        partitions that a dead member's transaction holds, and commits its slot for every partition
+        before the listener hears of it.
         """
         self._settings = settings
         self._group = group
         self._timeout_s = settings.request_timeout_ms / 1_000
-        self._name = own_slot or settings.slot_name()
-        self._takeover = None if own_slot is None or fence is None else Takeover(settings, group, own_slot, fence)
+        self._name = own_instance_id or settings.slot_name()
+        self._takeover = (
+            None
+            if own_instance_id is None or fence is None
+            else Takeover(settings, group, own_instance_id, fence)
+        )
         self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
         self._result: CommitResult | None = None
         self._clock = clock
@@ -72,9 +86,12 @@ class LibrdkafkaConsumer:
         self._assigned: set[TopicPartition] = set()
         self._was_assigned = False
         self._at_end: set[TopicPartition] = set()
-        self._passed: dict[TopicPartition, int] = {}  # up to where nothing waits, whatever the position is
+        self._passed: dict[
+            TopicPartition, int
+        ] = {}  # up to where nothing waits, whatever the position is
         self._ends = EndOffsets(
-            lambda: AdminClient(client_config(settings), logger=StructlogBridge()), request_timeout_s=self._timeout_s
+            lambda: AdminClient(client_config(settings), logger=StructlogBridge()),
+            request_timeout_s=self._timeout_s,
         )
         self._paused: frozenset[str] = frozenset()
         self._held: frozenset[TopicPartition] = frozenset()
@@ -82,8 +99,12 @@ class LibrdkafkaConsumer:
         self._membership: Membership | None = None
         self._membership_until_us = 0
 
-    def subscribe(self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()) -> None:
-        """Joins the group. Raises `ConfigError` when a topic is missing, `RetryableError` when no broker answers."""
+    def subscribe(
+        self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()
+    ) -> None:
+        """Joins the group. Raises `ConfigError` when a topic is missing, `RetryableError` when no
+        broker answers.
+        """
         address = self._settings.bootstrap
         admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
         for wanted in (topic, *beside):
@@ -95,7 +116,9 @@ class LibrdkafkaConsumer:
                 ) from error
             found = metadata.topics[wanted]
             if found.error is not None:
-                raise ConfigError(f"topic {wanted} at {address}: {found.error.str()}; run `carpool topics create`")
+                raise ConfigError(
+                    f"topic {wanted} at {address}: {found.error.str()}; run `carpool topics create`"
+                )
         self._topics, self._listener = frozenset((topic, *beside)), listener
         self._join(choose_protocol(self._settings, admin, metadata.brokers))
 
@@ -103,21 +126,32 @@ class LibrdkafkaConsumer:
         self.protocol = protocol
         config = member_config(self._settings, self._group, protocol)
         config |= {
-            "client.id": self._name,  # the name that operators see, and by which a slot's holder is known to live
+            # the name that operators see, and by which a slot's holder is known to live
+            "client.id": self._name,
             "on_commit": self._committed,
-            "retry.backoff.ms": self._settings.retry_backoff_ms,  # how often offsets are asked for that a transaction holds
+            # how often offsets are asked for that a transaction holds
+            "retry.backoff.ms": self._settings.retry_backoff_ms,
         }
         self._member = Consumer(config, logger=StructlogBridge())
         self._no_membership = self._consumer.consumer_group_metadata()
         self._consumer.subscribe(
-            sorted(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            sorted(self._topics),
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
         )
         log.info("joining the consumer group", group=self._group, protocol=protocol)
 
     @property
     def _may_go_classic(self) -> bool:
-        """Brokers may have the consumer protocol switched off, and say so in answer to the first heartbeat."""
-        return self._settings.group_protocol == "auto" and self.protocol == "consumer" and not self._was_assigned
+        """Brokers may have the consumer protocol switched off, and say so in answer to the first
+        heartbeat.
+        """
+        return (
+            self._settings.group_protocol == "auto"
+            and self.protocol == "consumer"
+            and not self._was_assigned
+        )
 
     @property
     def _consumer(self) -> Consumer:
@@ -126,7 +160,8 @@ class LibrdkafkaConsumer:
 
     def _on_assign(self, consumer: Consumer, partitions: list[RawPartition]) -> None:
         self._membership = None
-        # A partition whose commits cannot be read must not be read from a guess: the exception ends the process, or the intake.
+        # A partition whose commits cannot be read must not be read from a guess: the exception ends
+        # the process, or the intake.
         try:
             positions = self._begin(consumer, partitions) if partitions else {}
         except Exception:
@@ -134,21 +169,27 @@ class LibrdkafkaConsumer:
             raise
         consumer.incremental_assign(
             [
-                RawPartition(at.topic, at.partition, OFFSET_BEGINNING if now.offset is None else now.offset)
+                RawPartition(
+                    at.topic, at.partition, OFFSET_BEGINNING if now.offset is None else now.offset
+                )
                 for at, now in positions.items()
             ]
         )
         self._assigned |= set(positions)
         self._was_assigned = True
         self._passed |= {at: now.offset for at, now in positions.items() if now.offset is not None}
-        if stopped := [RawPartition(at.topic, at.partition) for at in positions if self._is_stopped(at)]:
+        if stopped := [
+            RawPartition(at.topic, at.partition) for at in positions if self._is_stopped(at)
+        ]:
             consumer.pause(stopped)
         self._ask_brokers_of_those_that_stay(consumer)
         log.info("partitions assigned", partitions=partitions_text(positions))
         if self._listener is not None:
             self._listener.assigned(positions)
 
-    def _begin(self, consumer: Consumer, partitions: list[RawPartition]) -> dict[TopicPartition, Position]:
+    def _begin(
+        self, consumer: Consumer, partitions: list[RawPartition]
+    ) -> dict[TopicPartition, Position]:
         if self._takeover is None:
             return read_committed(consumer, partitions, self._timeout_s)
         return self._takeover.begin(consumer, partitions)
@@ -166,7 +207,8 @@ class LibrdkafkaConsumer:
         self._requests.clear()
         if self._listener is not None:
             self._listener.revoked(gone, lost=lost)
-            self._requests.clear()  # what came meanwhile may hold these partitions, and brokers would take it
+            # what came meanwhile may hold these partitions, and brokers would take it
+            self._requests.clear()
         self._assigned -= gone
         self._at_end -= gone
         self._passed = {at: offset for at, offset in self._passed.items() if at not in gone}
@@ -176,30 +218,43 @@ class LibrdkafkaConsumer:
     def _ask_brokers_of_those_that_stay(self, consumer: Consumer) -> None:
         """Makes partitions that stay be fetched at once.
 
-        librdkafka pauses everything while it tells of a rebalance. The thread that fetches from a broker then sleeps for up to a
-        second: that partitions flow again does not wake it, and a request that goes its way does, as does the answer. When
-        exactly they flow again is librdkafka's affair, so to `_wake` it now might be too early.
+        librdkafka pauses everything while it tells of a rebalance. The thread that fetches from a
+        broker then sleeps for up to a second: that partitions flow again does not wake it, and a
+        request that goes its way does, as does the answer. When exactly they flow again is
+        librdkafka's affair, so to `_wake` it now might be too early.
         """
-        if stay := [RawPartition(*at, OFFSET_END) for at in sorted(self._assigned) if not self._is_stopped(at)]:
-            # Nobody needs the answer, and a broker that does not give it has nothing to fetch either.
+        if stay := [
+            RawPartition(*at, OFFSET_END)
+            for at in sorted(self._assigned)
+            if not self._is_stopped(at)
+        ]:
+            # Nobody needs the answer, and a broker that does not give it has nothing to fetch
+            # either.
             with suppress(KafkaException):
                 consumer.offsets_for_times(stay, ASK_S)
 
     def _wake(self) -> None:
-        """Wakes the threads that fetch, which sleep for up to a second while nothing flows. Asks no broker and does not wait.
+        """Wakes the threads that fetch, which sleep for up to a second while nothing flows. Asks no
+        broker and does not wait.
 
-        librdkafka wakes them when it is told credentials: there is no other call for it. Connections that there are go on, and
-        new ones use the same credentials as before.
+        librdkafka wakes them when it is told credentials: there is no other call for it.
+        Connections that there are go on, and new ones use the same credentials as before.
         """
-        self._consumer.set_sasl_credentials(self._settings.sasl_username, self._settings.sasl_password.value)
+        self._consumer.set_sasl_credentials(
+            self._settings.sasl_username, self._settings.sasl_password.value
+        )
 
     def poll(self, timeout_s: float) -> Message | None:
-        """Returns the next record, or None after `timeout_s` or at the end of a partition behind which nothing else has come."""
+        """Returns the next record, or None after `timeout_s` or at the end of a partition behind
+        which nothing else has come.
+        """
         self._serve_commits()
         raw = self._polled(timeout_s)
         while raw is not None and (event := raw.error()) is not None:
             self._event(raw, event)
-            raw = self._polled(0.0)  # the end of a partition is mostly told together with a record of another
+            raw = self._polled(
+                0.0
+            )  # the end of a partition is mostly told together with a record of another
         return None if raw is None else self._message(raw)
 
     def _polled(self, timeout_s: float) -> RawMessage | None:
@@ -210,7 +265,9 @@ class LibrdkafkaConsumer:
 
     def _message(self, raw: RawMessage) -> Message:
         topic, partition, offset = raw.topic(), raw.partition(), raw.offset()
-        assert topic is not None and partition is not None and offset is not None, "a record has a place"
+        assert topic is not None and partition is not None and offset is not None, (
+            "a record has a place"
+        )
         self._at_end.discard(TopicPartition(topic, partition))
         kind, timestamp_ms = raw.timestamp()
         source = Source(
@@ -235,9 +292,10 @@ class LibrdkafkaConsumer:
             self._passed[at] = raw.offset() or 0
         elif code == KafkaError._AUTO_OFFSET_RESET:
             raise DeploymentError(
-                f"{raw.topic()}[{raw.partition()}] no longer holds the offset to go on from ({error.str()}): records that "
-                "were never processed are gone. Lengthen the topic's retention; then reset the group's offsets by hand "
-                "(kafka-consumer-groups --reset-offsets) to accept the loss."
+                f"{raw.topic()}[{raw.partition()}] no longer holds the offset to go on from "
+                f"({error.str()}): records that were never processed are gone. Lengthen the "
+                "topic's retention; then reset the group's offsets by hand (kafka-consumer-groups "
+                "--reset-offsets) to accept the loss."
             )
         elif code == KafkaError._FATAL and self._may_go_classic:
             log.info("the brokers do not let us join by the consumer protocol", error=error.str())
@@ -246,7 +304,9 @@ class LibrdkafkaConsumer:
         elif code == KafkaError._FATAL:
             raise FencedError(f"the consumer cannot go on: {error.str()}; restart the service")
         else:
-            log.warning("broker trouble", error=error.str(), topic=raw.topic(), partition=raw.partition())
+            log.warning(
+                "broker trouble", error=error.str(), topic=raw.topic(), partition=raw.partition()
+            )
 
     def pause(self, topics: frozenset[str] | None = None) -> None:
         """Stops the flow of records, also from partitions that are assigned later."""
@@ -277,10 +337,15 @@ class LibrdkafkaConsumer:
         return at.topic in self._paused or at in self._held
 
     def _raw_assigned(self, topics: frozenset[str]) -> list[RawPartition]:
-        return [RawPartition(at.topic, at.partition) for at in sorted(self._assigned) if at.topic in topics]
+        return [
+            RawPartition(at.topic, at.partition)
+            for at in sorted(self._assigned)
+            if at.topic in topics
+        ]
 
     def waiting(self) -> dict[TopicPartition, int]:
-        """Returns the end of the log less the position; 0 where the end was reached (markers are no records).
+        """Returns the end of the log less the position; 0 where the end was reached (markers are no
+        records).
 
         What is paused is not fetched: its end is asked for, now and then.
         """
@@ -295,7 +360,9 @@ class LibrdkafkaConsumer:
         return waiting
 
     def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
-        """Leaves a request, which the next `poll` hands to librdkafka; a later one brings the result."""
+        """Leaves a request, which the next `poll` hands to librdkafka; a later one brings the
+        result.
+        """
         self._requests.append((dict(offsets), on_result))
 
     def _serve_commits(self) -> None:
@@ -307,7 +374,9 @@ class LibrdkafkaConsumer:
                 self._committed(error.args[0], [])
 
     def _committed(self, error: KafkaError | None, partitions: list[RawPartition]) -> None:
-        """librdkafka's report on a commit, from inside `poll`. That of a blocking commit finds nobody who waits for it."""
+        """librdkafka's report on a commit, from inside `poll`. That of a blocking commit finds
+        nobody who waits for it.
+        """
         on_result, self._result = self._result, None
         if on_result is not None:
             failed = error or next((raw.error for raw in partitions if raw.error is not None), None)
@@ -320,7 +389,8 @@ class LibrdkafkaConsumer:
     def membership(self, *, fresh: bool = False) -> Membership | None:
         """Returns the group's id, ours in it, and its generation or epoch; None while we have none.
 
-        What librdkafka returns then names no member, and brokers take offsets from nobody unchecked.
+        What librdkafka returns then names no member, and brokers take offsets from nobody
+        unchecked.
         """
         if self._member is None:
             return None

@@ -1,4 +1,6 @@
-"""Between librdkafka's values and ours: errors sorted by what their handler must do, offsets, log lines."""
+"""Between librdkafka's values and ours: errors sorted by what their handler must do, offsets, log
+lines.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.errors import CarpoolError, DeploymentError, FencedError, RetryableError
-from carpool.kafka.clients import Position, TopicPartition
+from carpool.kafka.clients import Position
+from carpool.kafka.records import TopicPartition
 
 log = structlog.get_logger()
 
@@ -22,7 +25,9 @@ LEFT_BEHIND = frozenset(
         KafkaError.FENCED_MEMBER_EPOCH,
     }
 )
-"""Commit errors of a member that the group went on without. `STALE_MEMBER_EPOCH` is none: the next heartbeat brings the epoch."""
+"""Commit errors of a member that the group went on without. `STALE_MEMBER_EPOCH` is none: the next
+heartbeat brings the epoch.
+"""
 
 REFUSED = frozenset(
     {
@@ -49,7 +54,8 @@ def sort_error(error: KafkaError, topic: str = "") -> CarpoolError:
     code, where = error.code(), f" ({topic})" if topic else ""
     if code in REFUSED:
         return DeploymentError(
-            f"the broker refuses what it is given{where}: {error.str()}; check topics and brokers with `carpool topics check`"
+            f"the broker refuses what it is given{where}: {error.str()}; check topics and brokers "
+            "with `carpool topics check`"
         )
     if code in LEFT_BEHIND or code == KafkaError._FATAL or error.fatal():
         return FencedError(f"the broker no longer takes us for who we were{where}: {error.str()}")
@@ -57,9 +63,11 @@ def sort_error(error: KafkaError, topic: str = "") -> CarpoolError:
 
 
 def fatal_cause(error: KafkaException | SystemError) -> KafkaError:
-    """Returns the error of a call that serves deliveries. Raises `error` itself where it is not librdkafka's.
+    """Returns the error of a call that serves deliveries. Raises `error` itself where it is not
+    librdkafka's.
 
-    confluent-kafka goes on reporting deliveries while it raises a fatal error, which makes that the cause of a `SystemError`.
+    confluent-kafka goes on reporting deliveries while it raises a fatal error, which makes that the
+    cause of a `SystemError`.
     """
     found: BaseException | None = error
     while isinstance(found, SystemError):
@@ -73,13 +81,20 @@ def fatal_cause(error: KafkaException | SystemError) -> KafkaError:
 def raw_offsets(offsets: Mapping[TopicPartition, Position]) -> list[RawPartition]:
     """Returns positions as librdkafka commits them."""
     return [
-        RawPartition(at.topic, at.partition, position.offset if position.offset is not None else -1, position.metadata)
+        RawPartition(
+            at.topic,
+            at.partition,
+            position.offset if position.offset is not None else -1,
+            position.metadata,
+        )
         for at, position in offsets.items()
     ]
 
 
 class StructlogBridge:
-    """Gives librdkafka's own log lines to ours; `confluent_kafka` calls `log(level, format, *args)`."""
+    """Gives librdkafka's own log lines to ours; `confluent_kafka` calls `log(level, format,
+    *args)`.
+    """
 
     def log(self, level: int, message: str, *args: Any) -> None:
         """Logs a line of librdkafka's."""

@@ -1,4 +1,6 @@
-"""Where do the logs end that are not read now? A paused partition is not fetched, so nothing else tells how much waits in it."""
+"""Where do the logs end that are not read now? A paused partition is not fetched, so nothing else
+tells how much waits in it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from confluent_kafka import IsolationLevel, KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
-from carpool.kafka.stage import TopicPartition
+from carpool.kafka.records import TopicPartition
 
 ASK_EVERY_S = 2.0
 
@@ -28,8 +30,12 @@ class EndOffsets:
         self._ask_at_s = 0.0
         self._told = _Told()
 
-    def known(self, partitions: Iterable[TopicPartition], *, ask: bool) -> dict[TopicPartition, int]:
-        """Returns the end of each partition for a reader of committed records, as it was when last told, and may `ask` anew."""
+    def known(
+        self, partitions: Iterable[TopicPartition], *, ask: bool
+    ) -> dict[TopicPartition, int]:
+        """Returns the end of each partition for a reader of committed records, as it was when last
+        told, and may `ask` anew.
+        """
         wanted = frozenset(partitions)
         found = self._told.ends(wanted)
         if ask and wanted and self._told.is_idle and time.monotonic() >= self._ask_at_s:
@@ -56,7 +62,9 @@ class EndOffsets:
 
 
 class _Told:
-    """What the brokers told. Without the client, which must not end on the thread that tells (`admin_replies.py`)."""
+    """What the brokers told. Without the client, which must not end on the thread that tells
+    (`admin_replies.py`).
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

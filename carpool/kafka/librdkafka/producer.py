@@ -11,8 +11,8 @@ from confluent_kafka import Message as RawMessage
 
 from carpool.errors import CarpoolError
 from carpool.kafka.librdkafka.convert import StructlogBridge, fatal_cause, sort_error
+from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings, producer_config
-from carpool.kafka.stage import Output
 
 log = structlog.get_logger()
 
@@ -21,8 +21,12 @@ class LibrdkafkaProducer:
     """A `ProducerClient` over a real broker: idempotent, acks=all, no time-out of its own."""
 
     def __init__(self, settings: KafkaSettings, overrides: Mapping[str, Any] | None = None) -> None:
-        """Connects lazily. `overrides` are librdkafka settings, such as those of a best-effort producer."""
-        self._producer = Producer(producer_config(settings) | dict(overrides or {}), logger=StructlogBridge())
+        """Connects lazily. `overrides` are librdkafka settings, such as those of a best-effort
+        producer.
+        """
+        self._producer = Producer(
+            producer_config(settings) | dict(overrides or {}), logger=StructlogBridge()
+        )
 
     def produce(self, output: Output, on_delivery: Callable[[CarpoolError | None], None]) -> bool:
         """Queues a record; False when librdkafka's queue is full."""
@@ -59,6 +63,8 @@ class LibrdkafkaProducer:
 
 
 def produce_arguments(output: Output) -> dict[str, Any]:
-    """Returns what `confluent_kafka.Producer.produce` takes of a record, less topic and callback."""
+    """Returns what `confluent_kafka.Producer.produce` takes of a record, less topic and
+    callback.
+    """
     place = {} if output.partition is None else {"partition": output.partition}
     return {"value": output.value, "key": output.key, "headers": list(output.headers), **place}

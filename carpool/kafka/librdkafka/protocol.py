@@ -1,4 +1,6 @@
-"""Which protocol the members of a consumer group speak: KIP-848, where the brokers assign partitions, or cooperative-sticky."""
+"""Which protocol the members of a consumer group speak: KIP-848, where the brokers assign
+partitions, or cooperative-sticky.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,27 @@ BROKER_SESSION_TIMEOUT = "group.consumer.session.timeout.ms"
 """The brokers' own setting in place of ours. Brokers that have it have the protocol."""
 
 
-def choose_protocol(settings: KafkaSettings, admin: AdminClient, broker_ids: Iterable[int]) -> GroupProtocol:
+def choose_protocol(
+    settings: KafkaSettings, admin: AdminClient, broker_ids: Iterable[int]
+) -> GroupProtocol:
     """Returns the protocol that the settings ask for; for `auto` asks the brokers. Blocks.
 
-    librdkafka itself would try for ever, in silence, to join by a protocol that the brokers do not have. Raises `RetryableError`
-    when none answers: a member that then joined by the other protocol would convert its group.
+    librdkafka itself would try for ever, in silence, to join by a protocol that the brokers do not
+    have. Raises `RetryableError` when none answers: a member that then joined by the other protocol
+    would convert its group.
     """
     if settings.group_protocol != "auto":
         return settings.group_protocol
     config = broker_config(admin, broker_ids, settings.request_timeout_ms / 1_000)
     if config is None:
-        log.info("brokers do not let us read their settings; members share partitions by themselves")
+        log.info(
+            "brokers do not let us read their settings; members share partitions by themselves"
+        )
         return "classic"
     timeout_ms = config.get(BROKER_SESSION_TIMEOUT)
-    log.info("brokers were asked for the consumer protocol (KIP-848)", session_timeout_ms=timeout_ms)
+    log.info(
+        "brokers were asked for the consumer protocol (KIP-848)", session_timeout_ms=timeout_ms
+    )
     return "classic" if timeout_ms is None else "consumer"
 
 
@@ -44,7 +53,8 @@ def member_config(settings: KafkaSettings, group: str, protocol: GroupProtocol) 
     config = consumer_config(settings, group)
     if protocol == "classic":
         return config
-    # By range: each topic is shared by itself. The brokers' default counts partitions over all topics, and may give one
-    # member all of the class that has work, and another all of the one that has none.
+    # By range: each topic is shared by itself. The brokers' default counts partitions over all
+    # topics, and may give one member all of the class that has work, and another all of the one
+    # that has none.
     ours = {"group.protocol": "consumer", "group.remote.assignor": "range"}
     return {name: value for name, value in config.items() if name not in CLASSIC_ONLY} | ours

@@ -10,21 +10,31 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as RawMessage
 
 from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedError, RetryableError
-from carpool.kafka.clients import Membership, Position, TopicPartition
-from carpool.kafka.librdkafka.convert import REFUSED, StructlogBridge, fatal_cause, raw_offsets, sort_error
+from carpool.kafka.clients import Membership, Position
+from carpool.kafka.fencing import transactional_id
+from carpool.kafka.librdkafka.convert import (
+    REFUSED,
+    StructlogBridge,
+    fatal_cause,
+    raw_offsets,
+    sort_error,
+)
 from carpool.kafka.librdkafka.producer import produce_arguments
+from carpool.kafka.records import Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings, producer_config
-from carpool.kafka.stage import Output
-from carpool.kafka.takeover import transactional_id
 
 log = structlog.get_logger()
 
 TRANSACTION_TIMEOUT_MS = 60_000
-"""How long a coordinator lets a transaction be open: longer than a broker is away for, since one that was aborted for its age
-fences its member. A dead member's does not wait for it: whoever takes over fences it."""
+"""How long a coordinator lets a transaction be open: longer than a broker is away for, since one
+that was aborted for its age fences its member. A dead member's does not wait for it: whoever takes
+over fences it.
+"""
 
 FULL_QUEUE_POLL_S = 0.01
-TIMEOUTS = frozenset({KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError.REQUEST_TIMED_OUT})
+TIMEOUTS = frozenset(
+    {KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError.REQUEST_TIMED_OUT}
+)
 """The same call is made again, as after what librdkafka itself calls retriable."""
 WRONG = frozenset(
     {
@@ -37,18 +47,25 @@ WRONG = frozenset(
 )
 """Errors of a call that no abort mends either."""
 REPORT_WAIT_S = 0.1
-"""How long the report of a delivery that failed is waited for once its transaction has failed for it: it may come later."""
+"""How long the report of a delivery that failed is waited for once its transaction has failed for
+it: it may come later.
+"""
 ABORT_FLUSH_S = 1.0
-"""How long an abort waits for what was produced. librdkafka ends a transaction once it has *asked* a coordinator to begin it; one
-that does not know of it yet answers with an error that is fatal (librdkafka issue 4849)."""
+"""How long an abort waits for what was produced. librdkafka ends a transaction once it has *asked*
+a coordinator to begin it; one that does not know of it yet answers with an error that is fatal
+(librdkafka issue 4849).
+"""
 
 
 class _UnforeseenError(AbortedError):
-    """An error that librdkafka calls neither retriable nor fatal, and that it does not want an abort for."""
+    """An error that librdkafka calls neither retriable nor fatal, and that it does not want an
+    abort for.
+    """
 
 
 class LibrdkafkaTransactionalProducer:
-    """A `TransactionalProducerClient` over a real broker. Calls block for `request_timeout_ms`; an abort a second longer.
+    """A `TransactionalProducerClient` over a real broker. Calls block for `request_timeout_ms`; an
+    abort a second longer.
 
     What librdkafka goes on with after that time, the same call waits for again.
     """
@@ -83,7 +100,9 @@ class LibrdkafkaTransactionalProducer:
         """Queues a record, serving deliveries while the queue is full."""
 
         def report(error: KafkaError | None, _: RawMessage | None) -> None:
-            if error is not None and isinstance(failed := sort_error(error, output.topic), DeploymentError):
+            if error is not None and isinstance(
+                failed := sort_error(error, output.topic), DeploymentError
+            ):
                 self._refused = self._refused or failed
 
         arguments = produce_arguments(output)
@@ -97,30 +116,42 @@ class LibrdkafkaTransactionalProducer:
                 report(error.args[0], None)
                 raise self._sorted(error.args[0]) from error
 
-    def send_offsets(self, offsets: Mapping[TopicPartition, Position], membership: Membership) -> None:
+    def send_offsets(
+        self, offsets: Mapping[TopicPartition, Position], membership: Membership
+    ) -> None:
         """Adds offsets."""
         raw = raw_offsets(offsets)
-        self._call(lambda: self._producer.send_offsets_to_transaction(raw, membership, self._timeout_s))
+        self._call(
+            lambda: self._producer.send_offsets_to_transaction(raw, membership, self._timeout_s)
+        )
 
     def commit(self) -> None:
-        """Waits until all records are written, then ends the transaction. After an error that says neither, restart and see."""
+        """Waits until all records are written, then ends the transaction. After an error that says
+        neither, restart and see.
+        """
         try:
             self._call(lambda: self._producer.commit_transaction(self._timeout_s))
         except AbortedError as error:
             if self._is_spent or isinstance(error, _UnforeseenError):
                 raise FencedError(
-                    f"whether a transaction is committed cannot be told ({error}): restart the service"
+                    f"whether a transaction is committed cannot be told ({error}): restart the "
+                    "service"
                 ) from error
             raise
 
     def abort(self) -> None:
-        """Drops what is queued and ends the transaction; a librdkafka producer that is past that is replaced."""
+        """Drops what is queued and ends the transaction; a librdkafka producer that is past that is
+        replaced.
+        """
         if not (self._is_spent or self._is_replaced):
             self._note(lambda: self._producer.flush(ABORT_FLUSH_S))
             try:
                 return self._call(lambda: self._producer.abort_transaction(self._timeout_s))
             except AbortedError as error:
-                log.warning("a transaction could not be aborted: its Kafka producer is replaced", error=str(error))
+                log.warning(
+                    "a transaction could not be aborted: its Kafka producer is replaced",
+                    error=str(error),
+                )
                 self._is_spent = True
         if self._is_spent:
             self.close()
@@ -142,17 +173,23 @@ class LibrdkafkaTransactionalProducer:
             raise self._sorted(fatal_cause(error)) from error
 
     def _note(self, call: Callable[[], object]) -> None:
-        """Makes a call that serves deliveries; what fails the producer for good is remembered, and told by the next call."""
+        """Makes a call that serves deliveries; what fails the producer for good is remembered, and
+        told by the next call.
+        """
         try:
             call()
         except (KafkaException, SystemError) as error:
             self._sorted(fatal_cause(error))
 
     def _sorted(self, error: KafkaError) -> CarpoolError:
-        """Sorts an error. A transaction that failed for a record that is refused would fail for ever: the refusal is it."""
+        """Sorts an error. A transaction that failed for a record that is refused would fail for
+        ever: the refusal is it.
+        """
         code = error.code()
         if code == KafkaError._FENCED:
-            self._fenced = FencedError(f"another Kafka producer has this transactional id now: {error.str()}")
+            self._fenced = FencedError(
+                f"another Kafka producer has this transactional id now: {error.str()}"
+            )
             return self._fenced
         if code in REFUSED:
             return self._refused or sort_error(error)
@@ -166,24 +203,27 @@ class LibrdkafkaTransactionalProducer:
         return self._refused or AbortedError(f"the transaction must be aborted: {error.str()}")
 
     def _passing_or_unforeseen(self, error: KafkaError) -> CarpoolError:
-        """Sorts what neither ends the producer nor its transaction: only what may pass is to be tried again."""
+        """Sorts what neither ends the producer nor its transaction: only what may pass is to be
+        tried again.
+        """
         code = error.code()
         if error.retriable() or code in TIMEOUTS:
             return RetryableError(f"the broker did not answer in time: {error.str()}")
         if code in WRONG:
             return DeploymentError(
-                f"a transaction cannot be made like this: {error.str()}; check the settings of [kafka]"
+                f"a transaction cannot be made like this: {error.str()}; check the settings of "
+                "[kafka]"
             )
         return self._refused or _UnforeseenError(
             f"a call of a transaction failed and may not be made again: {error.str()}"
         )
 
 
-def fence_slot(settings: KafkaSettings, group: str, slot: str) -> None:
+def fence_instance(settings: KafkaSettings, group: str, slot: str) -> None:
     """Takes the slot's transactional id from whoever holds it, which aborts its open transaction.
 
-    Blocks for `request_timeout_ms` at most. Raises `RetryableError` where no coordinator answered, `DeploymentError` without
-    permission.
+    Blocks for `request_timeout_ms` at most. Raises `RetryableError` where no coordinator answered,
+    `DeploymentError` without permission.
     """
     producer = LibrdkafkaTransactionalProducer(settings, transactional_id(group, slot))
     try:

@@ -1,4 +1,6 @@
-"""The broker in memory: topics, consumer groups, transactions, and the faults that a test asks for."""
+"""The broker in memory: topics, consumer groups, transactions, and the faults that a test asks
+for.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from typing import Literal, NamedTuple
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError, ConfigError
-from carpool.kafka.clients import Position, TopicPartition
+from carpool.kafka.clients import Position
 from carpool.kafka.memory.groups import Group, Member
 from carpool.kafka.memory.log import PartitionLog, Stored
 from carpool.kafka.memory.transactions import TransactionCoordinator
-from carpool.kafka.stage import Message
+from carpool.kafka.records import Message, TopicPartition
 from schemas.record import Headers, Source
 
 Call = Literal[
@@ -28,7 +30,9 @@ Call = Literal[
     "commit",
     "abort",
 ]
-"""The calls of clients that a test can break: of the plain producer, of the consumer (two), of the transactional producer."""
+"""The calls of clients that a test can break: of the plain producer, of the consumer (two), of the
+transactional producer.
+"""
 
 TRANSACTION_TIMEOUT_US = 60_000_000
 
@@ -42,22 +46,32 @@ class MemoryBroker:
     """Topics and consumer groups in one process. Thread-safe."""
 
     def __init__(
-        self, clock: Clock, topics: Mapping[str, int], *, transaction_timeout_us: int = TRANSACTION_TIMEOUT_US
+        self,
+        clock: Clock,
+        topics: Mapping[str, int],
+        *,
+        transaction_timeout_us: int = TRANSACTION_TIMEOUT_US,
     ) -> None:
         """Makes the topics; `topics` maps a name to its number of partitions."""
         self.clock = clock
         self.lock = threading.RLock()
         self.partitions = dict(topics)
         self.logs = {
-            TopicPartition(topic, partition): PartitionLog() for topic, n in topics.items() for partition in range(n)
+            TopicPartition(topic, partition): PartitionLog()
+            for topic, n in topics.items()
+            for partition in range(n)
         }
         self.groups: dict[str, Group] = {}
         self.commits: list[dict[TopicPartition, Position]] = []
-        self.transactions = TransactionCoordinator(clock, self.logs, self.groups, transaction_timeout_us)
+        self.transactions = TransactionCoordinator(
+            clock, self.logs, self.groups, transaction_timeout_us
+        )
         self._faults: dict[str, deque[_Fault]] = {}
 
     def break_next(self, call: Call, error: CarpoolError, *, took_effect: bool = False) -> None:
-        """The next call of this kind, by any client, raises `error`; `took_effect`: only its reply is lost."""
+        """The next call of this kind, by any client, raises `error`; `took_effect`: only its reply
+        is lost.
+        """
         with self.lock:
             self._faults.setdefault(call, deque()).append(_Fault(error, took_effect))
 
@@ -93,11 +107,15 @@ class MemoryBroker:
     ) -> int:
         """Appends a record outside every transaction and returns its offset."""
         with self.lock:
-            entry = Stored(key=key, value=value, headers=headers, timestamp_ms=self.clock.now_us() // 1_000)
+            entry = Stored(
+                key=key, value=value, headers=headers, timestamp_ms=self.clock.now_us() // 1_000
+            )
             return self.logs[self.place(topic, key, partition)].append(entry)
 
     def records(self, topic: str) -> list[Message]:
-        """Returns every record of a topic that a reader of committed records sees, partition by partition."""
+        """Returns every record of a topic that a reader of committed records sees, partition by
+        partition.
+        """
         with self.lock:
             self.transactions.expire()
             return [
@@ -109,9 +127,15 @@ class MemoryBroker:
 
     def message(self, at: TopicPartition, offset: int, entry: Stored) -> Message:
         """Returns a stored record as a consumer gets it."""
-        source = Source(topic=at.topic, partition=at.partition, offset=offset, timestamp_ms=entry.timestamp_ms)
+        source = Source(
+            topic=at.topic, partition=at.partition, offset=offset, timestamp_ms=entry.timestamp_ms
+        )
         return Message(
-            source=source, key=entry.key, value=entry.value, headers=entry.headers, received_us=self.clock.now_us()
+            source=source,
+            key=entry.key,
+            value=entry.value,
+            headers=entry.headers,
+            received_us=self.clock.now_us(),
         )
 
     def committed(self, group: str) -> dict[TopicPartition, Position]:
@@ -120,25 +144,33 @@ class MemoryBroker:
             return dict(self.groups[group].positions) if group in self.groups else {}
 
     def join(self, name: str, member: Member, topics: tuple[str, ...]) -> Group:
-        """Adds a member to a group, which reads these topics. Raises `ConfigError` when one does not exist."""
+        """Adds a member to a group, which reads these topics. Raises `ConfigError` when one does
+        not exist.
+        """
         with self.lock:
             for topic in topics:
                 if topic not in self.partitions:
                     raise ConfigError(f"topic {topic} does not exist; create it first")
             partitions = [
-                TopicPartition(topic, partition) for topic in topics for partition in range(self.partitions[topic])
+                TopicPartition(topic, partition)
+                for topic in topics
+                for partition in range(self.partitions[topic])
             ]
             group = self.groups.setdefault(name, Group(partitions, self.commits))
             group.join(member)
             return group
 
     def expel(self, group: str, member: Member) -> None:
-        """Takes a member for dead, as after its session time-out. It learns that its partitions are lost in its next `poll`."""
+        """Takes a member for dead, as after its session time-out. It learns that its partitions are
+        lost in its next `poll`.
+        """
         with self.lock:
             self.groups[group].leave(member)
 
     def assign(self, group: str, owners: Mapping[int, Member]) -> None:
-        """Moves partitions by number, counted through the group's topics; members learn of it in their next `poll`."""
+        """Moves partitions by number, counted through the group's topics; members learn of it in
+        their next `poll`.
+        """
         with self.lock:
             found = self.groups[group]
             found.assign({found.partitions[number]: owner for number, owner in owners.items()})

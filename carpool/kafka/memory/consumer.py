@@ -1,4 +1,6 @@
-"""The consumer of the broker in memory: rebalances, takeovers and claims inside `poll`, as with the real one."""
+"""The consumer of the broker in memory: rebalances, takeovers and claims inside `poll`, as with the
+real one.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +10,40 @@ from collections.abc import Mapping
 from carpool.errors import CarpoolError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import (
     CommitResult,
-    FenceSlot,
+    FenceInstance,
     Membership,
     Position,
     RebalanceListener,
-    TopicPartition,
     partitions_text,
 )
+from carpool.kafka.fencing import TAKEOVER_WAIT_S, claims, instances_to_fence
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.memory.groups import Group, MemoryMembership
-from carpool.kafka.stage import Message
-from carpool.kafka.takeover import TAKEOVER_WAIT_S, claims, slots_to_fence
+from carpool.kafka.records import Message, TopicPartition
 
 REQUEST_TIMEOUT_US = 10_000_000
 
 
 class MemoryConsumer:
-    """A `ConsumerClient` of a `MemoryBroker`. Nothing waits: what takes time is tried again by the next `poll`."""
+    """A `ConsumerClient` of a `MemoryBroker`. Nothing waits: what takes time is tried again by the
+    next `poll`.
+    """
 
     def __init__(
-        self, broker: MemoryBroker, group: str, *, own_slot: str | None = None, fence: FenceSlot | None = None
+        self,
+        broker: MemoryBroker,
+        group: str,
+        *,
+        own_instance_id: str | None = None,
+        fence: FenceInstance | None = None,
     ) -> None:
-        """`own_slot` and `fence`: of a member that commits in transactions. Without them it neither claims nor takes over."""
-        assert (own_slot is None) == (fence is None), "one is of no use without the other"
+        """`own_instance_id` and `fence`: of a member that commits in transactions. Without them it
+        neither claims nor takes over.
+        """
+        assert (own_instance_id is None) == (fence is None), "one is of no use without the other"
         self._broker = broker
         self._group_name = group
-        self._own_slot = own_slot
+        self._own_slot = own_instance_id
         self._fence = fence
         self._listener: RebalanceListener | None = None
         self._joined: Group | None = None
@@ -51,7 +61,9 @@ class MemoryConsumer:
         assert self._joined is not None, "subscribe comes first"
         return self._joined
 
-    def subscribe(self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()) -> None:
+    def subscribe(
+        self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()
+    ) -> None:
         """Joins the group."""
         self._joined = self._broker.join(self._group_name, self, (topic, *beside))
         self._topics, self._listener = (topic, *beside), listener
@@ -62,11 +74,14 @@ class MemoryConsumer:
         self._rebalance()
         with self._broker.lock:
             self._broker.transactions.expire()
-            for at in sorted(at for at in self._next.keys() - self._held if at.topic not in self._paused):
+            for at in sorted(
+                at for at in self._next.keys() - self._held if at.topic not in self._paused
+            ):
                 log = self._broker.logs[at]
                 if self._next[at] > len(log):
                     raise DeploymentError(
-                        f"offset {self._next[at]} of {at} is beyond the end of the log; reset the group's offsets"
+                        f"offset {self._next[at]} of {at} is beyond the end of the log; reset the "
+                        "group's offsets"
                     )
                 found = log.next_committed(self._next[at])
                 if found is not None:
@@ -86,7 +101,12 @@ class MemoryConsumer:
             gone = frozenset(self._next) - self.target
         self._drop(gone, lost=False)
         with self._broker.lock:
-            held = {at for member in self._group.members if isinstance(member, MemoryConsumer) for at in member._next}
+            held = {
+                at
+                for member in self._group.members
+                if isinstance(member, MemoryConsumer)
+                for at in member._next
+            }
             came = [at for at in sorted(self.target) if at not in held]
         positions = self._begin(came)
         with self._broker.lock:
@@ -100,7 +120,9 @@ class MemoryConsumer:
             return
         self._requests.clear()
         assert self._listener is not None, "subscribe comes first"
-        self._listener.revoked(gone, lost=lost)  # without the broker's lock: it waits for a commit that needs it
+        self._listener.revoked(
+            gone, lost=lost
+        )  # without the broker's lock: it waits for a commit that needs it
         with self._broker.lock:
             for at in gone:
                 del self._next[at]
@@ -115,7 +137,9 @@ class MemoryConsumer:
             self._waiting_since_us = now_us
         waited_us = now_us - self._waiting_since_us
         try:
-            positions = self._claim(self._committed(came, may_fence=waited_us >= TAKEOVER_WAIT_S * 1_000_000))
+            positions = self._claim(
+                self._committed(came, may_fence=waited_us >= TAKEOVER_WAIT_S * 1_000_000)
+            )
         except RetryableError:
             if waited_us >= REQUEST_TIMEOUT_US:
                 raise
@@ -123,13 +147,17 @@ class MemoryConsumer:
         self._waiting_since_us = None
         return positions
 
-    def _committed(self, came: list[TopicPartition], *, may_fence: bool) -> dict[TopicPartition, Position]:
-        """Reads what was committed, stable. Raises `RetryableError` while a transaction holds it."""
+    def _committed(
+        self, came: list[TopicPartition], *, may_fence: bool
+    ) -> dict[TopicPartition, Position]:
+        """Reads what was committed, stable. Raises `RetryableError` while a transaction holds
+        it.
+        """
         with self._broker.serve("read_offsets"):
             unstable = self._broker.transactions.unstable(self._group_name).intersection(came)
             known = {at: self._group.positions.get(at, Position(None, "")) for at in came}
         if unstable and may_fence and self._fence is not None and self._own_slot is not None:
-            for slot in slots_to_fence((known[at] for at in unstable), self._own_slot):
+            for slot in instances_to_fence((known[at] for at in unstable), self._own_slot):
                 self._fence(slot)
             return self._committed(came, may_fence=False)
         if unstable:
@@ -140,14 +168,17 @@ class MemoryConsumer:
         """Commits our slot's name where these partitions are."""
         if self._own_slot is None:
             return positions
-        begun = {at: Position(position.offset or 0, position.metadata) for at, position in positions.items()}
+        begun = {
+            at: Position(position.offset or 0, position.metadata)
+            for at, position in positions.items()
+        }
         claimed = claims(begun, self._own_slot)
         try:
             self.commit_now(claimed)
         except FencedError:
-            return (
-                positions  # thrown out already: nothing of ours can be committed for them, and the next poll drops them
-            )
+            # thrown out already: nothing of ours can be committed for them, and the next poll drops
+            # them
+            return positions
         return claimed
 
     def pause(self, topics: frozenset[str] | None = None) -> None:
@@ -163,10 +194,14 @@ class MemoryConsumer:
         self._held = partitions
 
     def waiting(self) -> dict[TopicPartition, int]:
-        """Returns high watermark less position; 0 where no record is left to be seen (markers are no records)."""
+        """Returns high watermark less position; 0 where no record is left to be seen (markers are
+        no records).
+        """
         with self._broker.lock:
             return {
-                at: len(self._broker.logs[at]) - offset if self._broker.logs[at].next_committed(offset) else 0
+                at: len(self._broker.logs[at]) - offset
+                if self._broker.logs[at].next_committed(offset)
+                else 0
                 for at, offset in self._next.items()
             }
 
@@ -185,11 +220,15 @@ class MemoryConsumer:
             on_result(error)
 
     def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
-        """Commits. As with real brokers, ownership of the partitions is not checked, membership is."""
+        """Commits. As with real brokers, ownership of the partitions is not checked, membership
+        is.
+        """
         with self._broker.serve("commit_offsets"):
             if self not in self._group.members:
                 raise FencedError("this member has left the group; what it commits now is refused")
-            self._group.commit({at: (self._group.next_write(), position) for at, position in offsets.items()})
+            self._group.commit(
+                {at: (self._group.next_write(), position) for at, position in offsets.items()}
+            )
 
     def membership(self, *, fresh: bool = False) -> Membership | None:
         """Returns this member as it was at its last `poll`."""

@@ -1,4 +1,6 @@
-"""A consumer group of the broker in memory: its members, who should own what, what was committed."""
+"""A consumer group of the broker in memory: its members, who should own what, what was
+committed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from carpool.kafka.clients import Position, TopicPartition
+from carpool.kafka.clients import Position
+from carpool.kafka.records import TopicPartition
 
 
 class Member(Protocol):
@@ -27,8 +30,12 @@ class MemoryMembership:
 class Group:
     """Members and committed positions. Not thread-safe: the broker's lock guards it."""
 
-    def __init__(self, partitions: Sequence[TopicPartition], commits: list[dict[TopicPartition, Position]]) -> None:
-        """`partitions`: those of the topics that it reads. `commits`: where what it commits is noted, in order."""
+    def __init__(
+        self, partitions: Sequence[TopicPartition], commits: list[dict[TopicPartition, Position]]
+    ) -> None:
+        """`partitions`: those of the topics that it reads. `commits`: where what it commits is
+        noted, in order.
+        """
         self.members: list[Member] = []
         self.generation = 0
         self.positions: dict[TopicPartition, Position] = {}
@@ -43,8 +50,12 @@ class Group:
         return self._writes
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, Position]]) -> None:
-        """Takes over these positions, less those that were written before what is committed already."""
-        newer = {at: written for at, written in offsets.items() if written[0] > self._written.get(at, 0)}
+        """Takes over these positions, less those that were written before what is committed
+        already.
+        """
+        newer = {
+            at: written for at, written in offsets.items() if written[0] > self._written.get(at, 0)
+        }
         for at, (place, position) in newer.items():
             self.positions[at], self._written[at] = position, place
         self._commits.append({at: position for at, (_, position) in newer.items()})
@@ -71,7 +82,9 @@ class Group:
         self._balance()
 
     def _balance(self) -> None:
-        """Spreads the partitions over the members, keeping what each has where it can (cooperative-sticky)."""
+        """Spreads the partitions over the members, keeping what each has where it can
+        (cooperative-sticky).
+        """
         most = -(-len(self.partitions) // max(1, len(self.members)))
         owners: dict[TopicPartition, Member] = {}
         shares = {id(member): 0 for member in self.members}

@@ -1,4 +1,6 @@
-"""One partition's log as brokers keep it: records, those of open and aborted transactions among them, and transaction markers."""
+"""One partition's log as brokers keep it: records, those of open and aborted transactions among
+them, and transaction markers.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from carpool.kafka.clients import Position, TopicPartition
+from carpool.kafka.clients import Position
+from carpool.kafka.records import TopicPartition
 from schemas.record import Headers
 
 
 @dataclass(slots=True)
 class Transaction:
-    """What one transactional id added since it began. Nobody sees it before `state` is committed."""
+    """What one transactional id added since it began. Nobody sees it before `state` is
+    committed.
+    """
 
     began_us: int
     state: Literal["open", "committed", "aborted"] = "open"
     partitions: set[TopicPartition] = field(default_factory=set)
     offsets: dict[str, dict[TopicPartition, tuple[int, Position]]] = field(default_factory=dict)
-    """By consumer group: the position of each partition, and its place among all offsets that were ever written."""
+    """By consumer group: the position of each partition, and its place among all offsets that were
+    ever written.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +56,11 @@ class PartitionLog:
         return len(self._entries) - 1
 
     def next_committed(self, offset: int) -> tuple[int, Stored] | None:
-        """Returns the first record from `offset` on that a reader of committed records sees, with its offset.
+        """Returns the first record from `offset` on that a reader of committed records sees, with
+        its offset.
 
-        None at the last stable offset: behind an open transaction the records of others are invisible too.
+        None at the last stable offset: behind an open transaction the records of others are
+        invisible too.
         """
         for at in range(offset, len(self._entries)):
             entry = self._entries[at]
@@ -63,9 +72,15 @@ class PartitionLog:
         return None
 
     def last_stable(self) -> int:
-        """Returns the last stable offset: that of the first record of an open transaction, or the high watermark."""
+        """Returns the last stable offset: that of the first record of an open transaction, or the
+        high watermark.
+        """
         entries = enumerate(self._entries)
-        is_open = (at for at, entry in entries if entry.transaction is not None and entry.transaction.state == "open")
+        is_open = (
+            at
+            for at, entry in entries
+            if entry.transaction is not None and entry.transaction.state == "open"
+        )
         return next(is_open, len(self._entries))
 
     def committed(self) -> Iterator[tuple[int, Stored]]:

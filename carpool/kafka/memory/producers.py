@@ -7,19 +7,23 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from carpool.errors import AbortedError, CarpoolError, ConfigError, DeploymentError
-from carpool.kafka.clients import Membership, Position, TopicPartition
+from carpool.kafka.clients import Membership, Position
 from carpool.kafka.memory.broker import Call, MemoryBroker
 from carpool.kafka.memory.groups import MemoryMembership
-from carpool.kafka.stage import Output
+from carpool.kafka.records import Output, TopicPartition
 
 
 class MemoryProducer:
-    """A `ProducerClient` of a `MemoryBroker`. Deliveries are reported by `poll`, as with the real one."""
+    """A `ProducerClient` of a `MemoryBroker`. Deliveries are reported by `poll`, as with the real
+    one.
+    """
 
     def __init__(self, broker: MemoryBroker, queue_max: int = 100_000) -> None:
         self._broker = broker
         self._queue_max = queue_max
-        self._reports: deque[tuple[Callable[[CarpoolError | None], None], CarpoolError | None]] = deque()
+        self._reports: deque[tuple[Callable[[CarpoolError | None], None], CarpoolError | None]] = (
+            deque()
+        )
 
     def produce(self, output: Output, on_delivery: Callable[[CarpoolError | None], None]) -> bool:
         """Appends the record at once; False when too many reports wait."""
@@ -29,7 +33,11 @@ class MemoryProducer:
         try:
             with self._broker.serve("produce"):
                 self._broker.append(
-                    output.topic, output.value, key=output.key, headers=output.headers, partition=output.partition
+                    output.topic,
+                    output.value,
+                    key=output.key,
+                    headers=output.headers,
+                    partition=output.partition,
                 )
         except CarpoolError as fault:
             error = fault
@@ -49,7 +57,9 @@ class MemoryProducer:
 
 
 class MemoryTransactionalProducer:
-    """A `TransactionalProducerClient` of a `MemoryBroker`. Dropped without `close`, it is as a killed process."""
+    """A `TransactionalProducerClient` of a `MemoryBroker`. Dropped without `close`, it is as a
+    killed process.
+    """
 
     def __init__(self, broker: MemoryBroker, transactional_id: str) -> None:
         self._broker = broker
@@ -71,7 +81,9 @@ class MemoryTransactionalProducer:
             self._is_open = True
 
     def produce(self, output: Output) -> None:
-        """Appends the record at once, for nobody to see. One that its topic refuses shows in `commit`."""
+        """Appends the record at once, for nobody to see. One that its topic refuses shows in
+        `commit`.
+        """
         with self._call("produce_in_transaction") as epoch:
             try:
                 place = self._broker.place(output.topic, output.key, output.partition)
@@ -82,9 +94,13 @@ class MemoryTransactionalProducer:
                 self._id, epoch, place, key=output.key, value=output.value, headers=output.headers
             )
 
-    def send_offsets(self, offsets: Mapping[TopicPartition, Position], membership: Membership) -> None:
+    def send_offsets(
+        self, offsets: Mapping[TopicPartition, Position], membership: Membership
+    ) -> None:
         """Adds offsets."""
-        assert isinstance(membership, MemoryMembership), "a membership comes from a consumer of the same broker"
+        assert isinstance(membership, MemoryMembership), (
+            "a membership comes from a consumer of the same broker"
+        )
         with self._call("send_offsets") as epoch:
             self._broker.transactions.send_offsets(self._id, epoch, offsets, membership)
 
@@ -105,7 +121,9 @@ class MemoryTransactionalProducer:
         self._refused = None
 
     def close(self) -> None:
-        """Lets go of the connection; the broker keeps an open transaction until the next life, or its time-out."""
+        """Lets go of the connection; the broker keeps an open transaction until the next life, or
+        its time-out.
+        """
 
     @contextmanager
     def _call(self, name: Call) -> Iterator[int]:

@@ -1,4 +1,6 @@
-"""The transaction coordinator of the broker in memory: who holds an id, what its transaction holds, how it ends."""
+"""The transaction coordinator of the broker in memory: who holds an id, what its transaction holds,
+how it ends.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,10 @@ from typing import Literal
 
 from carpool.clock import Clock
 from carpool.errors import AbortedError, FencedError
-from carpool.kafka.clients import Position, TopicPartition
+from carpool.kafka.clients import Position
 from carpool.kafka.memory.groups import Group, MemoryMembership
 from carpool.kafka.memory.log import PartitionLog, Stored, Transaction
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import METADATA_BYTES_MAX
 from schemas.record import Headers
 
@@ -41,7 +44,9 @@ class TransactionCoordinator:
         self._holders: dict[str, _Holder] = {}
 
     def start(self, transactional_id: str) -> int:
-        """Gives the id to a new life and returns its epoch; aborts what the previous one left open."""
+        """Gives the id to a new life and returns its epoch; aborts what the previous one left
+        open.
+        """
         holder = self._holders.setdefault(transactional_id, _Holder())
         holder.epoch += 1
         self._end(holder, "aborted")
@@ -62,7 +67,13 @@ class TransactionCoordinator:
         transaction.partitions.add(at)
         timestamp_ms = self._clock.now_us() // 1_000
         self._logs[at].append(
-            Stored(key=key, value=value, headers=headers, timestamp_ms=timestamp_ms, transaction=transaction)
+            Stored(
+                key=key,
+                value=value,
+                headers=headers,
+                timestamp_ms=timestamp_ms,
+                transaction=transaction,
+            )
         )
 
     def send_offsets(
@@ -72,12 +83,19 @@ class TransactionCoordinator:
         offsets: Mapping[TopicPartition, Position],
         membership: MemoryMembership,
     ) -> None:
-        """Adds offsets. As with real brokers the membership is checked, and not who owns the partitions."""
+        """Adds offsets. As with real brokers the membership is checked, and not who owns the
+        partitions.
+        """
         transaction = self._open(transactional_id, epoch)
         group = self._groups[membership.group]
         if not group.is_current(membership):
-            raise AbortedError("the offsets come from a member as it was before a rebalance; the next poll renews it")
-        if any(len(position.metadata.encode()) > METADATA_BYTES_MAX for position in offsets.values()):
+            raise AbortedError(
+                "the offsets come from a member as it was before a rebalance; the next poll renews "
+                "it"
+            )
+        if any(
+            len(position.metadata.encode()) > METADATA_BYTES_MAX for position in offsets.values()
+        ):
             raise AbortedError(f"commit metadata is longer than {METADATA_BYTES_MAX} bytes")
         pending = transaction.offsets.setdefault(membership.group, {})
         for at, position in offsets.items():
@@ -105,7 +123,10 @@ class TransactionCoordinator:
         """Aborts the transactions that were open for too long, and fences who began them."""
         now_us = self._clock.now_us()
         for holder in self._holders.values():
-            if holder.transaction is not None and now_us - holder.transaction.began_us > self._timeout_us:
+            if (
+                holder.transaction is not None
+                and now_us - holder.transaction.began_us > self._timeout_us
+            ):
                 holder.epoch += 1
                 self._end(holder, "aborted")
 
@@ -113,11 +134,15 @@ class TransactionCoordinator:
         self.expire()
         holder = self._holders[transactional_id]
         if holder.epoch != epoch:
-            raise FencedError(f"another Kafka producer holds the transactional id {transactional_id} now")
+            raise FencedError(
+                f"another Kafka producer holds the transactional id {transactional_id} now"
+            )
         return holder
 
     def _open(self, transactional_id: str, epoch: int) -> Transaction:
-        """Returns the id's transaction. Brokers learn of one with the first record or offset that is added."""
+        """Returns the id's transaction. Brokers learn of one with the first record or offset that
+        is added.
+        """
         holder = self._held(transactional_id, epoch)
         if holder.transaction is None:
             holder.transaction = Transaction(began_us=self._clock.now_us())
@@ -130,7 +155,11 @@ class TransactionCoordinator:
         transaction.state = state
         for at in sorted(transaction.partitions):
             self._logs[at].append(
-                Stored(timestamp_ms=self._clock.now_us() // 1_000, transaction=transaction, is_marker=True)
+                Stored(
+                    timestamp_ms=self._clock.now_us() // 1_000,
+                    transaction=transaction,
+                    is_marker=True,
+                )
             )
         if state == "committed":
             for name, offsets in transaction.offsets.items():

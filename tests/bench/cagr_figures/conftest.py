@@ -1,4 +1,6 @@
-"""A tiny index, questions of three kinds for it, and the settings of the paper scaled down to its eight clusters."""
+"""A tiny index, questions of three kinds for it, and the settings of the paper scaled down to its
+eight clusters.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,13 @@ def index_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index of 400 sentences, profiled as every new one is."""
     folder = tmp_path_factory.mktemp("figures")
     corpus = folder / "corpus.jsonl"
-    lines = (json.dumps({"id": f"p-{row}", "text": text}) for row, text in enumerate(sentences(1, ROWS)))
+    lines = (
+        json.dumps({"id": f"p-{row}", "text": text}) for row, text in enumerate(sentences(1, ROWS))
+    )
     corpus.write_text("".join(f"{line}\n" for line in lines))
-    config = IndexerConfig(embedding=EmbeddingSettings(model=MODEL), indexer=IndexerSettings(threads=1))
+    config = IndexerConfig(
+        embedding=EmbeddingSettings(model=MODEL), indexer=IndexerSettings(threads=1)
+    )
     request = BuildRequest(corpus=corpus, index_dir=folder / "index", nlist=NLIST)
     build_index(request, config, SystemClock(), SilentProgress())
     return folder / "index"

@@ -1,4 +1,6 @@
-"""A tiny index, questions for it, and contestants' data, for the tests of `carpool bench search`."""
+"""A tiny index, questions for it, and contestants' data, for the tests of `carpool bench
+search`.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,17 @@ def tiny_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index of random vectors."""
     folder = tmp_path_factory.mktemp("tiny")
     corpus = folder / "corpus.jsonl"
-    corpus.write_text("".join(f'{{"id": "p-{row}", "text": "passage {row}"}}\n' for row in range(ROWS)))
+    corpus.write_text(
+        "".join(f'{{"id": "p-{row}", "text": "passage {row}"}}\n' for row in range(ROWS))
+    )
     np.save(folder / "vectors.npy", unit_rows(np.random.default_rng(1), ROWS))
     config = IndexerConfig(
-        embedding=EmbeddingSettings(model=f"hashing:{DIMENSION}"), indexer=IndexerSettings(threads=1)
+        embedding=EmbeddingSettings(model=f"hashing:{DIMENSION}"),
+        indexer=IndexerSettings(threads=1),
     )
-    request = BuildRequest(corpus=corpus, index_dir=folder / "index", nlist=NLIST, vectors=folder / "vectors.npy")
+    request = BuildRequest(
+        corpus=corpus, index_dir=folder / "index", nlist=NLIST, vectors=folder / "vectors.npy"
+    )
     build_index(request, config, SystemClock(), SilentProgress())
     return folder / "index"
 

@@ -68,14 +68,19 @@ def test_looking_ahead_shows_the_windows_that_wait(dataset: Dataset) -> None:
     loop = ClosedLoop(dataset, [7, 3, 9, 1, 4], window=2, now_us=HandClock().now_us)
     loop.take()
     ahead = loop.ahead(4)
-    assert [probes.tolist() for probes in ahead] == [dataset.probes[[9, 1]].tolist(), dataset.probes[[4]].tolist()]
+    assert [probes.tolist() for probes in ahead] == [
+        dataset.probes[[9, 1]].tolist(),
+        dataset.probes[[4]].tolist(),
+    ]
     assert len(loop.ahead(1)) == 1
 
 
 def test_in_an_open_loop_queries_arrive_when_they_are_due(dataset: Dataset) -> None:
     clock = HandClock()
     due_us = np.array([100, 200, 250, 10_000], dtype=np.int64)
-    loop = OpenLoop(dataset, [5, 6, 7, 8], due_us=due_us, window=2, now_us=clock.now_us, sleep=clock.sleep)
+    loop = OpenLoop(
+        dataset, [5, 6, 7, 8], due_us=due_us, window=2, now_us=clock.now_us, sleep=clock.sleep
+    )
     assert loop.take(timeout_us=50) is None
     assert clock.time_us == 1_050
     first = loop.take()
@@ -97,7 +102,9 @@ def test_in_an_open_loop_queries_arrive_when_they_are_due(dataset: Dataset) -> N
 def test_a_stopped_loop_gives_nothing_more(dataset: Dataset) -> None:
     clock = HandClock()
     due_us = np.array([0, 1, 2], dtype=np.int64)
-    loop = OpenLoop(dataset, [0, 1, 2], due_us=due_us, window=1, now_us=clock.now_us, sleep=clock.sleep)
+    loop = OpenLoop(
+        dataset, [0, 1, 2], due_us=due_us, window=1, now_us=clock.now_us, sleep=clock.sleep
+    )
     assert loop.take() is not None
     loop.stop()
     assert loop.ended
@@ -107,7 +114,9 @@ def test_a_stopped_loop_gives_nothing_more(dataset: Dataset) -> None:
 
 
 @given(st.integers(1, 200), st.floats(0.5, 5_000), st.integers(0, 9))
-def test_poisson_arrivals_are_ascending_and_repeat_for_a_seed(count: int, rate: float, seed: int) -> None:
+def test_poisson_arrivals_are_ascending_and_repeat_for_a_seed(
+    count: int, rate: float, seed: int
+) -> None:
     due_us = poisson_due_us(count, rate, np.random.default_rng(seed))
     assert due_us.shape == (count,)
     assert (np.diff(due_us) >= 0).all()
@@ -134,5 +143,7 @@ def test_an_answer_from_the_future_or_with_too_many_ids_is_refused() -> None:
 def test_counters_are_told_by_phase() -> None:
     before = Counters(bytes_read=5, others={"groups": 2.0})
     now = Counters(bytes_read=9, cache_hits=3, others={"groups": 3.0, "late": 1.0})
-    assert since(now, before) == Counters(bytes_read=4, cache_hits=3, others={"groups": 3.0, "late": 1.0})
+    assert since(now, before) == Counters(
+        bytes_read=4, cache_hits=3, others={"groups": 3.0, "late": 1.0}
+    )
     assert since(Counters(), Counters()).bytes_read is None

@@ -1,4 +1,6 @@
-"""Limiting what caches may hold instead of whole processes: the same bytes for all, the oracle too, and the report says so."""
+"""Limiting what caches may hold instead of whole processes: the same bytes for all, the oracle too,
+and the report says so.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,12 @@ def test_a_run_gives_caches_and_oracle_the_same_bytes_and_says_that_processes_we
     tmp_path: Path, tiny_index: Path, questions: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wishes = Wishes(
-        data=None, questions=(questions,), baseline="carpool-lfu", resume=False, plot=False, static_max=100.0
+        data=None,
+        questions=(questions,),
+        baseline="carpool-lfu",
+        resume=False,
+        plot=False,
+        static_max=100.0,
     )
     assert search(plan(tmp_path, tiny_index), wishes, {})
     report = json.loads((tmp_path / "out" / "report.json").read_text())
@@ -67,7 +74,11 @@ def test_a_run_gives_caches_and_oracle_the_same_bytes_and_says_that_processes_we
     cells = [line for line in report["lines"] if line["type"] == "cell"]
     assert {cell["contestant"] for cell in cells} == {"carpool", "carpool-lfu"}
     for cell in cells:
-        assert (cell["status"], cell["limit_bytes"], cell["cache_bytes"]) == ("ok", None, budget_bytes)
+        assert (cell["status"], cell["limit_bytes"], cell["cache_bytes"]) == (
+            "ok",
+            None,
+            budget_bytes,
+        )
         assert 0 < cell["measured"]["closed"]["usage"]["own"]["cache_bytes"] <= budget_bytes
     (static,) = [line for line in report["lines"] if line.get("name") == "oracle-static"]
     assert static["found"]["kept_bytes"] <= budget_bytes
@@ -77,17 +88,20 @@ def test_a_run_gives_caches_and_oracle_the_same_bytes_and_says_that_processes_we
     assert report["promises"][promise] is True
     said = " ".join(capsys.readouterr().out.split())
     assert (
-        f"each cache, reads under way included, had 50.0% of the clusters' bytes ({budget_bytes / 1e6:,.1f} MB)" in said
+        "each cache, reads under way included, had 50.0% of the clusters' bytes "
+        f"({budget_bytes / 1e6:,.1f} MB)" in said
     )
     assert "processes were not held to a limit" in said
     assert f"holds {promise}" in said
 
 
-@pytest.mark.parametrize("name", ["carpool", "carpool-lfu", "carpool-query-by-query", "cagr-best-greedy"])
+@pytest.mark.parametrize(
+    "name", ["carpool", "carpool-lfu", "carpool-query-by-query", "cagr-best-greedy"]
+)
 def test_the_memory_for_clusters_never_holds_more_than_its_budget(
     name: str, tiny_index: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from searcher.cache.arena import Arena
+    from searcher.memory.arena import Arena
 
     arenas: list[int] = []
     begin = Arena.__init__
@@ -110,7 +124,9 @@ def test_the_memory_for_clusters_never_holds_more_than_its_budget(
         contestant.close()
     assert arenas == [budget_bytes]  # all clusters lie in the one arena
     assert counters.cache_bytes is not None
-    assert budget_bytes - 4096 * 4 < counters.cache_bytes <= budget_bytes  # less than a block is left over
+    assert (
+        budget_bytes - 4096 * 4 < counters.cache_bytes <= budget_bytes
+    )  # less than a block is left over
     assert counters.bytes_read is not None
     assert counters.bytes_read > budget_bytes  # so it had to evict
 
@@ -149,7 +165,8 @@ class Greedy:
 
 
 @pytest.mark.parametrize(
-    ("cache_bytes", "message"), [(1_001, "1001 bytes for clusters, and may take 1000"), (None, "does not say")]
+    ("cache_bytes", "message"),
+    [(1_001, "1001 bytes for clusters, and may take 1000"), (None, "does not say")],
 )
 def test_a_contestant_that_takes_more_or_does_not_say_is_caught(
     dataset: Dataset, cache_bytes: int | None, message: str
@@ -179,10 +196,14 @@ def test_who_cannot_keep_to_a_cache_budget_is_refused_by_name_and_left_out_by_de
         )
     assert parse_contestants(None, with_cache_budget=True) == HELD
     assert not any(name.startswith(("faiss", "lancedb")) for name in HELD)
-    assert {name for name in ENTRIES if name.startswith(("carpool", "cagr-best", "cagr-literal"))} <= set(HELD)
+    assert {
+        name for name in ENTRIES if name.startswith(("carpool", "cagr-best", "cagr-literal"))
+    } <= set(HELD)
 
 
-def test_the_command_says_who_is_left_out(tiny_index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_says_who_is_left_out(
+    tiny_index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
     asked = ["search", "--index", str(tiny_index), "--cache", "0.1"]
     told = CliRunner().invoke(app, asked)  # it then misses the questions
@@ -193,15 +214,24 @@ def test_the_command_says_who_is_left_out(tiny_index: Path, monkeypatch: pytest.
 
 
 def test_one_thing_is_limited_and_not_two_or_none(tmp_path: Path, tiny_index: Path) -> None:
-    for shares in ({"memory_share": 0.4, "cache_share": 0.1}, {"memory_share": None, "cache_share": None}):
+    for shares in (
+        {"memory_share": 0.4, "cache_share": 0.1},
+        {"memory_share": None, "cache_share": None},
+    ):
         with pytest.raises(ConfigError, match="--memory or --cache, one of the two"):
             plan(tmp_path, tiny_index, **shares)
-    told = CliRunner().invoke(app, ["search", "--index", str(tiny_index), "--memory", "0.4", "--cache", "0.1"])
+    told = CliRunner().invoke(
+        app, ["search", "--index", str(tiny_index), "--memory", "0.4", "--cache", "0.1"]
+    )
     assert isinstance(told.exception, ConfigError)
 
 
-def test_a_promise_about_carpool_needs_carpool(tmp_path: Path, tiny_index: Path, questions: Path) -> None:
-    wishes = Wishes(data=None, questions=(questions,), baseline=None, resume=False, plot=False, static_max=0.9)
+def test_a_promise_about_carpool_needs_carpool(
+    tmp_path: Path, tiny_index: Path, questions: Path
+) -> None:
+    wishes = Wishes(
+        data=None, questions=(questions,), baseline=None, resume=False, plot=False, static_max=0.9
+    )
     with pytest.raises(ConfigError, match="--static-max is what carpool is held to"):
         search(plan(tmp_path, tiny_index, contestants=("carpool-lfu",)), wishes, {})
 
@@ -229,7 +259,9 @@ def test_ours_takes_part_in_every_combination() -> None:
         for execution in ("cluster_major", "query_by_query")
         for knows in ((True, True), (True, False), (False, False))
     }
-    policies = {found["_settings"].get("cache_policy", "farthest_next_use") for found in made.values()}
-    from searcher.cache.policies import POLICY_NAMES
+    policies = {
+        found["_settings"].get("cache_policy", "farthest_next_use") for found in made.values()
+    }
+    from searcher.plan.eviction.policies import POLICY_NAMES
 
     assert policies == set(POLICY_NAMES)

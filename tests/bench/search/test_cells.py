@@ -12,15 +12,33 @@ from carpool.errors import ConfigError
 
 
 def cell(contestant: str = "a", *, seed: int = 0, settings_id: str = "s", error: str = "") -> Cell:
-    return Cell(settings_id=settings_id, seed=seed, window=20, contestant=contestant, status="failed", error=error)
+    return Cell(
+        settings_id=settings_id,
+        seed=seed,
+        window=20,
+        contestant=contestant,
+        status="failed",
+        error=error,
+    )
 
 
 def test_lines_come_back_and_the_last_of_a_cell_wins(tmp_path: Path) -> None:
     file = CellFile(tmp_path / "cells.jsonl")
     oracle = OracleCell(
-        settings_id="s", seed=0, window=20, name="o", queries=5, found=OracleBytes(bytes_read=1, kept_bytes=0)
+        settings_id="s",
+        seed=0,
+        window=20,
+        name="o",
+        queries=5,
+        found=OracleBytes(bytes_read=1, kept_bytes=0),
     )
-    for line in (cell(error="first"), cell("b"), oracle, cell(error="second"), cell(settings_id="other")):
+    for line in (
+        cell(error="first"),
+        cell("b"),
+        oracle,
+        cell(error="second"),
+        cell(settings_id="other"),
+    ):
         file.append(line)
     assert file.read("s") == [cell(error="second"), cell("b"), oracle]
     assert CellFile(tmp_path / "none.jsonl").read("s") == []

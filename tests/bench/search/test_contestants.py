@@ -1,4 +1,6 @@
-"""Every contestant of our own on a tiny index, in one process each: exact, and honest about what it read."""
+"""Every contestant of our own on a tiny index, in one process each: exact, and honest about what it
+read.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from bench.search.contestants.cagr import GroupedExecutor
 from bench.search.plan import Plan
 from bench.search.questions import read_asked
 from bench.search.registry import ENTRIES, entry
-from grouper.plan.orders import group_order
-from grouper.plan.policies import PolicyName, grouping_policy
+from grouper.plan.grouping import PolicyName, grouping_policy
+from grouper.plan.order import group_order
 from schemas.record import ClusterId
 from searcher.execution.executor import Search, SearchGroup
 
@@ -37,7 +39,9 @@ class Joined:
 
 def window(*clusters: tuple[int, ...]) -> SearchGroup:
     searches = tuple(
-        Search(key=key, vector=np.zeros(4, np.float32), clusters=tuple(map(ClusterId, wanted)), top_k=1)
+        Search(
+            key=key, vector=np.zeros(4, np.float32), clusters=tuple(map(ClusterId, wanted)), top_k=1
+        )
         for key, wanted in enumerate(clusters)
     )
     return SearchGroup(searches=searches, window=7)
@@ -46,13 +50,16 @@ def window(*clusters: tuple[int, ...]) -> SearchGroup:
 @pytest.mark.parametrize(
     ("policy", "groups"),
     [
-        # 0 and 1 share half, 1 and 2 share half, 0 and 2 nothing: a chain for Algorithm 1, not for Eq. 3.
+        # 0 and 1 share half, 1 and 2 share half, 0 and 2 nothing: a chain for Algorithm 1, not for
+        # Eq. 3.
         ("greedy", [[0, 1, 2], [3]]),
         ("agglomerative", [[0, 1], [2], [3]]),
         ("none", [[0], [1], [2], [3]]),
     ],
 )
-def test_a_window_is_cut_into_groups_that_know_the_next_query(policy: PolicyName, groups: list[list[int]]) -> None:
+def test_a_window_is_cut_into_groups_that_know_the_next_query(
+    policy: PolicyName, groups: list[list[int]]
+) -> None:
     asked = window((0, 1, 2), (1, 2, 3), (2, 3, 4), (9, 8, 7))
     joined = Joined()
     chosen = grouping_policy(policy, jaccard_similarity_min=0.5, linkage="complete")
@@ -64,7 +71,9 @@ def test_a_window_is_cut_into_groups_that_know_the_next_query(policy: PolicyName
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_it_finds_what_scoring_every_probed_row_finds(name: str, tiny_index: Path, dataset: Dataset) -> None:
+def test_it_finds_what_scoring_every_probed_row_finds(
+    name: str, tiny_index: Path, dataset: Dataset
+) -> None:
     from bench.search.dataset import open_view
 
     vectors = np.empty((dataset.row_count, dataset.dimension), np.float32)
@@ -72,7 +81,9 @@ def test_it_finds_what_scoring_every_probed_row_finds(name: str, tiny_index: Pat
     for cluster in open_view(tiny_index).clusters():
         vectors[cluster.rows], cluster_of[cluster.rows] = cluster.vectors, cluster.cluster
     contestant = entry(name).make()
-    contestant.open(replace(dataset, index_dir=tiny_index), Limits(memory_bytes=None, threads=1, window=7))
+    contestant.open(
+        replace(dataset, index_dir=tiny_index), Limits(memory_bytes=None, threads=1, window=7)
+    )
     found: dict[int, list[int]] = {}
     try:
         for _ in range(2):  # the second time what was read is there
@@ -86,7 +97,9 @@ def test_it_finds_what_scoring_every_probed_row_finds(name: str, tiny_index: Pat
     finally:
         contestant.close()
     for number in range(50):
-        scores = np.where(np.isin(cluster_of, dataset.probes[number]), vectors @ dataset.queries[number], -np.inf)
+        scores = np.where(
+            np.isin(cluster_of, dataset.probes[number]), vectors @ dataset.queries[number], -np.inf
+        )
         assert found[number] == np.argsort(-scores, kind="stable")[: dataset.top_k].tolist()
     once = sum(open_view(tiny_index).cluster_bytes)  # all fits
     assert counters.bytes_read == once
@@ -117,8 +130,14 @@ def test_in_processes_of_their_own_they_agree_with_faiss_and_with_the_kernel(
         disk_s=0.02,
     )
     plan.out.mkdir()
-    cells = [line for line in Run(plan, [read_asked([questions])], Tell()).run() if isinstance(line, Cell)]
-    assert {cell.contestant: (cell.status, cell.error) for cell in cells} == dict.fromkeys(IN_CHILDREN, ("ok", ""))
+    cells = [
+        line
+        for line in Run(plan, [read_asked([questions])], Tell()).run()
+        if isinstance(line, Cell)
+    ]
+    assert {cell.contestant: (cell.status, cell.error) for cell in cells} == dict.fromkeys(
+        IN_CHILDREN, ("ok", "")
+    )
     for cell in cells:
         assert cell.agreement is not None
         assert cell.agreement.same + cell.agreement.tied == 60

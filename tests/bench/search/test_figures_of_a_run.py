@@ -27,12 +27,23 @@ def test_ratios_are_of_seeds_that_both_have(one: dict[int, float], other: dict[i
         assert found is None
         return
     assert found is not None
-    middle = dumb[len(dumb) // 2] if len(dumb) % 2 else (dumb[len(dumb) // 2 - 1] + dumb[len(dumb) // 2]) / 2
-    assert (found.median, found.min, found.max, found.count) == (middle, dumb[0], dumb[-1], len(dumb))
+    middle = (
+        dumb[len(dumb) // 2]
+        if len(dumb) % 2
+        else (dumb[len(dumb) // 2 - 1] + dumb[len(dumb) // 2]) / 2
+    )
+    assert (found.median, found.min, found.max, found.count) == (
+        middle,
+        dumb[0],
+        dumb[-1],
+        len(dumb),
+    )
 
 
 def test_a_ratio_to_nothing_is_left_out() -> None:
-    assert paired_ratio({0: 3.0, 1: 4.0}, {0: 0.0, 1: 2.0}) == Range(median=2.0, min=2.0, max=2.0, count=1)
+    assert paired_ratio({0: 3.0, 1: 4.0}, {0: 0.0, 1: 2.0}) == Range(
+        median=2.0, min=2.0, max=2.0, count=1
+    )
     assert over_seeds([]) is None
 
 
@@ -49,7 +60,9 @@ def test_bytes_agree_within_two_per_cent_or_four_mebibytes() -> None:
     assert not agrees(0, (4 << 20) + 1)
 
 
-probe_lists = st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=2, unique=True), min_size=1, max_size=12)
+probe_lists = st.lists(
+    st.lists(st.integers(0, 5), min_size=2, max_size=2, unique=True), min_size=1, max_size=12
+)
 sizes = st.lists(st.integers(1, 50), min_size=6, max_size=6)
 
 
@@ -79,11 +92,17 @@ def test_no_fixed_set_of_clusters_reads_less_than_the_static_oracle(
     assert found.kept_bytes <= budget
     assert found.bytes_read <= oracle_window(counts, size).bytes_read
     if budget >= sum(sizes):  # all fits: each wanted cluster is read once
-        assert found.bytes_read == dumb == sum(s for s, count in zip(sizes, counts, strict=True) if count)
+        assert (
+            found.bytes_read
+            == dumb
+            == sum(s for s, count in zip(sizes, counts, strict=True) if count)
+        )
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=2, unique=True), min_size=1, max_size=12),
+    st.lists(
+        st.lists(st.integers(0, 2), min_size=2, max_size=2, unique=True), min_size=1, max_size=12
+    ),
     st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=3, max_size=3),
     st.integers(0, 50),
     st.integers(1, 5),
@@ -92,15 +111,27 @@ def test_no_fixed_set_of_slices_reads_less_than_the_static_oracle(
     probes: list[list[int]], slices: list[list[int]], budget: int, window: int
 ) -> None:
     counts = window_counts(np.array(probes, dtype=np.int32), window, 3)
-    found = oracle_static(counts, np.array([sum(parts) for parts in slices], dtype=np.int64), budget)
+    found = oracle_static(
+        counts, np.array([sum(parts) for parts in slices], dtype=np.int64), budget
+    )
     parts = [(cluster, size) for cluster, sizes in enumerate(slices) for size in sizes]
-    sets = (set(kept) for count in range(len(parts) + 1) for kept in combinations(range(len(parts)), count))
+    sets = (
+        set(kept)
+        for count in range(len(parts) + 1)
+        for kept in combinations(range(len(parts)), count)
+    )
     affordable = [kept for kept in sets if sum(parts[number][1] for number in kept) <= budget]
-    assert all(found.bytes_read <= _read_with_fixed_set(probes, window, parts, kept) for kept in affordable)
+    assert all(
+        found.bytes_read <= _read_with_fixed_set(probes, window, parts, kept) for kept in affordable
+    )
 
 
-def _read_with_fixed_set(probes: list[list[int]], window: int, parts: list[tuple[int, int]], kept: set[int]) -> int:
-    """Searches window by window, from an empty memory: reads what is wanted and not there, then forgets what is not kept."""
+def _read_with_fixed_set(
+    probes: list[list[int]], window: int, parts: list[tuple[int, int]], kept: set[int]
+) -> int:
+    """Searches window by window, from an empty memory: reads what is wanted and not there, then
+    forgets what is not kept.
+    """
     memory: set[int] = set()
     read = 0
     for start in range(0, len(probes), window):
@@ -112,7 +143,8 @@ def _read_with_fixed_set(probes: list[list[int]], window: int, parts: list[tuple
 
 
 def test_the_oracles_of_a_small_trace() -> None:
-    # Windows of 2: {0, 1, 2}, {0, 1}, {0, 3}. Cluster 0 is wanted three times, 1 twice, 2 and 3 once.
+    # Windows of 2: {0, 1, 2}, {0, 1}, {0, 3}. Cluster 0 is wanted three times, 1 twice, 2 and 3
+    # once.
     probes = np.array([[0, 1], [0, 2], [0, 1], [1, 0], [0, 3], [3, 0]], dtype=np.int32)
     counts, size = window_counts(probes, 2, 4), np.array([10, 20, 5, 1], dtype=np.int64)
     assert counts.tolist() == [3, 2, 1, 1]
@@ -122,7 +154,9 @@ def test_the_oracles_of_a_small_trace() -> None:
 
 
 @given(st.floats(0.6, 5_000), st.floats(0.5, 5_000))
-def test_the_rate_is_found_between_one_that_held_and_one_that_did_not(true_rate: float, guess: float) -> None:
+def test_the_rate_is_found_between_one_that_held_and_one_that_did_not(
+    true_rate: float, guess: float
+) -> None:
     search = RateSearch(guess, tries_max=60, ratio_min=1.05)
     while (rate := search.next_rate()) is not None:
         search.judge(rate <= true_rate)
@@ -133,7 +167,9 @@ def test_the_rate_is_found_between_one_that_held_and_one_that_did_not(true_rate:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.floats(0.1, 1_000))
-def test_whatever_is_said_the_search_ends_and_holds_less_than_failed(verdicts: list[bool], guess: float) -> None:
+def test_whatever_is_said_the_search_ends_and_holds_less_than_failed(
+    verdicts: list[bool], guess: float
+) -> None:
     search = RateSearch(guess, tries_max=7)
     tries = 0
     for verdict in verdicts * 7:

@@ -1,4 +1,6 @@
-"""Memory cgroups: made, entered, watched, removed; on folders of the test's own, and for real where root is."""
+"""Memory cgroups: made, entered, watched, removed; on folders of the test's own, and for real where
+root is.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ def test_version_one_is_used_where_it_is(tmp_path: Path) -> None:
     (folder / "memory.max_usage_in_bytes").write_text("900\n")
     (folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
     seen = holder.seen()
-    assert (seen.limit_bytes, seen.peak_bytes, seen.oom_kills, seen.read_bytes) == (1000, 900, 2, None)
+    assert (seen.limit_bytes, seen.peak_bytes, seen.oom_kills, seen.read_bytes) == (
+        1000,
+        900,
+        2,
+        None,
+    )
 
 
 def test_version_two_is_used_where_it_is(tmp_path: Path) -> None:
@@ -58,9 +65,15 @@ def test_groups_that_a_killed_bench_left_are_removed(tmp_path: Path) -> None:
 def test_a_program_starts_inside_its_groups(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("memory")
     holder = memory_holder("cgroup", "mine", None, tmp_path)
-    command = holder.command([sys.executable, "-c", "import os; print(os.getpid(), 'CARPOOL_CGROUPS' in os.environ)"])
+    command = holder.command(
+        [sys.executable, "-c", "import os; print(os.getpid(), 'CARPOOL_CGROUPS' in os.environ)"]
+    )
     done = subprocess.run(
-        command, env={**os.environ, **holder.environment()}, capture_output=True, text=True, check=True
+        command,
+        env={**os.environ, **holder.environment()},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     entered = (tmp_path / "mine" / "cgroup.procs").read_text().strip()
     assert done.stdout.split() == [entered, "False"]
@@ -70,7 +83,9 @@ def test_the_kernel_kills_what_takes_more_than_its_limit(held_by: str) -> None:
     holder = memory_holder("cgroup", f"carpool-test-{os.getpid()}-limit", 48 << 20)
     try:
         command = holder.command([sys.executable, "-c", "b = bytearray(b'x') * (200 << 20)"])
-        done = subprocess.run(command, env={**os.environ, **holder.environment()}, capture_output=True, check=False)
+        done = subprocess.run(
+            command, env={**os.environ, **holder.environment()}, capture_output=True, check=False
+        )
         seen = holder.seen()
     finally:
         holder.remove()

@@ -1,4 +1,6 @@
-"""LanceDB as a contestant: it finds what a search of the probed clusters finds, alone and batched, or says what it lacks."""
+"""LanceDB as a contestant: it finds what a search of the probed clusters finds, alone and batched,
+or says what it lacks.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ has_lance = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def prepared(tiny_index: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, IndexView]:
+def prepared(
+    tiny_index: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Dataset, IndexView]:
     """The tiny index with the tables of all variants, and 30 queries."""
     view = open_view(tiny_index)
     queries = unit_rows(np.random.default_rng(9), 30)
@@ -51,7 +55,9 @@ def prepared(tiny_index: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
         queries=queries,
         probes=probe(view.centroids, queries, NPROBE),
     )
-    for preparation in {entry.preparation.name: entry.preparation for entry in ENTRIES if entry.preparation}.values():
+    for preparation in {
+        entry.preparation.name: entry.preparation for entry in ENTRIES if entry.preparation
+    }.values():
         (dataset.prepared_dir / preparation.name).mkdir()
         preparation.make(dataset, dataset.prepared_dir / preparation.name)
     return dataset, view
@@ -92,7 +98,10 @@ def test_every_query_gets_the_best_rows_of_the_clusters_that_it_probes(
     if ENTRY[name].is_exact:
         assert [found[number] for number in range(30)] == expected
     else:
-        assert np.mean([len(set(found[number]) & set(expected[number])) for number in range(30)]) > 0.97 * TOP_K
+        assert (
+            np.mean([len(set(found[number]) & set(expected[number])) for number in range(30)])
+            > 0.97 * TOP_K
+        )
 
 
 @has_lance
@@ -117,7 +126,9 @@ def test_a_table_holds_the_rows_in_the_order_of_the_corpus_and_nothing_else_is_l
         assert statistics["indices"][0]["num_partitions"] == view.nlist
 
 
-def test_without_its_packages_it_says_what_to_install(dataset: Dataset, tmp_path: Path, without_lance: None) -> None:
+def test_without_its_packages_it_says_what_to_install(
+    dataset: Dataset, tmp_path: Path, without_lance: None
+) -> None:
     contestant = LanceDb("lancedb-flat", kind="IVF_FLAT", batched=False)
     with pytest.raises(ConfigError, match=r"lancedb is not installed.*carpool\[bench\]"):
         contestant.open(dataset, LIMITS)
@@ -140,5 +151,13 @@ def test_its_cache_takes_what_the_limit_leaves() -> None:
 
 
 def test_only_what_keeps_all_vectors_claims_to_be_exact() -> None:
-    assert set(ENTRY) == {"lancedb-flat", "lancedb-flat-batched", "lancedb-rq", "lancedb-rq-batched"}
-    assert [entry.name for entry in ENTRIES if entry.is_exact] == ["lancedb-flat", "lancedb-flat-batched"]
+    assert set(ENTRY) == {
+        "lancedb-flat",
+        "lancedb-flat-batched",
+        "lancedb-rq",
+        "lancedb-rq-batched",
+    }
+    assert [entry.name for entry in ENTRIES if entry.is_exact] == [
+        "lancedb-flat",
+        "lancedb-flat-batched",
+    ]

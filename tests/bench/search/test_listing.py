@@ -1,4 +1,6 @@
-"""The contestants that search as CaGR-RAG's program does: one cluster after the other, and only then the search."""
+"""The contestants that search as CaGR-RAG's program does: one cluster after the other, and only
+then the search.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,18 @@ from bench.search.contestants.cagr import Grouping, Published
 from bench.search.contestants.carpool import Carpool
 from bench.search.contestants.faiss_ivf import PREPARATION, FaissIvf
 from bench.search.contestants.listing import ENTRIES, Listing, ReadsEnded
-from bench.search.contestants.listing_executor import ListingExecutor, PrefetchingEdgeRag, one_after_the_other
+from bench.search.contestants.listing_executor import (
+    LoadThenScanExecutor,
+    PrefetchingEdgeRag,
+    one_after_the_other,
+)
 from carpool.clock import Clock, SystemClock
 from carpool.disk.index import open_index
 from carpool.errors import ConfigError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.execution.executor import Found, Search, SearchGroup
-from searcher.opening import Plane, open_plane
+from searcher.build import SearchPlane, open_search_plane
+from searcher.execution.executor import Search, SearchGroup, SearchResult
 from searcher.settings import SearcherSettings
 from searcher.store.engine import BlockEngine, BlockRead
 from searcher.store.files import SegmentFiles
@@ -37,7 +43,9 @@ from searcher.store.threads import ThreadEngine
 NPROBE = 3
 QUERIES = 50
 READ_S = 0.003
-"""Slowed reads take this long, so that whatever does not wait for one is seen to overlap with it."""
+"""Slowed reads take this long, so that whatever does not wait for one is seen to overlap with
+it.
+"""
 
 Interval = tuple[int, int]
 ReadBlock = Callable[[BlockRead], None]
@@ -87,14 +95,16 @@ def budget_bytes(tiny_index: Path) -> int:
 
 @pytest.fixture
 def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_engine(name: str, files: SegmentFiles, *, depth: int, prefetch_depth: int, clock: Clock) -> BlockEngine:
+    def open_engine(
+        name: str, files: SegmentFiles, *, depth: int, prefetch_depth: int, clock: Clock
+    ) -> BlockEngine:
         def read_block(read: BlockRead) -> None:
             time.sleep(READ_S)
             files.read_block(read)
 
         return ThreadEngine(read_block, depth=depth, prefetch_depth=prefetch_depth, clock=clock)
 
-    monkeypatch.setattr("searcher.opening.open_engine", open_engine)
+    monkeypatch.setattr("searcher.build.open_engine", open_engine)
 
 
 def search(
@@ -143,12 +153,18 @@ def test_it_finds_what_faiss_finds_with_half_of_the_index_in_memory(
 def test_without_prefetching_it_reads_what_our_reader_reads(
     grouping: Grouping, asked: Dataset, budget_bytes: int
 ) -> None:
-    """Section 3.1 says how clusters are loaded, not which: the order of loading evicts nothing else."""
-    _, ours, log = search(Published("ours", grouping=grouping, prefetch="none"), asked, budget_bytes)
+    """Section 3.1 says how clusters are loaded, not which: the order of loading evicts nothing
+    else.
+    """
+    _, ours, log = search(
+        Published("ours", grouping=grouping, prefetch="none"), asked, budget_bytes
+    )
     _, theirs, their_log = search(listing(grouping, prefetch=False), asked, budget_bytes)
     assert theirs.bytes_read == ours.bytes_read > 2 * bytes_of(asked.index_dir, range(8))
     assert (theirs.cache_hits, theirs.cache_misses) == (ours.cache_hits, ours.cache_misses)
-    assert sorted(cluster for cluster, _, _ in their_log.reads) == sorted(cluster for cluster, _, _ in log.reads)
+    assert sorted(cluster for cluster, _, _ in their_log.reads) == sorted(
+        cluster for cluster, _, _ in log.reads
+    )
 
 
 @pytest.mark.usefixtures("slow_reads")
@@ -156,9 +172,13 @@ def test_without_prefetching_it_reads_what_our_reader_reads(
 def test_one_cluster_is_read_at_a_time_and_none_while_another_is_scored(
     prefetch: bool, asked: Dataset, budget_bytes: int
 ) -> None:
-    """Section 2.2: `for centroid in centroid_IDs: ev += load(centroid)`; section 3.1: once all clusters are loaded."""
+    """Section 2.2: `for centroid in centroid_IDs: ev += load(centroid)`; section 3.1: once all
+    clusters are loaded.
+    """
     _, _, log = search(listing("greedy", prefetch=prefetch), asked, budget_bytes)
-    assert {purpose for _, purpose, _ in log.reads} == ({"demand", "prefetch"} if prefetch else {"demand"})
+    assert {purpose for _, purpose, _ in log.reads} == (
+        {"demand", "prefetch"} if prefetch else {"demand"}
+    )
     reads = log.read_intervals()
     assert not any(overlap(*pair) for pair in pairwise(reads))
     assert len(log.scorings) == QUERIES * NPROBE
@@ -175,18 +195,26 @@ def test_our_reader_reads_several_at_a_time(asked: Dataset, budget_bytes: int) -
 
 
 @pytest.mark.usefixtures("slow_reads")
-def test_all_that_is_prefetched_is_there_when_the_next_group_begins(asked: Dataset, budget_bytes: int) -> None:
+def test_all_that_is_prefetched_is_there_when_the_next_group_begins(
+    asked: Dataset, budget_bytes: int
+) -> None:
     """Section 3.1: "as a result, all clusters at Query 2 are loaded from the cache"."""
     _, theirs, _ = search(listing("greedy", prefetch=True), asked, budget_bytes)
     assert theirs.others["prefetch_used"] > 0
     assert theirs.others["prefetch_late"] == theirs.others["prefetch_wasted"] == 0
     # Our reader goes on with the next group at once, and finds reads under way.
-    _, ours, _ = search(Published("ours", grouping="greedy", prefetch="after_group"), asked, budget_bytes)
+    _, ours, _ = search(
+        Published("ours", grouping="greedy", prefetch="after_group"), asked, budget_bytes
+    )
     assert ours.others["prefetch_late"] > 0
 
 
-def test_a_query_whose_clusters_do_not_fit_together_is_refused(asked: Dataset, budget_bytes: int) -> None:
-    with pytest.raises(ConfigError, match=r"the clusters of one query take \d+ bytes.*lower --nprobe"):
+def test_a_query_whose_clusters_do_not_fit_together_is_refused(
+    asked: Dataset, budget_bytes: int
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"the clusters of one query take \d+ bytes.*lower --nprobe"
+    ):
         search(listing("none", prefetch=False), asked, budget_bytes // 2)
 
 
@@ -210,24 +238,32 @@ def test_a_cluster_that_cannot_be_read_ends_the_run(asked: Dataset, tmp_path: Pa
 class Running:
     """The executor over an index, with what it answered; `read_block` stands in for the disk."""
 
-    def __init__(self, index_dir: Path, *, read_block: Callable[[SegmentFiles], ReadBlock] | None = None) -> None:
+    def __init__(
+        self, index_dir: Path, *, read_block: Callable[[SegmentFiles], ReadBlock] | None = None
+    ) -> None:
         index = open_index(index_dir)
         index.close()
         self.log = Log()
-        self.found: dict[int, Found] = {}
+        self.found: dict[int, SearchResult] = {}
         metrics, clock = Metrics(), SystemClock()
 
         def engine(files: SegmentFiles) -> BlockEngine:
             read = read_block(files) if read_block is not None else files.read_block
             return ThreadEngine(read, depth=16, prefetch_depth=16, clock=clock)
 
-        settings = SearcherSettings(budget_bytes=1 << 20, execution="query_by_query", scoring_threads=1)
-        self.plane: Plane = open_plane(index, settings, metrics, clock, events=self.log, engine=engine)
+        settings = SearcherSettings(
+            budget_bytes=1 << 20, execution="query_by_query", scoring_threads=1
+        )
+        self.plane: SearchPlane = open_search_plane(
+            index, settings, metrics, clock, events=self.log, engine=engine
+        )
         self.plane.executor.stop()
         policy = PrefetchingEdgeRag({})
-        self.executor = ListingExecutor(
+        self.executor = LoadThenScanExecutor(
             memory=self.plane.memory,
-            planner=one_after_the_other(self.plane.memory, policy, len(index.extents), "after_group"),
+            planner=one_after_the_other(
+                self.plane.memory, policy, len(index.extents), "after_group"
+            ),
             policy=policy,
             pool=self.plane.pool,
             ended=self.log.ended,
@@ -237,7 +273,7 @@ class Running:
         )
         self.thread = threading.Thread(target=self.executor.run, args=(self._finish,), daemon=True)
 
-    def _finish(self, search: Search, found: Found | None) -> None:
+    def _finish(self, search: Search, found: SearchResult | None) -> None:
         assert found is not None
         self.found[search.key] = found
         self.log.order.append(f"answer {search.key}")
@@ -248,7 +284,9 @@ class Running:
             Search(key=key, vector=vector, clusters=tuple(map(ClusterId, clusters)), top_k=3)
             for key, clusters in queries
         )
-        self.executor.join(SearchGroup(searches=searches, next_query=tuple(map(ClusterId, next_query))))
+        self.executor.join(
+            SearchGroup(searches=searches, next_query=tuple(map(ClusterId, next_query)))
+        )
 
     def until(self, key: int) -> None:
         deadline_s = time.monotonic() + 20
@@ -263,8 +301,12 @@ class Running:
         self.plane.close()
 
 
-def test_a_group_is_answered_then_the_next_ones_first_query_is_loaded_then_it_begins(tiny_index: Path) -> None:
-    """Algorithm 1, lines 32-40; section 3.1: "all clusters at Query 2 are loaded from the cache"."""
+def test_a_group_is_answered_then_the_next_ones_first_query_is_loaded_then_it_begins(
+    tiny_index: Path,
+) -> None:
+    """Algorithm 1, lines 32-40; section 3.1: "all clusters at Query 2 are loaded from the
+    cache".
+    """
     run = Running(tiny_index)
     run.join((0, (4, 2)), (1, (2, 6)), next_query=(7, 2, 1))
     run.join((2, (7, 2, 1)), (3, (0, 7)))

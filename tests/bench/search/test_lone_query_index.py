@@ -16,14 +16,16 @@ from carpool.clock import SystemClock
 from carpool.disk.index import open_index
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
+from searcher.build import open_search_plane
 from searcher.events import NoEvents
-from searcher.opening import open_plane
 from searcher.settings import SearcherSettings
 
 SMALL = LoneOptions(nprobe=3, queries=20, warm_up=2, rests_ms=(0,), top_k=5, threads=1)
 
 
-def test_the_executor_finds_what_faiss_finds_without_reading(tiny_index: Path, questions: Path) -> None:
+def test_the_executor_finds_what_faiss_finds_without_reading(
+    tiny_index: Path, questions: Path
+) -> None:
     report = run_on_index(tiny_index, questions, SMALL)
     (at_rest,) = report.at_rest
     assert at_rest.times.keys() == {CARPOOL, FAISS}
@@ -48,17 +50,23 @@ def test_faiss_holds_the_vectors_of_the_index(tiny_index: Path, questions: Path)
     finally:
         faiss.omp_set_num_threads(threads)
     assert found.tolist() == rows[np.argsort(-(vectors @ query))[:5]].tolist()
-    assert data.rows_scanned()[0] == sum(view.extents[cluster].row_count for cluster in data.probes[0])
+    assert data.rows_scanned()[0] == sum(
+        view.extents[cluster].row_count for cluster in data.probes[0]
+    )
 
 
 def test_a_query_that_has_to_read_is_an_error(tiny_index: Path, questions: Path) -> None:
     index = open_index(tiny_index)
     index.close()
-    plane = open_plane(index, SearcherSettings(scoring_threads=1), Metrics(), SystemClock(), events=NoEvents())
+    plane = open_search_plane(
+        index, SearcherSettings(scoring_threads=1), Metrics(), SystemClock(), events=NoEvents()
+    )
     query = read_vectors(questions)[0]
     try:
         with Asking(plane) as asking:
-            with pytest.raises(RuntimeError, match="bytes were read for a query whose clusters were in memory"):
+            with pytest.raises(
+                RuntimeError, match="bytes were read for a query whose clusters were in memory"
+            ):
                 asking(query, np.arange(3), 5)
             assert len(asking(query, np.arange(3), 5)[1]) == 5
     finally:

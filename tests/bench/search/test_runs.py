@@ -36,8 +36,12 @@ import sys, msgspec
 from pathlib import Path
 from bench.search.plan import Plan
 from bench.search.command import Wishes, search
-plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan, dec_hook=lambda kind, value: kind(value))
-search(plan, Wishes(data=None, questions=(Path(sys.argv[2]),), baseline=None, resume=False, plot=False), {})
+plan = msgspec.json.decode(
+    Path(sys.argv[1]).read_bytes(), type=Plan, dec_hook=lambda kind, value: kind(value)
+)
+questions = (Path(sys.argv[2]),)
+wishes = Wishes(data=None, questions=questions, baseline=None, resume=False, plot=False)
+search(plan, wishes, {})
 """
 FAISS = ("faiss-memory", "faiss-ondisk", "faiss-ondisk-batched")
 
@@ -95,7 +99,9 @@ def test_faiss_answers_alike_in_memory_and_on_disk_and_the_report_says_so(
     assert (tmp_path / "out" / CELLS_NAME).read_bytes() == before
     more = msgspec.structs.replace(chosen, windows=(10, 20), contestants=("faiss-memory",))
     assert search(more, wishes(questions, resume=True), {})
-    lines = CellFile(tmp_path / "out" / CELLS_NAME).read(Run(more, [read_asked([questions])], Tell()).settings_id)
+    lines = CellFile(tmp_path / "out" / CELLS_NAME).read(
+        Run(more, [read_asked([questions])], Tell()).settings_id
+    )
     assert sum(isinstance(line, Cell) for line in lines) == 4
 
 
@@ -105,10 +111,18 @@ def test_in_a_cgroup_the_peak_is_known_and_too_little_memory_is_a_result(
     vectors_bytes = 400 * 16 * 4
     share = (8 << 20) / vectors_bytes  # less than NumPy and FAISS take
     chosen = plan(
-        tmp_path, tiny_index, held_by=held_by, contestants=("faiss-memory", "faiss-ondisk"), memory_share=share
+        tmp_path,
+        tiny_index,
+        held_by=held_by,
+        contestants=("faiss-memory", "faiss-ondisk"),
+        memory_share=share,
     )
     assert search(chosen, wishes(questions), {})
-    cells = {cell["contestant"]: cell for cell in json_lines(tmp_path / "out" / CELLS_NAME) if cell["type"] == "cell"}
+    cells = {
+        cell["contestant"]: cell
+        for cell in json_lines(tmp_path / "out" / CELLS_NAME)
+        if cell["type"] == "cell"
+    }
     assert cells["faiss-memory"]["status"] == "ok"
     assert cells["faiss-memory"]["held"]["peak_bytes"] > 1 << 20
     assert cells["faiss-ondisk"]["status"] == "out of memory"
@@ -121,14 +135,24 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 def _files(tiny_index: Path, folder: Path) -> DatasetFiles:
     return DatasetFiles(
-        index_dir=tiny_index, prepared_dir=folder, folder=folder, dimension=16, nlist=8, row_count=400, top_k=5
+        index_dir=tiny_index,
+        prepared_dir=folder,
+        folder=folder,
+        dimension=16,
+        nlist=8,
+        row_count=400,
+        top_k=5,
     )
 
 
 def _request(tiny_index: Path, folder: Path) -> Request:
     limits = Limits(memory_bytes=None, threads=1, window=5)
     return Request(
-        kind="run", contestant="faiss-ondisk", dataset=_files(tiny_index, folder), limits=limits, numbers=[0]
+        kind="run",
+        contestant="faiss-ondisk",
+        dataset=_files(tiny_index, folder),
+        limits=limits,
+        numbers=[0],
     )
 
 
@@ -238,8 +262,12 @@ def test_every_answer_is_measured_and_kept(dataset: Dataset) -> None:
     assert (ids[20:] == -1).all()
 
 
-@pytest.mark.parametrize(("fault", "message"), [("forgets", "19 of 20 queries"), ("repeats", "nobody waits for")])
-def test_a_contestant_that_breaks_the_rules_is_caught(dataset: Dataset, fault: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "message"), [("forgets", "19 of 20 queries"), ("repeats", "nobody waits for")]
+)
+def test_a_contestant_that_breaks_the_rules_is_caught(
+    dataset: Dataset, fault: str, message: str
+) -> None:
     with pytest.raises(ContestantError, match=message):
         _measure(Echo(fault), dataset)
 
@@ -298,7 +326,11 @@ def test_names_and_sizes_are_checked(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="--windows"):
             parse_windows(text)
     assert parse_contestants(None) == tuple(registry.ENTRIES)
-    assert parse_contestants("faiss-ondisk*,faiss-memory") == ("faiss-ondisk", "faiss-ondisk-batched", "faiss-memory")
+    assert parse_contestants("faiss-ondisk*,faiss-memory") == (
+        "faiss-ondisk",
+        "faiss-ondisk-batched",
+        "faiss-memory",
+    )
     with pytest.raises(ConfigError, match="no contestant 'nobody'"):
         parse_contestants("nobody")
     with pytest.raises(ConfigError, match="CARPOOL_DATA"):
@@ -330,7 +362,9 @@ def test_the_kernel_counts_what_a_direct_read_reads(tiny_index: Path, into_bytes
     assert [rate.depth for rate in figures.rates] == [1, 2]
     assert all(rate.bytes_per_s > 0 for rate in figures.rates)
     if disk_times(tiny_index) is not None:  # a disk, and not memory that is mounted
-        assert counted == pytest.approx(sum(rate.bytes_read for rate in figures.rates), rel=0.02, abs=1 << 20)
+        assert counted == pytest.approx(
+            sum(rate.bytes_read for rate in figures.rates), rel=0.02, abs=1 << 20
+        )
 
 
 def test_a_disk_cannot_be_measured_by_nothing(tmp_path: Path) -> None:
@@ -344,7 +378,8 @@ def test_memory_is_not_measured_as_if_it_were_a_disk(memory_folder: Path) -> Non
     path = memory_folder / "a.seg"
     path.write_bytes(bytes(4096))
     with pytest.raises(
-        ConfigError, match=r"a\.seg: its file system is tmpfs, which keeps files in memory; put the index on a"
+        ConfigError,
+        match=r"a\.seg: its file system is tmpfs, which keeps files in memory; put the index on a",
     ):
         measure_disk([Read(path=path, offset_bytes=0, size_bytes=4096)], seed=0)
 

@@ -21,7 +21,9 @@ def make_broker(request: pytest.FixtureRequest) -> Broker:
     if request.param == "embedded":
         address: str = request.getfixturevalue("embedded_bootstrap")
         return Reached(
-            name, "embedded", KafkaSettings(bootstrap=address, partitions=PARTITIONS, session_timeout_ms=2_000)
+            name,
+            "embedded",
+            KafkaSettings(bootstrap=address, partitions=PARTITIONS, session_timeout_ms=2_000),
         )
     server: KafkaServer = request.getfixturevalue("kafka_server")
     settings = KafkaSettings(

@@ -1,4 +1,6 @@
-"""Brokers of every kind with topics of their own, and what the tests of the client seam do with them."""
+"""Brokers of every kind with topics of their own, and what the tests of the client seam do with
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,27 @@ from confluent_kafka import TopicPartition as RawPartition
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.admin import create_topics
-from carpool.kafka.clients import ConsumerClient, Position, ProducerClient, TopicPartition, TransactionalProducerClient
+from carpool.kafka.clients import (
+    ConsumerClient,
+    Position,
+    ProducerClient,
+    TransactionalProducerClient,
+)
+from carpool.kafka.fencing import transactional_id
 from carpool.kafka.librdkafka import (
     LibrdkafkaConsumer,
     LibrdkafkaProducer,
     LibrdkafkaTransactionalProducer,
-    fence_slot,
+    fence_instance,
 )
-from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer, MemoryTransactionalProducer
+from carpool.kafka.memory import (
+    MemoryBroker,
+    MemoryConsumer,
+    MemoryProducer,
+    MemoryTransactionalProducer,
+)
+from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings, client_config
-from carpool.kafka.stage import Message, Output
-from carpool.kafka.takeover import transactional_id
 from carpool.testing.kafka import KafkaServer
 from schemas.topics import Topic
 
@@ -118,7 +130,10 @@ class InMemory(Broker):
         if slot is None:
             return MemoryConsumer(self.broker, self.group)
         return MemoryConsumer(
-            self.broker, self.group, own_slot=slot, fence=lambda slot: self.transactional(slot).start()
+            self.broker,
+            self.group,
+            own_instance_id=slot,
+            fence=lambda slot: self.transactional(slot).start(),
         )
 
     def producer(self) -> MemoryProducer:
@@ -145,21 +160,31 @@ class InMemory(Broker):
 class Reached(Broker):
     """A broker behind an address."""
 
-    def __init__(self, name: str, kind: str, settings: KafkaSettings, server: KafkaServer | None = None) -> None:
+    def __init__(
+        self, name: str, kind: str, settings: KafkaSettings, server: KafkaServer | None = None
+    ) -> None:
         super().__init__(name)
         self.kind, self.settings, self.server = kind, settings, server
         topics = [
             Topic(
-                name=topic, partition_by="query_id", retention_ms=10**9, max_message_bytes=1_048_576, purpose="a test"
+                name=topic,
+                partition_by="query_id",
+                retention_ms=10**9,
+                max_message_bytes=1_048_576,
+                purpose="a test",
             )
             for topic in (self.topic, self.results, self.drafts)
         ]
         assert len(create_topics(settings, topics)) == len(topics)
 
     def consumer(self, slot: str | None = None) -> LibrdkafkaConsumer:
-        fence = partial(fence_slot, self.settings, self.group)
+        fence = partial(fence_instance, self.settings, self.group)
         return LibrdkafkaConsumer(
-            self.settings, self.group, SystemClock(), own_slot=slot, fence=None if slot is None else fence
+            self.settings,
+            self.group,
+            SystemClock(),
+            own_instance_id=slot,
+            fence=None if slot is None else fence,
         )
 
     def producer(self) -> LibrdkafkaProducer:
@@ -170,7 +195,9 @@ class Reached(Broker):
 
     def seen(self, topic: str) -> list[str]:
         reader = self._reader()
-        places = [RawPartition(topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)]
+        places = [
+            RawPartition(topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)
+        ]
         reader.assign(places)
         texts, ends = [], 0
         while ends < len(places):
@@ -184,7 +211,10 @@ class Reached(Broker):
 
     def written(self, topic: str) -> int:
         reader = self._reader("read_uncommitted")
-        ends = [reader.get_watermark_offsets(RawPartition(topic, partition)) for partition in range(PARTITIONS)]
+        ends = [
+            reader.get_watermark_offsets(RawPartition(topic, partition))
+            for partition in range(PARTITIONS)
+        ]
         reader.close()
         return sum(high for _, high in ends)
 
@@ -217,7 +247,9 @@ class Reached(Broker):
 
 
 class Member:
-    """A consumer that has a slot, with the transactional producer of that slot, as a service has them."""
+    """A consumer that has a slot, with the transactional producer of that slot, as a service has
+    them.
+    """
 
     def __init__(self, broker: Broker, slot: str) -> None:
         self.broker = broker
@@ -251,7 +283,8 @@ class Member:
         if isinstance(self.consumer, MemoryConsumer):
             self.consumer.crash()
         del self.producer, self.consumer
-        gc.collect()  # the consumer's callbacks refer to it: until it is collected, its heartbeats go on
+        # the consumer's callbacks refer to it: until it is collected, its heartbeats go on
+        gc.collect()
 
     def close(self) -> None:
         self.consumer.close()
@@ -278,7 +311,9 @@ def insist(call: Callable[[], None]) -> None:
     wait_until(went_through)
 
 
-def poll_until(consumer: ConsumerClient, done: Callable[[], bool], seconds: float = WAIT_S) -> list[Message]:
+def poll_until(
+    consumer: ConsumerClient, done: Callable[[], bool], seconds: float = WAIT_S
+) -> list[Message]:
     records, deadline = [], time.monotonic() + seconds
     while not done() and time.monotonic() < deadline:
         message = consumer.poll(0.05)

@@ -46,9 +46,16 @@ def test_partitions_that_a_member_keeps_go_on_while_another_joins(group_broker: 
         two.poll(0.005)
         records += [message for _ in range(4) if (message := one.poll(0.005)) is not None]
     (kept,) = set(heard_one.positions) - heard_one.gone
-    while len([message for message in records if message.source.partition == kept.partition]) < written:
+    while (
+        len([message for message in records if message.source.partition == kept.partition])
+        < written
+    ):
         records += read(one, 1)
-    texts = [(message.value or b"").decode() for message in records if message.source.partition == kept.partition]
+    texts = [
+        (message.value or b"").decode()
+        for message in records
+        if message.source.partition == kept.partition
+    ]
     assert texts == [str(number) for number in range(written)], "none is missing, none comes twice"
     one.close()
     two.close()

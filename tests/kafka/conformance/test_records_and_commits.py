@@ -14,7 +14,11 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def test_records_arrive_in_order_with_key_headers_and_place(broker: Broker) -> None:
-    assert broker.write(broker.record("a"), broker.record("b"), broker.record("c", 1)) == [None, None, None]
+    assert broker.write(broker.record("a"), broker.record("b"), broker.record("c", 1)) == [
+        None,
+        None,
+        None,
+    ]
     consumer = broker.consumer()
     consumer.subscribe(broker.topic, Listener())
     records = read(consumer, 3)
@@ -31,7 +35,10 @@ def test_a_member_learns_what_was_committed_and_goes_on_from_there(broker: Broke
     consumer, listener = broker.consumer(), Listener()
     consumer.subscribe(broker.topic, listener)
     read(consumer, 3)
-    assert listener.positions == {broker.at(0): Position(None, ""), broker.at(1): Position(None, "")}
+    assert listener.positions == {
+        broker.at(0): Position(None, ""),
+        broker.at(1): Position(None, ""),
+    }
     consumer.commit_now({broker.at(0): Position(1, "1;1+1")})
     consumer.close()
     assert listener.gone == set(listener.positions)
@@ -39,19 +46,25 @@ def test_a_member_learns_what_was_committed_and_goes_on_from_there(broker: Broke
     again, heard = broker.consumer(), Listener()
     again.subscribe(broker.topic, heard)
     assert [message.value for message in read(again, 2)] == [b"b", b"c"]
-    kept = "" if broker.kind == "embedded" else "1;1+1"  # the embedded broker does not keep commit metadata
+    kept = (
+        "" if broker.kind == "embedded" else "1;1+1"
+    )  # the embedded broker does not keep commit metadata
     assert heard.positions[broker.at(0)] == Position(1, kept)
     again.close()
 
 
-def test_commits_asked_for_by_another_thread_are_served_while_the_member_polls(broker: Broker) -> None:
+def test_commits_asked_for_by_another_thread_are_served_while_the_member_polls(
+    broker: Broker,
+) -> None:
     broker.write(*map(broker.record, "abc"))
     consumer, listener = broker.consumer(), Listener()
     consumer.subscribe(broker.topic, listener)
     read(consumer, 3)
     results: list[CarpoolError | None] = []
     for offset in (1, 2, 3):
-        asking = threading.Thread(target=consumer.commit, args=({broker.at(0): Position(offset, "")}, results.append))
+        asking = threading.Thread(
+            target=consumer.commit, args=({broker.at(0): Position(offset, "")}, results.append)
+        )
         asking.start()
         asking.join(5)
         assert not asking.is_alive(), "asking does not wait for the poll"
@@ -117,7 +130,9 @@ def test_a_missing_topic_is_refused_at_subscription(broker: Broker) -> None:
         consumer.subscribe(broker.topic, Listener(), ("no-such-topic",))
 
 
-def test_partitions_that_are_held_give_no_records_until_they_are_let_go_and_others_flow_on(broker: Broker) -> None:
+def test_partitions_that_are_held_give_no_records_until_they_are_let_go_and_others_flow_on(
+    broker: Broker,
+) -> None:
     consumer, listener = broker.consumer(), Listener()
     consumer.hold(frozenset({broker.at(1)}))  # before it is assigned
     consumer.subscribe(broker.topic, listener)

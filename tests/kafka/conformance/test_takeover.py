@@ -1,4 +1,6 @@
-"""Who a partition belonged to, who it belongs to, and what becomes of what the last owner began (ADR 0007)."""
+"""Who a partition belonged to, who it belongs to, and what becomes of what the last owner began
+(ADR 0007).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ SESSION_S = 6.0
 
 @pytest.fixture
 def broker(group_broker: Broker) -> Broker:
-    group_broker.write(*(group_broker.record("question", number % PARTITIONS) for number in range(10 * PARTITIONS)))
+    group_broker.write(
+        *(group_broker.record("question", number % PARTITIONS) for number in range(10 * PARTITIONS))
+    )
     return group_broker
 
 
@@ -40,7 +44,9 @@ def test_a_new_owner_has_claimed_its_partitions_when_it_hears_of_them(broker: Br
     member.close()
 
 
-def test_parts_that_were_committed_above_the_offset_come_back_to_the_next_owner(broker: Broker) -> None:
+def test_parts_that_were_committed_above_the_offset_come_back_to_the_next_owner(
+    broker: Broker,
+) -> None:
     one = Member(broker, "a").await_partitions()
     one.transact(["a record's parts 0 and 2"], {broker.at(0): Position(4, "2;a;0:0.2,3+1")})
     one.close()
@@ -64,7 +70,9 @@ def test_a_handover_in_order_fences_nobody(broker: Broker) -> None:
     two.close()
 
 
-def test_a_partition_whose_offsets_a_dead_members_transaction_holds_is_taken_over(broker: Broker) -> None:
+def test_a_partition_whose_offsets_a_dead_members_transaction_holds_is_taken_over(
+    broker: Broker,
+) -> None:
     one = Member(broker, "a").await_partitions()
     one.transact(["one"], {broker.at(0): Position(1, "2;a;")})
     one.open(["two"], {broker.at(0): Position(2, "2;a;")})
@@ -81,7 +89,9 @@ def test_a_partition_whose_offsets_a_dead_members_transaction_holds_is_taken_ove
     two.close()
 
 
-def test_a_member_that_comes_back_under_its_own_slot_goes_on_where_it_had_committed(broker: Broker) -> None:
+def test_a_member_that_comes_back_under_its_own_slot_goes_on_where_it_had_committed(
+    broker: Broker,
+) -> None:
     one = Member(broker, "a").await_partitions()
     one.transact(["one"], {broker.at(0): Position(1, "2;a;")})
     one.open(["two"], {broker.at(0): Position(2, "2;a;")})
@@ -94,7 +104,9 @@ def test_a_member_that_comes_back_under_its_own_slot_goes_on_where_it_had_commit
 
 
 def test_brokers_take_offsets_of_a_partition_that_went_to_another_member(broker: Broker) -> None:
-    """So a member must itself forget a partition before it lets go of it: nobody else will stop its late completions."""
+    """So a member must itself forget a partition before it lets go of it: nobody else will stop its
+    late completions.
+    """
     one = Member(broker, "a").await_partitions()
     two = Member(broker, "b")
     share(one, two)
@@ -105,7 +117,9 @@ def test_brokers_take_offsets_of_a_partition_that_went_to_another_member(broker:
     two.close()
 
 
-def test_a_membership_from_before_a_rebalance_is_refused_and_the_next_is_good(broker: Broker) -> None:
+def test_a_membership_from_before_a_rebalance_is_refused_and_the_next_is_good(
+    broker: Broker,
+) -> None:
     one = Member(broker, "a").await_partitions()
     before = one.consumer.membership()
     assert before is not None

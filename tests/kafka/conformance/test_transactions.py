@@ -27,7 +27,9 @@ def test_records_and_offsets_of_a_transaction_show_together_when_it_commits(brok
     member.close()
 
 
-def test_what_was_aborted_is_never_seen_and_the_same_work_commits_in_the_next_transaction(broker: Broker) -> None:
+def test_what_was_aborted_is_never_seen_and_the_same_work_commits_in_the_next_transaction(
+    broker: Broker,
+) -> None:
     member = Member(broker, "a").await_partitions()
     member.open(["one"], {broker.at(0): Position(7, "2;a;")})
     insist(member.producer.abort)
@@ -38,7 +40,9 @@ def test_what_was_aborted_is_never_seen_and_the_same_work_commits_in_the_next_tr
     member.close()
 
 
-def test_offsets_may_commit_without_records_and_an_empty_transaction_ends_too(broker: Broker) -> None:
+def test_offsets_may_commit_without_records_and_an_empty_transaction_ends_too(
+    broker: Broker,
+) -> None:
     member = Member(broker, "a").await_partitions()
     member.transact([], {broker.at(1): Position(3, "2;a;")})
     assert broker.committed()[broker.at(1)] == Position(3, "2;a;")
@@ -48,7 +52,9 @@ def test_offsets_may_commit_without_records_and_an_empty_transaction_ends_too(br
     member.close()
 
 
-def test_a_draft_beside_an_open_transaction_is_seen_at_once_in_a_topic_of_its_own(broker: Broker) -> None:
+def test_a_draft_beside_an_open_transaction_is_seen_at_once_in_a_topic_of_its_own(
+    broker: Broker,
+) -> None:
     member = Member(broker, "a").await_partitions()
     member.open(["final"], {})
     broker.write(broker.record("draft", topic=broker.drafts))
@@ -58,7 +64,9 @@ def test_a_draft_beside_an_open_transaction_is_seen_at_once_in_a_topic_of_its_ow
     member.close()
 
 
-def test_a_record_of_another_producer_behind_an_open_transaction_waits_for_its_end(broker: Broker) -> None:
+def test_a_record_of_another_producer_behind_an_open_transaction_waits_for_its_end(
+    broker: Broker,
+) -> None:
     member = Member(broker, "a").await_partitions()
     member.open(["final"], {})
     broker.write(broker.record("draft", topic=broker.results))
@@ -85,7 +93,9 @@ def test_a_consumer_reads_past_aborted_records_and_markers_to_the_end(broker: Br
     member.close()
 
 
-def test_a_commit_whose_reply_is_lost_has_taken_effect_once_when_it_is_asked_again(broker: Broker) -> None:
+def test_a_commit_whose_reply_is_lost_has_taken_effect_once_when_it_is_asked_again(
+    broker: Broker,
+) -> None:
     member = Member(broker, "a").await_partitions()
     member.open(["one"], {broker.at(0): Position(7, "2;a;")})
     with broker.no_reply_to_commit(), pytest.raises(RetryableError):
@@ -98,7 +108,9 @@ def test_a_commit_whose_reply_is_lost_has_taken_effect_once_when_it_is_asked_aga
     member.close()
 
 
-def test_the_next_life_of_a_slot_ends_the_transaction_of_the_last_and_fences_it(broker: Broker) -> None:
+def test_the_next_life_of_a_slot_ends_the_transaction_of_the_last_and_fences_it(
+    broker: Broker,
+) -> None:
     member = Member(broker, "a").await_partitions()
     member.open(["one"], {broker.at(0): Position(7, "2;a;")})
     again = broker.transactional("a")
@@ -160,7 +172,9 @@ def test_commit_metadata_may_have_4095_bytes_and_one_more_aborts(broker: Broker)
     member.close()
 
 
-def test_a_record_that_its_topic_refuses_is_a_deployment_fault_and_none_of_the_rest_is_seen(broker: Broker) -> None:
+def test_a_record_that_its_topic_refuses_is_a_deployment_fault_and_none_of_the_rest_is_seen(
+    broker: Broker,
+) -> None:
     member = Member(broker, "a").await_partitions()
     member.producer.begin()
     with pytest.raises(DeploymentError, match=broker.results):
@@ -186,7 +200,9 @@ def test_after_a_failed_call_only_an_abort_goes_through(broker: Broker) -> None:
     member.close()
 
 
-def test_aborts_right_after_a_record_leave_the_producer_good_for_the_next_transaction(broker: Broker) -> None:
+def test_aborts_right_after_a_record_leave_the_producer_good_for_the_next_transaction(
+    broker: Broker,
+) -> None:
     producer = broker.transactional("a")
     insist(producer.start)
     for text in map(str, range(10)):
@@ -200,7 +216,9 @@ def test_aborts_right_after_a_record_leave_the_producer_good_for_the_next_transa
     producer.close()
 
 
-def test_offsets_of_a_member_that_has_left_are_refused_and_the_transaction_aborts(broker: Broker) -> None:
+def test_offsets_of_a_member_that_has_left_are_refused_and_the_transaction_aborts(
+    broker: Broker,
+) -> None:
     member = Member(broker, "a").await_partitions()
     membership = member.consumer.membership()
     assert membership is not None
@@ -208,7 +226,9 @@ def test_offsets_of_a_member_that_has_left_are_refused_and_the_transaction_abort
     member.producer.begin()
     member.producer.produce(broker.result("one"))
     with pytest.raises(AbortedError):
-        insist(lambda: member.producer.send_offsets({broker.at(0): Position(7, "2;a;")}, membership))
+        insist(
+            lambda: member.producer.send_offsets({broker.at(0): Position(7, "2;a;")}, membership)
+        )
     insist(member.producer.abort)
     assert broker.seen(broker.results) == []
     assert broker.committed()[broker.at(0)] == Position(0, "2;a;")

@@ -1,0 +1,234 @@
+"""Dead letters at the brokers: read to the end, replayed to where they came from, dropped.
+
+A letter stays in its topic until retention takes it: Kafka removes records from the beginning of a
+partition only. So what was replayed or dropped is marked, in a topic of its own that outlives the
+letters (`rag.dlq.marks.v1`), and marked letters are passed over. A replayed record and its mark are
+written in one transaction, under an id that only one process can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as RawPartition
+from confluent_kafka.admin import AdminClient
+
+from carpool.clock import Clock
+from carpool.dead_letters.letter import DeadLetter, place_text, read_letter, replay_output
+from carpool.dead_letters.log_reader import LogReader
+from carpool.dead_letters.selection import Place, Selection
+from carpool.errors import AbortedError, ConfigError, RecordError, RetryableError
+from carpool.kafka.clients import TransactionalProducerClient
+from carpool.kafka.librdkafka.admin_replies import reply
+from carpool.kafka.records import Output
+from carpool.kafka.settings import KafkaSettings, client_config
+from schemas.codec import decode, encode
+from schemas.deadletter import Action, DeadLetterMark
+from schemas.topics import DEAD_LETTER_MARKS, DEAD_LETTER_SUFFIX
+
+BATCH_LETTERS_MAX = 500
+BATCH_BYTES_MAX = 4 * 1024 * 1024
+"""Letters of one transaction: enough that its cost does not count, few enough to be held in
+memory.
+"""
+TRIES = 5
+
+Marks = dict[Place, DeadLetterMark]
+Progress = Callable[[int, int], None]
+"""Told how many records of a topic were read, and of about how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What `mark` did: letters marked, and those passed over because they were cut and are no
+    records any more.
+    """
+
+    marked: int
+    cut: int
+
+
+class DeadLetterBox:
+    """The dead-letter topics of one cluster. Every call blocks; not thread-safe. Raises
+    `RetryableError` without brokers.
+    """
+
+    def __init__(self, settings: KafkaSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._timeout_s = settings.request_timeout_ms / 1_000
+        self._reader = LogReader(settings, clock)
+
+    def topics(self) -> tuple[str, ...]:
+        """Returns the dead-letter topics that exist. Raises `ConfigError` when the topic of marks
+        does not.
+        """
+        names = self._reader.topics()
+        if DEAD_LETTER_MARKS.name not in names:
+            raise ConfigError(
+                f"{self._settings.bootstrap} has no topic {DEAD_LETTER_MARKS.name}, where it is "
+                "noted which letters were replayed; run `carpool topics create`"
+            )
+        return tuple(
+            sorted(
+                name for name in names if name.removesuffix(DEAD_LETTER_SUFFIX) in names - {name}
+            )
+        )
+
+    def marks(self) -> Marks:
+        """Returns what was done about letters so far. Marks that cannot be read are passed over:
+        others wrote them.
+        """
+        marks: Marks = {}
+        for message in self._reader.read(DEAD_LETTER_MARKS.name):
+            try:
+                mark = decode(DeadLetterMark, message.value, message.headers)
+            except RecordError:
+                continue
+            place = (mark.letter.topic, mark.letter.partition, mark.letter.offset)
+            if place not in marks or marks[place].marked_us <= mark.marked_us:
+                marks[place] = mark
+        return marks
+
+    def letters(
+        self, topic: str, marks: Marks, progress: Progress = lambda read, of: None
+    ) -> Iterator[DeadLetter]:
+        """Yields every letter of a topic as it is now, each partition in order."""
+        for message in self._reader.read(topic, progress):
+            at = message.source
+            yield read_letter(message, marks.get((at.topic, at.partition, at.offset)))
+
+    def letter(self, place: Place) -> DeadLetter:
+        """Returns one letter. Raises `ConfigError` when there is none at that place."""
+        message = self._reader.read_one(*place)
+        if message is None:
+            topic, partition, offset = place
+            raise ConfigError(
+                f"there is no letter at {topic}/{partition}/{offset}; `carpool dlq list --letters` "
+                "shows places"
+            )
+        return read_letter(message, self.marks().get(place))
+
+    def selected(
+        self, selection: Selection, marks: Marks, progress: Progress = lambda read, of: None
+    ) -> Iterator[DeadLetter]:
+        """Yields the letters that are meant, topic by topic."""
+        for topic in self.topics():
+            if selection.takes_topic(topic):
+                yield from (
+                    letter
+                    for letter in self.letters(topic, marks, progress)
+                    if selection.takes(letter)
+                )
+
+    def mark(
+        self,
+        letters: Iterable[DeadLetter],
+        action: Action,
+        producer: TransactionalProducerClient,
+        *,
+        deadline_ms: int | None = None,
+        done: Callable[[int], None] = lambda count: None,
+    ) -> Sent:
+        """Replays letters (`action` "replayed"), or drops them: each with its mark, or not at all.
+        `done` is told of each batch.
+
+        `producer` was started before the marks were read, so that nobody else replays the same.
+        Raises `RetryableError` when the brokers do not take a batch: those before it are done, and
+        the same call again goes on.
+        """
+        marked = cut = 0
+        for batch in _batches(letters):
+            whole = [letter for letter in batch if letter.is_whole or action == "dropped"]
+            cut += len(batch) - len(whole)
+            outputs = [self._mark(letter, action) for letter in whole]
+            if action == "replayed":
+                outputs += [replay_output(letter, deadline_ms=deadline_ms) for letter in whole]
+            _commit(producer, outputs)
+            marked += len(whole)
+            done(len(whole))
+        return Sent(marked=marked, cut=cut)
+
+    def _mark(self, letter: DeadLetter, action: Action) -> Output:
+        now_us = self._clock.now_us()
+        mark = DeadLetterMark(letter=letter.place, action=action, marked_us=now_us)
+        place = place_text(letter.place)
+        value, headers = encode(
+            mark, event_id=f"{place}/{action}/{now_us}", source="carpool/dlq", time_us=now_us
+        )
+        return Output(
+            topic=DEAD_LETTER_MARKS.name, key=place.encode(), value=value, headers=headers
+        )
+
+    def truncate(self, topic: str, marks: Marks) -> dict[int, int]:
+        """Removes the marked letters at the beginning of each partition for good; returns the first
+        offset that is left, by partition, where anything was removed. Raises `ConfigError` where
+        the brokers refuse.
+        """
+        begins, ends = self._reader.bounds(topic)
+        first_kept = dict(ends)
+        for letter in self.letters(topic, marks):
+            at = letter.place
+            if letter.mark is None:
+                first_kept[at.partition] = min(first_kept[at.partition], at.offset)
+        wanted = {
+            partition: offset
+            for partition, offset in first_kept.items()
+            if offset > begins[partition]
+        }
+        admin = AdminClient(client_config(self._settings) | {"log_level": 0})
+        places = [RawPartition(topic, partition, offset) for partition, offset in wanted.items()]
+        for place, future in (
+            admin.delete_records(places, request_timeout=self._timeout_s) if places else {}
+        ).items():
+            try:
+                reply(future)
+            except KafkaException as error:
+                raise ConfigError(
+                    f"the brokers do not remove records of {topic}[{place.partition}]: "
+                    f"{error.args[0].str()}. The letters stay marked as dropped, and go with the "
+                    "topic's retention (the embedded broker cannot remove records)"
+                ) from error
+        return wanted
+
+
+def _batches(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
+    batch: list[DeadLetter] = []
+    size_bytes = 0
+    for letter in letters:
+        batch.append(letter)
+        size_bytes += len(letter.value)
+        if len(batch) >= BATCH_LETTERS_MAX or size_bytes >= BATCH_BYTES_MAX:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _commit(producer: TransactionalProducerClient, outputs: list[Output]) -> None:
+    """Writes all of these or none. Raises `RetryableError` after a few tries."""
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            _insist(producer.begin)
+            for output in outputs:
+                producer.produce(output)
+            _insist(producer.commit)
+            return
+        except AbortedError as error:
+            _insist(producer.abort)
+            if not left:
+                raise RetryableError(
+                    f"the brokers did not take it, {TRIES} times: {error}"
+                ) from error
+
+
+def _insist(call: Callable[[], None]) -> None:
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            call()
+            return
+        except RetryableError:
+            if not left:
+                raise

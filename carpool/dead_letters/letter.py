@@ -1,0 +1,170 @@
+"""A dead letter: made from a record, and read back from its topic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carpool.kafka.records import Message, Output
+from carpool.kafka.sizes import record_bytes
+from schemas.codec import ATTEMPT_HEADER, DEADLINE_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER
+from schemas.deadletter import (
+    HEADERS_LEFT_OUT_HEADER,
+    PREFIX,
+    REPLAYED_FROM_HEADER,
+    TRUNCATED_HEADER,
+    DeadLetterMark,
+    dead_letter_headers,
+    split_headers,
+)
+from schemas.record import Headers, Source
+from schemas.topics import DEAD_LETTER_SUFFIX, QUERIES_DEAD, TOPICS
+
+CUT_NOTES_BYTES = 256
+"""What the two headers that say what was cut take, and longer length fields."""
+HEADER_FRAME_BYTES = 10
+"""The two length fields of a header, at most."""
+
+NOT_REPLAYED = (ATTEMPT_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER, REPLAYED_FROM_HEADER)
+"""Headers that a replayed record begins without: it is a new try, of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """Who gave a record up, and why. `class_name` ends in the reason, after its last dot:
+    `RecordError.not_json`.
+    """
+
+    group: str
+    stage: str
+    attempts: int
+    class_name: str
+    message: str
+
+
+def make_letter(
+    *,
+    source: Source,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers,
+    reason: Reason,
+    connect_names: bool,
+) -> Output:
+    """Returns the letter of the record at `source`, into the partition that the record lay in.
+
+    One that outgrows its topic (it was compressed on its way in) is cut, and says so: value first,
+    then headers, then key.
+    """
+    topic = source.topic + DEAD_LETTER_SUFFIX
+    ours = dead_letter_headers(
+        (),
+        source=source,
+        group=reason.group,
+        stage=reason.stage,
+        attempts=reason.attempts,
+        class_name=reason.class_name,
+        message=reason.message,
+        connect_names=connect_names,
+    )
+    limit = next(
+        (each.max_message_bytes for each in TOPICS if each.name == topic),
+        QUERIES_DEAD.max_message_bytes,
+    )
+    if record_bytes(key, value or b"", headers + ours) > limit:
+        key, value, headers, ours = _cut(key, value or b"", headers, ours, limit)
+    return Output(
+        topic=topic, key=key, value=value or b"", headers=headers + ours, partition=source.partition
+    )
+
+
+def _cut(
+    key: bytes | None, value: bytes, headers: Headers, ours: Headers, limit: int
+) -> tuple[bytes | None, bytes, Headers, Headers]:
+    room = limit - record_bytes(None, None, ours) - CUT_NOTES_BYTES
+    key = key if len(key or b"") <= room else None
+    room -= len(key or b"")
+    kept = []
+    for name, content in headers:
+        size = len(name.encode()) + len(content or b"") + HEADER_FRAME_BYTES
+        if size <= room:
+            kept.append((name, content))
+            room -= size
+    if len(value) > room:
+        ours += ((TRUNCATED_HEADER, str(len(value)).encode()),)
+    if len(kept) < len(headers):
+        ours += ((HEADERS_LEFT_OUT_HEADER, str(len(headers) - len(kept)).encode()),)
+    return key, value[:room], tuple(kept), ours
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLetter:
+    """A letter as it lies in its topic. `place`: where; `headers`: those that the record came with;
+    `errors`: our `rag.errors.*` without the prefix; `mark`: what was done about it, None: nothing
+    yet.
+    """
+
+    place: Source
+    key: bytes | None
+    value: bytes
+    headers: Headers
+    errors: dict[str, str]
+    mark: DeadLetterMark | None = None
+
+    @property
+    def topic(self) -> str:
+        """The topic that the record came from: by the name of the letter's topic, since headers can
+        be anyone's.
+        """
+        return self.place.topic.removesuffix(DEAD_LETTER_SUFFIX)
+
+    @property
+    def reason(self) -> str:
+        """The reason in one word, or `unknown` for a letter that somebody else wrote."""
+        return self.errors.get("exception.class.name", "").rpartition(".")[2] or "unknown"
+
+    @property
+    def message(self) -> str:
+        """Why, in words."""
+        return self.errors.get("exception.message", "")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the record was cut, so that it can be replayed."""
+        return not any(
+            PREFIX + name in (TRUNCATED_HEADER, HEADERS_LEFT_OUT_HEADER) for name in self.errors
+        )
+
+
+def read_letter(message: Message, mark: DeadLetterMark | None = None) -> DeadLetter:
+    """Returns the record of a dead-letter topic as a letter. Takes any record: what is missing is
+    empty.
+    """
+    headers, errors = split_headers(message.headers)
+    return DeadLetter(
+        place=message.source,
+        key=message.key,
+        value=message.value or b"",
+        headers=headers,
+        errors=errors,
+        mark=mark,
+    )
+
+
+def replay_output(letter: DeadLetter, *, deadline_ms: int | None = None) -> Output:
+    """Returns the record that sends a letter back to the topic that it came from, by its key, as it
+    was first written.
+
+    `deadline_ms`, epoch milliseconds, replaces a deadline that has passed: a header wins over what
+    the body says.
+    """
+    left_out = (*NOT_REPLAYED, DEADLINE_HEADER) if deadline_ms is not None else NOT_REPLAYED
+    headers = tuple(header for header in letter.headers if header[0] not in left_out)
+    if deadline_ms is not None:
+        headers += ((DEADLINE_HEADER, str(deadline_ms).encode()),)
+    headers += ((REPLAYED_FROM_HEADER, place_text(letter.place).encode()),)
+    return Output(topic=letter.topic, key=letter.key, value=letter.value, headers=headers)
+
+
+def place_text(place: Source) -> str:
+    """Returns the place of a record as people write it: topic/partition/offset."""
+    return f"{place.topic}/{place.partition}/{place.offset}"

@@ -1,0 +1,60 @@
+"""Which letters are meant: by place, partition, offset, reason and age. A value; it reads
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carpool.dead_letters.letter import DeadLetter
+
+Place = tuple[str, int, int]
+"""Topic, partition and offset of a letter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """What all selected letters have in common; what is empty or None says nothing. Bounds are
+    inclusive, times epoch milliseconds of when the letter was written. `marked`: those too that
+    were replayed or dropped before.
+    """
+
+    topics: frozenset[str] = frozenset()
+    places: frozenset[Place] = frozenset()
+    partitions: frozenset[int] = frozenset()
+    offset_min: int | None = None
+    offset_max: int | None = None
+    reasons: frozenset[str] = frozenset()
+    since_ms: int | None = None
+    until_ms: int | None = None
+    marked: bool = False
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether anything is asked for but topics, so that not all letters are meant."""
+        bounds = (self.offset_min, self.offset_max, self.since_ms, self.until_ms)
+        return bool(self.places or self.partitions or self.reasons) or any(
+            bound is not None for bound in bounds
+        )
+
+    def takes_topic(self, topic: str) -> bool:
+        """Returns whether letters of this dead-letter topic may be meant."""
+        named = self.topics | {place[0] for place in self.places}
+        return not named or topic in named
+
+    def takes(self, letter: DeadLetter) -> bool:
+        """Returns whether this letter is meant."""
+        at = letter.place
+        return (
+            self.takes_topic(at.topic)
+            and (not self.places or (at.topic, at.partition, at.offset) in self.places)
+            and (not self.partitions or at.partition in self.partitions)
+            and _within(at.offset, self.offset_min, self.offset_max)
+            and _within(at.timestamp_ms, self.since_ms, self.until_ms)
+            and (not self.reasons or letter.reason in self.reasons)
+            and (self.marked or letter.mark is None)
+        )
+
+
+def _within(value: int, least: int | None, most: int | None) -> bool:
+    return (least is None or value >= least) and (most is None or value <= most)

@@ -1,1 +1,0 @@
-"""How finished work becomes durable: `at_least_once`, or `exactly_once` in transactions (ADR 0007)."""

@@ -1,0 +1,204 @@
+"""Where partitions that are ours now go on: what is committed, once no transaction holds it, and
+our claim (ADR 0007).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as RawPartition
+from confluent_kafka.admin import AdminClient
+
+from carpool.errors import CarpoolError, FencedError, RetryableError
+from carpool.kafka.clients import FenceInstance, Position, partitions_text
+from carpool.kafka.commit_metadata import instance_id_of
+from carpool.kafka.fencing import LIVING_WAIT_S, TAKEOVER_WAIT_S, claims, instances_to_fence
+from carpool.kafka.librdkafka.admin_replies import reply
+from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.librdkafka.convert import LEFT_BEHIND, StructlogBridge, raw_offsets, sort_error
+from carpool.kafka.records import TopicPartition
+from carpool.kafka.settings import KafkaSettings, client_config
+
+log = structlog.get_logger()
+
+RETRY_S = 0.05
+UNFINISHED = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
+"""How a look-up of offsets ends that a transaction holds, or that the broker had no time for."""
+
+
+def read_committed(
+    consumer: Consumer, partitions: Sequence[RawPartition], timeout_s: float
+) -> dict[TopicPartition, Position]:
+    """Returns what is committed for these partitions. Raises `RetryableError` when that is not
+    settled within the time.
+    """
+    try:
+        found = consumer.committed(
+            [RawPartition(raw.topic, raw.partition) for raw in partitions], timeout=timeout_s
+        )
+    except KafkaException as error:
+        raise _unread(error.args[0]) from error
+    return _positions(found)
+
+
+class Takeover:
+    """Reads, fences and claims, for a consumer that commits in transactions. Blocks, on the polling
+    thread.
+    """
+
+    def __init__(
+        self, settings: KafkaSettings, group: str, own_instance_id: str, fence: FenceInstance
+    ) -> None:
+        self._settings = settings
+        self._timeout_s = settings.request_timeout_ms / 1_000
+        self._group = group
+        self._own_slot = own_instance_id
+        self._fence = fence
+
+    def begin(
+        self, consumer: Consumer, partitions: Sequence[RawPartition]
+    ) -> dict[TopicPartition, Position]:
+        """Returns where to begin these partitions, claimed for our slot.
+
+        Raises `RetryableError` when that cannot be settled within the request time-out.
+        """
+        began_s = time.monotonic()
+        living_wait_s = min(LIVING_WAIT_S, self._timeout_s / 2)
+        while True:
+            waited_s = time.monotonic() - began_s
+            try:
+                return self._try_to_begin(
+                    consumer, partitions, spare_the_living=waited_s < living_wait_s
+                )
+            except RetryableError as error:
+                if waited_s >= self._timeout_s:
+                    raise
+                log.warning("partitions that are ours cannot be begun yet", error=str(error))
+                time.sleep(RETRY_S)
+
+    def _try_to_begin(
+        self, consumer: Consumer, partitions: Sequence[RawPartition], *, spare_the_living: bool
+    ) -> dict[TopicPartition, Position]:
+        try:
+            found = read_committed(consumer, partitions, TAKEOVER_WAIT_S)
+        except RetryableError:
+            if not self._fence_holders(consumer, partitions, spare_the_living=spare_the_living):
+                raise
+            found = read_committed(consumer, partitions, self._timeout_s)
+        begun = {
+            at: self._from_the_start(consumer, at) if now.offset is None else now
+            for at, now in found.items()
+        }
+        claimed = claims(begun, self._own_slot)
+        try:
+            commit_now(consumer, claimed)
+        except FencedError as error:
+            # Nothing of ours can be committed for these partitions either, and the next poll drops
+            # them.
+            log.warning("the group went on before partitions could be claimed", error=str(error))
+        return claimed
+
+    def _fence_holders(
+        self, consumer: Consumer, partitions: Sequence[RawPartition], *, spare_the_living: bool
+    ) -> bool:
+        """Ends the transactions that hold these offsets; False where no slot but ours and those of
+        the living may have one.
+        """
+        last = self._last_committed(partitions)
+        living = self._living() if spare_the_living else frozenset()
+        fenced = False
+        for slot in instances_to_fence(last.values(), self._own_slot, living):
+            theirs = [
+                at for at, position in last.items() if instance_id_of(position.metadata) == slot
+            ]
+            if self._are_held(consumer, theirs):
+                log.warning(
+                    "a transaction holds offsets: fencing",
+                    partitions=partitions_text(theirs),
+                    slot=slot,
+                )
+                self._fence(slot)
+                fenced = True
+        return fenced
+
+    def _last_committed(self, partitions: Sequence[RawPartition]) -> dict[TopicPartition, Position]:
+        try:
+            return _positions(committed_so_far(self._settings, self._group, partitions))
+        except KafkaException as error:
+            raise _unread(error.args[0]) from error
+
+    def _living(self) -> frozenset[str]:
+        """The slots of the group's members, which are their client ids."""
+        admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
+        futures = admin.describe_consumer_groups([self._group], request_timeout=self._timeout_s)
+        try:
+            return frozenset(member.client_id for member in reply(futures[self._group]).members)
+        except KafkaException as error:
+            raise _unread(error.args[0]) from error
+
+    @staticmethod
+    def _are_held(consumer: Consumer, partitions: Sequence[TopicPartition]) -> bool:
+        """Whether these are what the look-up waits for. The broker has just told what does not have
+        to be waited for.
+        """
+        try:
+            read_committed(
+                consumer,
+                [RawPartition(at.topic, at.partition) for at in partitions],
+                TAKEOVER_WAIT_S,
+            )
+        except RetryableError:
+            return True
+        return False
+
+    def _from_the_start(self, consumer: Consumer, at: TopicPartition) -> Position:
+        try:
+            low, _ = consumer.get_watermark_offsets(
+                RawPartition(at.topic, at.partition), timeout=self._timeout_s, cached=False
+            )
+        except KafkaException as error:
+            raise _unread(error.args[0]) from error
+        return Position(low, "")
+
+
+def commit_now(consumer: Consumer, offsets: Mapping[TopicPartition, Position]) -> None:
+    """Commits, blocking. Raises `RetryableError`, or `FencedError` when the group went on without
+    this member.
+    """
+    try:
+        results = consumer.commit(offsets=raw_offsets(offsets), asynchronous=False)
+    except KafkaException as error:
+        raise sort_error(error.args[0]) from error
+    for result in results or ():
+        if result.error is not None:
+            raise sort_error(result.error)
+
+
+def _positions(found: Sequence[RawPartition]) -> dict[TopicPartition, Position]:
+    positions = {}
+    for raw in found:
+        if raw.error is not None:
+            raise _unread(raw.error)
+        known = raw.offset >= 0
+        positions[TopicPartition(raw.topic, raw.partition)] = Position(
+            raw.offset if known else None, (raw.metadata or "") if known else ""
+        )
+    return positions
+
+
+def _unread(error: KafkaError) -> CarpoolError:
+    if error.code() in UNFINISHED or error.code() in LEFT_BEHIND:
+        return RetryableError(
+            f"committed offsets cannot be read: {error.str()}; a transaction may hold them"
+        )
+    return sort_error(error)

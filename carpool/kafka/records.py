@@ -1,0 +1,47 @@
+"""Records as brokers take and give them: where a record lies, what was read, what is to be
+written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from schemas.record import Headers, Source
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """A record as the broker gave it. `received_us`: epoch microseconds when it was polled."""
+
+    source: Source
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    received_us: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of key, value and headers, as credit counts them."""
+        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + headers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """A record to write. `partition` None: by the key, with Java's partitioner; a number: exactly
+    there (lanes).
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes
+    headers: Headers = ()
+    partition: int | None = None

@@ -1,0 +1,3 @@
+"""How finished work becomes durable: `at_least_once`, or `exactly_once` in transactions (ADR
+0007).
+"""

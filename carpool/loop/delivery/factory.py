@@ -1,0 +1,75 @@
+"""What a service commits with on real brokers: the consumer, and the delivery that goes with it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from carpool.clock import Clock
+from carpool.kafka.checks import DeliveryName
+from carpool.kafka.fencing import transactional_id
+from carpool.kafka.librdkafka import (
+    LibrdkafkaConsumer,
+    LibrdkafkaProducer,
+    LibrdkafkaTransactionalProducer,
+    fence_instance,
+)
+from carpool.kafka.settings import KafkaSettings
+from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
+from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelivery
+from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
+
+CALL_MARGIN_MS = 5_000
+"""How much longer than its time-out a call of a transaction may take before it counts as one that
+never comes back.
+"""
+BEST_EFFORT = {
+    "enable.idempotence": False,
+    "acks": "1",
+    "message.timeout.ms": 10_000,
+    "queue.buffering.max.messages": 10_000,
+    "linger.ms": 10,
+}
+
+
+def make_consumer(
+    settings: KafkaSettings, group: str, clock: Clock, delivery: DeliveryName
+) -> LibrdkafkaConsumer:
+    """Returns a member of the group; one that commits in transactions claims partitions and takes
+    them over.
+    """
+    if delivery == "at_least_once":
+        return LibrdkafkaConsumer(settings, group, clock)
+    fence = partial(fence_instance, settings, group)
+    return LibrdkafkaConsumer(
+        settings, group, clock, own_instance_id=settings.slot_name(), fence=fence
+    )
+
+
+def make_delivery(settings: KafkaSettings, group: str, delivery: DeliveryName) -> MakeDelivery:
+    """Returns what makes the delivery once the loop is there."""
+
+    def make_hint_producer() -> LibrdkafkaProducer:
+        return LibrdkafkaProducer(settings, BEST_EFFORT)
+
+    def at_least_once(wiring: DeliveryContext) -> Delivery:
+        return AtLeastOnceDelivery(
+            wiring,
+            make_producer=lambda: LibrdkafkaProducer(settings),
+            make_hint_producer=make_hint_producer,
+            commit_interval_ms=settings.offsets_interval_ms(),
+        )
+
+    def exactly_once(wiring: DeliveryContext) -> Delivery:
+        slot = settings.slot_name()
+        return ExactlyOnceDelivery(
+            wiring,
+            make_producer=lambda: LibrdkafkaTransactionalProducer(
+                settings, transactional_id(group, slot)
+            ),
+            make_hint_producer=make_hint_producer,
+            slot=slot,
+            commit_interval_ms=settings.commit_interval_ms,
+            call_us_max=(settings.request_timeout_ms + CALL_MARGIN_MS) * 1_000,
+        )
+
+    return exactly_once if delivery == "exactly_once" else at_least_once

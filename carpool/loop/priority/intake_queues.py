@@ -1,0 +1,241 @@
+"""Which record next? Records that were polled and not yet taken in, one bounded queue a topic, in
+fair turns. Pure.
+
+Partitions of a topic take turns too: a client hands out all that it fetched of one before it begins
+with the next.
+
+A service reads one topic for each priority class. A client hands records out in the order in which
+they were fetched, so an urgent one may stand behind thousands of others: what comes is sorted here,
+and a topic whose queue is full is paused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal
+
+from carpool.kafka.records import Message, TopicPartition
+from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
+from carpool.loop.stage import R
+
+RECORD_COST_BYTES = 1_024
+"""What a record costs beside its bytes: a turn counts both."""
+QUANTUM_BYTES = 8_192
+RECORDS_MAX = 1_024
+BYTES_MAX = 8 * 1024 * 1024
+"""A topic's queue. A topic is paused when it is full, which throws away what was fetched ahead:
+small queues mean that much is fetched twice, and large ones are memory.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PriorityClass:
+    """A topic that a service reads. `weight`: its turns against those of other topics, while all
+    have records.
+
+    `held_max`: the parts (queries) that the service holds of it, beyond which no more records are
+    taken in; None: as many as there is room for. A bound leaves room for records of other topics,
+    which then need not wait until some of this are done. `cpu_wait_us_max`: see
+    `carpool.loop.priority.adaptive_rate_limit.AdaptiveRateLimit`; 0: records are taken in at any
+    rate.
+    """
+
+    topic: str
+    weight: int = 1
+    held_max: int | None = None
+    cpu_wait_us_max: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intake(Generic[R]):
+    """How a service reads its topic.
+
+    `decode` raises `RecordError`. `bad_input` says what that means: "refuse" (queries: dead letter
+    and `failed` answer) or "stop" (internal topics: a deployment fault, the service stops
+    consuming). `parts` counts what a record owes. `beside`: topics of the same records in other
+    priority classes; `weight`: turns of `topic` against those of theirs.
+    """
+
+    topic: str
+    decode: Callable[[Message], R]
+    bad_input: Literal["refuse", "stop"]
+    parts: Callable[[R], int] = lambda _: 1
+    weight: int = 1
+    beside: tuple[PriorityClass, ...] = ()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """All topics that are read."""
+        return (self.topic, *(each.topic for each in self.beside))
+
+
+def cost_bytes(message: Message) -> int:
+    """Returns what taking in a record costs, as turns and paces count it."""
+    return RECORD_COST_BYTES + message.size_bytes
+
+
+class IntakeQueues:
+    """What was polled and not taken in. Not thread-safe; every call costs microseconds."""
+
+    def __init__(
+        self,
+        classes: tuple[PriorityClass, ...],
+        *,
+        records_max: int = RECORDS_MAX,
+        bytes_max: int = BYTES_MAX,
+    ) -> None:
+        """`records_max` and `bytes_max` bound each topic's queue; what was polled already is taken
+        beyond them.
+        """
+        self._classes = {each.topic: each for each in classes}
+        self._records_max = records_max
+        self._bytes_max = bytes_max
+        self._queues = {topic: _Partitions() for topic in self._classes}
+        self._full: frozenset[str] = frozenset()
+        self._turns = DeficitRoundRobin(
+            quantum=QUANTUM_BYTES, weight_of=lambda topic: self._classes[topic].weight
+        )
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics, in the order in which they were given."""
+        return tuple(self._classes)
+
+    @property
+    def full(self) -> frozenset[str]:
+        """The topics whose records may not come: those whose queue is full, or was since it was
+        half empty.
+        """
+        return self._full
+
+    @property
+    def records(self) -> int:
+        """Records in all queues."""
+        return sum(map(len, self._queues.values()))
+
+    def records_of(self, topic: str) -> int:
+        """Records in the queue of a topic."""
+        return len(self._queues[topic])
+
+    def by_partition(self) -> Counter[TopicPartition]:
+        """Returns the records of each partition."""
+        return Counter(
+            {
+                TopicPartition(topic, partition): records
+                for topic, queue in self._queues.items()
+                for partition, records in queue.by_partition()
+            }
+        )
+
+    def add(self, message: Message) -> None:
+        """Takes a record that was polled."""
+        topic = message.source.topic
+        self._queues[topic].add(message)
+        self._turns.join(topic)
+        self._measure(topic)
+
+    def next(
+        self, held: Mapping[str, int], may_take: Callable[[str], bool] = lambda _: True
+    ) -> Message | None:
+        """Returns the record to take in now, None where there is none that may be. `held`: parts in
+        hand, by topic; `may_take`: whether a topic's records may be taken in at this moment.
+        """
+
+        def cost(topic: str) -> int | None:
+            held_max = self._classes[topic].held_max
+            if (held_max is not None and held.get(topic, 0) >= held_max) or not may_take(topic):
+                return None
+            return cost_bytes(self._queues[topic].first)
+
+        topic = self._turns.next(cost)
+        if topic is None:
+            return None
+        message = self._queues[topic].pop()
+        self._settle(topic)
+        return message
+
+    def forget(self, partitions: frozenset[TopicPartition]) -> None:
+        """Drops the records of partitions that are another member's now."""
+        for topic, queue in self._queues.items():
+            if queue.forget({at.partition for at in partitions if at.topic == topic}):
+                self._settle(topic)
+
+    def check_integrity(self) -> None:
+        """Asserts that the books add up."""
+        self._turns.check_integrity()
+        assert len(self._turns) == sum(bool(queue) for queue in self._queues.values())
+        for queue in self._queues.values():
+            queue.check_integrity()
+
+    def _settle(self, topic: str) -> None:
+        if not self._queues[topic]:
+            self._turns.leave(topic)
+        self._measure(topic)
+
+    def _measure(self, topic: str) -> None:
+        records, size_bytes = len(self._queues[topic]), self._queues[topic].size_bytes
+        if records >= self._records_max or size_bytes >= self._bytes_max:
+            self._full |= {topic}
+        elif (
+            topic in self._full
+            and records <= self._records_max // 2
+            and size_bytes <= self._bytes_max // 2
+        ):
+            self._full -= {topic}
+
+
+class _Partitions:
+    """The records of a topic: of each partition in their order, and of all partitions in turns."""
+
+    def __init__(self) -> None:
+        self._queues: dict[
+            int, deque[Message]
+        ] = {}  # of those that have records, in the order of turns
+        self._records = 0
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return self._records
+
+    @property
+    def first(self) -> Message:
+        """The record that goes next; there must be one."""
+        return next(iter(self._queues.values()))[0]
+
+    def by_partition(self) -> Iterator[tuple[int, int]]:
+        """Yields each partition that has records, and how many."""
+        return ((partition, len(queue)) for partition, queue in self._queues.items())
+
+    def add(self, message: Message) -> None:
+        self._queues.setdefault(message.source.partition, deque()).append(message)
+        self._records += 1
+        self.size_bytes += message.size_bytes
+
+    def pop(self) -> Message:
+        """Takes out the first; its partition's next turn is after all others."""
+        partition = next(iter(self._queues))
+        queue = self._queues.pop(partition)
+        message = queue.popleft()
+        if queue:
+            self._queues[partition] = queue
+        self._records -= 1
+        self.size_bytes -= message.size_bytes
+        return message
+
+    def forget(self, partitions: Collection[int]) -> bool:
+        """Drops the records of these; returns whether there were any."""
+        gone = [
+            self._queues.pop(partition) for partition in partitions if partition in self._queues
+        ]
+        self._records -= sum(map(len, gone))
+        self.size_bytes -= sum(message.size_bytes for queue in gone for message in queue)
+        return bool(gone)
+
+    def check_integrity(self) -> None:
+        assert all(self._queues.values())
+        assert self._records == sum(map(len, self._queues.values()))
+        assert self.size_bytes == sum(
+            message.size_bytes for queue in self._queues.values() for message in queue
+        )

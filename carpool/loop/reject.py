@@ -1,0 +1,67 @@
+"""What becomes of a bad query: its raw bytes in the dead letters, and a `failed` answer where
+somebody waits for one.
+"""
+
+from __future__ import annotations
+
+from carpool.dead_letters.letter import Reason, make_letter
+from carpool.kafka.records import Message, Output
+from carpool.loop.retry import attempt_of, origin_of
+from schemas.answer import Stage as StageName
+from schemas.answer import unanswered
+from schemas.codec import encode
+from schemas.errors import RecordError
+from schemas.topics import ANSWERS
+
+MESSAGE_CHARS_MAX = 2_000
+
+
+def reject_outputs(
+    message: Message,
+    error: RecordError,
+    *,
+    group: str,
+    stage: StageName,
+    now_us: int,
+    connect_names: bool = False,
+) -> tuple[Output, ...]:
+    """Returns the dead letter of `message` and, where the error names a query id, the `failed`
+    answer to it.
+    """
+    reason = Reason(
+        group=group,
+        stage=stage,
+        attempts=attempt_of(message.headers),
+        class_name=f"{type(error).__name__}.{error.reason}",
+        message=str(error),
+    )
+    letter = make_letter(
+        source=message.source,
+        key=message.key,
+        value=message.value,
+        headers=message.headers,
+        reason=reason,
+        connect_names=connect_names,
+    )
+    if error.query_id is None:
+        return (letter,)
+    source = origin_of(message)
+    answer = unanswered(
+        query_id=error.query_id,
+        status="failed",
+        stage=stage,
+        error_type=error.reason,
+        message=str(error)[:MESSAGE_CHARS_MAX],
+        source=source,
+    )
+    event_id = f"{source.topic}/{source.partition}/{source.offset}/answer"
+    value, headers = encode(
+        answer,
+        event_id=event_id,
+        source=f"carpool/{stage}",
+        time_us=now_us,
+        passed_on=message.headers,
+    )
+    return letter, Output(
+        topic=ANSWERS.name, key=error.query_id.encode(), value=value, headers=headers
+    )

@@ -1,0 +1,143 @@
+"""Runs one service as a process: logs, metrics, HTTP pages, signals, the loop. Everything that
+services have in common.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import msgspec
+import structlog
+
+from carpool.clock import Clock, SystemClock
+from carpool.errors import CarpoolError
+from carpool.kafka.deployment import check_deployment, require_fit
+from carpool.kafka.settings import EMBEDDED_FETCH_WAIT_MS, KafkaSettings
+from carpool.loop.delivery.factory import make_consumer, make_delivery
+from carpool.loop.loop import Loop
+from carpool.loop.priority.intake_queues import Intake
+from carpool.loop.query_failures import FailureLimits
+from carpool.loop.retry import RetryPolicy
+from carpool.loop.stage import R, Stage
+from carpool.loop.tracing.setup import make_tracer
+from carpool.telemetry.http import TelemetryServer
+from carpool.telemetry.logs import configure_logs
+from carpool.telemetry.metrics import Metrics
+from carpool.telemetry.settings import HttpSettings, LogSettings
+from schemas.answer import Stage as StageName
+from schemas.topics import TOPICS
+
+log = structlog.get_logger()
+
+STALLED_US = 10_000_000
+DRAIN_US = 30_000_000
+SWITCH_S = 0.0005
+"""How long a thread keeps the interpreter while others want it. A query crosses many threads of a
+service, and the polling thread lets go at every record: at Python's default of 5 ms one busy thread
+makes all others wait.
+"""
+
+
+def run_service(
+    *,
+    name: StageName,
+    intake: Intake[R],
+    build_stage: Callable[[Metrics, Clock], Stage[R]],
+    kafka: KafkaSettings,
+    http: HttpSettings,
+    logs: LogSettings,
+) -> None:
+    """Runs the service `name` until SIGTERM or SIGINT, which drain it; a second one ends the
+    process at once.
+
+    Blocks. Raises `CarpoolError` that says what to do when the service cannot start or has to give
+    up.
+    """
+    sys.setswitchinterval(SWITCH_S)
+    configure_logs(service=name, level=logs.level, log_format=logs.format)
+    clock = SystemClock()
+    metrics = Metrics()
+    tracer = make_tracer(service=name, group=kafka.group_of(name), metrics=metrics)
+    group = kafka.group_of(name)
+    deployment = check_deployment(kafka, kafka.delivery, TOPICS, group=group, inputs=intake.topics)
+    for warning in deployment.warnings:
+        log.warning(warning)
+    require_fit(deployment)
+    if (
+        not deployment.abilities.transactions
+    ):  # the embedded broker, which wakes no fetch that waits
+        kafka = msgspec.structs.replace(
+            kafka, fetch_wait_ms=min(kafka.fetch_wait_ms, EMBEDDED_FETCH_WAIT_MS)
+        )
+    loop = Loop(
+        name=name,
+        group=group,
+        intake=intake,
+        stage=build_stage(metrics, clock),
+        consumer=make_consumer(kafka, group, clock, deployment.delivery),
+        make_delivery=make_delivery(kafka, group, deployment.delivery),
+        clock=clock,
+        metrics=metrics,
+        finished_bytes_max=kafka.finished_bytes_max,
+        tracer=tracer,
+        stalled_after_us=http.stalled_after_ms * 1_000,
+        limits=FailureLimits(
+            retry=RetryPolicy(
+                attempts_max=kafka.attempts_max, delay_us=kafka.retry_delay_ms * 1_000
+            ),
+            in_a_row_max=kafka.failures_in_a_row_max,
+            connect_names=kafka.connect_error_headers,
+        ),
+    )
+    server: TelemetryServer | None = None
+    if http.port >= 0:
+        server = TelemetryServer(
+            host=http.host,
+            port=http.port,
+            registry=metrics.registry,
+            is_alive=lambda: clock.now_us() - loop.last_step_us < STALLED_US,
+            not_ready=loop.not_ready,
+        )
+    _stop_on_signals(loop.stop)
+    log.info(
+        "starting",
+        bootstrap=kafka.bootstrap,
+        topics=intake.topics,
+        delivery=deployment.delivery,
+        slot=kafka.slot_name() if deployment.delivery == "exactly_once" else None,
+        promise=deployment.promise,
+        http_port=server.port if server else None,
+    )
+    # what was imported stays: to look through it again takes a quarter of a second, in which
+    # nothing else runs
+    gc.freeze()
+    try:
+        loop.run(drain_us=DRAIN_US)
+        log.info("stopped")
+    except CarpoolError as error:
+        log.error("stopped by an error", error=str(error))
+        raise
+    finally:
+        tracer.close()
+        if server is not None:
+            server.close()
+
+
+def _stop_on_signals(stop: Callable[[], None]) -> None:
+    """SIGTERM or SIGINT: drain. A second one: end now, without cleaning up."""
+    seen = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            os._exit(128 + number)
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)

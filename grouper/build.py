@@ -1,0 +1,90 @@
+"""Opening what the grouper works with: the centroids of the index, and the model that the index was
+built with.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from carpool.clock import Clock
+from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
+from carpool.disk.manifest import Manifest, read_manifest
+from carpool.disk.settings import IndexSettings
+from carpool.embedding import EmbeddingSettings, load_embedder
+from carpool.errors import ConfigError, CorruptionError
+from carpool.telemetry.metrics import Metrics
+from grouper.admission import IndexFacts
+from grouper.plan.grouping import grouping_policy
+from grouper.plan.order import group_order
+from grouper.settings import GrouperSettings
+from grouper.work import WindowWork
+
+
+def load_work(
+    settings: GrouperSettings,
+    index: IndexSettings,
+    embedding: EmbeddingSettings,
+    metrics: Metrics,
+    clock: Clock,
+) -> WindowWork:
+    """Returns what plans windows over the index at `index.dir`. Blocks while the model is loaded.
+
+    Raises `ConfigError` where index, model and settings do not fit together, `CorruptionError` for
+    damaged files.
+    """
+    index_dir = Path(index.dir)
+    manifest = read_manifest(index_dir)
+    facts = index_facts(manifest, settings.nprobe)
+    centroids = read_centroids(index_dir, manifest)
+    if centroids_fingerprint(centroids) != manifest.centroids_fingerprint:
+        path = str(index_dir / CENTROIDS_NAME)
+        raise CorruptionError(
+            f"{path} has another fingerprint than the manifest says; rebuild the index", path=path
+        )
+    embedder = load_embedder(embedding)
+    if embedder.fingerprint != manifest.embedding_model:
+        raise ConfigError(
+            f"the embedding model has fingerprint {embedder.fingerprint}, but the index at "
+            f"{index_dir} was built with {manifest.embedding_model} "
+            f"({manifest.embedding_model_name}): scores between them mean nothing. Load that "
+            "model, or rebuild the index with this one"
+        )
+    return WindowWork(
+        facts=facts,
+        centroids=centroids,
+        embedder=embedder,
+        policy=grouping_policy(
+            settings.policy,
+            jaccard_similarity_min=settings.jaccard_similarity_min,
+            linkage=settings.linkage,
+        ),
+        order=group_order(settings.order),
+        grouper=f"{socket.gethostname()[:64]}-{os.getpid()}-{clock.now_us()}",
+        lane_count=settings.lanes,
+        group_bytes_max=settings.group_bytes_max,
+        clock=clock,
+        metrics=metrics,
+    )
+
+
+def index_facts(manifest: Manifest, nprobe: int) -> IndexFacts:
+    """Returns what queries are checked against; `nprobe` 0 is the index's own. Raises `ConfigError`
+    beyond nlist.
+    """
+    if nprobe > manifest.nlist:
+        raise ConfigError(
+            f"nprobe is {nprobe}, but the index has {manifest.nlist} clusters; set [grouper] "
+            "nprobe to at most that, or to 0 for "
+            f"the {manifest.nprobe_default} that it was measured for"
+        )
+    return IndexFacts(
+        index_version=manifest.index_version,
+        centroids_fingerprint=manifest.centroids_fingerprint,
+        embedding_model=manifest.embedding_model,
+        embedding_model_name=manifest.embedding_model_name,
+        dimension=manifest.dimension,
+        nlist=manifest.nlist,
+        nprobe_default=nprobe or manifest.nprobe_default,
+    )

@@ -1,0 +1,22 @@
+"""No grouping: every query travels alone, in arrival order. The baseline of every figure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class PerQuery:
+    """One group a query. Not for use under load: nothing is shared but what the searcher's cache
+    still holds. O(n).
+    """
+
+    name: Literal["none"] = "none"
+
+    def group(self, similarity: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
+        """Returns one group for each row of `similarity`, (n, n) float64, of which only n is
+        used.
+        """
+        return tuple((position,) for position in range(len(similarity)))

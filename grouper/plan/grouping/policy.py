@@ -1,0 +1,60 @@
+"""What a grouping policy is, and the list of those there are."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grouper.plan.grouping.greedy import Greedy
+from grouper.plan.grouping.per_query import PerQuery
+from grouper.plan.grouping.per_window import PerWindow
+
+Groups = tuple[tuple[int, ...], ...]
+"""Groups of a window as positions in it: a partition. Policies give groups by first member, members
+in arrival order.
+"""
+
+PolicyName = Literal["whole", "greedy", "agglomerative", "none"]
+POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+LinkageName = Literal["complete", "average", "single"]
+LINKAGE_NAMES: tuple[LinkageName, ...] = get_args(LinkageName)
+
+
+class GroupingPolicy(Protocol):
+    """Partitions a window. Deterministic, keeps nothing between calls."""
+
+    @property
+    def name(self) -> PolicyName:
+        """The name that settings and figures use."""
+        ...
+
+    def group(self, similarity: NDArray[np.float64]) -> Groups:
+        """Returns the groups of a window. `similarity`: (n, n) float64, Eq. 2 of each pair, in
+        arrival order; n >= 0.
+        """
+        ...
+
+
+def grouping_policy(
+    name: PolicyName, *, jaccard_similarity_min: float, linkage: LinkageName = "complete"
+) -> GroupingPolicy:
+    """Returns the policy of that name; `jaccard_similarity_min` is the paper's theta, a similarity
+    in [0, 1].
+
+    `linkage` is for `agglomerative` alone. scikit-learn is imported only for it: its memory is paid
+    by those who use it.
+    """
+    match name:
+        case "whole":
+            return PerWindow()
+        case "greedy":
+            return Greedy(jaccard_similarity_min=jaccard_similarity_min)
+        case "agglomerative":
+            from grouper.plan.grouping.agglomerative import Agglomerative
+
+            return Agglomerative(jaccard_similarity_min=jaccard_similarity_min, linkage=linkage)
+        case "none":
+            return PerQuery()

@@ -1,0 +1,55 @@
+"""What an order of groups is, and the list of those there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grouper.plan.grouping import Groups
+from grouper.plan.order.arrival import ByArrival
+from grouper.plan.order.nearest_chain import NearestChain
+
+OrderName = Literal["overlap", "arrival"]
+ORDER_NAMES: tuple[OrderName, ...] = get_args(OrderName)
+
+
+class GroupOrder(Protocol):
+    """Orders the groups of a window and the queries in them. Deterministic, keeps nothing between
+    calls.
+
+    A deadline is never overtaken: a query that has one leaves before every query of its window that
+    arrived later, with a deadline or without, however near either is. It may itself leave earlier
+    than it arrived. So it is never further back than where it arrived, and a window in which all
+    have deadlines leaves in the order of arrival. Where a group would have to wait for one that has
+    to wait for it, it is cut: its later part is a group of its own.
+    """
+
+    @property
+    def name(self) -> OrderName:
+        """The name that settings and figures use."""
+        ...
+
+    def order(
+        self,
+        groups: Groups,
+        similarity: NDArray[np.float64],
+        before: NDArray[np.float64],
+        deadlines: Sequence[int],
+    ) -> Groups:
+        """Returns `groups` in the order in which they leave, each with its members in the order in
+        which they leave.
+
+        `groups`: a partition of n positions, members ascending. `similarity`: (n, n) float64, Eq. 2
+        of each pair. `before`: (m, n) float64, the similarity to each of the m queries that left
+        last, oldest first; m >= 0. `deadlines`: the positions of the queries that have one,
+        ascending.
+        """
+        ...
+
+
+def group_order(name: OrderName) -> GroupOrder:
+    """Returns the order of that name."""
+    return NearestChain() if name == "overlap" else ByArrival()

@@ -1,9 +1,0 @@
-"""In which order do the groups of a window leave, and the queries in them? One order a file, all behind `GroupOrder`.
-
-*Invariant:* whoever is put in front of a query with a deadline arrived before it. *Invariant:* groups stay together but
-where that would break the first; then they are cut, and every query is still in exactly one group.
-"""
-
-from grouper.plan.orders.order import ORDER_NAMES, GroupOrder, OrderName, group_order
-
-__all__ = ["ORDER_NAMES", "GroupOrder", "OrderName", "group_order"]

@@ -1,0 +1,40 @@
+"""The plan of a window: who travels with whom, and in which order. What the grouper decides, in one
+call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grouper.plan.grouping import GroupingPolicy, Groups
+from grouper.plan.jaccard import jaccard_matrix
+from grouper.plan.order import GroupOrder
+
+BEFORE_QUERIES = 20
+"""How many queries that left are worth remembering for the order of the next window: what lies
+further back has faded.
+"""
+
+
+def plan_groups(
+    clusters: Sequence[Sequence[int]],
+    *,
+    before: Sequence[Sequence[int]],
+    deadlines: Sequence[int],
+    policy: GroupingPolicy,
+    order: GroupOrder,
+) -> Groups:
+    """Returns the groups of a window in the order in which they leave, as positions in `clusters`,
+    each position once.
+
+    `clusters`: C(q) of each query, in order of arrival; `before`: C(q) of those that left last,
+    oldest first; `deadlines`: the positions of the queries that have one, ascending. One Jaccard
+    matrix, then the policy, then the order.
+    """
+    if len(clusters) < 2:
+        return tuple((position,) for position in range(len(clusters)))
+    similarity = jaccard_matrix([*before, *clusters])
+    window = similarity[len(before) :, len(before) :]
+    return order.order(
+        policy.group(window), window, similarity[: len(before), len(before) :], deadlines
+    )

@@ -1,0 +1,271 @@
+"""Opening what the searcher works on: index, memory, executor; everything that can be wrong is said
+here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from carpool.clock import Clock
+from carpool.disk.documents import DocumentStore
+from carpool.disk.index import OpenIndex, open_index
+from carpool.disk.manifest import Manifest
+from carpool.disk.settings import IndexSettings
+from carpool.errors import ConfigError
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from searcher.events import EventLog
+from searcher.execution.cluster_major import ClusterMajor
+from searcher.execution.executor import Executor
+from searcher.execution.query_by_query import QueryByQuery
+from searcher.memory.arena import Arena, choose_block_bytes
+from searcher.memory.cluster_cache import ClusterCache
+from searcher.memory.cluster_memory import ClusterMemory, ReadRules
+from searcher.memory.slices import Slices
+from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.eviction.policies import make_policy
+from searcher.plan.limits import ClusterMajorLimits
+from searcher.plan.reads import ReadLimits, ReadPlanner
+from searcher.scoring.pool import ScoringPool
+from searcher.scoring.products import queries_few
+from searcher.settings import SearcherSettings
+from searcher.store.engine import BlockEngine
+from searcher.store.factory import open_engine
+from searcher.store.files import SegmentFiles
+
+READ_AHEAD_SHARE = 8
+PREFETCH_SHARE = 32
+READ_AHEAD_BYTES_MAX = 96 << 20
+"""Three times what is with the kernel: as much again is to be scored, and as much lines up, when
+all of that ends at once.
+"""
+CLOSE_TIMEOUT_S = 0.5
+
+OpenEngine = Callable[[SegmentFiles], BlockEngine]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlane:
+    """Memory and executor over the clusters of an index: the search plane without Kafka and without
+    passages.
+    """
+
+    memory: ClusterMemory
+    executor: Executor
+    pool: ScoringPool
+    files: SegmentFiles
+
+    def close(self) -> None:
+        """Ends reads and threads, after `executor.run` has returned. Blocks for up to half a
+        second.
+        """
+        self.pool.close()
+        if self.memory.close(CLOSE_TIMEOUT_S):
+            self.files.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSearcher:
+    """An index that is ready to be searched."""
+
+    manifest: Manifest
+    documents: DocumentStore
+    plane: SearchPlane
+
+    @property
+    def executor(self) -> Executor:
+        """What searches."""
+        return self.plane.executor
+
+    def close(self) -> None:
+        """Closes the plane and the documents. Blocks for up to half a second."""
+        self.plane.close()
+        self.documents.close()
+
+
+def open_searcher(
+    settings: SearcherSettings,
+    index: IndexSettings,
+    metrics: Metrics,
+    clock: Clock,
+    *,
+    events: EventLog,
+    engine: OpenEngine | None = None,
+    pool: Callable[[int], ScoringPool] = ScoringPool,
+) -> OpenSearcher:
+    """Opens the index and what reads it. Blocks; the centroids are let go, only the grouper needs
+    them.
+
+    Raises `ConfigError` where there is no index, a cluster exceeds the budget or O_DIRECT is
+    refused, `CorruptionError` where the index is damaged.
+    """
+    opened = open_index(Path(index.dir))
+    try:
+        plane = open_search_plane(
+            opened, settings, metrics, clock, events=events, engine=engine, pool=pool
+        )
+    except BaseException:
+        opened.close()
+        raise
+    return OpenSearcher(manifest=opened.manifest, documents=opened.documents, plane=plane)
+
+
+def open_search_plane(
+    index: OpenIndex,
+    settings: SearcherSettings,
+    metrics: Metrics,
+    clock: Clock,
+    *,
+    events: EventLog,
+    engine: OpenEngine | None = None,
+    pool: Callable[[int], ScoringPool] = ScoringPool,
+) -> SearchPlane:
+    """Returns memory of `budget_bytes`, the reads that fill it, and the executor that the settings
+    name. Raises `ConfigError`.
+    """
+    is_cut = settings.execution == "cluster_major"
+    slices = Slices(index.extents, index.layout, settings.slice_bytes_max if is_cut else 0)
+    queries_few(index.layout)  # measured now, and not by the first query
+    files = SegmentFiles(index.segment_paths, settings.direct_io)
+    try:
+        memory = _open_memory(
+            index, slices, settings, metrics, clock, files, events=events, engine=engine
+        )
+    except BaseException:
+        files.close()
+        raise
+    scoring = pool(settings.scoring_threads or len(os.sched_getaffinity(0)))
+    executor = _open_executor(
+        index, slices, settings, memory, scoring, metrics, clock, events=events
+    )
+    return SearchPlane(memory=memory, executor=executor, pool=scoring, files=files)
+
+
+def _open_memory(
+    index: OpenIndex,
+    slices: Slices,
+    settings: SearcherSettings,
+    metrics: Metrics,
+    clock: Clock,
+    files: SegmentFiles,
+    *,
+    events: EventLog,
+    engine: OpenEngine | None,
+) -> ClusterMemory:
+    mean_bytes = sum(extent.size_bytes for extent in slices.extents) // len(slices.extents)
+    block_bytes = choose_block_bytes(index.layout.page_bytes, mean_bytes)
+    _check_budget(slices, settings.budget_bytes, block_bytes)
+    arena = _open_arena(
+        settings.budget_bytes, block_bytes, sum(extent.size_bytes for extent in slices.extents)
+    )
+    reads = engine(files) if engine is not None else _open_engine(files, settings, clock)
+    return ClusterMemory(
+        layout=index.layout,
+        extents=slices.extents,
+        generation=index.manifest.generation,
+        paths=[str(path) for path in index.segment_paths],
+        arena=arena,
+        engine=reads,
+        rules=ReadRules(
+            attempts=settings.read_attempts, timeout_us=settings.read_timeout_ms * 1_000
+        ),
+        metrics=metrics,
+        clock=clock,
+        events=events,
+    )
+
+
+def _open_arena(budget_bytes: int, block_bytes: int, clusters_bytes: int) -> Arena:
+    try:
+        arena = Arena(budget_bytes, block_bytes)
+        arena.fill(clusters_bytes)
+        return arena
+    except OSError as error:
+        raise ConfigError(
+            f"[searcher] budget_bytes is {budget_bytes}, and this machine does not give as much "
+            f"memory: {error.strerror}. Set it lower; the process needs about 100 MB beside it"
+        ) from error
+
+
+def _open_engine(files: SegmentFiles, settings: SearcherSettings, clock: Clock) -> BlockEngine:
+    return open_engine(
+        settings.engine,
+        files,
+        depth=settings.reads_in_flight_max,
+        prefetch_depth=settings.prefetch_reads_max,
+        clock=clock,
+    )
+
+
+def _open_executor(
+    index: OpenIndex,
+    slices: Slices,
+    settings: SearcherSettings,
+    memory: ClusterMemory,
+    pool: ScoringPool,
+    metrics: Metrics,
+    clock: Clock,
+    *,
+    events: EventLog,
+) -> Executor:
+    size_bytes = {
+        number: memory.arena_bytes(number) for number in map(ClusterId, range(len(slices.extents)))
+    }
+    latency_us = {
+        ClusterId(cluster): us for cluster, us in enumerate(index.manifest.read_latency_us)
+    }
+    budget_bytes = memory.arena_bytes_total
+    policy = make_policy(
+        settings.cache_policy,
+        size_bytes=size_bytes,
+        budget_bytes=budget_bytes,
+        read_latency_us=slices.shared(latency_us),
+    )
+    if settings.execution == "query_by_query":
+        limits = ReadLimits(
+            budget_bytes=budget_bytes,
+            demand_reads_max=settings.reads_in_flight_max,
+            prefetch_reads_max=settings.prefetch_reads_max,
+            prefetch=settings.prefetch,
+        )
+        cache = ClusterCache(
+            memory=memory, planner=ReadPlanner(limits, size_bytes, policy), metrics=metrics
+        )
+        return QueryByQuery(cache, clock, events)
+    ahead_bytes = min(budget_bytes // READ_AHEAD_SHARE, READ_AHEAD_BYTES_MAX)
+    planner = ClusterMajorPlanner(
+        ClusterMajorLimits(
+            budget_bytes=budget_bytes,
+            read_ahead_bytes=settings.read_ahead_bytes or ahead_bytes,
+            prefetch_bytes=0
+            if settings.prefetch == "none"
+            else settings.prefetch_bytes or budget_bytes // PREFETCH_SHARE,
+            overtaken_max=settings.overtaken_max,
+        ),
+        size_bytes,
+        policy,
+    )
+    return ClusterMajor(
+        memory=memory,
+        slices=slices,
+        planner=planner,
+        pool=pool,
+        metrics=metrics,
+        clock=clock,
+        events=events,
+    )
+
+
+def _check_budget(slices: Slices, budget_bytes: int, block_bytes: int) -> None:
+    largest = max(slices.extents, key=lambda extent: extent.size_bytes)
+    needed_bytes = -(-largest.size_bytes // block_bytes) * block_bytes
+    if needed_bytes > budget_bytes // block_bytes * block_bytes:
+        raise ConfigError(
+            f"[searcher] budget_bytes is {budget_bytes}, and cluster {largest.cluster} alone, or "
+            f"the part of it that is read as one, takes {needed_bytes}: a query that probes it "
+            f"could never be answered. Set budget_bytes to at least {needed_bytes} (several times "
+            "that to be of use), or rebuild the index with more clusters (--nlist)"
+        )

@@ -1,0 +1,215 @@
+"""The cluster cache: does what the planner of reads decides, for one query at a time; owns the lock
+of the planner.
+
+One thread searches (`begin_group` to `end_group`), any thread may tell what comes next, the
+engine's threads report back. The lock is held for bookkeeping only, never across a read or a
+scoring.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+
+from carpool.disk.pages import ClusterPages
+from carpool.errors import CorruptionError, RetryableError
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone
+from searcher.memory.cluster_memory import SpaceFreed as MemoryFreed
+from searcher.plan.reads import ReadPlanner
+from searcher.plan.steps import (
+    Action,
+    Deny,
+    Event,
+    Evict,
+    FoundIn,
+    Grant,
+    GroupBegan,
+    GroupEnded,
+    NextChanged,
+    PrefetchEnded,
+    QueryBegan,
+    QueryEnded,
+    Read,
+    ReadEnded,
+    ReadFailed,
+    Released,
+    SpaceFreed,
+)
+from searcher.store.engine import CancelledRead
+
+ReadError = CorruptionError | RetryableError
+
+NO_ROOM = (
+    "there was no memory to read it into: reads that never returned hold the budget. Check the "
+    "disk; the query can be asked again"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrival:
+    """A cluster that the current query may score now, or (`error` set) will not get. Holds no bytes
+    of the cluster.
+    """
+
+    cluster: ClusterId
+    tier: FoundIn
+    error: ReadError | None = None
+
+
+class ClusterCache:
+    """Clusters in memory within a byte budget, read on demand and ahead.
+
+    `planner` knows the same clusters by the bytes that they take in `memory`, which it starts and
+    does not close.
+    """
+
+    def __init__(self, *, memory: ClusterMemory, planner: ReadPlanner, metrics: Metrics) -> None:
+        self._memory = memory
+        self._planner = planner
+        self._metrics = metrics
+        self._changed = threading.Condition()
+        self._arrivals: deque[Arrival] = deque()
+        self._expected = 0
+        self._query_read_bytes = 0
+        self._is_stopped = False
+        self._errors: dict[ClusterId, ReadError] = {}
+        self._pinned_gauge = metrics.resident_bytes.labels(kind="pinned")
+        memory.start(self._hear)
+
+    # ---- what the search thread calls, in this order
+
+    def begin_group(
+        self,
+        queries: tuple[tuple[ClusterId, ...], ...],
+        next_query: tuple[ClusterId, ...],
+        horizon: Mapping[ClusterId, int] | None = None,
+    ) -> None:
+        """A group is searched from now on; see `GroupBegan`."""
+        self._tell(GroupBegan(queries=queries, next_query=next_query, horizon=horizon))
+
+    def query(
+        self, position: int, clusters: tuple[ClusterId, ...]
+    ) -> Generator[Arrival, None, None]:
+        """Yields every cluster of the query at `position` of the group, as it is there, resident
+        ones first. Blocks.
+
+        The caller scores what it is given (`pages`) and goes on, which releases it: no view may
+        outlive that. Ends early only when the cache is stopped. `clusters` are those told to
+        `begin_group`.
+        """
+        with self._changed:
+            self._arrivals.clear()
+            self._expected = len(set(clusters))
+            self._query_read_bytes = 0
+        self._tell(QueryBegan(position=position))
+        for cluster in clusters:
+            self._memory.promote(cluster)  # what was being read ahead is waited for now
+        try:
+            while (arrival := self._next_arrival()) is not None:
+                yield arrival
+                if arrival.error is None:
+                    self._tell(Released(cluster=arrival.cluster))
+        finally:
+            with self._changed:
+                self._arrivals.clear()
+            self._tell(QueryEnded())
+
+    def pages(self, cluster: ClusterId) -> ClusterPages:
+        """Returns views of a cluster that the current query was given and has not released."""
+        return self._memory.pages(cluster)
+
+    def query_read_bytes(self) -> int:
+        """Returns the bytes that were read because the current or last query lacked them."""
+        with self._changed:
+            return self._query_read_bytes
+
+    def end_group(self) -> None:
+        """The group has passed."""
+        self._tell(GroupEnded())
+
+    # ---- what any thread calls
+
+    def next_changed(self, clusters: tuple[ClusterId, ...]) -> None:
+        """Says which clusters the first query of the next group wants; advice. Does not block."""
+        self._tell(NextChanged(clusters=clusters))
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where the planner's books and the memory differ by more than what
+        was not told yet.
+        """
+        with self._changed:
+            self._planner.check_integrity()
+            self._memory.check_integrity()
+            assert self._memory.residents() >= self._planner.residents()
+            assert self._memory.used_bytes <= self._planner.used_bytes
+
+    def stop(self) -> None:
+        """Ends a query that waits; nothing is read from now on. Does not block."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+    # ---- doing what the planner says
+
+    def _next_arrival(self) -> Arrival | None:
+        with self._changed:
+            if not self._expected:
+                return None
+            while not self._arrivals and not self._is_stopped:
+                self._changed.wait()
+            if self._is_stopped:
+                return None
+            self._expected -= 1
+            return self._arrivals.popleft()
+
+    def _tell(self, event: Event) -> None:
+        with self._changed:
+            if self._is_stopped:
+                return
+            for action in self._planner.step(event):
+                self._do(action)
+            self._pinned_gauge.set(self._planner.pinned_bytes)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Read():
+                if action.purpose == "demand":
+                    self._query_read_bytes += self._memory.read_bytes(action.cluster)
+                self._memory.begin_read(action.cluster, is_prefetch=action.purpose == "prefetch")
+            case Evict():
+                self._memory.evict(action.cluster)
+                self._metrics.evictions.inc()
+            case Grant():
+                self._metrics.cluster_requests.labels(tier=action.tier).inc()
+                self._arrive(Arrival(cluster=action.cluster, tier=action.tier))
+            case Deny():
+                self._metrics.cluster_requests.labels(tier="ssd").inc()
+                error = self._errors.get(action.cluster) or RetryableError(
+                    f"cluster {action.cluster}: {NO_ROOM}"
+                )
+                self._arrive(Arrival(cluster=action.cluster, tier="ssd", error=error))
+            case PrefetchEnded():
+                self._metrics.prefetches.labels(result=action.result).inc()
+
+    def _arrive(self, arrival: Arrival) -> None:
+        self._arrivals.append(arrival)
+        self._changed.notify_all()
+
+    # ---- the engine's threads
+
+    def _hear(self, event: MemoryEvent) -> None:
+        match event:
+            case ReadDone():
+                self._tell(ReadEnded(cluster=event.cluster))
+            case MemoryFreed():
+                self._tell(SpaceFreed(cluster=event.cluster))
+            case ReadBroke():
+                assert not isinstance(event.error, CancelledRead), "nothing here cancels a read"
+                with self._changed:
+                    self._errors[event.cluster] = event.error
+                    self._tell(ReadFailed(cluster=event.cluster, is_stuck=event.is_stuck))
+                    del self._errors[event.cluster]

@@ -1,0 +1,1 @@
+"""Which cluster leaves memory? One eviction policy a file, all behind `CachePolicy`."""

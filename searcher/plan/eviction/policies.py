@@ -1,0 +1,46 @@
+"""The eviction policies by name, as settings and benchmarks choose them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from schemas.record import ClusterId
+from searcher.plan.eviction.edgerag import EdgeRag
+from searcher.plan.eviction.farthest_next_use import FarthestNextUse
+from searcher.plan.eviction.gdsf import Gdsf
+from searcher.plan.eviction.lfu import Lfu
+from searcher.plan.eviction.lru import Lru
+from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.eviction.tiny_lfu import TinyLfu
+
+PolicyName = Literal["edgerag", "farthest_next_use", "gdsf", "lfu", "lru", "tiny_lfu"]
+POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+
+def make_policy(
+    name: PolicyName,
+    *,
+    size_bytes: Mapping[ClusterId, int],
+    budget_bytes: int,
+    read_latency_us: Mapping[ClusterId, int],
+) -> CachePolicy:
+    """Returns a new policy for clusters of these sizes (bytes in memory, every cluster of the
+    index).
+
+    `read_latency_us`: the profile of the index, empty where it has none: then `edgerag` counts
+    requests, and `gdsf` counts bytes as cost.
+    """
+    match name:
+        case "lru":
+            return Lru()
+        case "lfu":
+            return Lfu()
+        case "edgerag":
+            return EdgeRag(read_latency_us)
+        case "gdsf":
+            return Gdsf(read_latency_us or size_bytes, size_bytes)
+        case "farthest_next_use":
+            return FarthestNextUse()
+        case "tiny_lfu":
+            return TinyLfu(size_bytes, budget_bytes)

@@ -1,0 +1,149 @@
+"""W-TinyLFU: a segmented LRU that a newcomer enters only if it is asked for more often than what
+would have to go.
+
+Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy", ACM Transactions
+on Storage 13(4), 2017, section 4. The general policy here because most clusters that a window reads
+are wanted by that window only: admission by frequency keeps them out, where FIFO queues with a bit
+or two a cluster (SIEVE, S3-FIFO) let each pass through and read 5-13 % more bytes on real
+questions. Exact counters replace the sketch, since there are only nlist of them. The size of a
+cluster plays no part in a duel: uses are what a byte saves. Do not use it where a horizon is known
+(`farthest_next_use` reads a fifth to a quarter less), nor expect more than `lfu` gives while
+favourites last: it is the one that follows when they change. Cost: `touch`, `insert`, `remove`
+O(1), O(clusters seen) once a sample; `victim` 25 ns for each protected cluster it passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from itertools import chain, filterfalse
+
+from schemas.record import ClusterId
+
+_WINDOW_SHARE = 0.01  # of the budget: section 4.1
+_MAIN_SHARE = 0.8  # of what is not the window: section 4.1
+_SAMPLE_PER_CLUSTER = 10  # requests between two halvings, for each cluster: section 3.3
+
+
+class _Segment:
+    """Clusters from the least to the most recently used, and their bytes."""
+
+    def __init__(self, size_bytes: Mapping[ClusterId, int]) -> None:
+        self._sizes = size_bytes
+        self.clusters: dict[ClusterId, None] = {}
+        self.bytes = 0
+
+    def push(self, cluster: ClusterId) -> None:
+        self.clusters[cluster] = None
+        self.bytes += self._sizes[cluster]
+
+    def drop(self, cluster: ClusterId) -> None:
+        del self.clusters[cluster]
+        self.bytes -= self._sizes[cluster]
+
+    def pop(self) -> ClusterId:
+        cluster = next(iter(self.clusters))
+        self.drop(cluster)
+        return cluster
+
+
+class TinyLfu:
+    """Segments: the window, then candidates, then probation, then main. Uses outlive eviction and
+    are halved now and then.
+    """
+
+    def __init__(self, size_bytes: Mapping[ClusterId, int], budget_bytes: int) -> None:
+        """`size_bytes` has every cluster that may become resident."""
+        self._window_bytes_max = int(_WINDOW_SHARE * budget_bytes)
+        self._main_bytes_max = int(_MAIN_SHARE * (budget_bytes - self._window_bytes_max))
+        self._window = _Segment(size_bytes)
+        self._candidates = _Segment(size_bytes)  # have left the window and won no duel yet
+        self._probation = _Segment(size_bytes)
+        self._main = _Segment(size_bytes)  # asked for again since they left the window
+        self._uses: dict[ClusterId, int] = {}
+        self._sampled = 0
+        self._sample = max(1, _SAMPLE_PER_CLUSTER * len(size_bytes))
+
+    def touch(self, cluster: ClusterId) -> None:
+        """Counts a use; what is asked for again after it left the window belongs to main."""
+        self._count(cluster)
+        segment = self._segment(cluster)
+        if segment is None:
+            return
+        segment.drop(cluster)
+        if segment is self._window:
+            self._window.push(cluster)
+            return
+        self._main.push(cluster)
+        while self._main.bytes > self._main_bytes_max:
+            self._probation.push(self._main.pop())
+
+    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
+        """Knows nothing of the future."""
+
+    def insert(self, cluster: ClusterId) -> None:
+        """Adds a cluster to the window; what that pushes out becomes a candidate."""
+        assert self._segment(cluster) is None, f"cluster {cluster} is resident already"
+        self._window.push(cluster)
+        while self._window.bytes > self._window_bytes_max:
+            self._candidates.push(self._window.pop())
+
+    def remove(self, cluster: ClusterId) -> None:
+        """Forgets that a cluster is resident; where it was not the oldest candidate, that one has
+        won its duel.
+        """
+        segment = self._segment(cluster)
+        if segment is None:
+            raise KeyError(cluster)
+        oldest = next(iter(self._candidates.clusters), cluster)
+        segment.drop(cluster)
+        if oldest != cluster:
+            self._candidates.drop(oldest)
+            self._probation.push(oldest)
+
+    def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
+        """Returns the loser of a duel: the oldest candidate against the next to go from probation,
+        else from main.
+
+        Where there is only one of the two, a second candidate takes the other's place, or the
+        oldest of the window goes.
+        """
+        window, candidates, probation, main = (
+            filterfalse(protected.__contains__, segment.clusters) for segment in self._segments()
+        )
+        candidate, incumbent = next(candidates, None), next(chain(probation, main), None)
+        if incumbent is None:
+            candidate, incumbent = next(candidates, None), candidate
+        if incumbent is None:
+            return next(window, None)
+        if candidate is None:
+            return incumbent
+        return (
+            candidate if self._uses.get(candidate, 0) <= self._uses.get(incumbent, 0) else incumbent
+        )
+
+    def residents(self) -> frozenset[ClusterId]:
+        """Returns what is resident."""
+        return frozenset().union(*(segment.clusters for segment in self._segments()))
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where a cluster is in two segments or a segment too large."""
+        assert len(self.residents()) == sum(len(segment.clusters) for segment in self._segments())
+        assert (
+            self._window.bytes <= self._window_bytes_max
+            and self._main.bytes <= self._main_bytes_max
+        )
+        for segment in self._segments():
+            assert segment.bytes == sum(segment._sizes[cluster] for cluster in segment.clusters)
+
+    def _segments(self) -> tuple[_Segment, ...]:
+        return (self._window, self._candidates, self._probation, self._main)
+
+    def _segment(self, cluster: ClusterId) -> _Segment | None:
+        return next((segment for segment in self._segments() if cluster in segment.clusters), None)
+
+    def _count(self, cluster: ClusterId) -> None:
+        self._uses[cluster] = self._uses.get(cluster, 0) + 1
+        self._sampled += 1
+        if self._sampled >= self._sample:
+            self._sampled //= 2
+            self._uses = {seen: uses // 2 for seen, uses in self._uses.items() if uses > 1}

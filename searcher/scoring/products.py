@@ -1,0 +1,313 @@
+"""Products of rows, as their pages lie in memory, with queries: two ways to compute them, and which
+is faster here.
+
+Few queries are dot products: each row is multiplied by all of them while it is in the nearest
+cache, and comes from memory as fast as memory gives it. More are one batched matrix product over
+the pages, in batches small enough for OpenBLAS's kernels for small matrices, which do not pack
+their operands. Which is better for so many queries depends on kernels, caches and memory; rows of
+384 in memory, and not in a cache, GB/s of one thread, on three machines:
+
+    queries                        1    2    3    5    8   10   20
+    dot products, AVX2            32   25   24   16   11    9    4
+    matrix products, AVX2         30   10    9    9   10    8    6
+    dot products, AVX-512         22    9    9    8    7    6    4
+    matrix products, AVX-512      28   27   24   21   20   16   13
+    dot products, AVX-512         20   15   11    7    4
+    matrix products, AVX-512       9   13   10    9    8    9    8
+
+So it is measured, once in a process. float16 rows are widened into a scratch first, 1.5 ms for
+10,240 of 384.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from carpool.disk.pages import PageLayout, UInt8
+
+log = structlog.get_logger()
+
+Float32 = npt.NDArray[np.float32]
+
+WIDE_BYTES = 1 << 19
+"""float16 rows that are widened at a time."""
+BATCH_PRODUCTS_MAX = 1_000_000
+"""Multiplications of a batch. OpenBLAS takes a matrix product for a small one up to 100**3."""
+BATCH_PAGES_MIN = 8
+"""Below this a small product is slower than a large one."""
+BATCH_PAGES_LARGE = 512
+"""Where not even that is small: as many as make packing cheap."""
+QUERIES_FEW_MAX = 7
+"""More queries are never better off as dot products."""
+TRIAL_BYTES = 32 << 20
+"""Rows that both ways are tried on: more than caches hold for one core."""
+TRIALS = 3
+MARGIN = 32
+"""Numbers that the dot products of one query run on for, into the hole at the end of a page."""
+CHECKSUM_BYTES = 8
+LINE_BYTES = 64
+"""Of the cache. Several queries begin at the start of a line: so they are multiplied up to a fifth
+faster (AMD EPYC, AVX-512).
+"""
+ONE_QUERY_AT = 8
+"""Bytes into a line where one query alone begins. Its rows come from memory: with 4 to 24 bytes as
+fast as memory is read, from the start of a line or its middle up to a sixth slower (measured on an
+AMD EPYC; why is not known).
+"""
+
+_FLOAT32 = np.dtype("<f4")
+_measuring = threading.Lock()
+
+
+class Products:
+    """The products of rows of `layout` with some queries, computed the way that is faster here.
+    `write` is thread-safe.
+
+    `queries`: (q, dim) float32, q >= 1, fastest where (dim, q) is contiguous. Raises `ValueError`
+    for another dimension.
+    """
+
+    def __init__(self, layout: PageLayout, queries: Float32) -> None:
+        self._dimension = layout.dimension
+        self._wide = layout if layout.vector_dtype == "float16" else None
+        self._way = (_DotProducts if len(queries) <= queries_few(layout) else _MatrixProducts)(
+            layout, len(queries)
+        )
+        self.load(queries)
+
+    def load(self, queries: Float32) -> None:
+        """Takes other queries, as many: (q, dim) float32, copied. Raises `ValueError` for another
+        dimension.
+        """
+        if queries.shape[1] != self._dimension:
+            raise ValueError(
+                f"dimension mismatch: queries of {queries.shape[1]} numbers, vectors of "
+                f"{self._dimension}"
+            )
+        self._way.load(queries)
+
+    def write(self, parts: Sequence[UInt8], scores: Float32) -> None:
+        """Writes the scores of the rows of `parts`, (n, page_bytes) each, in order, into the first
+        of `scores`: (rows, q).
+
+        Releases the GIL meanwhile. Rows of a page that are not in use count as rows.
+        """
+        self._way.write(parts if self._wide is None else _widened(self._wide, parts), scores)
+
+
+def queries_few(layout: PageLayout) -> int:
+    """Returns up to how many queries are better computed as dot products here, 0 to
+    `QUERIES_FEW_MAX`, for rows of `layout`.
+
+    Measured by the first call of a process, some 0.2 s on one core: make it before the first query
+    comes. Thread-safe.
+    """
+    with _measuring:
+        return _measured(layout)
+
+
+@cache
+def _measured(layout: PageLayout) -> int:
+    counts = range(1, QUERIES_FEW_MAX + 1)
+    times = _times_s(layout, counts)
+    # The best division as a whole: that one count was measured while something else ran decides
+    # little.
+    totals_s = [
+        sum(dots_s if count <= few else matrix_s for count, (dots_s, matrix_s) in times.items())
+        for few in range(QUERIES_FEW_MAX + 1)
+    ]
+    few = totals_s.index(min(totals_s))
+    log.info("few queries are scored by dot products", queries_max=few, dimension=layout.dimension)
+    return few
+
+
+def _times_s(layout: PageLayout, counts: Iterable[int]) -> dict[int, tuple[float, float]]:
+    """How long rows take with so many queries, as dot products and as matrix products, in
+    seconds.
+    """
+    page_bytes = _page_bytes(layout)
+    # float16 rows are multiplied in the cache where they were widened.
+    trial_bytes = WIDE_BYTES if layout.vector_dtype == "float16" else TRIAL_BYTES
+    pages = np.empty((max(1, trial_bytes // page_bytes), page_bytes), np.uint8)
+    pages.fill(0)  # or all of it is one page of zeros, in the cache
+    times = {}
+    with threadpool_limits(limits=1, user_api="blas"):
+        for count in counts:
+            queries = np.ones((layout.dimension, count), np.float32).T
+            scores = np.empty((len(pages) * layout.rows_per_page, count), np.float32)
+            dots, matrix = _DotProducts(layout, count), _MatrixProducts(layout, count)
+            dots.load(queries)
+            matrix.load(queries)
+            tries = [
+                (_seconds(dots, pages, scores), _seconds(matrix, pages, scores))
+                for _ in range(TRIALS)
+            ]
+            times[count] = (
+                min(dots_s for dots_s, _ in tries),
+                min(matrix_s for _, matrix_s in tries),
+            )
+    return times
+
+
+def _seconds(way: _DotProducts | _MatrixProducts, pages: UInt8, scores: Float32) -> float:
+    began_s = time.perf_counter()
+    way.write([pages], scores)
+    return time.perf_counter() - began_s
+
+
+def _page_bytes(layout: PageLayout) -> int:
+    """Bytes of a page as it is multiplied: float16 rows are widened, without what is between them
+    and the next.
+    """
+    return (
+        layout.page_bytes
+        if layout.vector_dtype == "float32"
+        else 4 * layout.dimension * layout.rows_per_page
+    )
+
+
+class _DotProducts:
+    """Dot products, in order of memory.
+
+    Where a page's rows end, a hole begins: row numbers, zeros, checksum. Prefetchers that meet a
+    hole of 512 bytes stop, and cost 2.5 times as much; so every dot product runs on for `MARGIN`
+    numbers, which its query multiplies by zero.
+    """
+
+    def __init__(self, layout: PageLayout, count: int) -> None:
+        self._dimension, self._rows_per_page = layout.dimension, layout.rows_per_page
+        hole_bytes = (
+            _page_bytes(layout) - CHECKSUM_BYTES - self._rows_per_page * self._dimension * 4
+        )
+        margin = min(MARGIN, max(0, hole_bytes // 4))
+        self._weights = _zeros(count, self._dimension + margin, ONE_QUERY_AT if count == 1 else 0)
+
+    def load(self, queries: Float32) -> None:
+        """The queries: (q, dim)."""
+        self._weights[:, : self._dimension] = queries
+
+    def write(self, parts: Iterable[UInt8], scores: Float32) -> None:
+        """The rows of `parts`, (n, page_bytes) each, times the queries, into the first of (rows, q)
+        `scores`.
+        """
+        with np.errstate(invalid="ignore"):
+            end = self._write(parts, scores, self._weights)
+        # Row numbers above 2**31 may read as infinite, and zero times that is none.
+        if self._weights.shape[1] > self._dimension and end and math.isnan(scores[:end].min()):
+            self._write(parts, scores, self._weights[:, : self._dimension])
+
+    def _write(self, parts: Iterable[UInt8], scores: Float32, weights: Float32) -> int:
+        count, width = weights.shape
+        start = 0
+        for pages in parts:
+            shape = (len(pages), self._rows_per_page, 1, width)
+            runs: Float32 = np.ndarray(
+                shape, _FLOAT32, pages, 0, (pages.shape[1], self._dimension * 4, 0, 4)
+            )
+            end = start + len(pages) * self._rows_per_page
+            np.vecdot(
+                runs, weights, out=scores[start:end].reshape(len(pages), self._rows_per_page, count)
+            )
+            start = end
+        return start
+
+
+def _zeros(count: int, width: int, at: int) -> Float32:
+    """Zeros, (count, width), that begin `at` bytes into a line of the cache."""
+    room = np.zeros(count * width + (LINE_BYTES + at) // 4, np.float32)
+    start = (-room.__array_interface__["data"][0] % LINE_BYTES + at) // 4
+    return room[start : start + count * width].reshape(count, width)
+
+
+class _MatrixProducts:
+    """Matrix products of as many rows as suit the kernels."""
+
+    def __init__(self, layout: PageLayout, count: int) -> None:
+        self._dimension, self._rows_per_page = layout.dimension, layout.rows_per_page
+        self._weights = np.empty((self._dimension, count), np.float32)
+        self._batch_pages = None if count == 1 else _batch_pages(count, self._dimension)
+
+    def load(self, queries: Float32) -> None:
+        """The queries: (q, dim)."""
+        self._weights[:] = queries.T
+
+    def write(self, parts: Iterable[UInt8], scores: Float32) -> None:
+        """The rows of `parts`, (n, page_bytes) each, times the queries, into the first of (rows, q)
+        `scores`.
+        """
+        start = 0
+        for pages in parts:
+            end = start + len(pages) * self._rows_per_page
+            self._write(pages, scores[start:end])
+            start = end
+
+    def _write(self, pages: UInt8, scores: Float32) -> None:
+        row_numbers = self._rows_per_page * self._dimension
+        vectors = (
+            pages[:, : row_numbers * 4]
+            .view("<f4")
+            .reshape(-1, self._rows_per_page, self._dimension)
+        )
+        batch_pages = self._batch_pages or len(vectors)
+        whole = len(vectors) // max(1, batch_pages) * batch_pages
+        middle = whole * self._rows_per_page
+        _multiply_batches(vectors[:whole], batch_pages, self._weights, scores[:middle])
+        _multiply_batches(vectors[whole:], len(vectors) - whole, self._weights, scores[middle:])
+
+
+def _batch_pages(count: int, dimension: int) -> int:
+    pages = BATCH_PRODUCTS_MAX // (count * dimension) // BATCH_PAGES_MIN * BATCH_PAGES_MIN
+    return min(pages or BATCH_PAGES_LARGE, BATCH_PAGES_LARGE)
+
+
+def _multiply_batches(
+    vectors: Float32, batch_pages: int, weights: Float32, scores: Float32
+) -> None:
+    """(pages, rows_per_page, dim) times (dim, q) into (pages * rows_per_page, q), `batch_pages`
+    rows at a time.
+
+    A batch is the rows at one place of neighbouring pages: a matrix with a page for its stride,
+    which BLAS takes as it is.
+    """
+    count, rows_per_page, dimension = vectors.shape
+    if not count:
+        return
+    batched = (count // batch_pages, batch_pages, rows_per_page)
+    np.matmul(
+        vectors.reshape(*batched, dimension).transpose(0, 2, 1, 3),
+        weights,
+        out=scores.reshape(*batched, weights.shape[1]).transpose(0, 2, 1, 3),
+    )
+
+
+def _widened(layout: PageLayout, parts: Sequence[UInt8]) -> Iterator[UInt8]:
+    """Yields the pages of `parts` as rows of float32 alone, some at a time: (n, rows_per_page * dim
+    * 4) uint8.
+    """
+    numbers = layout.rows_per_page * layout.dimension
+    step = max(1, WIDE_BYTES // (4 * numbers))
+    for part in parts:
+        for first in range(0, len(part), step):
+            yield widened(part[first : first + step, : 2 * numbers].view("<i2")).view(np.uint8)
+
+
+def widened(halves: npt.NDArray[np.int16]) -> Float32:
+    """The bits of finite float16 numbers -> the same numbers in float32. Five times as fast as
+    NumPy's own cast.
+    """
+    # Sign, exponent and mantissa move to where float32 has them; the exponents' biases differ by
+    # 112.
+    bits = np.left_shift(halves, 13, dtype=np.int32)
+    np.bitwise_and(bits, np.int32(-0x70002000), out=bits)
+    wide = bits.view(np.float32)
+    np.multiply(wide, np.float32(2.0**112), out=wide)
+    return wide

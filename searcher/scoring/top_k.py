@@ -1,0 +1,252 @@
+"""The best results of the queries in hand: one table for all of them, and one exact order.
+
+The order is that of scores, highest first, and of row numbers where scores are equal. Candidates of
+many queries, from one cluster or from several, are merged in one call: the k-th best score of a
+query is the floor below which no candidate of another cluster needs to be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.query import TOP_K_MAX
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+Slots = npt.NDArray[np.intp]
+
+NO_FLOOR = np.float32(-np.inf)
+LEAST = np.finfo(np.float32).min
+"""Below it is only what marks that there is no score."""
+_SLOTS_AT_START = 128
+
+
+class TopK(NamedTuple):
+    """The best rows, best first; equal scores in the order of row numbers. `scores`: (n,) float32,
+    the others (n,) int64.
+    """
+
+    scores: Float32
+    rows: Int64
+    clusters: Int64
+
+
+class Candidates(NamedTuple):
+    """What one cluster has for several queries, in no order; every row that may enter a result is
+    there, few others are.
+
+    `queries`: (m,) positions in what was asked; `scores`: (m,) float32; `rows`: (m,) int64;
+    `floors`: (q,) float32, scores below which nothing can enter the result of each query, as far as
+    this cluster tells.
+    """
+
+    queries: Slots
+    scores: Float32
+    rows: Int64
+    floors: Float32
+
+
+class Scored(NamedTuple):
+    """The candidates of `cluster`, or of one for each, (m,) int64, for the queries at `slots`: (q,)
+    of a table, each once.
+    """
+
+    cluster: int | Int64
+    slots: Slots
+    candidates: Candidates
+
+
+class TopTable:
+    """The best results so far of each query in hand, at its slot; a few KB each. Not thread-safe.
+
+    Grows with the queries in hand, whose number its user bounds.
+    """
+
+    def __init__(self) -> None:
+        """An empty table."""
+        self._top_ks = np.zeros(0, np.intp)
+        self._scores = np.empty((0, TOP_K_MAX), np.float32)
+        self._rows = np.empty((0, TOP_K_MAX), np.int64)
+        self._clusters = np.empty((0, TOP_K_MAX), np.int64)
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        """The queries in hand."""
+        return len(self._top_ks) - len(self._free)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the table holds; it does not shrink."""
+        return sum(part.nbytes for part in (self._top_ks, self._scores, self._rows, self._clusters))
+
+    def add(self, top_k: int) -> int:
+        """Returns the slot of a new query that wants `top_k` results, 1 to `TOP_K_MAX`; lower slots
+        are used first.
+
+        Raises `ValueError` for another `top_k`.
+        """
+        if not 1 <= top_k <= TOP_K_MAX:
+            raise ValueError(f"top_k is {top_k}: a result holds 1 to {TOP_K_MAX} rows")
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        self._top_ks[slot] = top_k
+        self._scores[slot] = NO_FLOOR
+        return slot
+
+    def remove(self, slot: int) -> None:
+        """Forgets a query; its slot may be given to the next. Raises `KeyError` where there is
+        none.
+        """
+        self._check(slot)
+        self._top_ks[slot] = 0
+        self._free.append(slot)
+
+    def floors(self, slots: Slots) -> Float32:
+        """Returns the k-th best score of each query, -inf where it has fewer: (q,) slots -> (q,)
+        float32, a copy.
+        """
+        floors: Float32 = self._scores[slots, self._top_ks[slots] - 1]
+        return floors
+
+    def top_ks(self, slots: Slots) -> Slots:
+        """Returns how many results each query wants: (q,) slots -> (q,), a copy."""
+        top_ks: Slots = self._top_ks[slots]
+        return top_ks
+
+    def merge(self, scored: Iterable[Scored]) -> None:
+        """Lets candidates of any number of clusters enter the results of their queries.
+
+        A row must not come twice for a query, now or later: clusters are disjoint and each is
+        scored once. One call for several clusters costs less than a call each.
+        """
+        parts = [part for part in scored if len(part.candidates.queries)]
+        if not parts:
+            return
+        if len(parts) == 1 and len(parts[0].slots) == 1:
+            self._enter_one(int(parts[0].slots[0]), parts[0])
+            return
+        slots = np.concatenate([part.slots[part.candidates.queries] for part in parts])
+        self._enter(
+            parts[0].slots if len(parts) == 1 else np.unique(slots),
+            slots,
+            np.concatenate([part.candidates.scores for part in parts]),
+            np.concatenate([part.candidates.rows for part in parts]),
+            np.concatenate([_clusters(part) for part in parts]),
+        )
+
+    def best(self, slot: int) -> TopK:
+        """Returns the best results so far, at most the query's `top_k`: copies. Raises `KeyError`
+        where there is none.
+        """
+        self._check(slot)
+        top_k = self._top_ks[slot]
+        count = int(np.count_nonzero(self._scores[slot, :top_k] > NO_FLOOR))
+        return TopK(
+            self._scores[slot, :count].copy(),
+            self._rows[slot, :count].copy(),
+            self._clusters[slot, :count].copy(),
+        )
+
+    def _enter_one(self, slot: int, part: Scored) -> None:
+        """What `_enter` does, for one query alone, in a quarter of its time."""
+        top_k = int(self._top_ks[slot])
+        scores, rows, clusters = part.candidates.scores, part.candidates.rows, _clusters(part)
+        held = int(np.count_nonzero(self._scores[slot, :top_k] > NO_FLOOR))
+        if held:
+            scores = np.concatenate([self._scores[slot, :held], scores])
+            rows = np.concatenate([self._rows[slot, :held], rows])
+            clusters = np.concatenate([self._clusters[slot, :held], clusters])
+        order = np.lexsort((rows, -scores))[:top_k]
+        self._scores[slot, : len(order)] = scores[order]
+        self._rows[slot, : len(order)] = rows[order]
+        self._clusters[slot, : len(order)] = clusters[order]
+
+    def _enter(
+        self, touched: Slots, slots: Slots, scores: Float32, rows: Int64, clusters: Int64
+    ) -> None:
+        """`touched`: all of `slots`, each once."""
+        depth = int(self._top_ks[touched].max())
+        held = self._scores[touched, :depth]
+        at, rank = np.nonzero(held > NO_FLOOR)
+        holders = touched[at]
+        slots = np.concatenate([holders, slots])
+        scores = np.concatenate([held[at, rank], scores])
+        rows = np.concatenate([self._rows[holders, rank], rows])
+        clusters = np.concatenate([self._clusters[holders, rank], clusters])
+        kept, ranks = best_of_each(slots, scores, rows, self._top_ks)
+        slots = slots[kept]
+        self._scores[slots, ranks] = scores[kept]
+        self._rows[slots, ranks] = rows[kept]
+        self._clusters[slots, ranks] = clusters[kept]
+
+    def _check(self, slot: int) -> None:
+        if not (0 <= slot < len(self._top_ks) and self._top_ks[slot]):
+            raise KeyError(f"no query at slot {slot}")
+
+    def _grow(self) -> None:
+        held = len(self._top_ks)
+        added = max(_SLOTS_AT_START, held)
+        self._top_ks = np.concatenate([self._top_ks, np.zeros(added, np.intp)])
+        self._scores = np.concatenate([self._scores, np.full((added, TOP_K_MAX), NO_FLOOR)])
+        self._rows = np.concatenate([self._rows, np.zeros((added, TOP_K_MAX), np.int64)])
+        self._clusters = np.concatenate([self._clusters, np.zeros((added, TOP_K_MAX), np.int64)])
+        self._free.extend(range(held + added - 1, held - 1, -1))
+
+
+def as_scored(best: TopK, slots: Slots, floor: float, top_k: int) -> Scored:
+    """Returns what was found at once, of several clusters, as candidates of the one query at
+    `slots`: (1,), of a table.
+
+    `floor`: below which nothing was looked for; `top_k`: how many were.
+    """
+    floors = best.scores[-1:] if len(best.rows) == top_k else np.array([floor], np.float32)
+    return Scored(
+        best.clusters,
+        slots,
+        Candidates(np.zeros(len(best.rows), np.intp), best.scores, best.rows, floors),
+    )
+
+
+def _clusters(part: Scored) -> Int64:
+    """The cluster of each candidate."""
+    if isinstance(part.cluster, int):
+        return np.full(len(part.candidates.queries), part.cluster, np.int64)
+    return part.cluster
+
+
+def best_of_each(
+    queries: Slots, scores: Float32, rows: Int64, top_ks: Slots
+) -> tuple[Slots, Slots]:
+    """Returns the positions of the best `top_ks[query]` candidates of each query, and the rank of
+    each.
+
+    `queries`, `scores`, `rows`: (m,), finite scores; `top_ks`: by query. Sorted by query, score and
+    row number.
+    """
+    # One integer sorts by query and falling score. The bits of a float sort like the number once
+    # those of the negative ones are flipped, and adding zero makes one zero of two.
+    bits = (scores + np.float32(0)).view(np.uint32)
+    rising = bits ^ (-(bits >> 31) | np.uint32(1 << 31))
+    keys = (queries.astype(np.uint64) << np.uint64(32)) | ~rising
+    order: Slots = np.argsort(keys)
+    in_order = keys[order]
+    equal = in_order[1:] == in_order[:-1]
+    if equal.any():
+        # Ties lie side by side, so sorting those that tie among themselves leaves all others where
+        # they are.
+        ties = np.zeros(len(order), bool)
+        ties[1:] = equal
+        ties[:-1] |= equal
+        tied = order[ties]
+        order[ties] = tied[np.lexsort((rows[tied], keys[tied]))]
+    query = queries[order]
+    counts = np.bincount(query, minlength=len(top_ks))
+    starts = np.cumsum(counts) - counts
+    ranks = np.arange(len(query)) - starts[query]
+    kept = ranks < top_ks[query]
+    return order[kept], ranks[kept]
