@@ -13,6 +13,7 @@ import msgspec
 from carpool.errors import ConfigError
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Settings, describe, load_settings
+from carpool.settings.renamed import old_names
 from carpool.settings.sections import SettingDoc
 from cli.runfile import RunFile
 from cli.up_settings import UpSettings
@@ -126,6 +127,8 @@ def load(kind: type[T], given: Given) -> T:
 def _check_flags(section: str, kind: type[Settings], values: Mapping[str, Any]) -> None:
     docs = {doc.name: doc for doc in describe(section, kind)}
     for name in values:
+        if name in old_names(kind):
+            continue
         if name not in docs:
             raise ConfigError(
                 f"--set {section}.{name}: [{section}] has no {name!r}; it has: {', '.join(docs)}"

@@ -4,14 +4,16 @@ at the end.
 
 from __future__ import annotations
 
+import sys
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from carpool.errors import ConfigError
+from carpool.settings.renamed import modernised, old_names
 from carpool.settings.sections import (
     ENVIRONMENT_PREFIX,
     Secret,
@@ -23,6 +25,11 @@ from carpool.settings.sections import (
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+def warn_on_stderr(message: str) -> None:
+    """Prints a warning about settings: logs are not set up yet when settings are read."""
+    print(f"warning: {message}", file=sys.stderr)  # noqa: T201
+
+
 def load_settings(
     kind: type[T],
     *,
@@ -30,12 +37,14 @@ def load_settings(
     environ: Mapping[str, str],
     flags: Mapping[str, Mapping[str, Any]] | None = None,
     elsewhere: Collection[str] = (),
+    warn: Callable[[str], None] = warn_on_stderr,
 ) -> T:
     """Returns settings of `kind`, a struct whose fields are sections (`Settings`).
 
     `flags` maps section to name to value; None means that the flag was not given. `elsewhere` names
-    sections of the file that others read: they are passed over. Raises `ConfigError` that lists
-    everything that is wrong, each with where it was set.
+    sections of the file that others read: they are passed over. `warn` gets a sentence for each
+    setting of an earlier version. Raises `ConfigError` that lists everything that is wrong, each
+    with where it was set.
     """
     sections: dict[str, type[Settings]] = {
         field.name: field.type for field in msgspec.structs.fields(kind)
@@ -44,9 +53,13 @@ def load_settings(
     problems: list[str] = []
     if file is not None:
         _read_file(file, sections, frozenset(elsewhere), values, problems)
-    _read_environment(environ, sections, values, problems)
-    for section, given in (flags or {}).items():
-        values[section].update({name: value for name, value in given.items() if value is not None})
+    _modernise(values, sections, warn)
+    from_environment: dict[str, dict[str, Any]] = {name: {} for name in sections}
+    _read_environment(environ, sections, from_environment, problems)
+    _modernise(from_environment, sections, warn)
+    for source in (from_environment, _modern_flags(flags or {}, sections, warn)):
+        for section, given in source.items():
+            values[section].update(given)
     built: dict[str, Settings] = {}
     for name, section_kind in sections.items():
         try:
@@ -61,6 +74,31 @@ def load_settings(
             + "\n`carpool config` documents each one."
         )
     return kind(**built)
+
+
+def _modernise(
+    values: dict[str, dict[str, Any]],
+    sections: Mapping[str, type[Settings]],
+    warn: Callable[[str], None],
+) -> None:
+    for section, kind in sections.items():
+        values[section] = modernised(section, kind, values[section], warn)
+
+
+def _modern_flags(
+    flags: Mapping[str, Mapping[str, Any]],
+    sections: Mapping[str, type[Settings]],
+    warn: Callable[[str], None],
+) -> dict[str, dict[str, Any]]:
+    return {
+        section: modernised(
+            section,
+            sections[section],
+            {name: value for name, value in given.items() if value is not None},
+            warn,
+        )
+        for section, given in flags.items()
+    }
 
 
 def _choices(error: msgspec.ValidationError, section: str, kind: type[Settings]) -> str:
@@ -118,13 +156,19 @@ def _read_environment(
     problems: list[str],
 ) -> None:
     known = {}
+    old = {}
     for section, section_kind in sections.items():
         known.update({doc.environment: doc for doc in describe(section, section_kind)})
+        for name in old_names(section_kind):
+            old[environment_name(section, name)] = (section, name)
     prefixes = tuple(f"{ENVIRONMENT_PREFIX}{section}_".upper() for section in sections)
     for variable in sorted(environ):
         doc = known.get(variable)
         if doc is not None:
             text = environ[variable]
             values[doc.section][doc.name] = Secret(text) if doc.is_secret else text
+        elif variable in old:
+            section, name = old[variable]
+            values[section][name] = environ[variable]
         elif variable.startswith(prefixes):
             problems.append(f"{variable} is in the environment but is no setting; is it misspelt?")

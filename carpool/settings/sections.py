@@ -4,8 +4,9 @@ documentation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -16,8 +17,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A section: plain values with defaults, each `Annotated[..., Meta(description=...)]`.
 
     A description says what the value bounds, its unit, and what too low and too high do. `check`
-    says what types cannot.
+    says what types cannot. A section that changes names them here, so that files of an earlier
+    version go on working: `RENAMED` maps an old setting to its new name, `RENAMED_VALUES` maps a
+    setting to its old values and their new words, `REMOVED` maps a setting that no longer exists
+    to the reason. `load_settings` warns about each one that it meets.
     """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    REMOVED: ClassVar[Mapping[str, str]] = {}
 
     def check(self) -> list[str]:
         """Returns what is wrong between the values of this section, each a sentence; empty when all

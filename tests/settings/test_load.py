@@ -5,7 +5,7 @@ once.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import pytest
@@ -157,3 +157,43 @@ def test_clients_are_set_up_to_lose_nothing_and_to_agree_with_java() -> None:
     assert consumer["auto.offset.reset"] == "error", (
         "a log that starts after our offset is an error, not a skip"
     )
+
+
+class Modern(Settings, frozen=True, kw_only=True):
+    RENAMED: ClassVar = {"old": "name"}
+    RENAMED_VALUES: ClassVar = {"name": {"whole": "per_window"}}
+    REMOVED: ClassVar = {"gone": "it never mattered"}
+
+    name: str = "default"
+
+
+class OnlyModern(msgspec.Struct, frozen=True, kw_only=True):
+    section: Modern
+
+
+def modern(tmp_path: Path, content: str = "", **environ: str) -> tuple[str, list[str]]:
+    (tmp_path / "old.toml").write_text(content)
+    warnings: list[str] = []
+    settings = load_settings(
+        OnlyModern, file=tmp_path / "old.toml", environ=environ, warn=warnings.append
+    )
+    return settings.section.name, warnings
+
+
+def test_a_setting_of_an_earlier_version_is_accepted_or_ignored_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    assert modern(tmp_path, "[section]\nold = 'a'") == (
+        "a",
+        ["[section] old is now called name; the old name is still accepted"],
+    )
+    assert modern(tmp_path, "[section]\nold = 'a'\nname = 'b'")[0] == "b"
+    assert modern(tmp_path, "[section]\nname = 'whole'") == (
+        "per_window",
+        ["[section] name = 'whole' is now written 'per_window'"],
+    )
+    assert modern(tmp_path, "[section]\ngone = 0") == (
+        "default",
+        ["[section] gone is ignored: it never mattered"],
+    )
+    assert modern(tmp_path, CARPOOL_SECTION_OLD="whole")[0] == "per_window"

@@ -1,0 +1,35 @@
+"""Settings of an earlier version: a renamed one is accepted, a removed one is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from carpool.settings.sections import Settings
+
+
+def modernised(
+    section: str, kind: type[Settings], given: Mapping[str, Any], warn: Callable[[str], None]
+) -> dict[str, Any]:
+    """Returns `given` (values by setting) in today's names and values; warns about each change.
+
+    A new name wins over its old name where both are given.
+    """
+    values = {name: value for name, value in given.items() if name not in kind.RENAMED}
+    for old, new in kind.RENAMED.items():
+        if old in given:
+            warn(f"[{section}] {old} is now called {new}; the old name is still accepted")
+            values.setdefault(new, given[old])
+    for name, reason in kind.REMOVED.items():
+        if values.pop(name, None) is not None:
+            warn(f"[{section}] {name} is ignored: {reason}")
+    for name, words in kind.RENAMED_VALUES.items():
+        if (new := words.get(str(values.get(name)))) is not None:
+            warn(f"[{section}] {name} = {values[name]!r} is now written {new!r}")
+            values[name] = new
+    return values
+
+
+def old_names(kind: type[Settings]) -> tuple[str, ...]:
+    """Returns the names of a section that are accepted beside those of today."""
+    return (*kind.RENAMED, *kind.REMOVED)
