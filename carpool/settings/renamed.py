@@ -24,9 +24,10 @@ def modernised(
         if values.pop(name, None) is not None:
             warn(f"[{section}] {name} is ignored: {reason}")
     for name, words in kind.RENAMED_VALUES.items():
-        if (new := words.get(str(values.get(name)))) is not None:
-            warn(f"[{section}] {name} = {values[name]!r} is now written {new!r}")
-            values[name] = new
+        if str(values.get(name)) in words:
+            today = words[str(values[name])]
+            warn(f"[{section}] {name} = {values[name]!r} is now written {today!r}")
+            values[name] = today
     return values
 
 
