@@ -1,0 +1,202 @@
+"""Checks the shape of the code, and prints the lines of each part of the tree. `make lint` runs it.
+
+It fails where a line is longer than 100 columns, a function is longer than 70 lines, a class has
+more than 20 fields, two classes of the product share a name, two folders import each other, or a
+module says that it is pure and no import contract covers it.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+COLUMNS_MAX = 100
+FUNCTION_LINES_MAX = 70
+CLASS_FIELDS_MAX = 20
+PRODUCT = (
+    "schemas",
+    "producers",
+    "grouper",
+    "searcher",
+    "generator",
+    "indexer",
+    "carpool",
+    "cli",
+)
+RECORD_BASES = frozenset({"Record", "Settings"})
+"""A class of these has one field for each field on the wire, or for each setting."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A parsed Python file. `path` is relative to the root of the tree."""
+
+    path: PurePosixPath
+    text: str
+    tree: ast.Module
+
+    @property
+    def name(self) -> str:
+        """The dotted name under which the module is imported."""
+        parts = self.path.with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @property
+    def area(self) -> str:
+        """The part of the tree that the file counts for."""
+        top = self.path.parts[0]
+        return "product" if top in PRODUCT else top
+
+
+def read_modules(root: Path) -> list[Module]:
+    """Returns every Python file that git tracks below `root`."""
+    command = ["git", "-C", str(root), "ls-files", "*.py"]
+    names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    modules = []
+    for name in names:
+        if (root / name).exists():
+            text = (root / name).read_text(encoding="utf-8")
+            modules.append(Module(PurePosixPath(name), text, ast.parse(text)))
+    return modules
+
+
+def long_lines(modules: list[Module]) -> Iterator[str]:
+    """Yields every line that is too long."""
+    for module in modules:
+        for number, line in enumerate(module.text.splitlines(), 1):
+            if len(line) > COLUMNS_MAX:
+                yield f"{module.path}:{number}: {len(line)} columns, at most {COLUMNS_MAX}"
+
+
+def long_functions(modules: list[Module]) -> Iterator[str]:
+    """Yields every function of the product and of bench that is too long."""
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if module.area == "tests" or not isinstance(
+                node, ast.FunctionDef | ast.AsyncFunctionDef
+            ):
+                continue
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                yield (
+                    f"{module.path}:{node.lineno}: {node.name} has {lines} lines, "
+                    f"at most {FUNCTION_LINES_MAX}"
+                )
+
+
+def large_classes(modules: list[Module]) -> Iterator[str]:
+    """Yields every class of the product and of bench that has too many fields."""
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if module.area == "tests" or not isinstance(node, ast.ClassDef):
+                continue
+            bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+            if bases & RECORD_BASES:
+                continue
+            count = len(_fields(node))
+            if count > CLASS_FIELDS_MAX:
+                yield (
+                    f"{module.path}:{node.lineno}: {node.name} has {count} fields, "
+                    f"at most {CLASS_FIELDS_MAX}"
+                )
+
+
+def _fields(node: ast.ClassDef) -> set[str]:
+    found = {
+        each.target.id
+        for each in node.body
+        if isinstance(each, ast.AnnAssign)
+        and isinstance(each.target, ast.Name)
+        and "ClassVar" not in ast.unparse(each.annotation)
+    }
+    for each in ast.walk(node):
+        is_stored = isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+        if is_stored and isinstance(each.value, ast.Name) and each.value.id == "self":
+            found.add(each.attr)
+    return found
+
+
+def shared_names(modules: list[Module]) -> Iterator[str]:
+    """Yields every name that two top-level classes of the product have, or two of bench."""
+    for area in ("product", "bench"):
+        places: dict[str, list[str]] = defaultdict(list)
+        for module in modules:
+            for node in module.tree.body:
+                if module.area == area and isinstance(node, ast.ClassDef):
+                    places[node.name].append(f"{module.path}:{node.lineno}")
+        for name, where in sorted(places.items()):
+            if len(where) > 1:
+                yield f"{where[0]}: class {name} is also at {', '.join(where[1:])}"
+
+
+def mutual_imports(modules: list[Module]) -> Iterator[str]:
+    """Yields every pair of folders that import each other; a folder and its own subfolders may."""
+    code = [module for module in modules if module.area in ("product", "bench")]
+    folders = {module.name: str(module.path.parent) for module in code}
+    imports: dict[tuple[str, str], str] = {}
+    for module in code:
+        here = str(module.path.parent)
+        for name in _imported(module.tree):
+            there = folders.get(name, here)
+            if there != here:
+                imports.setdefault((here, there), f"{module.path} imports {name}")
+    for (one, other), example in sorted(imports.items()):
+        is_nested = f"{other}/".startswith(f"{one}/") or f"{one}/".startswith(f"{other}/")
+        if one < other and not is_nested and (other, one) in imports:
+            yield f"{one} and {other} import each other: {example}; {imports[other, one]}"
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def unguarded_pure_modules(modules: list[Module], root: Path) -> Iterator[str]:
+    """Yields every module that says "Pure." in its docstring and is in no contract for plans."""
+    configuration = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    guarded: set[str] = set()
+    for contract in configuration["tool"]["importlinter"]["contracts"]:
+        if contract["name"].startswith("Plans decide"):
+            guarded.update(contract["source_modules"])
+    for module in modules:
+        says = "Pure." in (ast.get_docstring(module.tree) or "")
+        covered = any(module.name == each or module.name.startswith(f"{each}.") for each in guarded)
+        if says and not covered and module.area == "product":
+            yield f"{module.path}: says that it is pure, and no import contract covers it"
+
+
+def main() -> int:
+    """Prints the lines of each area and what is wrong; returns the exit status."""
+    root = Path(__file__).resolve().parents[1]
+    modules = read_modules(root)
+    lines: dict[str, int] = defaultdict(int)
+    for module in modules:
+        lines[module.area] += len(module.text.splitlines())
+    for area, count in sorted(lines.items()):
+        print(f"{area:10} {count:7,} lines of Python")  # noqa: T201
+    problems = [
+        *long_lines(modules),
+        *long_functions(modules),
+        *large_classes(modules),
+        *shared_names(modules),
+        *mutual_imports(modules),
+        *unguarded_pure_modules(modules, root),
+    ]
+    for problem in problems:
+        print(problem)  # noqa: T201
+    print(f"{len(problems)} problems of shape")  # noqa: T201
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
