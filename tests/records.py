@@ -1,0 +1,122 @@
+"""Builders of records for tests: each fills the required fields, and takes any field by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from carpool.kafka.records import Message
+from carpool.loop.stage import Unit
+from schemas.answer import Answer
+from schemas.group import Group, GroupedQuery
+from schemas.query import Query
+from schemas.record import ClusterId, Headers, Record, Source
+from schemas.retrieval import Hit, Retrieval
+from schemas.topics import QUERIES
+from tests.clocks import NOW_US
+
+R = TypeVar("R", bound=Record)
+
+
+def a_source(
+    offset: int = 0, topic: str = QUERIES.name, partition: int = 0, timestamp_ms: int = 0
+) -> Source:
+    """Where a record was read."""
+    return Source(topic=topic, partition=partition, offset=offset, timestamp_ms=timestamp_ms)
+
+
+def a_query(query_id: str = "q", text: str | None = "why?", **fields: Any) -> Query:
+    """A query; one without text has a vector of one dimension."""
+    if text is None:
+        fields = {"vector": b"\0\0\0\0", "embedding_model": "m", **fields}
+    return Query(query_id=query_id, text=text, **fields)
+
+
+def a_grouped_query(
+    query: Query | str = "q", clusters: Sequence[int] = (1,), **fields: Any
+) -> GroupedQuery:
+    """A query of a group, or one with this id, that probes `clusters`."""
+    given: dict[str, Any] = {
+        "query": a_query(query) if isinstance(query, str) else query,
+        "source": a_source(),
+        "arrival_us": 0,
+        "vector": b"\0\0\0\0",
+        "clusters": tuple(map(ClusterId, clusters)),
+    }
+    return GroupedQuery(**given | fields)
+
+
+def a_group(*queries: GroupedQuery, **fields: Any) -> Group:
+    """A group of `queries`, whose clusters are theirs in ascending order."""
+    given: dict[str, Any] = {
+        "index_version": "v",
+        "centroids_fingerprint": "c",
+        "embedding_model": "m",
+        "grouper": "g",
+        "window_id": 1,
+        "lane": 0,
+        "lane_count": 1,
+        "sequence": 0,
+        "groups_in_window_for_lane": 1,
+        "queries": queries,
+        "clusters": tuple(sorted({cluster for query in queries for cluster in query.clusters})),
+    }
+    return Group(**given | fields)
+
+
+def some_hits(count: int = 2) -> tuple[Hit, ...]:
+    """Hits d1, d2, ... of clusters 1, 2, ..., best first."""
+    return tuple(
+        Hit(doc_id=f"d{n}", score=1 - n / 10, cluster=ClusterId(n), title=f"T{n}", text=f"text {n}")
+        for n in range(1, count + 1)
+    )
+
+
+def a_retrieval(query: Query | str = "q", hits: Sequence[Hit] = (), **fields: Any) -> Retrieval:
+    """The final retrieval of a query, or of one with this id."""
+    given: dict[str, Any] = {
+        "query": a_query(query) if isinstance(query, str) else query,
+        "source": a_source(),
+        "revision": 1,
+        "is_final": True,
+        "index_version": "v",
+        "embedding_model": "m",
+        "hits": tuple(hits),
+        "skipped_clusters": (),
+    }
+    return Retrieval(**given | fields)
+
+
+def an_answer(query_id: str = "q", status: str = "ok", **fields: Any) -> Answer:
+    """A terminal answer, without citations."""
+    given: dict[str, Any] = {
+        "query_id": query_id,
+        "status": status,
+        "is_final": True,
+        "replayed": False,
+        "attempts": 1,
+        "citations": (),
+        "retrieved": (),
+    }
+    return Answer(**given | fields)
+
+
+def a_message(
+    topic: str = QUERIES.name,
+    offset: int = 0,
+    *,
+    partition: int = 0,
+    key: bytes | None = None,
+    value: bytes | None = b"v",
+    headers: Headers = (),
+    timestamp_ms: int = NOW_US // 1_000,
+    received_us: int = NOW_US,
+) -> Message:
+    """A record as a broker gives it."""
+    source = a_source(offset, topic, partition, timestamp_ms)
+    return Message(source=source, key=key, value=value, headers=headers, received_us=received_us)
+
+
+def a_unit(unit_id: int, record: R, message: Message | None = None, **fields: Any) -> Unit[R]:
+    """A unit as the loop offers it; `message` is by default at offset `unit_id`."""
+    return Unit(id=unit_id, record=record, message=message or a_message(offset=unit_id), **fields)
