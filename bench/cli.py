@@ -1,4 +1,4 @@
-"""The options of `carpool bench`. Light to import: the work is in `bench.commands` and
+"""The options of `carpool bench`. Light to import: the work is in `bench.services.commands` and
 `bench.search`.
 """
 
@@ -10,15 +10,15 @@ from typing import Annotated, Literal
 import typer
 
 from bench.cagr_figures.cli import figure
-from bench.chaos.cli import chaos
 from bench.grouping_cli import grouping
 from bench.grown.cli import data as grow_data
 from bench.lone_query_cli import lone
 from bench.options import DataOption, JsonOption, ServiceSettingOption, WorkOption
-from bench.overhead.cli import overhead
-from bench.priorities_cli import priorities
-from bench.rebalance.cli import rebalance
+from bench.reliability.chaos.cli import chaos
+from bench.reliability.priorities_cli import priorities
+from bench.reliability.rebalance.cli import rebalance
 from bench.search.cli import search
+from bench.services.overhead.cli import overhead
 from bench.simulator.cli import policies, simulator
 
 app = typer.Typer(
@@ -150,7 +150,7 @@ def claims(
     Example:  carpool bench claims --data DATA --generate 50 --llm-url http://127.0.0.1:8000/v1
     --json claims.json
     """
-    from bench import commands
+    from bench.services import commands
 
     common = commands.Common(
         data=data,
@@ -246,7 +246,7 @@ def traffic(
     Example:  carpool bench traffic --data DATA --text-rate 0 --vector-rate 500 --set
     grouper.policy=none
     """
-    from bench import commands
+    from bench.services import commands
 
     common = commands.Common(
         data=data,

@@ -13,10 +13,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.claims import ClaimsResult
 from bench.figures import Spread
 from bench.machine import DataFile, Machine, Revision
-from bench.traffic import Footprint, TrafficResult
+from bench.services.claims import ClaimsResult
+from bench.services.traffic import Footprint, TrafficResult
 from carpool.errors import ConfigError
 
 MIB = 1024 * 1024

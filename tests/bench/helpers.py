@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bench.listening import Arrived
+from bench.core.topic_recorder import Arrived
 from schemas.codec import encode
 from schemas.record import Record
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.accounting import close_books
+from bench.core.accounting import close_books
 
 
 def test_everything_answered_once_holds() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.commands import parse_settings
 from bench.data import find_data, read_evidence, read_passage_ids, read_vectors
 from bench.index import nprobes_to_try
 from bench.machine import data_file, this_machine, this_revision
 from bench.memory import MemoryUse, MemoryWatch, memory_of, parse_status
+from bench.services.commands import parse_settings
 from carpool.errors import ConfigError
 
 

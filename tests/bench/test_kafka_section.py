@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.kafka_section import kafka_section
+from bench.core.kafka_settings import kafka_section
 from carpool.errors import ConfigError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench import listening
-from bench.listening import end_offsets
+from bench.core import topic_recorder as listening
+from bench.core.topic_recorder import end_offsets
 from carpool.errors import RetryableError
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from bench.stack import ServiceProcess, Stack
+from bench.core.stack import ServiceProcess, Stack
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import QUERIES

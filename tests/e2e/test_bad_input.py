@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.stack import Stack
+from bench.core.stack import Stack
 from carpool.disk.manifest import read_manifest
 from carpool.testing.poison import Poison, poison_for, poison_records
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.stack import SERVICES, Stack
+from bench.core.stack import SERVICES, Stack
 from carpool.kafka.commit_metadata import decode_metadata
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
 from tests.e2e.support import (

@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, messaging_attributes
 from opentelemetry.semconv.attributes import server_attributes
 
-from bench.stack import Stack
+from bench.core.stack import Stack
 from carpool.loop.tracing.setup import SEMANTIC_CONVENTIONS
 from carpool.testing.llm_server import LlmServer
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bench.session import begin_at_end
+from bench.core.session import begin_at_end
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from carpool.kafka.librdkafka import LibrdkafkaProducer

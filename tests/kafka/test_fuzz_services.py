@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.stack import Stack
+from bench.core.stack import Stack
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer

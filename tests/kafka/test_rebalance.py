@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rebalance.rig import Rig, open_rig
+from bench.reliability.rebalance.rig import Rig, open_rig
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -1,0 +1,1 @@
+"""What holds under failures and load: chaos, rebalance, priorities."""

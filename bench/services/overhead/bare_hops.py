@@ -1,0 +1,222 @@
+"""One bare hop: records from one topic to the next, as they are; the baseline of `carpool bench
+overhead`.
+
+A plain consumer and a plain Kafka producer on one thread, with the librdkafka settings of Carpool's
+services and nothing of their loop: no books, no retries, no takeover. Whatever fails ends the
+process. Run by `bench.services.overhead.bare_rig`:
+
+    python -m bench.services.overhead.bare_hops --bootstrap 127.0.0.1:9092 --from A --to B --group G
+    --delivery exactly_once
+
+The section `kafka` of Carpool's settings is read from the environment, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import get_args
+
+import msgspec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from bench.core.kafka_settings import kafka_section
+from bench.services.overhead.contestants import Delivery
+from carpool.errors import CarpoolError, ConfigError
+from carpool.kafka.librdkafka.protocol import choose_protocol, member_config
+from carpool.kafka.librdkafka.transactional import TRANSACTION_TIMEOUT_MS
+from carpool.kafka.settings import KafkaSettings, client_config, producer_config
+
+IDLE_S = 0.2
+BROKERS_S = 30.0
+RECORDS_MAX = 250
+LOOPBACK = frozenset({"127.0.0.1", "localhost"})
+
+IsStopped = Callable[[], bool]
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True):
+    """From where to where, and as which consumer group."""
+
+    source: str
+    target: str
+    group: str
+
+
+def copy_exactly_once(
+    settings: KafkaSettings, hop: Hop, consumer: Consumer, is_stopped: IsStopped
+) -> None:
+    """Copies what has come, in one transaction with its offsets; the next begins an interval after.
+    Raises `KafkaException`.
+    """
+    timeout_s = settings.request_timeout_ms / 1_000
+    producer = Producer(
+        producer_config(settings)
+        | {
+            "transactional.id": f"{hop.group}-bare",
+            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        }
+    )
+    producer.init_transactions(timeout_s)
+    due_s = 0.0
+    while not is_stopped():
+        first = records_of([consumer.poll(IDLE_S)])
+        if not first:
+            continue
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        records = first + records_of(consumer.consume(RECORDS_MAX - 1, 0))
+        producer.begin_transaction()
+        for record in records:
+            producer.produce(hop.target, **copied(record))
+        producer.send_offsets_to_transaction(
+            ends_of(records), consumer.consumer_group_metadata(), timeout_s
+        )
+        producer.commit_transaction(timeout_s)
+        due_s = time.monotonic() + settings.commit_interval_ms / 1_000
+
+
+def copy_at_least_once(
+    settings: KafkaSettings, hop: Hop, consumer: Consumer, is_stopped: IsStopped
+) -> None:
+    """Copies what comes at once; an interval after the last commit flushes, and commits the
+    offsets. Raises `KafkaException`.
+    """
+    producer = Producer(producer_config(settings))
+    uncommitted: list[Message] = []
+    due_s = 0.0
+    while not is_stopped():
+        wait_s = max(0.0, due_s - time.monotonic()) if uncommitted else IDLE_S
+        if records := records_of([consumer.poll(wait_s)]):
+            records += records_of(consumer.consume(RECORDS_MAX - 1, 0))
+        for record in records:
+            producer.produce(hop.target, on_delivery=_require_delivered, **copied(record))
+        uncommitted += records
+        producer.poll(0)
+        if uncommitted and time.monotonic() >= due_s:
+            producer.flush(settings.request_timeout_ms / 1_000)
+            consumer.commit(offsets=ends_of(uncommitted), asynchronous=True)
+            uncommitted = []
+            due_s = time.monotonic() + settings.offsets_interval_ms() / 1_000
+    producer.flush(settings.request_timeout_ms / 1_000)
+
+
+def records_of(polled: Iterable[Message | None]) -> list[Message]:
+    """Returns the records among what a poll returned, less the ends of partitions. Raises
+    `KafkaException` for a fatal error.
+    """
+    records = []
+    for message in polled:
+        if message is None:
+            continue
+        error = message.error()
+        if error is None:
+            records.append(message)
+        elif error.fatal():
+            raise KafkaException(error)
+    return records
+
+
+def copied(record: Message) -> dict[str, object]:
+    """Returns what a Kafka producer takes of a record, to write it as it is."""
+    return {"key": record.key(), "value": record.value(), "headers": record.headers()}
+
+
+def ends_of(records: Iterable[Message]) -> list[TopicPartition]:
+    """Returns the offsets to go on from behind these records, which are in order within each
+    partition.
+    """
+    ends = {(record.topic(), record.partition()): (record.offset() or 0) + 1 for record in records}
+    return [
+        TopicPartition(topic or "", partition or 0, offset)
+        for (topic, partition), offset in ends.items()
+    ]
+
+
+def _require_delivered(error: KafkaError | None, _: Message) -> None:
+    if error is not None:
+        raise KafkaException(error)
+
+
+def open_consumer(settings: KafkaSettings, hop: Hop) -> Consumer:
+    """Returns a member of the hop's consumer group, subscribed, that begins at the beginning.
+    Blocks for requests.
+    """
+    admin = AdminClient(client_config(settings))
+    protocol = choose_protocol(
+        settings, admin, _brokers(admin, settings.request_timeout_ms / 1_000)
+    )
+    consumer = Consumer(
+        member_config(settings, hop.group, protocol)
+        | {"auto.offset.reset": "earliest", "retry.backoff.ms": settings.retry_backoff_ms}
+    )
+    consumer.subscribe([hop.source])
+    return consumer
+
+
+def _brokers(admin: AdminClient, timeout_s: float) -> list[int]:
+    """Returns their ids. One that was silent for long is taken for dead by its cluster, and comes
+    back in a moment.
+    """
+    until_s = time.monotonic() + BROKERS_S
+    while not (brokers := admin.list_topics(timeout=timeout_s).brokers):
+        if time.monotonic() > until_s:
+            raise ConfigError(f"there is no broker in its own cluster for {BROKERS_S:g} s")
+        time.sleep(0.1)
+    return list(brokers)
+
+
+def require_loopback(bootstrap: str) -> None:
+    """Raises `ConfigError` for brokers elsewhere than on this machine: there is nothing to be
+    measured, and something to lose.
+    """
+    for address in bootstrap.split(","):
+        if address.strip().rpartition(":")[0] not in LOOPBACK:
+            raise ConfigError(
+                f"{address} is not on loopback: bare hops copy records on brokers made for a "
+                "benchmark"
+            )
+
+
+def parse(arguments: Sequence[str]) -> tuple[KafkaSettings, Hop]:
+    """Returns what the command line and the environment say. Raises `ConfigError`; ends the process
+    where the usage is wrong.
+    """
+    parser = argparse.ArgumentParser(
+        prog="bench.services.overhead.bare_hops", description="Copies records from topic to topic."
+    )
+    parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--from", dest="source", required=True)
+    parser.add_argument("--to", dest="target", required=True)
+    parser.add_argument("--group", required=True)
+    parser.add_argument("--delivery", required=True, choices=get_args(Delivery))
+    given = parser.parse_args(arguments)
+    require_loopback(given.bootstrap)
+    settings = kafka_section(os.environ, bootstrap=given.bootstrap, delivery=given.delivery)
+    return settings, Hop(source=given.source, target=given.target, group=given.group)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Copies until SIGTERM; returns the exit status."""
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    try:
+        settings, hop = parse(arguments)
+        consumer = open_consumer(settings, hop)
+        copy = copy_exactly_once if settings.delivery == "exactly_once" else copy_at_least_once
+        copy(settings, hop, consumer, stopping.is_set)
+    except (CarpoolError, KafkaException) as error:
+        print(f"the hop ends: {error}", file=sys.stderr)
+        return 1
+    consumer.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
