@@ -16,3 +16,6 @@ class HandClock:
     def now_us(self) -> int:
         self.time_us += self.step_us
         return self.time_us
+
+    def sleep(self, us: int) -> None:
+        self.time_us += us

@@ -14,7 +14,7 @@ from carpool.loop.tracing.setup import SEMANTIC_CONVENTIONS
 from carpool.testing.llm_server import LlmServer
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
 from tests.e2e.support import Publisher, at_least, quick_settings, read_all, read_to_end
-from tests.telemetry.collector import Collector, Seen
+from tests.loop.collector import Collector, Seen
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 ASKED = f"00-{TRACE_ID}-b7ad6b7169203331-01"

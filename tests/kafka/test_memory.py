@@ -20,7 +20,7 @@ from carpool.kafka.memory import (
 )
 from carpool.kafka.memory.broker import TRANSACTION_TIMEOUT_US, Call
 from carpool.kafka.records import Output, TopicPartition
-from tests.kafka.support import HandClock
+from tests.clocks import HandClock
 
 ZERO, ONE = TopicPartition("in", 0), TopicPartition("in", 1)
 
@@ -44,7 +44,7 @@ class Events:
 
 @pytest.fixture
 def clock() -> HandClock:
-    return HandClock()
+    return HandClock(step_us=1)
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from carpool.loop.delivery.exactly_once import CALL_US_MAX, ExactlyOnceDelivery
 from carpool.loop.loop import METADATA_STOP_BYTES
 from carpool.loop.stage import Done
 from schemas.topics import QUERIES
-from tests.kafka.exact import Exact
-from tests.kafka.support import GROUP, HandStage, result, turn
+from tests.loop.exact import Exact
+from tests.loop.support import GROUP, HandStage, result, turn
 
 
 def test_what_an_aborted_transaction_held_is_sent_again_from_memory_and_seen_once() -> None:

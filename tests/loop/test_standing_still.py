@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kafka.support import Bench, HandStage, turn
+from tests.loop.support import Bench, HandStage, turn
 
 S = 1_000_000
 

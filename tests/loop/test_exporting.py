@@ -21,8 +21,8 @@ from carpool.loop.tracing.export import Exporting
 from carpool.loop.tracing.setup import is_traced, make_tracer
 from carpool.telemetry.metrics import Metrics
 from schemas.record import Source
-from tests.telemetry.collector import Collector
-from tests.telemetry.spans import ASKED_HEADERS, TRACE_ID, query
+from tests.loop.collector import Collector
+from tests.loop.spans import ASKED_HEADERS, TRACE_ID, query
 
 
 class SlowExporter(SpanExporter):

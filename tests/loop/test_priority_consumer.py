@@ -15,7 +15,7 @@ from carpool.loop.priority.intake_queues import (
 )
 from carpool.loop.priority.priority_consumer import SIFT_MAX, PriorityConsumer
 from schemas.record import Source
-from tests.kafka.support import HandClock
+from tests.clocks import HandClock
 
 URGENT, BATCH = "rag.queries.v1", "rag.queries.batch.v1"
 CLASSES = (PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, held_max=9_000))
@@ -84,7 +84,7 @@ class Rig:
     def __init__(self, classes: tuple[PriorityClass, ...] = CLASSES) -> None:
         self.inner = FetchedConsumer()
         self.held: Counter[str] = Counter()
-        self.clock = HandClock()
+        self.clock = HandClock(step_us=1)
         self.consumer = PriorityConsumer(
             self.inner,
             classes,

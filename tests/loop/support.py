@@ -27,22 +27,9 @@ from carpool.telemetry.metrics import Metrics
 from schemas.codec import decode_query
 from schemas.query import Query
 from schemas.topics import QUERIES, RETRIEVALS
+from tests.clocks import HandClock
 
 GROUP = "carpool-test"
-
-
-class HandClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.time_us = 1_000_000_000
-
-    def now_us(self) -> int:
-        self.time_us += 1
-        return self.time_us
-
-    def sleep(self, us: int) -> None:
-        self.time_us += us
 
 
 class HandStage:
@@ -114,7 +101,7 @@ class Bench:
     delivery: DeliveryName = "at_least_once"
 
     def __init__(self, partitions: int = 2) -> None:
-        self.clock = HandClock()
+        self.clock = HandClock(step_us=1)
         self.members = 0
         self.broker = MemoryBroker(
             self.clock,

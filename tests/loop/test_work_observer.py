@@ -14,7 +14,7 @@ from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
 from schemas.record import Source
-from tests.kafka.support import HandClock
+from tests.clocks import HandClock
 
 S = 1_000_000
 AT = TopicPartition("rag.queries.v1", 0)
@@ -24,7 +24,7 @@ class Watched:
     """An observer with a clock that a test moves by hand, and its metrics to look at."""
 
     def __init__(self) -> None:
-        self.clock = HandClock()
+        self.clock = HandClock(step_us=1)
         self.clock.time_us = 1_000 * S
         self.metrics = Metrics(CollectorRegistry())
         self.observer = WorkObserver(

@@ -15,7 +15,7 @@ from carpool.loop.loop import PAUSE_AFTER_US, Loop
 from carpool.loop.priority.intake_queues import Intake
 from carpool.loop.stage import Credit, Done, Late
 from schemas.query import Query
-from tests.kafka.support import Bench, HandStage, query_of, result, turn
+from tests.loop.support import Bench, HandStage, query_of, result, turn
 
 
 @pytest.fixture(autouse=True, params=["at_least_once", "exactly_once"])

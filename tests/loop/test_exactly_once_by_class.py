@@ -12,8 +12,8 @@ from carpool.loop.priority.intake_queues import PriorityClass
 from carpool.loop.stage import Done
 from schemas.query import Query
 from schemas.topics import QUERIES, QUERIES_BATCH, RETRIEVALS
-from tests.kafka.exact import Exact
-from tests.kafka.support import HandStage, result, turn
+from tests.loop.exact import Exact
+from tests.loop.support import HandStage, result, turn
 
 
 class TwoClasses(Exact):

@@ -14,7 +14,7 @@ from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
 from schemas.topics import QUERIES, QUERIES_BATCH, RETRIEVALS
-from tests.kafka.support import GROUP, Bench, HandStage, query_of, turn
+from tests.loop.support import GROUP, Bench, HandStage, query_of, turn
 
 HELD_MAX = 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carpool.loop.loop import Loop
 from schemas.query import Query
-from tests.kafka.support import Bench, turn
+from tests.loop.support import Bench, turn
 
 
 class Exact(Bench):

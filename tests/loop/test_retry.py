@@ -30,7 +30,7 @@ from schemas.codec import decode_query
 from schemas.query import QUERY_BYTES_MAX, Query
 from schemas.record import Headers, Source, header
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIEVALS
-from tests.kafka.support import HandClock
+from tests.clocks import HandClock
 
 NOW_US = 1_700_000_000_000_000
 FIRST = Source(topic=QUERIES.name, partition=2, offset=99, timestamp_ms=1_699_999_999_000)
@@ -307,7 +307,7 @@ def test_so_many_failures_in_a_row_are_a_burst_and_a_success_ends_the_row() -> N
 
 def failures(failures_max: int = 3) -> tuple[QueryFailures, Metrics]:
     metrics = Metrics(CollectorRegistry())
-    clock = HandClock()
+    clock = HandClock(step_us=1)
     clock.time_us = NOW_US
     return QueryFailures(
         stage="searcher",

@@ -12,7 +12,7 @@ import pytest
 
 from carpool.testing.steps import Steps, silent_deaths
 from tests.e2e.support import build_index, question
-from tests.kafka.pipeline import Answered, Pipeline
+from tests.loop.pipeline import Answered, Pipeline
 
 STEPS = (
     "consumer.subscribe",

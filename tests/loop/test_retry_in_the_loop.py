@@ -33,7 +33,7 @@ from carpool.testing.kafka import KafkaServer
 from schemas.query import Query
 from schemas.record import header
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIEVALS
-from tests.kafka.support import Bench, HandStage, query_of, result, turn
+from tests.loop.support import Bench, HandStage, query_of, result, turn
 
 
 def failure_of(unit: Unit[Any], *, is_transient: bool) -> QueryFailure:

@@ -23,7 +23,7 @@ from carpool.telemetry.logs import trace_id_of
 from carpool.telemetry.metrics import Metrics
 from schemas.group import Group, GroupedQuery
 from schemas.record import ClusterId, Headers, Record, Source, header
-from tests.telemetry.spans import ASKED, ASKED_HEADERS, TRACE_ID, query
+from tests.loop.spans import ASKED, ASKED_HEADERS, TRACE_ID, query
 
 
 class Traced:

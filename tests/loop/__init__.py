@@ -1,0 +1,1 @@
+"""Tests of `carpool.loop`: the loop, its stages, deliveries, priorities and traces."""
