@@ -12,7 +12,6 @@ import typer
 from bench.cagr_figures.cli import figure
 from bench.grouping_cli import grouping
 from bench.grown.cli import data as grow_data
-from bench.lone_query_cli import lone
 from bench.options import DataOption, JsonOption, ServiceSettingOption, WorkOption
 from bench.reliability.chaos.cli import chaos
 from bench.reliability.priorities_cli import priorities
@@ -30,14 +29,13 @@ app = typer.Typer(
 claims, traffic and priorities start the services as processes, on an embedded broker or on yours,
 publish questions, and read every answer. overhead, chaos and rebalance do the same on an Apache
 Kafka that they start from KAFKA_HOME. The others need no broker: search and figure run contestants
-in processes, lone and simulator run parts of the searcher, policies and grouping replay cluster
+in processes, simulator runs parts of the searcher, policies and grouping replay cluster
 ids. The JSON of each run names its machine, versions, data and settings.
 
 \b
 Is the right thing found?      carpool bench claims --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
-A lone query, beside FAISS?    carpool bench lone
 What is a cache policy worth?  carpool bench policies --data DATA
 Does the simulator agree?      carpool bench simulator --data DATA
 What is grouping worth?        carpool bench grouping --data DATA
@@ -273,7 +271,6 @@ def traffic(
 
 
 app.command()(search)
-app.command()(lone)
 app.command()(policies)
 app.command()(simulator)
 app.command()(grouping)

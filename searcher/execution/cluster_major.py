@@ -3,9 +3,8 @@ thread.
 
 Everything that happens elsewhere (groups that join, queries dropped, reads that ended) is left in a
 mailbox. Between two sub-stages the search thread empties it, does what the planner says, and scores
-what the planner gives out, on several threads at once; a lone query that needs nothing read is
-scored as it is taken out. Reads go on meanwhile: enough are under way at any time
-(`read_ahead_bytes`).
+what the planner gives out, on several threads. Reads go on meanwhile: enough are under way at any
+time (`read_ahead_bytes`).
 
 The planner works on slices of clusters (`searcher.memory.slices`). Queries and results name
 clusters.
@@ -51,7 +50,6 @@ from searcher.plan.cluster_steps import (
 )
 from searcher.plan.cluster_steps import Finish as FinishAction
 from searcher.plan.substage import SubstageBudget
-from searcher.scoring.lone_scan import ROWS_MAX
 from searcher.scoring.pool import ScoringPool
 from searcher.scoring.query_batch import QueryBatch, Scoring
 from searcher.scoring.top_k import Float32, Slots, TopTable
@@ -123,7 +121,6 @@ class ClusterMajor:
         self._errors: dict[ClusterId, ReadError] = {}  # why the read that just failed did
         self._budget = SubstageBudget()
         self._ahead: set[ClusterId] = set()  # read for nobody but the horizon, not wanted so far
-        self._at_once_us = 0  # that queries took which needed no sub-stage
         self._is_stopped = False
 
     # ---- from any thread
@@ -151,17 +148,13 @@ class ClusterMajor:
             budget_us = self._budget.budget_us_for(len(self._planner))
             substage = self._planner.next_substage(budget_us, self._cost_us, began_us)
             if substage is None:
-                self._pool.rest()
                 self._take_mail(finish, self._wait_s(began_us))
                 continue
             scored = self._score(substage)
             self._tell(SubstageEnded(), finish)
-            self._pool.rest()
             took_us = self._note(substage, *scored)
-            self._at_once_us = 0
             self._take_mail(finish, 0.0)
-            self._budget.scheduled(self._clock.now_us() - began_us - took_us - self._at_once_us)
-        self._pool.rest()
+            self._budget.scheduled(self._clock.now_us() - began_us - took_us)
 
     def check_integrity(self) -> None:
         """Checks the books of planner and memory against each other; see
@@ -235,7 +228,7 @@ class ClusterMajor:
     # ---- queries
 
     def _join(self, groups: list[SearchGroup], finish: Finish) -> None:
-        if not groups or (len(groups) == 1 and self._answer_at_once(groups[0], finish)):
+        if not groups:
             return
         horizon = None
         wanted = []
@@ -265,51 +258,6 @@ class ClusterMajor:
                     Wanted(query=search.key, clusters=numbers, deadline_us=search.deadline_us)
                 )
         self._tell(Joined(queries=tuple(wanted), horizon=horizon), finish)
-
-    def _answer_at_once(self, group: SearchGroup, finish: Finish) -> bool:
-        """Searches a query that is alone and has all its clusters in memory, without a plan;
-        whether it was one.
-        """
-        if len(group.searches) != 1 or group.horizon or group.next_query:
-            return False
-        search, started_us = group.searches[0], self._clock.now_us()
-        numbers = self._slices.of_all(search.clusters)
-        row_count = sum([self._extents[number].row_count for number in numbers])
-        is_late = search.deadline_us is not None and started_us >= search.deadline_us
-        is_long = row_count > ROWS_MAX or self._budget.cost_us(
-            row_count, 1
-        ) > self._budget.budget_us_for(1)
-        if not numbers or is_late or is_long:  # who comes while a long one is scored would wait
-            return False
-        begins_window = group.window is None or group.window != self._window
-        if not (
-            self._ahead.isdisjoint(numbers)
-            and self._planner.take_at_once(numbers, begins_window=begins_window)
-        ):
-            return False
-        self._window = group.window
-        self._requests["ram"].inc(len(search.clusters))
-        best = self._pool.best(
-            [self._memory.pages(number) for number in numbers], search.vector, search.top_k
-        )
-        ended_us = self._clock.now_us()
-        found = SearchResult(
-            best=best,
-            probes=tuple([Probe(cluster=cluster, tier="ram") for cluster in search.clusters]),
-            skipped=(),
-            errors=(),
-            bytes_read=0,
-            started_us=started_us,
-            load_us=0,
-            search_us=ended_us - started_us,
-        )
-        finish(search, found)
-        self._at_once_us += self._clock.now_us() - started_us
-        self._budget.retrieved(ended_us - started_us)
-        self._budget.scored(((row_count, 1),), ended_us - started_us)
-        for cluster in search.clusters:
-            self._events.scored(cluster, started_us, ended_us)
-        return True
 
     def _tier(self, cluster: ClusterId) -> Tier:
         """Returns where a cluster is found by who asks for it now. In part in memory is not in

@@ -9,7 +9,7 @@ A state machine; no time but `now_us`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from schemas.record import ClusterId
@@ -132,26 +132,6 @@ class ClusterMajorPlanner:
         self._read(actions)
         self._issue(actions)
         return tuple(actions)
-
-    def take_at_once(self, clusters: Collection[ClusterId], *, begins_window: bool) -> bool:
-        """Takes in a query that needs no plan: nobody is in hand, nothing is foreseen, all
-        `clusters` are in memory and in use.
-
-        Returns whether that is so: then it is as if it had joined and left, score it now and tell
-        nothing. Else it must join.
-        """
-        is_alone = not len(self._demand) and not self._horizon
-        if (
-            not is_alone
-            or not self._memory.holds(clusters)
-            or not self._ahead.keys().isdisjoint(clusters)
-        ):
-            return False
-        if begins_window:
-            self._policy.set_horizon({})
-        for cluster in clusters:
-            self._policy.touch(cluster)
-        return True
 
     def next_substage(
         self, budget_us: int, cost_us: Callable[[ClusterId, int], int], now_us: int

@@ -9,7 +9,7 @@ first. So its decisions depend neither on how fast the disk was nor on what was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 
 from schemas.record import ClusterId
 from searcher.plan.eviction.policy import CachePolicy
@@ -57,10 +57,6 @@ class Residency:
     def is_resident(self, cluster: ClusterId) -> bool:
         """Whether all of `cluster` is in memory."""
         return cluster in self._resident
-
-    def holds(self, clusters: Collection[ClusterId]) -> bool:
-        """Whether all of `clusters` are in memory, whole."""
-        return self._resident.issuperset(clusters)
 
     def is_reading(self, cluster: ClusterId) -> bool:
         """Whether `cluster` is being read (stuck reads are not counted: they were given up)."""

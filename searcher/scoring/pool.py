@@ -22,12 +22,10 @@ from typing import Self
 import numpy as np
 
 from carpool.disk.pages import ClusterPages, UInt8
-from searcher.scoring.cores import ScoringCores
 from searcher.scoring.joint_scan import score_jointly
-from searcher.scoring.lone_scan import ROWS_MAX, LoneScan
 from searcher.scoring.query_batch import QueryBatch, Scoring
 from searcher.scoring.scan import score_pages
-from searcher.scoring.top_k import NO_FLOOR, Float32, Scored, Slots, TopK, TopTable, as_scored
+from searcher.scoring.top_k import Float32, Scored, Slots, TopTable
 
 PARTS_PER_THREAD = 4
 """Parts that a thread's even share is cut into: more even out a core that is taken, and cost some
@@ -44,8 +42,7 @@ each by itself.
 
 
 class ScoringPool:
-    """Scores sub-stages on some threads, the calling one among them, which keeps to its core until
-    it calls `rest`.
+    """Scores sub-stages on some threads, the calling one among them.
 
     For one calling thread; close it at the end.
     """
@@ -55,8 +52,6 @@ class ScoringPool:
         if threads < 1:
             raise ValueError(f"{threads} scoring threads: at least one is needed, the calling one")
         self._runs: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
-        self._cores = ScoringCores()
-        self._lone_scan: LoneScan | None = None  # of the index that was searched last
         self._helpers = [
             threading.Thread(target=self._help, name=f"scoring-{number}", daemon=True)
             for number in range(1, threads)
@@ -66,7 +61,7 @@ class ScoringPool:
 
     def run(self, scorings: Sequence[Scoring], asked: QueryBatch, table: TopTable) -> list[Scored]:
         """Returns what clusters have for their queries, in order; a cluster that was cut comes as
-        several parts. Those that are small, or all for one query, come as one.
+        several parts. Those that are small come as one.
 
         Blocks until all is scored. Reads `table` and leaves it as it is: merge what is returned.
         Raises the first error of any thread, after all of them have stopped; no view of pages is
@@ -76,63 +71,20 @@ class ScoringPool:
             return []
         floors, top_ks = table.floors(asked.slots), table.top_ks(asked.slots)
         costs = [scoring.cost for scoring in scorings]
-        cost, row_count = sum(costs), sum([scoring.pages.row_count for scoring in scorings])
+        cost = sum(costs)
         if cost < PART_COST_MIN and _are_small(scorings):
             return [score_jointly(scorings, asked, floors, top_ks)]
         # Waking a helper and waiting for it costs more than a little work does, most of all where
         # cores are taken.
         helpers = min(len(self._helpers), cost // PART_COST_MIN)
-        if len(asked.slots) == 1 and row_count <= ROWS_MAX:
-            clusters, floor = [scoring.pages for scoring in scorings], float(floors[0])
-            best = self._scan_alone(clusters, asked.vectors[0], int(top_ks[0]), floor, helpers)
-            return [as_scored(best, asked.slots, floor, int(top_ks[0]))]
         parts = _Parts(_cut(scorings, costs, 1 + helpers), asked, floors, top_ks)
         self._share(_Run(parts.work()), min(helpers, len(parts) - 1))
         return parts.scored
-
-    def best(self, clusters: Sequence[ClusterPages], vector: Float32, top_k: int) -> TopK:
-        """Returns the best rows of `clusters`, at least one, for one query (dim,) that wants
-        `top_k`; all at once, of no table.
-
-        Keeps scratch of 4 to 8 bytes a row. Blocks, raises, and holds no pages, as `run`.
-        """
-        row_bytes = clusters[0].layout.row_bytes * sum([cluster.row_count for cluster in clusters])
-        helpers = min(len(self._helpers), row_bytes // PART_COST_MIN)
-        return self._scan_alone(clusters, vector, top_k, float(NO_FLOOR), helpers)
-
-    def rest(self) -> None:
-        """There is nothing to score for now. Call it before the calling thread waits: it may run on
-        every core again.
-        """
-        self._cores.join()
-
-    def _scan_alone(
-        self,
-        clusters: Sequence[ClusterPages],
-        vector: Float32,
-        top_k: int,
-        floor: float,
-        helpers: int,
-    ) -> TopK:
-        scan, layout = self._lone_scan, clusters[0].layout
-        if scan is None or scan.layout is not layout:
-            scan = self._lone_scan = LoneScan(layout)
-        try:
-            scan.begin(clusters, vector, top_k=top_k, floor=floor, threads=1 + helpers)
-            self._share(_Run(scan.work()), helpers)
-            return scan.best()
-        finally:
-            scan.forget()
 
     def _share(self, run: _Run, helpers: int) -> None:
         """Does the work of `run` together with so many helpers. Raises the first error, after all
         threads have stopped.
         """
-        if helpers > 0:
-            # Any helper may take the run, so all of them keep off this thread's core.
-            self._cores.part(
-                [helper.native_id for helper in self._helpers if helper.native_id is not None]
-            )
         for _ in range(helpers):
             self._runs.put(run)
         run.work()
@@ -140,7 +92,6 @@ class ScoringPool:
 
     def close(self) -> None:
         """Ends the helpers and waits for them. Do not call `run` afterwards. Safe to call twice."""
-        self.rest()
         for _ in self._helpers:
             self._runs.put(None)
         for helper in self._helpers:

@@ -58,12 +58,6 @@ LINE_BYTES = 64
 """Of the cache. Several queries begin at the start of a line: so they are multiplied up to a fifth
 faster (AMD EPYC, AVX-512).
 """
-ONE_QUERY_AT = 8
-"""Bytes into a line where one query alone begins. Its rows come from memory: with 4 to 24 bytes as
-fast as memory is read, from the start of a line or its middle up to a sixth slower (measured on an
-AMD EPYC; why is not known).
-"""
-
 _FLOAT32 = np.dtype("<f4")
 _measuring = threading.Lock()
 
@@ -189,7 +183,7 @@ class _DotProducts:
             _page_bytes(layout) - CHECKSUM_BYTES - self._rows_per_page * self._dimension * 4
         )
         margin = min(MARGIN, max(0, hole_bytes // 4))
-        self._weights = _zeros(count, self._dimension + margin, ONE_QUERY_AT if count == 1 else 0)
+        self._weights = _zeros(count, self._dimension + margin)
 
     def load(self, queries: Float32) -> None:
         """The queries: (q, dim)."""
@@ -221,10 +215,10 @@ class _DotProducts:
         return start
 
 
-def _zeros(count: int, width: int, at: int) -> Float32:
-    """Zeros, (count, width), that begin `at` bytes into a line of the cache."""
-    room = np.zeros(count * width + (LINE_BYTES + at) // 4, np.float32)
-    start = (-room.__array_interface__["data"][0] % LINE_BYTES + at) // 4
+def _zeros(count: int, width: int) -> Float32:
+    """Zeros, (count, width), that begin at the start of a cache line."""
+    room = np.zeros(count * width + LINE_BYTES // 4, np.float32)
+    start = -room.__array_interface__["data"][0] % LINE_BYTES // 4
     return room[start : start + count * width].reshape(count, width)
 
 

@@ -127,9 +127,6 @@ class TopTable:
         parts = [part for part in scored if len(part.candidates.queries)]
         if not parts:
             return
-        if len(parts) == 1 and len(parts[0].slots) == 1:
-            self._enter_one(int(parts[0].slots[0]), parts[0])
-            return
         slots = np.concatenate([part.slots[part.candidates.queries] for part in parts])
         self._enter(
             parts[0].slots if len(parts) == 1 else np.unique(slots),
@@ -151,20 +148,6 @@ class TopTable:
             self._rows[slot, :count].copy(),
             self._clusters[slot, :count].copy(),
         )
-
-    def _enter_one(self, slot: int, part: Scored) -> None:
-        """What `_enter` does, for one query alone, in a quarter of its time."""
-        top_k = int(self._top_ks[slot])
-        scores, rows, clusters = part.candidates.scores, part.candidates.rows, _clusters(part)
-        held = int(np.count_nonzero(self._scores[slot, :top_k] > NO_FLOOR))
-        if held:
-            scores = np.concatenate([self._scores[slot, :held], scores])
-            rows = np.concatenate([self._rows[slot, :held], rows])
-            clusters = np.concatenate([self._clusters[slot, :held], clusters])
-        order = np.lexsort((rows, -scores))[:top_k]
-        self._scores[slot, : len(order)] = scores[order]
-        self._rows[slot, : len(order)] = rows[order]
-        self._clusters[slot, : len(order)] = clusters[order]
 
     def _enter(
         self, touched: Slots, slots: Slots, scores: Float32, rows: Int64, clusters: Int64
@@ -196,20 +179,6 @@ class TopTable:
         self._rows = np.concatenate([self._rows, np.zeros((added, TOP_K_MAX), np.int64)])
         self._clusters = np.concatenate([self._clusters, np.zeros((added, TOP_K_MAX), np.int64)])
         self._free.extend(range(held + added - 1, held - 1, -1))
-
-
-def as_scored(best: TopK, slots: Slots, floor: float, top_k: int) -> Scored:
-    """Returns what was found at once, of several clusters, as candidates of the one query at
-    `slots`: (1,), of a table.
-
-    `floor`: below which nothing was looked for; `top_k`: how many were.
-    """
-    floors = best.scores[-1:] if len(best.rows) == top_k else np.array([floor], np.float32)
-    return Scored(
-        best.clusters,
-        slots,
-        Candidates(np.zeros(len(best.rows), np.intp), best.scores, best.rows, floors),
-    )
 
 
 def _clusters(part: Scored) -> Int64:

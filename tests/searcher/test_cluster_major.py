@@ -4,8 +4,6 @@ with their counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
 from schemas.record import ClusterId
@@ -18,7 +16,6 @@ from searcher.plan.cluster_steps import (
     SubstageEnded,
     Wanted,
 )
-from searcher.plan.eviction.lru import Lru
 from tests.searcher.cluster_worlds import ids, run, world
 
 
@@ -187,57 +184,6 @@ def test_a_cluster_larger_than_the_budget_is_refused(budget: int) -> None:
         world([10], budget, read_ahead=1)
 
 
-def test_query_taken_at_once_if_it_alone_with_nothing_foreseen_and_all_it_wants_in_memory() -> None:
-    here = world([5, 5, 5, 5], 20)
-    assert not here.planner.take_at_once(ids([0, 1]), begins_window=True), "nothing is in memory"
-    run(here, [[(0, 1)], [(2,)]], min)
-    assert not here.planner.take_at_once(ids([0, 3]), begins_window=True)
-    assert here.planner.take_at_once(ids([0, 1]), begins_window=True)
-    assert here.planner.take_at_once(ids([2]), begins_window=False)
-    here.join(2, [(3,)], {})
-    assert not here.planner.take_at_once(ids([0, 1]), begins_window=True), "another one is in hand"
-    here.work(min, lambda: 2 in here.finished)
-    here.join(3, [(3,)], {ClusterId(0): 1})
-    here.work(min, lambda: 3 in here.finished)
-    assert not here.planner.take_at_once(ids([0, 1]), begins_window=True), (
-        "windows after this one are known"
-    )
-    here.join(4, [(3,)], {})
-    here.work(min, lambda: 4 in here.finished)
-    assert here.planner.take_at_once(ids([0, 1]), begins_window=True)
-
-
-class Told(Lru):
-    """Remembers what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words: list[object] = []
-
-    def touch(self, cluster: ClusterId) -> None:
-        self.words.append(cluster)
-        super().touch(cluster)
-
-    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
-        self.words.append(dict(horizon))
-        super().set_horizon(horizon)
-
-
-@pytest.mark.parametrize("begins_window", [True, False])
-def test_a_policy_is_told_the_same_of_a_query_that_is_taken_at_once(begins_window: bool) -> None:
-    policies = Told(), Told()
-    planned, at_once = (world([5, 5], 10, policy=policy) for policy in policies)
-    for here in (planned, at_once):
-        run(here, [[(0, 1)]], min)
-    assert at_once.planner.take_at_once(ids([1, 0]), begins_window=begins_window)
-    wanted = Wanted(query=1, clusters=ids([1, 0]))
-    planned.tell(Joined(queries=(wanted,), horizon={} if begins_window else None))
-    planned.work(min, lambda: 1 in planned.finished)
-    assert policies[0].words == policies[1].words and len(policies[0].words) == (
-        6 if begins_window else 5
-    )
-
-
 def test_nobody_waits_for_what_is_late_once_those_who_wanted_it_were_dropped() -> None:
     here = world([5, 5], 10)
     here.join(0, [(0, 1)])
@@ -245,17 +191,3 @@ def test_nobody_waits_for_what_is_late_once_those_who_wanted_it_were_dropped() -
     assert not here.score() and here.planner.wake_us() is not None
     here.tell(Dropped(query=0))
     assert not here.score() and here.planner.wake_us() is None
-
-
-def test_what_was_read_ahead_not_taken_at_once_for_it_in_books_of_what_nobody_asked_for() -> None:
-    here = world([5, 5, 5], 15, prefetch=5)
-    here.join(0, [(0,)], {ClusterId(1): 1})
-    here.work(min, lambda: 0 in here.finished)
-    here.settle()
-    assert ClusterId(1) in here.resident and here.planner.ahead_bytes == 5
-    here.join(1, [(0,)], {})
-    here.work(min, lambda: 1 in here.finished)
-    assert not here.planner.take_at_once(ids([1]), begins_window=True)
-    here.join(2, [(1,)], {})
-    here.work(min, lambda: 2 in here.finished)
-    assert here.planner.ahead_bytes == 0 and here.planner.take_at_once(ids([1]), begins_window=True)

@@ -5,17 +5,13 @@ right.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.record import ClusterId
 from searcher.plan.cluster_steps import Dropped, ReadFailed, SpaceFreed
-from searcher.plan.eviction.farthest_next_use import FarthestNextUse
-from searcher.plan.eviction.lfu import Lfu
-from searcher.plan.eviction.lru import Lru
-from searcher.plan.eviction.policy import CachePolicy
 from tests.searcher.cluster_worlds import Window, ids, run, world
 
 
@@ -121,39 +117,3 @@ def test_anything_may_join_leave_and_fail_at_any_time_and_the_books_stay_right(
         scored = [cluster for cluster, number in here.scored if number == query]
         assert sorted(scored + list(skipped)) == sorted(here.wants[query])
         assert list(skipped) == here.skipped.get(query, [])
-
-
-@settings(max_examples=300, deadline=None)
-@given(sizes_and_windows, st.sampled_from([Lru, Lfu, FarthestNextUse]))
-def test_taking_a_query_at_once_changes_nothing_of_what_is_read_and_evicted(
-    case,  # type: ignore[no-untyped-def]
-    policy: Callable[[], CachePolicy],
-) -> None:
-    sizes, windows, budget, read_ahead, prefetch, ahead, seed = case
-    windows = [
-        window[: 1 + seed % (number + 1)] for number, window in enumerate(windows) for _ in range(4)
-    ]  # many alone
-    planned = world(sizes, budget, read_ahead=read_ahead, prefetch=prefetch, policy=policy())
-    at_once = world(sizes, budget, read_ahead=read_ahead, prefetch=prefetch, policy=policy())
-    for here in (planned, at_once):
-        first = 0
-        for number, window in enumerate(windows):
-            seen = (
-                {}
-                if number % 3 or not ahead or number + 1 == len(windows)
-                else dict.fromkeys(ids(windows[number + 1][0]), 1)
-            )
-            may_be_taken = here is at_once and len(window) == 1 and not seen
-            if may_be_taken and here.planner.take_at_once(ids(window[0]), begins_window=True):
-                assert set(ids(window[0])) <= here.resident and not here.planner.next_substage(
-                    1, lambda *_: 1, 0
-                )
-                here.finished[first] = ()
-                here.planner.check_integrity()
-            else:
-                here.join(first, window, seen)
-            first += len(window)
-            here.work(min, lambda here=here, expected=first: len(here.finished) == expected)  # type: ignore[misc]
-    assert at_once.reads == planned.reads and at_once.evictions == planned.evictions
-    assert at_once.finished == planned.finished and at_once.resident == planned.resident
-    assert planned.planner.used_bytes == at_once.planner.used_bytes

@@ -11,7 +11,7 @@ import pytest
 
 from carpool.disk.pages import PageLayout, UInt8, VectorDtype, choose_layout
 from searcher.scoring import products
-from searcher.scoring.products import LINE_BYTES, ONE_QUERY_AT, QUERIES_FEW_MAX, queries_few
+from searcher.scoring.products import QUERIES_FEW_MAX, queries_few
 
 
 @pytest.fixture(autouse=True)
@@ -75,12 +75,3 @@ def test_it_is_measured_for_every_layout_and_once(
 def test_queries_of_another_dimension_are_refused() -> None:
     with pytest.raises(ValueError, match="mismatch"):
         products.Products(choose_layout(8, "float32"), np.ones((2, 9), np.float32))
-
-
-@pytest.mark.parametrize(("count", "at"), [(1, ONE_QUERY_AT), (2, 0), (7, 0)])
-def test_queries_begin_where_in_a_line_of_the_cache_they_are_multiplied_fastest(
-    count: int, at: int
-) -> None:
-    for _ in range(20):
-        dots = products._DotProducts(choose_layout(384, "float32"), count)
-        assert dots._weights.ctypes.data % LINE_BYTES == at and dots._weights.flags.c_contiguous

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.disk.pages import ClusterPages, UInt8, choose_layout, encode_pages
-from searcher.scoring import lone_scan
 from searcher.scoring import pool as scoring_pool
-from searcher.scoring.lone_scan import LoneScan, Part
 from searcher.scoring.pool import ScoringPool, cut_pages
 from searcher.scoring.products import Products
 from searcher.scoring.query_batch import QueryBatch, Scoring
@@ -110,7 +108,6 @@ def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on(
 ) -> None:
     monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
     monkeypatch.setattr(scoring_pool, "SMALL_BYTES_MAX", 0)
-    monkeypatch.setattr(lone_scan, "STRETCH_BYTES_MIN", 4096)
     table = TopTable()
     slots = np.array([table.add(3) for _ in range(asked)])
     members = np.arange(asked)
@@ -134,30 +131,6 @@ def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on(
     assert all(table.best(int(slot)).rows.tolist() == [0, 1, 2] for slot in slots)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_work_that_cannot_be_cut_further_is_an_error_and_never_a_part_of_the_answer(
-    threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
-    monkeypatch.setattr(lone_scan, "STRETCH_BYTES_MIN", 4096)
-    table = TopTable()
-    queries = QueryBatch(np.array([table.add(3)]), np.ones((1, 16), np.float32))
-    good = cluster_of(0, np.ones((5000, 16), np.float32), np.arange(5000))
-    cut = LoneScan.stretches
-
-    def breaks(scan: LoneScan) -> Iterator[list[Part]]:
-        yield next(cut(scan))
-        raise RuntimeError("it could not be cut")
-
-    with ScoringPool(threads) as pool:
-        with monkeypatch.context() as patch:
-            patch.setattr(LoneScan, "stretches", breaks)
-            with pytest.raises(RuntimeError, match="could not be cut"):
-                pool.run([Scoring(good, np.array([0]))], queries, table)
-        table.merge(pool.run([Scoring(good, np.array([0]))], queries, table))
-    assert table.best(int(queries.slots[0])).rows.tolist() == [0, 1, 2]
-
-
 def test_no_scorings_give_no_results() -> None:
     with ScoringPool(2) as pool:
         assert (
@@ -175,7 +148,6 @@ def test_no_page_is_held_after_a_run(
 ) -> None:
     monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 1 << 40 if small_bytes else 4096)
     monkeypatch.setattr(scoring_pool, "SMALL_BYTES_MAX", small_bytes)
-    monkeypatch.setattr(lone_scan, "STRETCH_BYTES_MIN", 4096)
     table = TopTable()
     queries = QueryBatch(
         np.array([table.add(3) for _ in range(asked)]), np.ones((asked, 16), np.float32)
@@ -186,7 +158,7 @@ def test_no_page_is_held_after_a_run(
     )
     with ScoringPool(4) as pool:
         scored = pool.run([Scoring(cluster, np.arange(asked))] * 8, queries, table)
-        assert (len(scored) == 1) == (small_bytes > 0 or asked == 1)
+        assert (len(scored) == 1) == (small_bytes > 0)
         del cluster
         gc.collect()
         assert pages() is None

@@ -175,7 +175,6 @@ class LoadThenScanExecutor:
         )
         scorings = [Scoring(self._memory.pages(cluster), only) for cluster in search.clusters]
         self._table.merge(self._pool.run(scorings, asked, self._table))
-        self._pool.rest()
         best = self._table.best(slot)
         self._table.remove(slot)
         del scorings  # no view outlives what the planner may evict

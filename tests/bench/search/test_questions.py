@@ -228,10 +228,6 @@ def test_options_that_cannot_be_are_refused(
         ConfigError, match=r"--baseline nosuch: .* faiss-memory, faiss-ondisk, faiss-ondisk-batched"
     ):
         search(plan(tmp_path, tiny_index), wished, {})
-    for arguments in (
-        ["search", "--top-k", "101"],
-        ["lone", "--rest", "-5"],
-        ["lone", "--rest", "0,-5"],
-    ):
+    for arguments in (["search", "--top-k", "101"],):
         told = CliRunner().invoke(app, arguments)
         assert (told.exit_code, arguments[1] in told.output) == (2, True)
