@@ -109,7 +109,7 @@ def run_service(
         bootstrap=kafka.bootstrap,
         topics=intake.topics,
         delivery=deployment.delivery,
-        slot=kafka.slot_name() if deployment.delivery == "exactly_once" else None,
+        instance_id=kafka.member_instance_id() if deployment.delivery == "exactly_once" else None,
         promise=deployment.promise,
         http_port=server.port if server else None,
     )

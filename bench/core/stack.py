@@ -159,8 +159,9 @@ class ServiceProcess:
 
 
 def member_names(service: str, members: int) -> list[str]:
-    """Returns the names of a service's processes, which are their slots too: the service's own
-    where there is one.
+    """Returns the instance ids of a service's processes.
+
+    A single process has the name of the service.
     """
     return (
         [service] if members == 1 else [f"{service}-{number}" for number in range(1, members + 1)]
@@ -214,7 +215,7 @@ class Stack:
             port = free_port()
             environ = base | {
                 "CARPOOL_KAFKA_BOOTSTRAP": bootstrap,
-                "CARPOOL_KAFKA_SLOT": name,
+                "CARPOOL_KAFKA_INSTANCE_ID": name,
                 "CARPOOL_INDEX_DIR": str(index_dir),
                 "CARPOOL_HTTP_PORT": str(port),
                 **({"CARPOOL_LLM_BASE_URL": llm_url} if llm_url else {}),

@@ -125,11 +125,12 @@ class Membership(Protocol):
 
 
 class FenceInstance(Protocol):
-    """Ends the transactions of another member's slot."""
+    """Ends the transactions of another instance id."""
 
-    def __call__(self, slot: str) -> None:
-        """Takes the slot's transactional id: its open transaction is aborted, its member is fenced
-        for good. Blocks.
+    def __call__(self, instance_id: str) -> None:
+        """Takes the instance's transactional id. Blocks.
+
+        Its open transaction is aborted, and its member can commit no more.
 
         Raises `RetryableError` where no coordinator answered.
         """

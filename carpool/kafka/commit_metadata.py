@@ -17,9 +17,9 @@ RUN_MAX = 1_000_000
 """The longest run that is believed: more were never in flight, so a longer one is damage."""
 
 
-def with_instance_id(metadata: str, slot: str) -> str:
+def with_instance_id(metadata: str, instance_id: str) -> str:
     """Returns the metadata with the name of who commits it, in place of any that is there."""
-    return f"2;{slot};{_runs_of(metadata) or ''}"
+    return f"2;{instance_id};{_runs_of(metadata) or ''}"
 
 
 def instance_id_of(metadata: str) -> str | None:

@@ -26,9 +26,9 @@ still be writing the markers.
 """
 
 
-def transactional_id(group: str, slot: str) -> str:
-    """Returns the transactional id of a slot."""
-    return f"{group}-{slot}"
+def transactional_id(group: str, instance_id: str) -> str:
+    """Returns the transactional id of a member."""
+    return f"{group}-{instance_id}"
 
 
 def instances_to_fence(
@@ -46,8 +46,8 @@ def instances_to_fence(
 def claims(
     positions: Mapping[TopicPartition, Position], own_instance_id: str
 ) -> dict[TopicPartition, Position]:
-    """Returns what to commit for partitions that are ours now: what is committed for them, in our
-    slot's name.
+    """Returns what to commit for partitions that are ours now: what is committed for them, with our
+    instance id.
 
     Where that would be too long for a commit, it stays as it is: the first transaction says who
     owns the partition.

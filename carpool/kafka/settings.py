@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -20,8 +21,7 @@ METADATA_BYTES_MAX = 4_095
 refused).
 """
 UNNAMED_BYTES_MAX = METADATA_BYTES_MAX - 65
-"""Of that, what is committed without a slot: any later owner's name, of up to 64 bytes, fits beside
-it.
+"""Of that, what is committed without an instance id: any later owner's id (64 bytes) still fits.
 """
 
 FETCH_PARTITION_BYTES = 256 * 1024
@@ -45,6 +45,8 @@ said while it came up may lack a partition, and is believed until then.
 class KafkaSettings(Settings, frozen=True, kw_only=True):
     """How to reach the brokers and how to behave towards them."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"slot": "instance_id"}
+
     bootstrap: Annotated[
         str, Meta(description="Brokers to begin with: host:port, comma-separated.")
     ] = "127.0.0.1:9092"
@@ -59,12 +61,13 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
             "what was in flight may come twice); auto: exactly_once where the brokers can."
         ),
     ] = "auto"
-    slot: Annotated[
+    instance_id: Annotated[
         str,
         Meta(
             pattern=r"^[A-Za-z0-9._-]{0,64}$",
-            description="Name of this member that is the same in its next life and no other "
-            "member's of its service: what it left open is ended under it. Empty: the host's name.",
+            description="Name of this member: the same after a restart, and unique among the "
+            "members of its service. A restart ends the transaction that it left open. "
+            "Empty: the host's name.",
         ),
     ] = ""
     group_protocol: Annotated[
@@ -253,9 +256,10 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         """Returns the pause between two commits of offsets alone."""
         return max(self.commit_interval_ms, OFFSETS_INTERVAL_MS_MIN)
 
-    def slot_name(self) -> str:
-        """Returns the slot, or the host's name, less what no slot can have."""
-        return self.slot or (re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64] or "member")
+    def member_instance_id(self) -> str:
+        """Returns `instance_id`, or the host's name in the characters that an id may have."""
+        host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
+        return self.instance_id or host or "member"
 
     def group_of(self, service: str) -> str:
         """Returns the consumer group of a service."""

@@ -128,7 +128,7 @@ def test_a_paused_member_is_named_with_what_waits_for_it_and_found_well_once_it_
     (sentence,) = stuck_groupers(found)
     assert sentence.startswith("grouper is stuck: rag.queries.v1[")
     (member,) = of_grouper["members"]
-    assert member["name"] != member["host"], "a member has the name of its slot"
+    assert member["name"] != member["host"], "a member has its instance id as its name"
     assert f"member {member['name']} is assigned it and does not answer" in sentence
     assert not found["is_ready"]
 

@@ -74,7 +74,7 @@ class Service:
                     wiring,
                     make_producer=lambda: MemoryTransactionalProducer(broker, f"{GROUP}-one"),
                     make_hint_producer=lambda: MemoryProducer(broker),
-                    slot="one",
+                    instance_id="one",
                     commit_interval_ms=0,
                 )
             return AtLeastOnceDelivery(
@@ -85,7 +85,7 @@ class Service:
             )
 
         self.consumer = (
-            MemoryConsumer(broker, GROUP, own_instance_id="one", fence=lambda slot: None)
+            MemoryConsumer(broker, GROUP, own_instance_id="one", fence=lambda instance_id: None)
             if exactly_once
             else MemoryConsumer(broker, GROUP)
         )
@@ -271,7 +271,7 @@ def test_on_real_brokers_a_new_life_reads_what_an_earlier_one_committed(
     kafka_bootstrap: str,
 ) -> None:
     name = uuid.uuid4().hex[:8]
-    settings = KafkaSettings(bootstrap=kafka_bootstrap, group_prefix=f"t-{name}", slot=name)
+    settings = KafkaSettings(bootstrap=kafka_bootstrap, group_prefix=f"t-{name}", instance_id=name)
     make_topics(settings)
     log = KafkaAnswersReader(settings, SystemClock())
     log.open()

@@ -53,32 +53,33 @@ def broker(clock: HandClock) -> MemoryBroker:
 
 
 def join(
-    broker: MemoryBroker, slot: str, fence: FenceInstance | None = None
+    broker: MemoryBroker, instance_id: str, fence: FenceInstance | None = None
 ) -> tuple[MemoryConsumer, Events]:
     events = Events()
     consumer = MemoryConsumer(
         broker,
         "g",
-        own_instance_id=slot,
-        fence=fence or (lambda slot: MemoryTransactionalProducer(broker, f"g-{slot}").start()),
+        own_instance_id=instance_id,
+        fence=fence
+        or (lambda instance_id: MemoryTransactionalProducer(broker, f"g-{instance_id}").start()),
     )
     consumer.subscribe("in", events)
     return consumer, events
 
 
 def hold_offsets(
-    broker: MemoryBroker, consumer: MemoryConsumer, slot: str
+    broker: MemoryBroker, consumer: MemoryConsumer, instance_id: str
 ) -> MemoryTransactionalProducer:
     """Leaves a transaction open that holds the offsets of both partitions, of five records each."""
     for number in range(10):
         broker.append("in", b"record", partition=number % 2)
-    producer = MemoryTransactionalProducer(broker, f"g-{slot}")
+    producer = MemoryTransactionalProducer(broker, f"g-{instance_id}")
     producer.start()
     producer.begin()
     producer.produce(Output(topic="out", key=None, value=b"late"))
     membership = consumer.membership()
     assert membership is not None
-    producer.send_offsets({at: Position(5, f"2;{slot};") for at in (ZERO, ONE)}, membership)
+    producer.send_offsets({at: Position(5, f"2;{instance_id};") for at in (ZERO, ONE)}, membership)
     return producer
 
 
@@ -227,7 +228,7 @@ def test_offsets_that_settle_in_time_fence_nobody(broker: MemoryBroker, clock: H
     assert events.positions == {ZERO: Position(5, "2;b;"), ONE: Position(5, "2;b;")}
 
 
-def test_offsets_that_do_not_settle_cost_their_holder_its_slot(
+def test_offsets_that_do_not_settle_cost_their_owner_its_instance_id(
     broker: MemoryBroker, clock: HandClock
 ) -> None:
     one, _ = join(broker, "a")
@@ -250,7 +251,7 @@ def test_offsets_that_nothing_settles_are_an_error_after_the_request_time_out(
     one.poll(0)
     hold_offsets(broker, one, "a")
     one.crash()
-    two, events = join(broker, "b", fence=lambda slot: None)
+    two, events = join(broker, "b", fence=lambda instance_id: None)
     two.poll(0)
     clock.sleep(5_000_000)
     two.poll(0)

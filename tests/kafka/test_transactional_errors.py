@@ -48,7 +48,7 @@ class Failing:
 
 
 def failing(error: KafkaError) -> LibrdkafkaTransactionalProducer:
-    producer = LibrdkafkaTransactionalProducer(KafkaSettings(bootstrap="127.0.0.1:1"), "slot")
+    producer = LibrdkafkaTransactionalProducer(KafkaSettings(bootstrap="127.0.0.1:1"), "one")
     producer._producer = Failing(error)  # type: ignore[assignment]
     return producer
 

@@ -158,16 +158,18 @@ class AbortedOnce:
 class Member:
     """One life of one service."""
 
-    def __init__(self, pipeline: Pipeline, service: Service, steps: Steps, slot: str) -> None:
+    def __init__(
+        self, pipeline: Pipeline, service: Service, steps: Steps, instance_id: str
+    ) -> None:
         group = f"carpool-{service.name}"
         broker, metrics = pipeline.broker, Metrics(CollectorRegistry())
         self.steps = steps
-        self.slot = slot
+        self.instance_id = instance_id
         self.service = service
         self.consumer = MemoryConsumer(
             broker,
             group,
-            own_instance_id=slot,
+            own_instance_id=instance_id,
             fence=lambda dead: MemoryTransactionalProducer(broker, f"{group}-{dead}").start(),
         )
         self.stage = service.build(pipeline.index, metrics, pipeline.clock)
@@ -179,7 +181,7 @@ class Member:
 
         def make_delivery(wiring: DeliveryContext) -> ExactlyOnceDelivery:
             def make_producer() -> Any:
-                producer = MemoryTransactionalProducer(broker, f"{group}-{slot}")
+                producer = MemoryTransactionalProducer(broker, f"{group}-{instance_id}")
                 return watched(
                     AbortedOnce(producer, pipeline.aborts, service.name),
                     steps,
@@ -191,7 +193,7 @@ class Member:
                 replace(wiring, ledger=watched(wiring.ledger, steps, "ledger", LEDGER)),
                 make_producer=make_producer,
                 make_hint_producer=lambda: MemoryProducer(broker),
-                slot=slot,
+                instance_id=instance_id,
                 commit_interval_ms=0,
             )
 
@@ -250,9 +252,9 @@ class Pipeline:
         self.kills = 0
         self.members = {name: self._life(name, steps.get(name, Steps())) for name in SERVICES}
 
-    def _life(self, name: str, steps: Steps, slot: str = "one") -> Member:
+    def _life(self, name: str, steps: Steps, instance_id: str = "one") -> Member:
         while True:
-            member = Member(self, SERVICES[name], steps, slot)
+            member = Member(self, SERVICES[name], steps, instance_id)
             try:
                 member.start()
             except KilledError:
@@ -288,7 +290,7 @@ class Pipeline:
         back.
         """
         for name in SERVICES:
-            second = self._life(name, Steps(), slot="two")
+            second = self._life(name, Steps(), instance_id="two")
 
             def both(second: Member = second, name: str = name) -> None:
                 second.loop.step()

@@ -121,13 +121,13 @@ class Bench:
         beside: tuple[PriorityClass, ...] = (),
     ) -> tuple[Loop[Query], MemoryConsumer]:
         self.members += 1
-        slot = f"member-{self.members}"
+        instance_id = f"member-{self.members}"
         is_exact = self.delivery == "exactly_once"
         consumer = (
             MemoryConsumer(
                 self.broker,
                 GROUP,
-                own_instance_id=slot,
+                own_instance_id=instance_id,
                 fence=lambda dead: self.producer(dead).start(),
             )
             if is_exact
@@ -141,7 +141,9 @@ class Bench:
             ),
             stage=stage,
             consumer=consumer,
-            make_delivery=partial(self._exactly_once, slot) if is_exact else self._at_least_once,
+            make_delivery=partial(self._exactly_once, instance_id)
+            if is_exact
+            else self._at_least_once,
             clock=self.clock,
             metrics=Metrics(CollectorRegistry()),
         )
@@ -161,20 +163,20 @@ class Bench:
         delivery._producer = MemoryProducer(self.broker)
         return delivery
 
-    def _exactly_once(self, slot: str, wiring: DeliveryContext) -> ExactlyOnceDelivery:
+    def _exactly_once(self, instance_id: str, wiring: DeliveryContext) -> ExactlyOnceDelivery:
         delivery = ExactlyOnceDelivery(
             wiring,
-            make_producer=lambda: self.producer(slot),
+            make_producer=lambda: self.producer(instance_id),
             make_hint_producer=lambda: MemoryProducer(self.broker),
-            slot=slot,
+            instance_id=instance_id,
             commit_interval_ms=0,
         )
-        delivery._producer = self.producer(slot)
+        delivery._producer = self.producer(instance_id)
         delivery._producer.start()
         return delivery
 
-    def producer(self, slot: str) -> MemoryTransactionalProducer:
-        return MemoryTransactionalProducer(self.broker, transactional_id(GROUP, slot))
+    def producer(self, instance_id: str) -> MemoryTransactionalProducer:
+        return MemoryTransactionalProducer(self.broker, transactional_id(GROUP, instance_id))
 
     def publish(self, *texts: str, partition: int = 0) -> None:
         for text in texts:
@@ -184,7 +186,7 @@ class Bench:
         return [(message.value or b"").decode() for message in self.broker.records(topic)]
 
     def committed(self, partition: int = 0) -> tuple[int | None, str]:
-        """Returns offset and metadata, less the slot; (None, "") where no work was committed."""
+        """Returns offset and metadata, less the instance id; (None, "") where nothing was."""
         position = self.broker.committed(GROUP).get(TopicPartition(QUERIES.name, partition))
         if position is None or (
             instance_id_of(position.metadata)

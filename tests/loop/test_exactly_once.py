@@ -169,7 +169,7 @@ def test_member_group_went_on_without_commits_nothing_and_learns_of_it_in_its_ne
     assert bench.results() == ["a/0"]
 
 
-def test_a_member_whose_slot_another_has_taken_ends_and_says_so() -> None:
+def test_a_member_whose_instance_id_another_has_taken_ends_and_says_so() -> None:
     bench, stage = Exact(), HandStage()
     loop, _ = bench.loop(stage)
     bench.publish("a")
@@ -246,8 +246,8 @@ def test_a_partition_whose_metadata_was_long_when_it_came_is_gone_on_with() -> N
 def test_a_name_that_does_not_fit_beside_what_is_committed_leaves_it_as_it_is() -> None:
     at = TopicPartition("rag.queries.v1", 0)
     long = Position(7, "1;" + "1+1," * ((METADATA_BYTES_MAX - 2) // 4))
-    assert claims({at: long}, "a-slot") == {at: long}
-    assert claims({at: Position(7, "2;old;1+1")}, "a-slot") == {at: Position(7, "2;a-slot;1+1")}
+    assert claims({at: long}, "an-id") == {at: long}
+    assert claims({at: Position(7, "2;old;1+1")}, "an-id") == {at: Position(7, "2;an-id;1+1")}
 
 
 def test_a_delivery_that_was_refused_for_good_keeps_still() -> None:

@@ -182,7 +182,7 @@ def test_queries_go_round_through_a_real_broker_and_come_out_once(
 ) -> None:
     texts = [f"q{number}" for number in range(300)]
     with KafkaServer(tmp_path / "kafka") as server:
-        settings = KafkaSettings(bootstrap=server.bootstrap, partitions=2, slot="a")
+        settings = KafkaSettings(bootstrap=server.bootstrap, partitions=2, instance_id="a")
         create_topics(settings)
         producer, reports = LibrdkafkaProducer(settings), list[object]()
         for text in texts:

@@ -197,8 +197,8 @@ class _Run:
 
     def transaction(self, member: str) -> Transaction | None:
         """See `Seen`."""
-        slot_id = transactional_id(self._kafka.group_of(_service(member)), member)
-        return describe_transaction(self._cluster.bootstrap, slot_id)
+        transactional = transactional_id(self._kafka.group_of(_service(member)), member)
+        return describe_transaction(self._cluster.bootstrap, transactional)
 
     def brokers_are_whole(self) -> bool:
         """See `Seen`."""
@@ -337,7 +337,7 @@ def _to_the_end(run: _Run, striker: Striker, tell: Callable[[str], None]) -> flo
 
 
 def members() -> list[str]:
-    """Returns what the processes of the services are called, which are their slots too."""
+    """Returns what the processes of the services are called, which are their instance ids too."""
     return [name for service in SERVICES for name in member_names(service, MEMBERS)]
 
 

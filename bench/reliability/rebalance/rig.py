@@ -45,7 +45,7 @@ TRIES_MAX = 500
 
 class Rig:
     """Made by `open_rig`. Members are named generator-1, generator-2 and so on, which are their
-    slots, too.
+    instance ids, too.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Rig:
         `CarpoolError` where it never is.
         """
         victim = self._stack[name]
-        owned = tuple(partition for partition, slot in self.owners().items() if slot == name)
+        owned = tuple(partition for partition, owner in self.owners().items() if owner == name)
         for _ in range(TRIES_MAX):
             victim.pause()
             time.sleep(0.01)  # what it had already sent is served
@@ -154,7 +154,7 @@ class Rig:
         raise CarpoolError(f"{name} was never stopped inside a transaction that held offsets")
 
     def owners(self) -> dict[int, str | None]:
-        """Returns which slot committed last in each partition."""
+        """Returns which instance id committed last in each partition."""
         config = {"bootstrap.servers": self._kafka.bootstrap, "group.id": self._group}
         consumer = confluent_kafka.Consumer(config | {"isolation.level": "read_uncommitted"})
         try:

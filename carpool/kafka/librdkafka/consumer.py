@@ -65,13 +65,13 @@ class LibrdkafkaConsumer:
         """Connects lazily: a broker that cannot be reached shows in `subscribe`.
 
         `own_instance_id` and `fence`: of a member that commits in transactions. It takes over
-        partitions that a dead member's transaction holds, and commits its slot for every partition
-        before the listener hears of it.
+        partitions that a dead member's transaction holds, and commits its instance id for every
+        partition before it calls the listener.
         """
         self._settings = settings
         self._group = group
         self._timeout_s = settings.request_timeout_ms / 1_000
-        self._name = own_instance_id or settings.slot_name()
+        self._name = own_instance_id or settings.member_instance_id()
         self._takeover = (
             None
             if own_instance_id is None or fence is None
@@ -126,7 +126,7 @@ class LibrdkafkaConsumer:
         self.protocol = protocol
         config = member_config(self._settings, self._group, protocol)
         config |= {
-            # the name that operators see, and by which a slot's holder is known to live
+            # operators see this name; other members check by it that this instance is alive
             "client.id": self._name,
             "on_commit": self._committed,
             # how often offsets are asked for that a transaction holds

@@ -62,13 +62,13 @@ class Takeover:
         self._settings = settings
         self._timeout_s = settings.request_timeout_ms / 1_000
         self._group = group
-        self._own_slot = own_instance_id
+        self._own_instance_id = own_instance_id
         self._fence = fence
 
     def begin(
         self, consumer: Consumer, partitions: Sequence[RawPartition]
     ) -> dict[TopicPartition, Position]:
-        """Returns where to begin these partitions, claimed for our slot.
+        """Returns where to begin these partitions, claimed for this instance id.
 
         Raises `RetryableError` when that cannot be settled within the request time-out.
         """
@@ -99,7 +99,7 @@ class Takeover:
             at: self._from_the_start(consumer, at) if now.offset is None else now
             for at, now in found.items()
         }
-        claimed = claims(begun, self._own_slot)
+        claimed = claims(begun, self._own_instance_id)
         try:
             commit_now(consumer, claimed)
         except FencedError as error:
@@ -111,23 +111,26 @@ class Takeover:
     def _fence_holders(
         self, consumer: Consumer, partitions: Sequence[RawPartition], *, spare_the_living: bool
     ) -> bool:
-        """Ends the transactions that hold these offsets; False where no slot but ours and those of
-        the living may have one.
+        """Ends the transactions that block these offsets; returns whether there were any.
+
+        Transactions of this member, and of living ones if `spare_the_living`, are not ended.
         """
         last = self._last_committed(partitions)
         living = self._living() if spare_the_living else frozenset()
         fenced = False
-        for slot in instances_to_fence(last.values(), self._own_slot, living):
+        for instance_id in instances_to_fence(last.values(), self._own_instance_id, living):
             theirs = [
-                at for at, position in last.items() if instance_id_of(position.metadata) == slot
+                at
+                for at, position in last.items()
+                if instance_id_of(position.metadata) == instance_id
             ]
             if self._are_held(consumer, theirs):
                 log.warning(
                     "a transaction holds offsets: fencing",
                     partitions=partitions_text(theirs),
-                    slot=slot,
+                    instance_id=instance_id,
                 )
-                self._fence(slot)
+                self._fence(instance_id)
                 fenced = True
         return fenced
 
@@ -138,7 +141,7 @@ class Takeover:
             raise _unread(error.args[0]) from error
 
     def _living(self) -> frozenset[str]:
-        """The slots of the group's members, which are their client ids."""
+        """The instance ids of the group's members, which are their client ids."""
         admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
         futures = admin.describe_consumer_groups([self._group], request_timeout=self._timeout_s)
         try:

@@ -219,17 +219,17 @@ class LibrdkafkaTransactionalProducer:
         )
 
 
-def fence_instance(settings: KafkaSettings, group: str, slot: str) -> None:
-    """Takes the slot's transactional id from whoever holds it, which aborts its open transaction.
+def fence_instance(settings: KafkaSettings, group: str, instance_id: str) -> None:
+    """Fences the producer of another instance id, which aborts its open transaction.
 
     Blocks for `request_timeout_ms` at most. Raises `RetryableError` where no coordinator answered,
     `DeploymentError` without permission.
     """
-    producer = LibrdkafkaTransactionalProducer(settings, transactional_id(group, slot))
+    producer = LibrdkafkaTransactionalProducer(settings, transactional_id(group, instance_id))
     try:
-        with suppress(FencedError):  # another member was faster: the slot is fenced
+        with suppress(FencedError):  # another member was faster: the id is fenced
             producer.start()
     except AbortedError as error:
-        raise RetryableError(f"slot {slot} could not be fenced: {error}") from error
+        raise RetryableError(f"instance id {instance_id} could not be fenced: {error}") from error
     finally:
         producer.close()

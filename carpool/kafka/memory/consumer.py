@@ -43,7 +43,7 @@ class MemoryConsumer:
         assert (own_instance_id is None) == (fence is None), "one is of no use without the other"
         self._broker = broker
         self._group_name = group
-        self._own_slot = own_instance_id
+        self._own_instance_id = own_instance_id
         self._fence = fence
         self._listener: RebalanceListener | None = None
         self._joined: Group | None = None
@@ -156,23 +156,25 @@ class MemoryConsumer:
         with self._broker.serve("read_offsets"):
             unstable = self._broker.transactions.unstable(self._group_name).intersection(came)
             known = {at: self._group.positions.get(at, Position(None, "")) for at in came}
-        if unstable and may_fence and self._fence is not None and self._own_slot is not None:
-            for slot in instances_to_fence((known[at] for at in unstable), self._own_slot):
-                self._fence(slot)
+        if unstable and may_fence and self._fence is not None and self._own_instance_id is not None:
+            for instance_id in instances_to_fence(
+                (known[at] for at in unstable), self._own_instance_id
+            ):
+                self._fence(instance_id)
             return self._committed(came, may_fence=False)
         if unstable:
             raise RetryableError(f"a transaction holds the offsets of {partitions_text(unstable)}")
         return known
 
     def _claim(self, positions: dict[TopicPartition, Position]) -> dict[TopicPartition, Position]:
-        """Commits our slot's name where these partitions are."""
-        if self._own_slot is None:
+        """Commits this member's instance id for these partitions."""
+        if self._own_instance_id is None:
             return positions
         begun = {
             at: Position(position.offset or 0, position.metadata)
             for at, position in positions.items()
         }
-        claimed = claims(begun, self._own_slot)
+        claimed = claims(begun, self._own_instance_id)
         try:
             self.commit_now(claimed)
         except FencedError:

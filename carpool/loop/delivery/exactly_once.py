@@ -69,11 +69,11 @@ class ExactlyOnceDelivery:
         *,
         make_producer: Callable[[], TransactionalProducerClient],
         make_hint_producer: Callable[[], ProducerClient],
-        slot: str,
+        instance_id: str,
         commit_interval_ms: int,
         call_us_max: int = CALL_US_MAX,
     ) -> None:
-        """`slot`: this member's, which goes into the metadata of every commit.
+        """`instance_id`: this member's; it goes into the metadata of every commit.
 
         `call_us_max`: how long one call of the producer may take, longer than its own time-out.
         librdkafka's may never come back (its issues 5456 and 5511: offsets for a coordinator that
@@ -87,7 +87,7 @@ class ExactlyOnceDelivery:
         self._reoffer = wiring.reoffer
         self._fail = wiring.fail
         self._make_producer = make_producer
-        self._slot = slot
+        self._instance_id = instance_id
         self._commit_interval_us = commit_interval_ms * 1_000
         self._hints = Hints(make_hint_producer, wiring.metrics)
         self._submitted: deque[Done] = deque()
@@ -151,8 +151,9 @@ class ExactlyOnceDelivery:
     # Called from the polling thread.
 
     def start(self) -> None:
-        """Takes the slot, which fences its previous life, and starts the thread. Raises as the
-        producer's `start` does.
+        """Fences the previous life of this instance, and starts the thread.
+
+        Raises as the producer's `start` does.
         """
         self._producer = self._make_producer()
         self._producer.start()
@@ -352,7 +353,7 @@ class ExactlyOnceDelivery:
         }
 
     def _named(self, position: Position) -> Position:
-        return position._replace(metadata=with_instance_id(position.metadata, self._slot))
+        return position._replace(metadata=with_instance_id(position.metadata, self._instance_id))
 
     def _transact(
         self,
@@ -361,7 +362,7 @@ class ExactlyOnceDelivery:
         membership: Membership,
     ) -> Outcome:
         producer = self._producer
-        assert producer is not None, "the slot is taken at the start"
+        assert producer is not None, "the transactional id is taken at the start"
         try:
             self._insist(producer.begin)
             offsets = {at: self._named(position) for at, position in positions.items()}

@@ -41,7 +41,7 @@ def make_consumer(
         return LibrdkafkaConsumer(settings, group, clock)
     fence = partial(fence_instance, settings, group)
     return LibrdkafkaConsumer(
-        settings, group, clock, own_instance_id=settings.slot_name(), fence=fence
+        settings, group, clock, own_instance_id=settings.member_instance_id(), fence=fence
     )
 
 
@@ -60,14 +60,14 @@ def make_delivery(settings: KafkaSettings, group: str, delivery: DeliveryName) -
         )
 
     def exactly_once(wiring: DeliveryContext) -> Delivery:
-        slot = settings.slot_name()
+        instance_id = settings.member_instance_id()
         return ExactlyOnceDelivery(
             wiring,
             make_producer=lambda: LibrdkafkaTransactionalProducer(
-                settings, transactional_id(group, slot)
+                settings, transactional_id(group, instance_id)
             ),
             make_hint_producer=make_hint_producer,
-            slot=slot,
+            instance_id=instance_id,
             commit_interval_ms=settings.commit_interval_ms,
             call_us_max=(settings.request_timeout_ms + CALL_MARGIN_MS) * 1_000,
         )

@@ -92,13 +92,13 @@ class Broker(ABC):
         return reports
 
     @abstractmethod
-    def consumer(self, slot: str | None = None) -> ConsumerClient: ...
+    def consumer(self, instance_id: str | None = None) -> ConsumerClient: ...
 
     @abstractmethod
     def producer(self) -> ProducerClient: ...
 
     @abstractmethod
-    def transactional(self, slot: str) -> TransactionalProducerClient: ...
+    def transactional(self, instance_id: str) -> TransactionalProducerClient: ...
 
     @abstractmethod
     def seen(self, topic: str) -> list[str]:
@@ -126,21 +126,21 @@ class InMemory(Broker):
         topics = dict.fromkeys((self.topic, self.results, self.drafts), PARTITIONS)
         self.broker = MemoryBroker(SystemClock(), topics)
 
-    def consumer(self, slot: str | None = None) -> MemoryConsumer:
-        if slot is None:
+    def consumer(self, instance_id: str | None = None) -> MemoryConsumer:
+        if instance_id is None:
             return MemoryConsumer(self.broker, self.group)
         return MemoryConsumer(
             self.broker,
             self.group,
-            own_instance_id=slot,
-            fence=lambda slot: self.transactional(slot).start(),
+            own_instance_id=instance_id,
+            fence=lambda instance_id: self.transactional(instance_id).start(),
         )
 
     def producer(self) -> MemoryProducer:
         return MemoryProducer(self.broker)
 
-    def transactional(self, slot: str) -> MemoryTransactionalProducer:
-        return MemoryTransactionalProducer(self.broker, transactional_id(self.group, slot))
+    def transactional(self, instance_id: str) -> MemoryTransactionalProducer:
+        return MemoryTransactionalProducer(self.broker, transactional_id(self.group, instance_id))
 
     def seen(self, topic: str) -> list[str]:
         return [(message.value or b"").decode() for message in self.broker.records(topic)]
@@ -177,21 +177,23 @@ class Reached(Broker):
         ]
         assert len(create_topics(settings, topics)) == len(topics)
 
-    def consumer(self, slot: str | None = None) -> LibrdkafkaConsumer:
+    def consumer(self, instance_id: str | None = None) -> LibrdkafkaConsumer:
         fence = partial(fence_instance, self.settings, self.group)
         return LibrdkafkaConsumer(
             self.settings,
             self.group,
             SystemClock(),
-            own_instance_id=slot,
-            fence=None if slot is None else fence,
+            own_instance_id=instance_id,
+            fence=None if instance_id is None else fence,
         )
 
     def producer(self) -> LibrdkafkaProducer:
         return LibrdkafkaProducer(self.settings)
 
-    def transactional(self, slot: str) -> LibrdkafkaTransactionalProducer:
-        return LibrdkafkaTransactionalProducer(self.settings, transactional_id(self.group, slot))
+    def transactional(self, instance_id: str) -> LibrdkafkaTransactionalProducer:
+        return LibrdkafkaTransactionalProducer(
+            self.settings, transactional_id(self.group, instance_id)
+        )
 
     def seen(self, topic: str) -> list[str]:
         reader = self._reader()
@@ -247,16 +249,14 @@ class Reached(Broker):
 
 
 class Member:
-    """A consumer that has a slot, with the transactional producer of that slot, as a service has
-    them.
-    """
+    """A consumer and the transactional producer of the same instance id."""
 
-    def __init__(self, broker: Broker, slot: str) -> None:
+    def __init__(self, broker: Broker, instance_id: str) -> None:
         self.broker = broker
         self.listener = Listener()
-        self.producer = broker.transactional(slot)
+        self.producer = broker.transactional(instance_id)
         insist(self.producer.start)
-        self.consumer = broker.consumer(slot)
+        self.consumer = broker.consumer(instance_id)
         self.consumer.subscribe(broker.topic, self.listener)
 
     def await_partitions(self, count: int = PARTITIONS) -> Member:

@@ -71,7 +71,9 @@ def test_a_member_has_a_membership_from_when_it_joined_until_it_left(group_broke
     consumer.close()
 
 
-def test_positions_of_a_member_that_has_no_slot_are_not_claimed(group_broker: Broker) -> None:
+def test_positions_of_a_member_that_has_no_instance_id_are_not_claimed(
+    group_broker: Broker,
+) -> None:
     consumer, listener = group_broker.consumer(), Listener()
     consumer.subscribe(group_broker.topic, listener)
     poll_until(consumer, lambda: len(listener.positions) == PARTITIONS)

@@ -89,7 +89,7 @@ def test_a_partition_whose_offsets_a_dead_members_transaction_holds_is_taken_ove
     two.close()
 
 
-def test_a_member_that_comes_back_under_its_own_slot_goes_on_where_it_had_committed(
+def test_a_member_that_comes_back_under_its_own_instance_id_goes_on_where_it_had_committed(
     broker: Broker,
 ) -> None:
     one = Member(broker, "a").await_partitions()

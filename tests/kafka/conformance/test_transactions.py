@@ -108,7 +108,7 @@ def test_a_commit_whose_reply_is_lost_has_taken_effect_once_when_it_is_asked_aga
     member.close()
 
 
-def test_the_next_life_of_a_slot_ends_the_transaction_of_the_last_and_fences_it(
+def test_the_next_life_of_an_instance_ends_the_transaction_of_the_last_and_fences_it(
     broker: Broker,
 ) -> None:
     member = Member(broker, "a").await_partitions()
@@ -148,7 +148,7 @@ def test_whatever_a_fenced_producer_tries_next_it_is_told_so(broker: Broker) -> 
     again.close()
 
 
-def test_slots_do_not_fence_one_another(broker: Broker) -> None:
+def test_instances_do_not_fence_one_another(broker: Broker) -> None:
     member = Member(broker, "a").await_partitions()
     other = broker.transactional("b")
     insist(other.start)
