@@ -13,6 +13,7 @@ from rich.text import Text
 from carpool.errors import ConfigError
 from cli.answers import answer_text, citation_lines, timing_line
 from cli.console import output, print_json, print_json_line
+from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import ClientSide, load_beside
 from producers import Client
@@ -20,7 +21,6 @@ from producers.questioning import QuestionArgs
 from schemas.answer import Answer, PartialAnswer
 from schemas.query import Generation
 
-FAILED_STATUS = 1
 ANSWERED = ("ok", "partial")
 
 TopKOption = typer.Option(
@@ -81,7 +81,7 @@ def ask(
             console.print(line, soft_wrap=True)
         console.print(timing_line(answer), soft_wrap=True)
     if answer.status not in ANSWERED:
-        raise typer.Exit(FAILED_STATUS)
+        raise typer.Exit(FAILED)
 
 
 async def _ask(

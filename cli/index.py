@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from carpool.clock import SystemClock
+from cli.exit_codes import FAILED
 from cli.options import ConfigOption, JsonOption, SetOption, given
 from cli.settings import load
 
@@ -260,7 +261,7 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
             f"{report.row_count:,} rows in {report.cluster_count:,} clusters",
         )
     if report.problems:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 @app.command()

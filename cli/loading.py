@@ -17,6 +17,7 @@ from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from cli.asking import NprobeOption, TopKOption
 from cli.console import output, people, print_json
+from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import ClientSide, load_beside
 from producers import Client
@@ -25,7 +26,6 @@ from producers.load import LoadPlan, LoadProgress, LoadSummary, Sent, run_load
 from producers.publisher import Publisher
 from producers.questions import Question, Vectors, read_questions, with_vectors
 
-FAILED_STATUS = 1
 PROGRESS_S = 1.0
 
 
@@ -143,7 +143,7 @@ def load(
     else:
         _print_summary(summary)
     if summary.errors or summary.unacknowledged:
-        raise typer.Exit(FAILED_STATUS)
+        raise typer.Exit(FAILED)
 
 
 def _times(

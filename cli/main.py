@@ -11,6 +11,7 @@ import typer
 from carpool.errors import CarpoolError, ConfigError, RecordError
 from cli import asking, configuring, dlq, loading, services, status, topics, up
 from cli.console import people, print_json
+from cli.exit_codes import CHANGE_NEEDED, FAILED, OK
 from cli.options import JsonOption
 
 EXTRAS = {
@@ -109,9 +110,7 @@ def _version_of(name: str) -> str | None:
 
 
 def main() -> None:
-    """Runs the command line and exits: 0 well, 1 it failed, 2 something must be changed first, 130
-    interrupted.
-    """
+    """Runs the command line and exits with one of `cli.exit_codes`."""
     try:
         app(prog_name="carpool")
     except ModuleNotFoundError as error:
@@ -122,18 +121,18 @@ def main() -> None:
             f"this command needs {error.name}, which is not installed: pip install "
             f"'carpool[{extra}]'"
         )
-        sys.exit(2)
+        sys.exit(CHANGE_NEEDED)
     except ConfigError as error:
         _tell(str(error))
-        sys.exit(2)
+        sys.exit(CHANGE_NEEDED)
     except (CarpoolError, RecordError) as error:
         _tell(str(error))
-        sys.exit(1)
+        sys.exit(FAILED)
     except BrokenPipeError:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # the reader has what it wanted: `| head`
-        sys.exit(0)
+        sys.exit(OK)
 
 
 def extra_of(module: str) -> str | None:

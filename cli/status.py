@@ -13,6 +13,7 @@ from rich.text import Text
 
 from carpool.errors import CarpoolError
 from cli.console import output, print_json
+from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.runfile import RunFile
 from cli.settings import ClientSide, load_beside
@@ -24,7 +25,6 @@ from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS
 SERVICES = {"grouper": QUERIES.name, "searcher": GROUPS.name, "generator": RETRIEVALS.name}
 """Each service, and the topic that it reads; those that have time lie in another beside it."""
 
-NOT_READY_STATUS = 1
 LOOK_S = 1.0
 """How long apart the two looks are that tell whether something moves."""
 
@@ -116,7 +116,7 @@ def status(
     else:
         _print(found)
     if not found.is_ready:
-        raise typer.Exit(NOT_READY_STATUS)
+        raise typer.Exit(FAILED)
 
 
 def _addresses(settings: ClientSide, urls: list[str]) -> list[tuple[str, str]]:

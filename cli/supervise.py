@@ -14,12 +14,12 @@ from typing import Literal, Self
 
 from carpool.errors import CarpoolError, ConfigError
 from cli.child import Child, ChildSpec
+from cli.exit_codes import CHANGE_NEEDED
 from cli.guard import Guard
 from cli.up_settings import UpSettings
 
 RESTART_DELAY_S_MAX = 30.0
 TURN_S = 0.05
-CONFIG_EXIT_STATUS = 2
 
 State = Literal["starting", "ready", "restarting", "stopping", "ended"]
 
@@ -243,7 +243,7 @@ class Supervisor:
         )
         tail = f" Its log ends:\n{child.log_tail()}" if child.log_tail() else ""
         if not slot.was_ready:
-            kind = ConfigError if status == CONFIG_EXIT_STATUS else CarpoolError
+            kind = ConfigError if status == CHANGE_NEEDED else CarpoolError
             raise kind(f"{spec.name} {how} before it was ready; see {spec.log_file}.{tail}")
         if not spec.is_restarted:
             raise CarpoolError(

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from carpool.kafka.settings import KafkaSettings
 from cli.console import output, print_json
+from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import load_beside
 from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS, TOPICS
 
-DRIFTED_STATUS = 1
 HOUR_MS = 3_600_000
 INPUTS = {"grouper": QUERIES, "searcher": GROUPS, "generator": RETRIEVALS}
 """The topic that each service reads; beside it, that of the class `batch`."""
@@ -77,7 +77,7 @@ def create(
         for name, drift in drifted.items():
             output().print(f"[yellow]differs[/]  {name}: {'; '.join(drift)}")
     if drifted:
-        raise typer.Exit(DRIFTED_STATUS)
+        raise typer.Exit(FAILED)
 
 
 @app.command("list")
@@ -138,7 +138,7 @@ def describe(
             table.add_row(state["topic"], str(state["partitions"]), str(state["replicas"]), differs)
         output().print(table)
     if any(state["drift"] for state in states):
-        raise typer.Exit(DRIFTED_STATUS)
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -188,7 +188,7 @@ def check(
             output().print(f"[yellow]warning[/]  {escape(text)}")
         output().print(f"delivery: {first.delivery.replace('_', ' ')}; {first.promise}")
     if problems:
-        raise typer.Exit(DRIFTED_STATUS)
+        raise typer.Exit(FAILED)
 
 
 def _settings(

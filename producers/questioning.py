@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
 from producers.errors import RecordTooLarge
-from schemas.codec import TENANT_HEADER, decode, encode
+from schemas.codec import decode, encode
+from schemas.headers import TENANT_HEADER
 from schemas.query import QUERY_BYTES_MAX, Generation, Query, check_query
 from schemas.record import Headers
 from schemas.topics import QUERIES, QUERIES_BATCH

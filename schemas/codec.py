@@ -20,32 +20,25 @@ from schemas.answer import Answer, PartialAnswer
 from schemas.deadletter import DeadLetterMark
 from schemas.errors import Reason, RecordError
 from schemas.group import Group
+from schemas.headers import (
+    ATTEMPT_HEADER,
+    CONTENT_TYPE,
+    DEADLINE_HEADER,
+    PRIORITY_HEADER,
+    TENANT_HEADER,
+    UNREADABLE_HEADERS,
+)
 from schemas.query import QUERY_BYTES_MAX, Query, check_query
 from schemas.record import Headers, Record, Source, header
 from schemas.retrieval import Retrieval
 
 R = TypeVar("R", bound=Record)
 
-CONTENT_TYPE = "content-type"
 JSON_TYPE = "application/json"
 STRUCTURED_TYPE = "application/cloudevents+json"
 TEXT_TYPE = "text/plain"
 SPEC_VERSION = "1.0"
-DEADLINE_HEADER = "rag-deadline-ms"
-PRIORITY_HEADER = "rag-priority"
-TENANT_HEADER = "rag-tenant"
 TENANT_CHARS_MAX = 256
-
-ATTEMPT_HEADER = "rag-attempt"
-"""How often a query has been begun, counted from 1. Written by the services when they send a query
-round again.
-"""
-NOT_BEFORE_HEADER = "rag-not-before-ms"
-"""On a query that was sent round again: when to begin, epoch milliseconds."""
-ORIGIN_HEADER = "rag-origin"
-"""On a query that was sent round again: the record that its asker published, as
-topic/partition/offset/timestamp.
-"""
 
 PASSED_ON = ("traceparent", "tracestate", "correlation_id", "reply_to", ATTEMPT_HEADER)
 """Headers of a query that every record made from it carries too."""
@@ -56,11 +49,6 @@ topic.
 
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 """A number in a header: no more digits than 64 bits hold."""
-
-UNREADABLE_HEADERS = "rag-unreadable-headers"
-"""Stands for all headers of a record that has a name which is not UTF-8: Kafka takes such names,
-its clients do not give them.
-"""
 
 EVENT_TYPES: dict[type[Record], str] = {
     Query: "rag.query.submitted",

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from schemas.headers import CONNECT_PREFIX, ERROR_PREFIX
 from schemas.record import Headers, NonNegative, Record, Source
 
-PREFIX = "rag.errors."
-CONNECT_PREFIX = "__connect.errors."
 CONNECT_NAMES = (
     "topic",
     "partition",
@@ -25,15 +24,6 @@ CONNECT_NAMES = (
 
 TEXT_BYTES_MAX = 4_096
 """Bound of each text header, so that a dead letter never outgrows its topic (`schemas.topics`)."""
-
-TRUNCATED_HEADER = PREFIX + "truncated.from.bytes"
-"""On a letter that was cut to fit: the bytes that its value had."""
-
-HEADERS_LEFT_OUT_HEADER = PREFIX + "headers.left.out"
-"""On a letter whose own headers did not fit: how many of them are missing."""
-
-REPLAYED_FROM_HEADER = "rag-replayed-from"
-"""On a record that was replayed: the letter that it was, as topic/partition/offset."""
 
 Action = Literal["replayed", "dropped"]
 
@@ -75,7 +65,7 @@ def dead_letter_headers(
         "exception.message": message,
         "exception.stacktrace": stacktrace,
     }
-    headers = original + tuple((PREFIX + name, _cut(text)) for name, text in added.items())
+    headers = original + tuple((ERROR_PREFIX + name, _cut(text)) for name, text in added.items())
     if not connect_names:
         return headers
     connect = {name: added[name] for name in CONNECT_NAMES} | {
@@ -87,7 +77,7 @@ def dead_letter_headers(
 
 def is_error_header(name: str) -> bool:
     """Returns whether a header was added to say why a record is a dead letter."""
-    return name.startswith((PREFIX, CONNECT_PREFIX))
+    return name.startswith((ERROR_PREFIX, CONNECT_PREFIX))
 
 
 def split_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
@@ -98,14 +88,14 @@ def split_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
     character) are replaced.
     """
     begin = max(
-        (at for at, (name, _) in enumerate(headers) if name == PREFIX + "topic"),
+        (at for at, (name, _) in enumerate(headers) if name == ERROR_PREFIX + "topic"),
         default=len(headers),
     )
     original = tuple(header for header in headers[:begin] if not is_error_header(header[0]))
     ours = {
-        name.removeprefix(PREFIX): (value or b"").decode(errors="replace")
+        name.removeprefix(ERROR_PREFIX): (value or b"").decode(errors="replace")
         for name, value in headers[begin:]
-        if name.startswith(PREFIX)
+        if name.startswith(ERROR_PREFIX)
     }
     return original, ours
 

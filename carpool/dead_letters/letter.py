@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 from carpool.kafka.records import Message, Output
 from carpool.kafka.sizes import record_bytes
-from schemas.codec import ATTEMPT_HEADER, DEADLINE_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER
-from schemas.deadletter import (
+from schemas.deadletter import DeadLetterMark, dead_letter_headers, split_headers
+from schemas.headers import (
+    ATTEMPT_HEADER,
+    DEADLINE_HEADER,
+    ERROR_PREFIX,
     HEADERS_LEFT_OUT_HEADER,
-    PREFIX,
+    NOT_BEFORE_HEADER,
+    ORIGIN_HEADER,
     REPLAYED_FROM_HEADER,
     TRUNCATED_HEADER,
-    DeadLetterMark,
-    dead_letter_headers,
-    split_headers,
 )
 from schemas.record import Headers, Source
 from schemas.topics import DEAD_LETTER_SUFFIX, QUERIES_DEAD, TOPICS
@@ -131,7 +132,8 @@ class DeadLetter:
     def is_whole(self) -> bool:
         """Whether nothing of the record was cut, so that it can be replayed."""
         return not any(
-            PREFIX + name in (TRUNCATED_HEADER, HEADERS_LEFT_OUT_HEADER) for name in self.errors
+            ERROR_PREFIX + name in (TRUNCATED_HEADER, HEADERS_LEFT_OUT_HEADER)
+            for name in self.errors
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from confluent_kafka import Message as RawMessage
 
-from schemas.codec import UNREADABLE_HEADERS
+from schemas.headers import UNREADABLE_HEADERS
 from schemas.record import Headers
 
 _ask = methodcaller("headers")

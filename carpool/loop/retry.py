@@ -19,7 +19,8 @@ from carpool.kafka.records import Message, Output
 from carpool.kafka.sizes import record_bytes
 from carpool.loop.stage import QueryFailure, Unit
 from schemas.answer import Stage as StageName
-from schemas.codec import ATTEMPT_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER, WHOLE_NUMBER, encode
+from schemas.codec import WHOLE_NUMBER, encode
+from schemas.headers import ATTEMPT_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER
 from schemas.query import QUERY_BYTES_MAX, Query
 from schemas.record import Headers, Source, header
 from schemas.topics import QUERIES

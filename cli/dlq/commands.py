@@ -39,11 +39,11 @@ from cli.dlq.showing import (
     reasons_table,
     topics_table,
 )
+from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import load_beside
 from schemas.deadletter import Action
 
-NOTHING_SELECTED_STATUS = 1
 LISTED_MAX = 1_000
 """Letters that are listed where no --limit says otherwise: they are held in memory."""
 
@@ -258,7 +258,7 @@ def replay(
         cut = f"; {sent.cut:,} cannot be: they were cut to fit" if sent.cut else ""
         output().print(f"{sent.marked:,} replayed{cut}")
     if not sent.marked:
-        raise typer.Exit(NOTHING_SELECTED_STATUS)
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -328,7 +328,7 @@ def drop(
             for partition, offset in partitions_begin.items():
                 output().print(f"{name}/{partition} now begins at {offset}")
     if is_asked and not dropped:
-        raise typer.Exit(NOTHING_SELECTED_STATUS)
+        raise typer.Exit(FAILED)
 
 
 def _check_asked(meant: Selection, everything: bool) -> None:

@@ -22,7 +22,8 @@ from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.records import Message, Output
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.sizes import record_bytes
-from schemas.deadletter import CONNECT_PREFIX, PREFIX, DeadLetterMark
+from schemas.deadletter import DeadLetterMark
+from schemas.headers import CONNECT_PREFIX, ERROR_PREFIX
 from schemas.record import Headers, Source, header
 from schemas.topics import DEAD_LETTER_EXTRA_BYTES, QUERIES, QUERIES_DEAD, TOPICS, dead_letters_of
 
@@ -155,9 +156,9 @@ def test_a_letter_that_was_cut_says_of_how_much() -> None:
 
 def test_headers_that_came_with_the_names_of_ours_are_not_believed() -> None:
     forged: Headers = (
-        (PREFIX + "topic", b"elsewhere"),
-        (PREFIX + "exception.class.name", b"X.forged"),
-        (PREFIX + "truncated.from.bytes", b"1"),
+        (ERROR_PREFIX + "topic", b"elsewhere"),
+        (ERROR_PREFIX + "exception.class.name", b"X.forged"),
+        (ERROR_PREFIX + "truncated.from.bytes", b"1"),
         ("mine", b"1"),
     )
     letter = read(letter_of(b"x", forged))

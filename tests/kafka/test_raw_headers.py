@@ -13,9 +13,10 @@ from carpool.dead_letters.log_reader import LogReader
 from carpool.kafka.admin import create_topics
 from carpool.kafka.raw_headers import headers_of
 from carpool.kafka.settings import KafkaSettings
-from schemas.codec import UNREADABLE_HEADERS, decode, decode_query
+from schemas.codec import decode, decode_query
 from schemas.errors import RecordError
 from schemas.group import Group
+from schemas.headers import UNREADABLE_HEADERS
 from schemas.record import Source
 from schemas.topics import Topic
 from tests.kafka.raw_producer import write_with_header_name

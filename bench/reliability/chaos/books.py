@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from schemas.answer import Answer
-from schemas.codec import ORIGIN_HEADER, decode
+from schemas.codec import decode
 from schemas.group import Group
+from schemas.headers import ORIGIN_HEADER
 from schemas.record import Headers, Source, header
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS

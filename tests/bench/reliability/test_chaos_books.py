@@ -12,8 +12,9 @@ from bench.reliability.chaos.books import (
     fault_lines,
 )
 from schemas.answer import unanswered
-from schemas.codec import ORIGIN_HEADER, encode
+from schemas.codec import encode
 from schemas.group import Group, GroupedQuery
+from schemas.headers import ORIGIN_HEADER
 from schemas.query import Query
 from schemas.record import ClusterId, Record, Source
 from schemas.retrieval import Retrieval
