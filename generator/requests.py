@@ -94,7 +94,7 @@ class Requests:
         """Breaks off a request, if it has not ended."""
         if (task := self._tasks.pop(id, None)) is not None:
             task.cancel()
-            self._metrics.llm_requests.labels(outcome="cancelled").inc()
+            self._metrics.generator.llm_requests.labels(outcome="cancelled").inc()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -135,7 +135,7 @@ class Requests:
     async def _ask(self, id: int, work: Work) -> None:
         """Sends one request, and tells what becomes of it."""
         work.sent_us, work.first_token_us = self._clock.now_us(), None
-        self._metrics.llm_in_flight.inc()
+        self._metrics.generator.llm_in_flight.inc()
         try:
             work.outcome = await generate(
                 self._engine,
@@ -145,25 +145,25 @@ class Requests:
             )
         except PromptRefused as refused:
             work.outcome = refused
-            self._metrics.llm_requests.labels(outcome="prompt_refused").inc()
+            self._metrics.generator.llm_requests.labels(outcome="prompt_refused").inc()
         except LlmRefusal as refusal:
             work.trouble = str(refusal)
             self._refused(id, refusal)
             return
         else:
-            self._metrics.llm_requests.labels(outcome="answered").inc()
+            self._metrics.generator.llm_requests.labels(outcome="answered").inc()
         finally:
-            self._metrics.llm_in_flight.dec()
+            self._metrics.generator.llm_in_flight.dec()
         self._heard.happened(Ended(id=id))
 
     def _first_token(self, id: int, work: Work) -> None:
         work.first_token_us = self._clock.now_us()
         assert work.sent_us is not None
-        self._metrics.time_to_first_token_seconds.observe(
+        self._metrics.generator.time_to_first_token_seconds.observe(
             (work.first_token_us - work.sent_us) / 1_000_000
         )
         self._heard.happened(Accepted(id=id))
 
     def _refused(self, id: int | None, refusal: LlmRefusal) -> None:
-        self._metrics.llm_requests.labels(outcome=refusal.kind).inc()
+        self._metrics.generator.llm_requests.labels(outcome=refusal.kind).inc()
         self._heard.refused(id, refusal)

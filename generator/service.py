@@ -215,10 +215,10 @@ class GeneratorStage:
     ) -> None:
         assert self._sink is not None, "a stage is started before it is offered anything"
         if failure is None:  # else it is counted once it is decided whether it is tried again
-            self._metrics.answers.labels(stage="generator", status=answer.status).inc()
+            self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
         for stage in ("queue_llm", "decode", "total"):
             if stage in answer.timings_ms:
-                self._metrics.stage_seconds.labels(stage=stage).observe(
+                self._metrics.loop.stage_seconds.labels(stage=stage).observe(
                     answer.timings_ms[stage] / 1_000
                 )
         output = answer_output(answer, unit.record, now_us)
@@ -328,11 +328,11 @@ class GeneratorStage:
             citations_max=self._settings.citations_max,
         )
         finished = work.outcome.finished
-        self._metrics.tokens.labels(kind="input").inc(finished.input_tokens)
-        self._metrics.tokens.labels(kind="cached").inc(finished.cached_tokens)
-        self._metrics.tokens.labels(kind="output").inc(finished.output_tokens)
-        self._metrics.citations.labels(result="valid").inc(len(citations.valid))
-        self._metrics.citations.labels(result="dropped").inc(citations.dropped)
+        self._metrics.generator.tokens.labels(kind="input").inc(finished.input_tokens)
+        self._metrics.generator.tokens.labels(kind="cached").inc(finished.cached_tokens)
+        self._metrics.generator.tokens.labels(kind="output").inc(finished.output_tokens)
+        self._metrics.generator.citations.labels(result="valid").inc(len(citations.valid))
+        self._metrics.generator.citations.labels(result="dropped").inc(citations.dropped)
         with self._lock:
             self._forget(id)
         operation = inference(

@@ -130,7 +130,7 @@ class WindowWork:
 
         Raises `ConfigError` when the model is broken.
         """
-        self._metrics.window_queries.observe(len(queries))
+        self._metrics.grouper.window_queries.observe(len(queries))
         started_us = self._clock.now_us()
         vectors = self._embed(self._in_time(queries, sink, in_hand), sink)
         encoded_us = self._clock.now_us()
@@ -193,7 +193,7 @@ class WindowWork:
 
     def count_expired(self, queries: int) -> None:
         """Counts queries that were answered `expired`. On any thread."""
-        self._metrics.answers.labels(stage="grouper", status="expired").inc(queries)
+        self._metrics.loop.answers.labels(stage="grouper", status="expired").inc(queries)
 
     def _in_time(self, queries: Sequence[Admitted], sink: Sink, in_hand: InHand) -> list[Admitted]:
         """Those that are live and not expired; the expired are answered."""
@@ -262,7 +262,7 @@ class WindowWork:
         )
 
     def _horizon(self, ahead: Sequence[PreparedWindow]) -> tuple[HorizonEntry, ...]:
-        self._metrics.horizon_windows.observe(len(ahead))
+        self._metrics.grouper.horizon_windows.observe(len(ahead))
         return plan_horizon(
             [window.wants for window in ahead], bytes_max=self._group_bytes_max // HORIZON_SHARE
         )
@@ -281,9 +281,11 @@ class WindowWork:
     def _count(self, planned: PlannedGroup) -> None:
         group = planned.group
         probes = sum(len(query.clusters) for query in group.queries)
-        self._metrics.group_queries.observe(len(group.queries))
-        self._metrics.group_overlap.observe(1 - len(group.clusters) / probes)
+        self._metrics.grouper.group_queries.observe(len(group.queries))
+        self._metrics.grouper.group_overlap.observe(1 - len(group.clusters) / probes)
         for query in group.queries:
-            self._metrics.window_wait_seconds.observe(query.timings_us["window_wait"] / 1_000_000)
+            self._metrics.grouper.window_wait_seconds.observe(
+                query.timings_us["window_wait"] / 1_000_000
+            )
             for stage, took_us in query.timings_us.items():
-                self._metrics.stage_seconds.labels(stage=stage).observe(took_us / 1_000_000)
+                self._metrics.loop.stage_seconds.labels(stage=stage).observe(took_us / 1_000_000)

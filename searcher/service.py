@@ -292,13 +292,13 @@ class SearcherStage:
     def _hand_over(self, held: _Part, outcome: Outcome, sink: Sink) -> None:
         if outcome.answered is None:
             for stage in ("queue_search", "load", "search", "passages"):
-                self._metrics.stage_seconds.labels(stage=stage).observe(
+                self._metrics.loop.stage_seconds.labels(stage=stage).observe(
                     outcome.timings_us[stage] / 1_000_000
                 )
         elif (
             outcome.failure is None
         ):  # else it is counted once it is decided whether it is tried again
-            self._metrics.answers.labels(stage="searcher", status=outcome.answered).inc()
+            self._metrics.loop.answers.labels(stage="searcher", status=outcome.answered).inc()
         parts = ((held.unit.id, held.part),)
         sink.done(
             Done(

@@ -126,9 +126,9 @@ class Loop(Generic[R]):
                 fail=self.fail,
             )
         )
-        metrics.units_in_flight.set_function(lambda: self.ledger.in_flight)
-        metrics.bytes_in_flight.set_function(lambda: self.ledger.in_flight_bytes)
-        metrics.intake_paused.set_function(lambda: self._paused_since_us is not None)
+        metrics.loop.units_in_flight.set_function(lambda: self.ledger.in_flight)
+        metrics.loop.bytes_in_flight.set_function(lambda: self.ledger.in_flight_bytes)
+        metrics.loop.intake_paused.set_function(lambda: self._paused_since_us is not None)
         self._stopping = threading.Event()
         self.failure: CarpoolError | None = None
         self._assigned: set[TopicPartition] = set()
@@ -162,7 +162,7 @@ class Loop(Generic[R]):
 
     def refuse(self, unit: Unit[Any], error: RecordError) -> None:
         """See `carpool.loop.stage.Sink`."""
-        self._metrics.dead_letters.labels(reason=error.reason).inc()
+        self._metrics.loop.dead_letters.labels(reason=error.reason).inc()
         outputs = reject_outputs(
             unit.message,
             error,
@@ -389,7 +389,7 @@ class Loop(Generic[R]):
     def _resume(self) -> None:
         self._held_back_since_us = None
         if self._paused_since_us is not None:
-            self._metrics.paused_seconds.inc(
+            self._metrics.loop.paused_seconds.inc(
                 (self._clock.now_us() - self._paused_since_us) / 1_000_000
             )
             self._paused_since_us = None

@@ -105,9 +105,9 @@ class QueryFailures:
             now_us=self._clock.now_us(),
             connect_names=self._limits.connect_names,
         )
-        self._metrics.query_failures.labels(stage=self._stage, outcome=verdict.outcome).inc()
+        self._metrics.loop.query_failures.labels(stage=self._stage, outcome=verdict.outcome).inc()
         if verdict.outcome == "again":
             return replace(done, outputs=verdict.outputs, failure=None)
-        self._metrics.dead_letters.labels(reason="processing_failed").inc()
-        self._metrics.answers.labels(stage=self._stage, status="failed").inc()
+        self._metrics.loop.dead_letters.labels(reason="processing_failed").inc()
+        self._metrics.loop.answers.labels(stage=self._stage, status="failed").inc()
         return replace(done, outputs=done.outputs + verdict.outputs, failure=None)

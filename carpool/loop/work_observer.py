@@ -53,9 +53,9 @@ class WorkObserver:
         self._finished_us = 0  # when work was last finished for good
         self._is_polled = False
         # Looking up labels takes longer than counting; topics and steps are few.
-        self._consumed = cache(lambda topic: metrics.records_consumed.labels(topic=topic))
+        self._consumed = cache(lambda topic: metrics.loop.records_consumed.labels(topic=topic))
         self._seconds = cache(
-            lambda topic, step: metrics.record_seconds.labels(topic=topic, step=step)
+            lambda topic, step: metrics.loop.record_seconds.labels(topic=topic, step=step)
         )
 
     # The polling thread.
@@ -63,7 +63,7 @@ class WorkObserver:
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Says that these partitions are ours now."""
         self._progress.assigned(partitions, self._clock.now_us())
-        self._metrics.rebalances.labels(event="assigned").inc()
+        self._metrics.loop.rebalances.labels(event="assigned").inc()
 
     def revoked(
         self, partitions: frozenset[TopicPartition], unit_ids: Iterable[int], *, lost: bool
@@ -74,16 +74,21 @@ class WorkObserver:
             for unit_id in unit_ids:
                 self._watched.pop(unit_id, None)
         for at in partitions:
-            for gauge in (self._metrics.lag_records, self._metrics.partition_moved_seconds):
+            for gauge in (
+                self._metrics.loop.lag_records,
+                self._metrics.loop.partition_moved_seconds,
+            ):
                 gauge.remove(at.topic, str(at.partition))
         self._tracer.revoked(unit_ids, self._clock.now_us())
-        self._metrics.rebalances.labels(event="lost" if lost else "revoked").inc()
+        self._metrics.loop.rebalances.labels(event="lost" if lost else "revoked").inc()
 
     def rebalanced(self, started_us: int) -> None:
         """Says that a poll which began at `started_us` served a rebalance: for as long no retained
         partition went on.
         """
-        self._metrics.rebalance_seconds.observe((self._clock.now_us() - started_us) / 1_000_000)
+        self._metrics.loop.rebalance_seconds.observe(
+            (self._clock.now_us() - started_us) / 1_000_000
+        )
 
     def taken(self, message: Message) -> None:
         """Says that a record was taken in, whatever it turns out to be."""
@@ -127,16 +132,16 @@ class WorkObserver:
         self._progress.finished(self._finished_us)
         self._progress.waits(waiting, now_us)
         for at, records in waiting.items():
-            self._metrics.lag_records.labels(topic=at.topic, partition=str(at.partition)).set(
+            self._metrics.loop.lag_records.labels(topic=at.topic, partition=str(at.partition)).set(
                 records
             )
         for at, moved_us in self._progress.moved_us().items():
-            gauge = self._metrics.partition_moved_seconds.labels(
+            gauge = self._metrics.loop.partition_moved_seconds.labels(
                 topic=at.topic, partition=str(at.partition)
             )
             gauge.set(moved_us / 1_000_000)
-        self._metrics.lag_seconds.set(self._progress.lag_us(now_us) / 1_000_000)
-        self._metrics.last_progress_seconds.set(self._progress.last_us / 1_000_000)
+        self._metrics.loop.lag_seconds.set(self._progress.lag_us(now_us) / 1_000_000)
+        self._metrics.loop.last_progress_seconds.set(self._progress.last_us / 1_000_000)
         return self._progress.stalled(now_us)
 
     # Any thread.

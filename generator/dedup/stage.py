@@ -82,7 +82,7 @@ class DedupStage:
         self._decided: deque[Action] = deque()
         self._sink: Sink | None = None
         self.follower = Follower(reader, self, clock, horizon_ms=settings.ledger_horizon_ms)
-        metrics.answer_ledger_ids.set_function(lambda: self._ledger.ids)
+        metrics.generator.dedup_ids.set_function(lambda: self._ledger.ids)
 
     # ---- the polling thread
 
@@ -191,10 +191,10 @@ class DedupStage:
                 case Generate():
                     self._within.offer(unit, now_us)
                 case Skip():
-                    self._metrics.answer_ledger_decisions.labels(result="skipped").inc()
+                    self._metrics.generator.dedup_decisions.labels(result="skipped").inc()
                     self._hand_over(unit, ())
                 case Refuse():
-                    self._metrics.answer_ledger_decisions.labels(result="conflict").inc()
+                    self._metrics.generator.dedup_decisions.labels(result="conflict").inc()
                     self._answer(
                         unit,
                         _conflict(unit.record, Timings(arrived_us=arrived_us, ended_us=now_us)),
@@ -211,7 +211,7 @@ class DedupStage:
             self._held_bytes -= unit.message.size_bytes
 
     def _answer(self, unit: Unit[Retrieval], answer: Answer) -> None:
-        self._metrics.answers.labels(stage="generator", status=answer.status).inc()
+        self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
         self._hand_over(unit, (answer_output(answer, unit.record, self._clock.now_us()),))
 
     def _hand_over(self, unit: Unit[Retrieval], outputs: tuple[Output, ...]) -> None:
@@ -256,7 +256,7 @@ class DedupStage:
                 elif message.value is None and message.key is not None:
                     self._ledger.deleted(message.key.decode("utf-8", "replace"))
                 else:
-                    self._metrics.answer_ledger_decisions.labels(result="unreadable").inc()
+                    self._metrics.generator.dedup_decisions.labels(result="unreadable").inc()
 
     def answers_read(self, partition: int) -> None:
         """Lets go of what waited for this partition."""
@@ -282,7 +282,7 @@ class DedupStage:
                 self._decided.extend(self._ledger.gone(unit_id, offset))
                 return
             self._release(unit_id)
-        self._metrics.answer_ledger_decisions.labels(result="replayed").inc()
+        self._metrics.generator.dedup_decisions.labels(result="replayed").inc()
         self._answer(
             unit, replayed(stored, unit.record, Timings(arrived_us=arrived_us, ended_us=now_us))
         )

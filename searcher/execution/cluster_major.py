@@ -112,7 +112,9 @@ class ClusterMajor:
         self._clock = clock
         self._events = events
         tiers: tuple[Tier, ...] = ("ram", "ssd")
-        self._requests = {tier: metrics.cluster_requests.labels(tier=tier) for tier in tiers}
+        self._requests = {
+            tier: metrics.searcher.cluster_requests.labels(tier=tier) for tier in tiers
+        }
         self._mailbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._table = TopTable()
         self._queries: dict[int, _Query] = {}
@@ -267,13 +269,13 @@ class ClusterMajor:
         for number in self._ahead.intersection(numbers) if self._ahead else ():
             self._ahead.remove(number)
             result = "used" if self._planner.is_resident(number) else "late"
-            self._metrics.prefetches.labels(result=result).inc()
+            self._metrics.searcher.prefetches.labels(result=result).inc()
         return "ram" if all(map(self._planner.is_resident, numbers)) else "ssd"
 
     def _waste(self, cluster: ClusterId) -> None:
         if cluster in self._ahead:
             self._ahead.remove(cluster)
-            self._metrics.prefetches.labels(result="wasted").inc()
+            self._metrics.searcher.prefetches.labels(result="wasted").inc()
 
     def _drop(self, key: int, finish: Finish) -> None:
         if (query := self._queries.pop(key, None)) is not None:
@@ -318,7 +320,7 @@ class ClusterMajor:
         match action:
             case Evict():
                 self._memory.evict(action.cluster)
-                self._metrics.evictions.inc()
+                self._metrics.searcher.evictions.inc()
                 self._waste(action.cluster)
             case Read():
                 if action.query is not None and action.query in self._queries:

@@ -77,7 +77,7 @@ class ClusterCache:
         self._query_read_bytes = 0
         self._is_stopped = False
         self._errors: dict[ClusterId, ReadError] = {}
-        self._pinned_gauge = metrics.resident_bytes.labels(kind="pinned")
+        self._pinned_gauge = metrics.searcher.resident_bytes.labels(kind="pinned")
         memory.start(self._hear)
 
     # ---- what the search thread calls, in this order
@@ -182,18 +182,18 @@ class ClusterCache:
                 self._memory.begin_read(action.cluster, is_prefetch=action.purpose == "prefetch")
             case Evict():
                 self._memory.evict(action.cluster)
-                self._metrics.evictions.inc()
+                self._metrics.searcher.evictions.inc()
             case Grant():
-                self._metrics.cluster_requests.labels(tier=action.tier).inc()
+                self._metrics.searcher.cluster_requests.labels(tier=action.tier).inc()
                 self._arrive(Arrival(cluster=action.cluster, tier=action.tier))
             case Deny():
-                self._metrics.cluster_requests.labels(tier="ssd").inc()
+                self._metrics.searcher.cluster_requests.labels(tier="ssd").inc()
                 error = self._errors.get(action.cluster) or RetryableError(
                     f"cluster {action.cluster}: {NO_ROOM}"
                 )
                 self._arrive(Arrival(cluster=action.cluster, tier="ssd", error=error))
             case PrefetchEnded():
-                self._metrics.prefetches.labels(result=action.result).inc()
+                self._metrics.searcher.prefetches.labels(result=action.result).inc()
 
     def _arrive(self, arrival: Arrival) -> None:
         self._arrivals.append(arrival)

@@ -91,13 +91,13 @@ class ClusterMemory:
         self._is_telling = False
         self._is_closed = False
         self._watchdog = threading.Thread(target=self._watch, name="read-watchdog", daemon=True)
-        metrics.budget_bytes.set(arena.size_bytes)
+        metrics.searcher.budget_bytes.set(arena.size_bytes)
         purposes: tuple[Purpose, ...] = ("demand", "prefetch")
         self._bytes_read = {
-            purpose: metrics.bytes_read.labels(purpose=purpose) for purpose in purposes
+            purpose: metrics.searcher.bytes_read.labels(purpose=purpose) for purpose in purposes
         }
         self._gauges = {
-            kind: metrics.resident_bytes.labels(kind=kind)
+            kind: metrics.searcher.resident_bytes.labels(kind=kind)
             for kind in ("resident", "in_flight", "stuck")
         }
 
@@ -340,7 +340,7 @@ class ClusterMemory:
     def _break(self, load: Load, error: BlockError, *, is_stuck: bool) -> None:
         cluster = load.extent.cluster
         if isinstance(error, CorruptionError):
-            self._metrics.clusters_damaged.inc()
+            self._metrics.searcher.clusters_damaged.inc()
             _log.error("cluster damaged", cluster=cluster, error=str(error))
         elif not isinstance(error, CancelledRead):
             _log.error("cluster not read", cluster=cluster, error=str(error))

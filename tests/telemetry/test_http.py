@@ -35,7 +35,7 @@ def test_the_pages_say_alive_ready_and_what_is_missing() -> None:
         not_ready=lambda: missing,
     )
     try:
-        metrics.dead_letters.labels(reason="empty").inc()
+        metrics.loop.dead_letters.labels(reason="empty").inc()
         assert get(server.port, "/healthz") == (200, '{"alive":true}')
         assert get(server.port, "/readyz") == (503, '{"ready":false,"missing":["index"]}')
         missing.clear()

@@ -235,13 +235,13 @@ class LoadThenScanExecutor:
         match action:
             case Evict():
                 self._memory.evict(action.cluster)
-                self._metrics.evictions.inc()
+                self._metrics.searcher.evictions.inc()
             case Read():
                 self._memory.begin_read(action.cluster, is_prefetch=action.purpose == "prefetch")
             case Grant():
-                self._metrics.cluster_requests.labels(tier=action.tier).inc()
+                self._metrics.searcher.cluster_requests.labels(tier=action.tier).inc()
                 self._tiers[action.cluster] = action.tier
             case PrefetchEnded():
-                self._metrics.prefetches.labels(result=action.result).inc()
+                self._metrics.searcher.prefetches.labels(result=action.result).inc()
             case _:
                 raise AssertionError(f"{action}: no read fails here, and every query fits")

@@ -185,7 +185,7 @@ class AtLeastOnceDelivery:
             done = self._submitted.popleft()
             if not self._ledger.is_live(done):
                 survivors = self._ledger.survivors(done)
-                self._metrics.done_discarded.inc(len(done.parts) - len(survivors))
+                self._metrics.delivery.done_discarded.inc(len(done.parts) - len(survivors))
                 self._reoffer(survivors)
                 continue
             done = replace(done, outputs=done.outputs_at(self._clock.now_us()), late=None)
@@ -207,7 +207,7 @@ class AtLeastOnceDelivery:
     def _delivered(self, sending: _Sending, output: Output, error: CarpoolError | None) -> None:
         self._in_flight -= 1
         if error is None:
-            self._metrics.records_produced.labels(topic=output.topic).inc()
+            self._metrics.delivery.records_produced.labels(topic=output.topic).inc()
             sending.unacknowledged -= 1
             if sending.unacknowledged == 0:
                 self._complete(sending.done)
@@ -285,15 +285,15 @@ class AtLeastOnceDelivery:
     ) -> None:
         now_us = self._clock.now_us()
         if error is None:
-            self._metrics.commits.labels(outcome="ok").inc()
-            self._metrics.commit_seconds.observe((now_us - asked_us) / 1_000_000)
+            self._metrics.delivery.commits.labels(outcome="ok").inc()
+            self._metrics.delivery.commit_seconds.observe((now_us - asked_us) / 1_000_000)
             self._observer.committed(asked_us)
             return
         # A member that the group went on without learns of it in its next poll, and its work is
         # repeated elsewhere.
         self._ledger.not_committed(offsets)
         self._next_commit_us = now_us + COMMIT_RETRY_US
-        self._metrics.commits.labels(
+        self._metrics.delivery.commits.labels(
             outcome="fenced" if isinstance(error, FencedError) else "retried"
         ).inc()
         log.warning("a commit failed; it is tried again", error=str(error))

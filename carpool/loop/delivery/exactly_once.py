@@ -263,8 +263,10 @@ class ExactlyOnceDelivery:
             self._began_us = None
         ended_us = self._clock.now_us()
         self._lasts_us = ended_us - began_us
-        self._metrics.commits.labels(outcome=outcome).inc()
-        self._metrics.transactions.labels(outcome="committed" if outcome == "ok" else outcome).inc()
+        self._metrics.delivery.commits.labels(outcome=outcome).inc()
+        self._metrics.delivery.transactions.labels(
+            outcome="committed" if outcome == "ok" else outcome
+        ).inc()
         self._next_commit_us = ended_us + (
             ABORT_WAIT_US if outcome == "aborted" else self._pause_us()
         )
@@ -273,7 +275,7 @@ class ExactlyOnceDelivery:
             self._aborts_at_the_end += self._closing.is_set()
             return
         self._complete(work, positions)
-        self._metrics.commit_seconds.observe((ended_us - began_us) / 1_000_000)
+        self._metrics.delivery.commit_seconds.observe((ended_us - began_us) / 1_000_000)
         self._observer.committed(began_us)
 
     def _pause_us(self) -> int:
@@ -329,7 +331,7 @@ class ExactlyOnceDelivery:
                 self._finished.append(done)
                 continue
             survivors = self._ledger.survivors(done)
-            self._metrics.done_discarded.inc(len(done.parts) - len(survivors))
+            self._metrics.delivery.done_discarded.inc(len(done.parts) - len(survivors))
             self._reoffer(survivors)
 
     def _fitting(self) -> tuple[Sequence[Done], dict[TopicPartition, Position]]:
@@ -406,7 +408,7 @@ class ExactlyOnceDelivery:
             self._ledger.complete(done)
             self._observer.completed(done)
             for output in done.outputs:
-                self._metrics.records_produced.labels(topic=output.topic).inc()
+                self._metrics.delivery.records_produced.labels(topic=output.topic).inc()
         self._ledger.committed(positions)
 
     def _insist(self, call: Callable[[], None]) -> None:
@@ -418,8 +420,8 @@ class ExactlyOnceDelivery:
                 with self._calls.watch():
                     call()
             except RetryableError as error:
-                self._metrics.commits.labels(outcome="retried").inc()
-                self._metrics.transactions.labels(outcome="retried").inc()
+                self._metrics.delivery.commits.labels(outcome="retried").inc()
+                self._metrics.delivery.transactions.labels(outcome="retried").inc()
                 log.warning("the brokers did not answer; asked again", error=str(error))
                 if self._is_late():
                     raise _GaveUpError from error

@@ -31,7 +31,7 @@ class Hints:
     def add(self, output: Output) -> bool:
         """Takes a record; False when too many wait, and this one is dropped."""
         if len(self._waiting) >= WAITING_MAX:
-            self._metrics.hints_dropped.inc()
+            self._metrics.delivery.hints_dropped.inc()
             return False
         self._waiting.append(output)
         return True
@@ -44,7 +44,7 @@ class Hints:
             self._producer = self._make_producer()
         while self._waiting:
             if not self._producer.produce(self._waiting.popleft(), self._reported):
-                self._metrics.hints_dropped.inc()
+                self._metrics.delivery.hints_dropped.inc()
         self._producer.poll(0)
 
     def close(self) -> None:
@@ -54,4 +54,4 @@ class Hints:
 
     def _reported(self, error: CarpoolError | None) -> None:
         if error is not None:
-            self._metrics.hints_dropped.inc()
+            self._metrics.delivery.hints_dropped.inc()

@@ -38,7 +38,7 @@ class Exporting(SpanProcessor):
         sooner.
         """
         self._exporter = exporter
-        self._outcomes = metrics.spans
+        self._outcomes = metrics.loop.spans
         self._send_after_s = send_after_s
         self._spans: queue.Queue[ReadableSpan] = queue.Queue(queue_max)
         self._closing = threading.Event()
