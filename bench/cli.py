@@ -1,5 +1,5 @@
 """The options of `carpool bench`. Light to import: the work is in `bench.services.commands` and
-`bench.search`.
+`bench.retrieval`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from bench.cagr_figures.cli import figure
-from bench.grouping_cli import grouping
-from bench.grown.cli import data as grow_data
-from bench.options import DataOption, JsonOption, ServiceSettingOption, WorkOption
+from bench.core.options import DataOption, JsonOption, ServiceSettingOption, WorkOption
+from bench.data.grown.cli import data as grow_data
+from bench.micro.grouping_cli import grouping
+from bench.papers.cagr.cli import figure
 from bench.reliability.chaos.cli import chaos
 from bench.reliability.priorities_cli import priorities
 from bench.reliability.rebalance.cli import rebalance
-from bench.search.cli import search
+from bench.retrieval.cli import search
 from bench.services.overhead.cli import overhead
 from bench.simulator.cli import policies, simulator
 

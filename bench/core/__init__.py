@@ -1,1 +1,1 @@
-"""What every benchmark shares."""
+"""What every benchmark shares: machine, report, progress, options, spreads and accounting."""

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.index import BenchIndex, index_of_texts
-from bench.machine import Machine, program, this_revision
-from bench.report import IndexFacts, Report
+from bench.core.machine import Machine, program, this_revision
+from bench.core.report import IndexFacts, Report
+from bench.data.index import BenchIndex, index_of_texts
 from carpool.embedding import HashingEmbedder
 from carpool.errors import ConfigError
 from carpool.testing.kafka import kafka_home, kafka_version

@@ -16,10 +16,11 @@ from pathlib import Path
 import msgspec
 
 from bench.core.accounting import Books, close_books
+from bench.core.machine import Machine, Revision, program, this_machine, this_revision
 from bench.core.session import Session, open_session
-from bench.figures import Spread, spread, stage_spreads_ms
-from bench.index import BenchIndex, index_of_texts
-from bench.machine import Machine, Revision, program, this_machine, this_revision
+from bench.core.spread import Spread, spread
+from bench.data.index import BenchIndex, index_of_texts
+from bench.services.figures import stage_spreads_ms
 from carpool.errors import CarpoolError
 from carpool.testing.kafka import KAFKA_JAVA, KafkaServer, kafka_home
 from producers.load import LoadPlan, Sent

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.options import JsonOption
+from bench.core.options import JsonOption
 
 
 def priorities(
@@ -76,8 +76,8 @@ def priorities(
     """
     import sys
 
+    from bench.core.report import write_report
     from bench.reliability import priorities as bench
-    from bench.report import write_report
     from bench.services.commands import parse_settings
 
     options = bench.PrioritiesOptions(

@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bench.agreement import Agreement, Ranking, agreement, compare
 from bench.core.accounting import Books
+from bench.core.agreement import Agreement, Ranking, agreement, compare
+from bench.core.memory import MemoryPeaks, MemoryWatch
 from bench.core.session import Asked, Session, open_session
-from bench.exact import Float32, MemorySearch
-from bench.figures import evidence_share
-from bench.index import BenchIndex, nprobes_to_try
-from bench.memory import MemoryPeaks, MemoryWatch
+from bench.data.exact import Float32, MemorySearch
+from bench.data.index import BenchIndex, nprobes_to_try
+from bench.services.figures import evidence_share
 from bench.services.results import (
     Generated,
     answers_of,

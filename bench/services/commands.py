@@ -4,42 +4,26 @@ their options.
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
-from bench.data import CLAIMS, CORPUS, TRAFFIC, EvaluationData, find_data
-from bench.index import BenchIndex, corpus_index, memory_search, tiny_index
-from bench.machine import Machine, data_file, program, this_machine, this_revision
-from bench.report import (
-    IndexFacts,
-    Report,
-    print_claims,
-    print_promises,
-    print_traffic,
-    write_report,
-)
+from bench.core.machine import Machine, data_file, program, this_machine, this_revision
+from bench.core.progress import progress_bars
+from bench.core.report import IndexFacts, Report, finish
+from bench.data.evaluation import CLAIMS, CORPUS, TRAFFIC, EvaluationData, find_data
+from bench.data.index import BenchIndex, corpus_index, memory_search, tiny_index
 from bench.services.claims import ClaimsRequest, run_claims
+from bench.services.report import print_claims, print_traffic
 from bench.services.traffic import (
     Arrivals,
     Footprint,
     Kind,
-    Tell,
     TrafficRequest,
     TrafficResult,
     measure_footprint,
@@ -131,11 +115,11 @@ def claims(common: Common, options: ClaimsOptions) -> bool:
         settings=run.settings,
     )
     search = memory_search(run.data, run.index)
-    with _telling() as tell:
+    with progress_bars() as tell:
         result = run_claims(request, run.index, asked, run.data.evidence(), search, tell)
     files = (run.data.questions_path(CLAIMS), run.data.evidence_path)
     report = _report(run, "claims", files, options, result.promises, result)
-    return _finish(report, common.json_file, lambda console: print_claims(console, result))
+    return finish(report, common.json_file, lambda console: print_claims(console, result))
 
 
 def traffic(common: Common, options: TrafficOptions) -> bool:
@@ -156,7 +140,7 @@ def traffic(common: Common, options: TrafficOptions) -> bool:
     }
     results: list[TrafficResult] = []
     footprint: Footprint | None = None
-    with _telling() as tell:
+    with progress_bars() as tell:
         for kind, rate in rates.items():
             if rate > 0:
                 request = _traffic_request(run, options, kind, rate)
@@ -181,7 +165,7 @@ def traffic(common: Common, options: TrafficOptions) -> bool:
         traffic_promises(results, footprint, budget_bytes),
         {"budget_bytes": budget_bytes, "runs": results, "footprint": footprint},
     )
-    return _finish(
+    return finish(
         report,
         common.json_file,
         lambda console: print_traffic(console, results, footprint, budget_bytes),
@@ -296,38 +280,3 @@ def _report(
         promises=promises,
         results=results,
     )
-
-
-@contextmanager
-def _telling() -> Iterator[Tell]:
-    """Yields what shows progress on standard error: a bar for each step on a terminal, nothing
-    elsewhere.
-    """
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal, refresh_per_second=2
-    ) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def tell(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = progress.add_task(step, total=total)
-            progress.update(tasks[step], completed=done, total=total)
-
-        yield tell
-
-
-def _finish(report: Report, json_file: Path | None, show: Callable[[Console], None]) -> bool:
-    """Tables, promises, JSON; returns whether all promises held."""
-    if json_file is not None:
-        write_report(report, json_file)
-    console = Console(file=sys.stderr if str(json_file) == "-" else sys.stdout)
-    show(console)
-    print_promises(console, report.promises)
-    return report.holds

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from bench.core.accounting import Books, close_books
+from bench.core.spread import Spread, spread
 from bench.core.topic_recorder import Arrived
-from bench.data import Float32
-from bench.figures import Spread, spread
+from bench.data.evaluation import Float32
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.group import Group

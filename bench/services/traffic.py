@@ -15,11 +15,12 @@ from typing import Literal
 import msgspec
 
 from bench.core.accounting import Books
+from bench.core.memory import MemoryPeaks, MemoryUse, MemoryWatch, memory_of
 from bench.core.session import Asked, Session, open_session
+from bench.core.spread import Spread
 from bench.core.stack import ServiceProcess
-from bench.figures import CacheUse, Spread, Trip, Windows, cache_use, stage_spreads_ms, windows
-from bench.index import BenchIndex
-from bench.memory import MemoryPeaks, MemoryUse, MemoryWatch, memory_of
+from bench.data.index import BenchIndex
+from bench.services.figures import CacheUse, Trip, Windows, cache_use, stage_spreads_ms, windows
 from bench.services.results import answers_of, final_retrievals, groups_of, retrieval_books
 from producers.load import LoadPlan, LoadSummary
 from producers.questions import Question

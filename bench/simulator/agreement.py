@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from bench.data import Float32
-from bench.figures import Spread, spread
+from bench.core.spread import Spread, spread
+from bench.data.evaluation import Float32
 from bench.simulator.arrivals import ClosedLoop
 from bench.simulator.calibration import measured_costs
 from bench.simulator.cluster_major import ClusterMajorSimulation

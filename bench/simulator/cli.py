@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bench.options import DataOption, JsonOption
+from bench.core.options import DataOption, JsonOption
 
 NprobeOption = Annotated[int, typer.Option("--nprobe", min=1, help="Clusters a question probes.")]
 WindowOption = Annotated[int, typer.Option("--window", min=1, max=1000, help="Questions a window.")]

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from bench.data import EvaluationData, Float32, find_data
-from bench.index import corpus_index
-from bench.machine import program, this_machine, this_revision
-from bench.policies import Row, study
+from bench.core.machine import program, this_machine, this_revision
+from bench.data.evaluation import EvaluationData, Float32, find_data
+from bench.data.index import corpus_index
+from bench.micro.policies import Row, study
 from bench.simulator.agreement import Question, compare
 from bench.simulator.report import agreement_table, remarks
 from bench.simulator.trace import question_trace, read_questions

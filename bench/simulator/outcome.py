@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bench.figures import Spread, spread
+from bench.core.spread import Spread, spread
 from schemas.record import ClusterId
 
 

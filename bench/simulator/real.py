@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from bench.data import Float32
+from bench.data.evaluation import Float32
 from bench.simulator.arrivals import soonest
 from bench.simulator.costs import Task
 from bench.simulator.rig import Parts, Rig

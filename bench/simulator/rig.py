@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from bench.data import Float32
+from bench.data.evaluation import Float32
 from bench.simulator.memory import Shape
 from bench.simulator.trace import Trace, trace_over
 from bench.simulator.ways import Way

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bench.data import CORPUS, EvaluationData, Float32, read_vectors
+from bench.data.evaluation import CORPUS, EvaluationData, Float32, read_vectors
 from carpool.disk.centroids import probe
 from carpool.disk.pages import choose_layout
 from indexer.clustering import assign_rows, clustering_identity, train_centroids

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from bench.search.contestants.cagr import SIMILARITY_MIN
+from bench.retrieval.contestants.cagr import SIMILARITY_MIN
 from bench.simulator.trace import Clusters, Window
 from grouper.plan.grouping import grouping_policy
 from grouper.plan.order import group_order

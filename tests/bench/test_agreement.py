@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.agreement import Ranking, agreement, compare
-from bench.exact import MemorySearch
+from bench.core.agreement import Ranking, agreement, compare
+from bench.data.exact import MemorySearch
 
 EXPECTED = Ranking(ids=("a", "b", "c"), scores=(0.9, 0.8, 0.7))
 

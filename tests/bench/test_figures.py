@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.figures import Trip, cache_use, evidence_share, spread, stage_spreads_ms, windows
+from bench.core.spread import spread
+from bench.services.figures import Trip, cache_use, evidence_share, stage_spreads_ms, windows
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
 from schemas.record import ClusterId, Source

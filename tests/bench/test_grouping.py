@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.grouping import GroupingOptions, measure, run
-from bench.grouping_replay import EntryCache, ordered_windows, replay
+from bench.micro.grouping import GroupingOptions, measure, run
+from bench.micro.grouping_replay import EntryCache, ordered_windows, replay
 from grouper.plan.grouping import grouping_policy
 from grouper.plan.order import group_order
 

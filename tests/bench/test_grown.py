@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench.data import EvaluationData, find_data, read_vectors
-from bench.grown import grow as growing
-from bench.grown.cli import data as data_command
-from bench.grown.fitted import fitted_count
-from bench.grown.grow import GrowRequest, Refused, grow
-from bench.grown.output import GrownSet, read_grown, write_vectors
-from bench.grown.recipe import CHUNK_ROWS, Recipe, draw, mix
-from bench.grown.sources import Sources, load_questions, load_sources
+from bench.data.evaluation import EvaluationData, find_data, read_vectors
+from bench.data.grown import grow as growing
+from bench.data.grown.cli import data as data_command
+from bench.data.grown.fitted import fitted_count
+from bench.data.grown.grow import GrowRequest, Refused, grow
+from bench.data.grown.output import GrownSet, read_grown, write_vectors
+from bench.data.grown.recipe import CHUNK_ROWS, Recipe, draw, mix
+from bench.data.grown.sources import Sources, load_questions, load_sources
 from carpool.clock import SystemClock
 from carpool.embedding import EmbeddingSettings, HashingEmbedder
 from carpool.errors import ConfigError

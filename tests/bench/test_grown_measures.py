@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.grown.behaviour import (
+from bench.data.grown.behaviour import (
     FIRST_CHUNK_ROWS,
     Acceptance,
     Behaviour,
@@ -25,9 +25,9 @@ from bench.grown.behaviour import (
     nearest,
     read_chunks,
 )
-from bench.grown.fit import FIRST_SPREAD, Trial, first_spread, next_spread
-from bench.grown.sentences import SENTENCES_MAX, embed_sentences, split_sentences
-from bench.grown.sources import nearest_passages
+from bench.data.grown.fit import FIRST_SPREAD, Trial, first_spread, next_spread
+from bench.data.grown.sentences import SENTENCES_MAX, embed_sentences, split_sentences
+from bench.data.grown.sources import nearest_passages
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.data import find_data, read_evidence, read_passage_ids, read_vectors
-from bench.index import nprobes_to_try
-from bench.machine import data_file, this_machine, this_revision
-from bench.memory import MemoryUse, MemoryWatch, memory_of, parse_status
+from bench.core.machine import data_file, this_machine, this_revision
+from bench.core.memory import MemoryUse, MemoryWatch, memory_of, parse_status
+from bench.data.evaluation import find_data, read_evidence, read_passage_ids, read_vectors
+from bench.data.index import nprobes_to_try
 from bench.services.commands import parse_settings
 from carpool.errors import ConfigError
 

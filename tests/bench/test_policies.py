@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.policies import belady_bytes, replay, static_oracle_bytes, study
+from bench.micro.policies import belady_bytes, replay, static_oracle_bytes, study
 from bench.simulator.trace import Clusters, Trace, cut, horizons
 from schemas.record import ClusterId
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse

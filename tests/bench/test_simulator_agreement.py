@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from bench.figures import Spread
+from bench.core.spread import Spread
 from bench.simulator.agreement import Agreement, Question, compare, middle, typical_us
 from bench.simulator.costs import ComputeCosts
 from bench.simulator.disk import DiskCosts

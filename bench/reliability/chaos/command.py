@@ -13,14 +13,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from bench.core.machine import this_machine
 from bench.core.made_up import kafka_report, made_up_index, made_up_questions, require_kafka
-from bench.figures import Spread, spread
-from bench.machine import this_machine
+from bench.core.report import print_promises, write_report
+from bench.core.spread import Spread, spread
 from bench.reliability.chaos.books import fault_lines
 from bench.reliability.chaos.plan import in_transaction_min, plan_strikes
 from bench.reliability.chaos.run import ChaosRun, broker_names, members, run_chaos
 from bench.reliability.chaos.strikes import quiet_after_s
-from bench.report import print_promises, write_report
 from bench.services.commands import parse_settings
 
 BROKERS = 3

@@ -18,7 +18,7 @@ from bench.core.made_up import ENVIRONMENT, by_label, fresh_folder
 from bench.core.session import INPUTS
 from bench.core.stack import SERVICES, ServiceProcess, Stack, member_names
 from bench.core.topic_recorder import TopicReader
-from bench.index import BenchIndex
+from bench.data.index import BenchIndex
 from bench.reliability.chaos.books import TOPICS, ChaosBooks, TopicLedger
 from bench.reliability.chaos.keeper import EndedByItself, Keeper, Kept
 from bench.reliability.chaos.plan import Strike

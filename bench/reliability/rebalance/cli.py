@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bench.options import JsonOption, ServiceSettingOption, WorkOption
+from bench.core.options import JsonOption, ServiceSettingOption, WorkOption
 
 
 def rebalance(

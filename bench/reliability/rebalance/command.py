@@ -11,8 +11,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from bench.core.machine import this_machine
 from bench.core.made_up import kafka_report, require_kafka
-from bench.machine import this_machine
+from bench.core.report import print_promises, write_report
 from bench.reliability.rebalance.outcome import (
     Change,
     Kill,
@@ -23,7 +24,6 @@ from bench.reliability.rebalance.outcome import (
     took_over_s,
 )
 from bench.reliability.rebalance.rig import Rig, open_rig
-from bench.report import print_promises, write_report
 from bench.services.commands import parse_settings
 from carpool.errors import CarpoolError
 from carpool.testing.kafka import SESSION_TIMEOUT_MS

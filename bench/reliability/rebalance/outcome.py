@@ -8,7 +8,7 @@ from itertools import pairwise
 import msgspec
 
 from bench.core.accounting import Books
-from bench.figures import Spread, spread
+from bench.core.spread import Spread, spread
 
 PAUSE_MS_MAX = 200.0
 TAKEOVER_BEYOND_SESSION_S = 2.0

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from bench.core.machine import this_machine
 from bench.core.made_up import kafka_report, made_up_index, made_up_questions, require_kafka
-from bench.machine import this_machine
-from bench.report import print_promises, write_report
+from bench.core.report import print_promises, write_report
 from bench.services.commands import parse_settings
 from bench.services.overhead.contestants import chosen
 from bench.services.overhead.outcome import Round, cost, promises

@@ -10,8 +10,8 @@ from itertools import pairwise
 import msgspec
 
 from bench.core.accounting import Books, close_books
+from bench.core.spread import Spread, spread
 from bench.core.topic_recorder import Arrived
-from bench.figures import Spread, spread
 from bench.services.overhead.contestants import Contestant
 from bench.services.overhead.disturbance import MachineLoad
 from producers.load import LoadSummary, Sent

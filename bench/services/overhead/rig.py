@@ -16,7 +16,7 @@ from bench.core.accounting import Books
 from bench.core.made_up import ENVIRONMENT, by_label, fresh_folder
 from bench.core.session import Session, open_session
 from bench.core.stack import SERVICES, Stack
-from bench.index import BenchIndex
+from bench.data.index import BenchIndex
 from bench.services.overhead.bare_rig import NAMES, open_bare_hops
 from bench.services.overhead.contestants import Contestant
 from bench.services.overhead.disturbance import between, snapshot

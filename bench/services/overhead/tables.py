@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from bench.figures import Spread
+from bench.core.spread import Spread
 from bench.services.overhead.disturbance import MachineLoad
 from bench.services.overhead.outcome import STAGES, Cost, Measured
 

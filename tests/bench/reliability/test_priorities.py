@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from bench.core.accounting import close_books
-from bench.figures import spread
+from bench.core.spread import spread
 from bench.reliability.priorities import (
     Asking,
     PrioritiesOptions,

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from bench.core.accounting import close_books
-from bench.figures import CacheUse, Spread, Trip
-from bench.memory import MemoryPeaks, MemoryUse
+from bench.core.memory import MemoryPeaks, MemoryUse
+from bench.core.spread import Spread
+from bench.services.figures import CacheUse, Trip
 from bench.services.results import final_retrievals, generated, has_valid_citations, retrieval_books
 from bench.services.traffic import (
     Counters,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.data import CLAIMS, CORPUS, EVIDENCE, TRAFFIC
+from bench.data.evaluation import CLAIMS, CORPUS, EVIDENCE, TRAFFIC
 from bench.services import commands
 from carpool.embedding import HashingEmbedder
 from carpool.errors import ConfigError

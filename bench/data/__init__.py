@@ -1,0 +1,1 @@
+"""What is searched and asked: the evaluation data, indexes of it, and large grown sets."""

@@ -1,0 +1,80 @@
+"""What a search in memory finds: FAISS over the same vectors, flat (exact) or IVF-Flat (same
+centroids, same nprobe).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from bench.core.agreement import Ranking
+
+Float32 = npt.NDArray[np.float32]
+
+
+class MemorySearch:
+    """FAISS indexes of a corpus, for comparison. Holds the vectors three times: it is for corpora
+    that fit.
+    """
+
+    def __init__(self, ids: Sequence[str], vectors: Float32, centroids: Float32) -> None:
+        """`vectors`: (rows, dim) float32, row-normalised, row i being passage `ids[i]`;
+        `centroids`: (nlist, dim) float32.
+
+        FAISS assigns the rows to the centroids itself. Raises `ValueError` when rows and ids differ
+        in number.
+        """
+        if len(ids) != len(vectors) or vectors.shape[1:] != centroids.shape[1:]:
+            raise ValueError(
+                f"{len(ids)} ids, vectors of shape {vectors.shape}, centroids of {centroids.shape}"
+            )
+        self._ids = tuple(ids)
+        self._row_of = {passage_id: row for row, passage_id in enumerate(self._ids)}
+        self._vectors = vectors
+        nlist, dimension = centroids.shape
+        self._flat = faiss.IndexFlatIP(dimension)
+        self._flat.add(vectors)
+        self._quantizer = faiss.IndexFlatIP(dimension)  # kept: the IVF index does not own it
+        self._quantizer.add(np.ascontiguousarray(centroids))
+        self._ivf = faiss.IndexIVFFlat(
+            self._quantizer, dimension, nlist, faiss.METRIC_INNER_PRODUCT
+        )
+        self._ivf.is_trained = True
+        self._ivf.add(vectors)
+
+    def flat(self, queries: Float32, top_k: int) -> list[Ranking]:
+        """Returns the best `top_k` of all rows for each query: (n, dim) float32."""
+        return self._rankings(*self._flat.search(queries, top_k))
+
+    def ivf(self, queries: Float32, top_k: int, nprobe: int) -> list[Ranking]:
+        """Returns the best `top_k` of the rows in the `nprobe` nearest clusters for each query: (n,
+        dim) float32.
+        """
+        self._ivf.nprobe = nprobe
+        return self._rankings(*self._ivf.search(queries, top_k))
+
+    def true_scores(self, query: Float32, ids: Sequence[str]) -> list[float]:
+        """Returns the inner products of `query` (dim,) with these passages; NaN for an id that
+        there is not.
+        """
+        rows = [self._row_of.get(passage_id) for passage_id in ids]
+        wide = query.astype(np.float64)
+        return [
+            float("nan") if row is None else float(self._vectors[row].astype(np.float64) @ wide)
+            for row in rows
+        ]
+
+    def _rankings(self, scores: Float32, rows: npt.NDArray[np.int64]) -> list[Ranking]:
+        rankings = []
+        for of_query, at in zip(scores, rows, strict=True):
+            found = at >= 0  # FAISS pads with -1 where the clusters hold fewer
+            rankings.append(
+                Ranking(
+                    ids=tuple(self._ids[row] for row in at[found]),
+                    scores=tuple(of_query[found].tolist()),
+                )
+            )
+        return rankings

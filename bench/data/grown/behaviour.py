@@ -1,0 +1,228 @@
+"""How a set of vectors behaves under an IVF search with real questions, and whether a grown set
+behaves as the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from bench.data.evaluation import Float32
+from bench.data.grown.sources import Int64
+from indexer.clustering import assign_rows, clustering_identity, train_centroids
+from indexer.progress import SilentProgress
+from indexer.settings import IndexerSettings
+from indexer.vectors import open_precomputed
+
+NLIST = 100
+NPROBES = (5, 10, 20, 32)
+TOP_K = 10
+WINDOW_QUERIES = 20
+WINDOW_NPROBE = 10
+WINDOWS = 500
+"""Random windows that the mean is over: it is then known to about 0.2 clusters."""
+CEILING_TOLERANCE = 0.02
+TOUCHED_TOLERANCE = 5.0
+CHUNK_ROWS = 16_384
+FIRST_CHUNK_ROWS = 1024
+
+OnRows = Callable[[int], None]
+
+
+class Clustering(msgspec.Struct, frozen=True, kw_only=True):
+    """Clusters of a set. `centroids`: (nlist, dim) float32; `clusters`: (rows,) int64, the cluster
+    of each row.
+    """
+
+    centroids: Float32
+    clusters: Int64
+
+
+class Nearest(msgspec.Struct, frozen=True, kw_only=True):
+    """The exact nearest rows of questions, best first: `scores` (questions, k) float32, `rows`
+    (questions, k) int64.
+    """
+
+    scores: Float32
+    rows: Int64
+
+
+class Evenness(msgspec.Struct, frozen=True, kw_only=True):
+    """How even clusters are in rows: largest over smallest (an empty one counts as of one row),
+    deviation over mean.
+    """
+
+    largest_over_smallest: float
+    variation: float
+
+
+class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search with real questions finds in a set, at some nlist.
+
+    `ceilings`: the share of the exact top 10 that lies in the nprobe nearest clusters, by
+    `nprobes`. `touched`: mean number of distinct clusters that 20 random questions probe at nprobe
+    10. `best_score`, `last_score`: means of the first and tenth.
+    """
+
+    row_count: int
+    nlist: int
+    nprobes: tuple[int, ...]
+    ceilings: tuple[float, ...]
+    touched: float
+    evenness: Evenness
+    best_score: float
+    last_score: float
+
+
+class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
+    """Real and grown side by side, at nlist 100, with the same questions."""
+
+    real: Behaviour
+    grown: Behaviour
+
+    @property
+    def ceiling_differences(self) -> tuple[float, ...]:
+        """Grown less real, by nprobe."""
+        return tuple(
+            grown - real
+            for real, grown in zip(self.real.ceilings, self.grown.ceilings, strict=True)
+        )
+
+    @property
+    def touched_difference(self) -> float:
+        """Grown less real."""
+        return self.grown.touched - self.real.touched
+
+    @property
+    def ceiling_excess(self) -> float:
+        """The middle between the largest and the smallest difference: what a fit brings to zero."""
+        return (max(self.ceiling_differences) + min(self.ceiling_differences)) / 2
+
+    def holds(self, part: float = 1.0) -> bool:
+        """Whether every difference is within its tolerance, or within that `part` of it."""
+        ceilings = all(
+            abs(difference) <= CEILING_TOLERANCE * part for difference in self.ceiling_differences
+        )
+        return ceilings and abs(self.touched_difference) <= TOUCHED_TOLERANCE * part
+
+
+def cluster(path: Path, nlist: int, seed: int, on_rows: OnRows = lambda _: None) -> Clustering:
+    """Returns clusters of the .npy at `path`, made as `carpool index build` makes them. Blocks.
+
+    Memory: the sample, 256 rows a cluster.
+    """
+    vectors = open_precomputed(path)
+    centroids = train_centroids(
+        vectors,
+        nlist,
+        clustering_identity(IndexerSettings(), nlist=nlist, seed=seed),
+        SilentProgress(),
+    )
+    return Clustering(
+        centroids=centroids,
+        clusters=assign_rows(vectors, centroids, on_rows).clusters.astype(np.int64),
+    )
+
+
+def nearest(path: Path, questions: Float32, on_rows: OnRows = lambda _: None) -> Nearest:
+    """Returns the exact top 10 of `questions`, (n, dim) float32, by inner product, in one pass over
+    the .npy at `path`.
+
+    Equal scores: the lower row first. Memory: n * 16,384 scores. Blocks.
+    """
+    count = len(questions)
+    scores = np.full((count, TOP_K), -np.inf, dtype=np.float32)
+    rows = np.full((count, TOP_K), -1, dtype=np.int64)
+    for start, chunk in read_chunks(path):
+        found = questions @ chunk.T
+        # After a few chunks hardly any row is better than the tenth so far: only those that are get
+        # sorted.
+        question, row = np.nonzero(found > scores[:, -1:])
+        scores, rows = _merge(scores, rows, question, found[question, row], row + start)
+        on_rows(len(chunk))
+    return Nearest(scores=scores, rows=rows)
+
+
+def read_chunks(path: Path) -> Iterator[tuple[int, Float32]]:
+    """Yields (first row, (rows, dim) float32, row-normalised) of the .npy at `path`; the first
+    chunks are small.
+
+    The file is mapped anew for every chunk, so that a set larger than memory does not count as
+    memory.
+    """
+    start, size = 0, FIRST_CHUNK_ROWS
+    while True:
+        chunk = np.load(path, mmap_mode="r", allow_pickle=False)[start : start + size].astype(
+            np.float32
+        )
+        if not len(chunk):
+            return
+        chunk /= np.linalg.norm(chunk, axis=1, keepdims=True)
+        yield start, chunk
+        start += size
+        size = min(2 * size, CHUNK_ROWS)
+
+
+def behaviour(
+    found: Nearest,
+    clustering: Clustering,
+    questions: Float32,
+    seed: int,
+    nprobes: Sequence[int] = NPROBES,
+) -> Behaviour:
+    """Returns how a set behaves whose nearest rows (`found`) and `clustering` these are. `seed`: of
+    the windows.
+    """
+    nlist = len(clustering.centroids)
+    order = np.argsort(-(questions @ clustering.centroids.T), axis=1, kind="stable")
+    place = np.empty_like(order)  # of a cluster among those that a question probes
+    np.put_along_axis(place, order, np.broadcast_to(np.arange(nlist), order.shape), axis=1)
+    places = np.take_along_axis(place, clustering.clusters[found.rows], axis=1)
+    return Behaviour(
+        row_count=len(clustering.clusters),
+        nlist=nlist,
+        nprobes=tuple(nprobes),
+        ceilings=tuple(float((places < nprobe).mean()) for nprobe in nprobes),
+        touched=_touched(order[:, :WINDOW_NPROBE], seed),
+        evenness=evenness(np.bincount(clustering.clusters, minlength=nlist)),
+        best_score=float(found.scores[:, 0].mean()),
+        last_score=float(found.scores[:, -1].mean()),
+    )
+
+
+def evenness(sizes: npt.NDArray[np.int64]) -> Evenness:
+    """Returns how even clusters of `sizes`, (nlist,) rows each, are."""
+    return Evenness(
+        largest_over_smallest=float(sizes.max() / max(1, sizes.min())),
+        variation=float(sizes.std() / sizes.mean()),
+    )
+
+
+def _touched(probes: npt.NDArray[np.int64], seed: int) -> float:
+    """Mean number of distinct clusters in windows of random, distinct questions; `probes`:
+    (questions, nprobe).
+    """
+    random = np.random.default_rng(seed)
+    size = min(WINDOW_QUERIES, len(probes))
+    windows = (random.choice(len(probes), size=size, replace=False) for _ in range(WINDOWS))
+    return float(np.mean([len(np.unique(probes[window])) for window in windows]))
+
+
+def _merge(
+    scores: Float32, rows: Int64, question: Int64, found: Float32, found_rows: Int64
+) -> tuple[Float32, Int64]:
+    """The best of what was known, (questions, k), and of what was found, flat with the question of
+    each.
+    """
+    count, top_k = scores.shape
+    all_questions = np.concatenate((np.repeat(np.arange(count), top_k), question))
+    all_scores = np.concatenate((scores.ravel(), found))
+    all_rows = np.concatenate((rows.ravel(), found_rows))
+    order = np.lexsort((all_rows, -all_scores, all_questions))
+    first = np.searchsorted(all_questions[order], np.arange(count))
+    best = order[first[:, None] + np.arange(top_k)]
+    return all_scores[best], all_rows[best]

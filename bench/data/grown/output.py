@@ -1,0 +1,133 @@
+"""The files of a grown set: vectors, documents, questions, and `grown.json`, which says how it was
+made and judged.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from bench.data.evaluation import Float32
+from bench.data.grown.behaviour import Acceptance
+from bench.data.grown.fit import Trial
+from bench.data.grown.fitted import GROWN_NAME
+from bench.data.grown.recipe import Draws, Recipe, draw, mix
+from bench.data.grown.sentences import Tell
+from bench.data.grown.sources import Questions, Sources
+from carpool.disk.files import fsync_folder, write_atomically
+from indexer.corpus import file_sha256
+
+FORMAT = "grown-v0"
+VECTORS_NAME = "vectors.npy"
+CORPUS_NAME = "corpus.jsonl"
+QUERIES_NAME = "queries.npy"
+QUERY_IDS_NAME = "queries.jsonl"
+
+
+class GrownSet(msgspec.Struct, frozen=True, kw_only=True):
+    """How a set was made and judged. `questions_fitted`: as many, the last of `queries.npy`, are
+    those that a spread is fitted with, also where it was given: then in another run. See
+    `fitted.fitted_count`.
+
+    `acceptance`: at nlist 100; `fine`: at nlist 1000, for information, where both sets are large
+    enough. `source_sha256`: of the vectors of the passages. `files`: SHA-256 by name.
+    """
+
+    format: str = FORMAT
+    recipe: Recipe
+    passages: int
+    sentences: int
+    neighbours: int
+    trials: tuple[Trial, ...]
+    questions_judged: int
+    questions_fitted: int
+    acceptance: Acceptance
+    fine: Acceptance | None
+    source_sha256: str
+    files: dict[str, str]
+
+
+class _Document(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    title: str
+    text: str
+
+
+class _Query(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+
+
+def write_vectors(path: Path, sources: Sources, recipe: Recipe, tell: Tell) -> None:
+    """Writes all documents of `recipe` to the .npy at `path`, (rows, dim) float16, chunk by chunk.
+    Blocks.
+    """
+    with path.open("wb") as file:
+        header = {
+            "descr": "<f2",
+            "fortran_order": False,
+            "shape": (recipe.row_count, sources.pieces.shape[1]),
+        }
+        np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+        for start, stop in recipe.chunks():
+            file.write(
+                mix(sources, draw(sources, recipe, start, stop)).astype("<f2", copy=False).tobytes()
+            )
+            tell("rows grown", stop, recipe.row_count)
+
+
+def write_documents(folder: Path, sources: Sources, recipe: Recipe, tell: Tell) -> None:
+    """Writes a line for each row: its id and of which passages it is made. Blocks."""
+    encoder = msgspec.json.Encoder()
+    with (folder / CORPUS_NAME).open("wb") as file:
+        for start, stop in recipe.chunks():
+            documents = _documents(sources, draw(sources, recipe, start, stop), start)
+            file.write(b"".join(encoder.encode(document) + b"\n" for document in documents))
+            tell("documents written", stop, recipe.row_count)
+
+
+def _documents(sources: Sources, draws: Draws, start: int) -> list[_Document]:
+    names = (draws.passage.tolist(), draws.towards_passage.tolist(), draws.away_passage.tolist())
+    titles = sources.titles
+    return [
+        _Document(
+            id=f"grown-{row}",
+            title=titles[passage],
+            text=f"Grown from {titles[passage]!r}, towards {titles[towards]!r} and away from "
+            f"{titles[away]!r}.",
+        )
+        for row, (passage, towards, away) in enumerate(zip(*names, strict=True), start=start)
+    ]
+
+
+def write_questions(folder: Path, questions: Questions) -> None:
+    """Writes the vectors of the questions, (n, dim) float32, and their ids. Blocks."""
+    vectors: Float32 = np.ascontiguousarray(questions.vectors, dtype="<f4")
+    np.save(folder / QUERIES_NAME, vectors, allow_pickle=False)
+    lines = (msgspec.json.encode(_Query(id=question_id)) + b"\n" for question_id in questions.ids)
+    (folder / QUERY_IDS_NAME).write_bytes(b"".join(lines))
+
+
+def publish(folder: Path, out: Path, found: GrownSet) -> GrownSet:
+    """Writes `grown.json` with the checksums, and moves the whole folder to `out`. Returns what it
+    wrote. Blocks.
+    """
+    names = (VECTORS_NAME, CORPUS_NAME, QUERIES_NAME, QUERY_IDS_NAME)
+    files = {name: file_sha256(folder / name, "grown set") for name in names}
+    found = msgspec.structs.replace(found, files=files)
+    write_atomically(
+        folder / GROWN_NAME, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+    )
+    if out.is_dir():
+        out.rmdir()  # it is empty: that was asked before
+    folder.rename(out)
+    fsync_folder(out.parent)
+    return found
+
+
+def read_grown(folder: Path) -> GrownSet:
+    """Returns how the set in `folder` was made. Raises `OSError` or `msgspec.DecodeError` where
+    there is none.
+    """
+    return msgspec.json.decode((folder / GROWN_NAME).read_bytes(), type=GrownSet)

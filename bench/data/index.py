@@ -1,0 +1,174 @@
+"""The indexes of a run: the corpus from its precomputed vectors, built once and used again, and one
+with next to nothing.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from bench.data.evaluation import CORPUS, EvaluationData, Float32, read_passage_ids, read_vectors
+from bench.data.exact import MemorySearch
+from carpool.clock import SystemClock
+from carpool.disk.centroids import read_centroids
+from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
+from carpool.disk.segments import segment_name
+from carpool.embedding import EmbeddingSettings, fingerprint_of, load_embedder
+from carpool.errors import ConfigError
+from indexer.build import BuildRequest, build_index
+from indexer.progress import SilentProgress
+from indexer.settings import IndexerConfig
+
+TINY_ROWS_PER_CLUSTER = 5
+
+
+class BenchIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """An index that a run uses."""
+
+    dir: Path
+    manifest: Manifest
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of all clusters as they lie on disk."""
+        return sum(
+            self.manifest.file(segment_name(n)).size_bytes
+            for n in range(self.manifest.segment_count)
+        )
+
+
+def corpus_index(
+    data: EvaluationData,
+    *,
+    index_dir: Path,
+    nlist: int,
+    seed: int,
+    embedding: EmbeddingSettings,
+    note: Callable[[str], None],
+) -> BenchIndex:
+    """Returns the index of the corpus in `index_dir`, built there from the precomputed vectors
+    unless it is there already.
+
+    The vectors are brought to float32 and to length one first. Raises `ConfigError` where the index
+    that is there is of another model, number of clusters or number of passages.
+    """
+    fingerprint = fingerprint_of(embedding)
+    if (index_dir / MANIFEST_NAME).exists():
+        found = BenchIndex(dir=index_dir, manifest=read_manifest(index_dir))
+        rows = len(read_passage_ids(data.corpus_path))
+        wanted = {"embedding_model": fingerprint, "nlist": nlist, "row_count": rows}
+        wrong = [
+            f"{name} is {getattr(found.manifest, name)}, not {value}"
+            for name, value in wanted.items()
+            if getattr(found.manifest, name) != value
+        ]
+        if wrong:
+            raise ConfigError(
+                f"the index at {index_dir} is another one: {'; '.join(wrong)}. Name another --index"
+            )
+        note(f"index: {index_dir} is there already")
+        return found
+    note(f"index: building {index_dir} from precomputed vectors")
+    index_dir.parent.mkdir(parents=True, exist_ok=True)
+    return _build(
+        data.corpus_path,
+        read_vectors(data.vectors_path(CORPUS)),
+        index_dir,
+        nlist=nlist,
+        seed=seed,
+        embedding=embedding,
+    )
+
+
+def tiny_index(
+    data: EvaluationData, *, work_dir: Path, nlist: int, embedding: EmbeddingSettings
+) -> BenchIndex:
+    """Returns an index of the first few passages a cluster: a searcher on it shows what it takes
+    beside its budget.
+
+    As many clusters as the real one has, so that queries probe as many and records are as large.
+    """
+    rows = nlist * TINY_ROWS_PER_CLUSTER
+    index_dir = work_dir / "tiny-index"
+    corpus = work_dir / "tiny-corpus.jsonl"
+    with gzip.open(data.corpus_path, "rb") as lines:
+        corpus.write_bytes(b"".join(islice(lines, rows)))
+    vectors = read_vectors(data.vectors_path(CORPUS))[:rows]
+    return _build(corpus, vectors, index_dir, nlist=nlist, seed=0, embedding=embedding)
+
+
+def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: str) -> BenchIndex:
+    """Returns an index of `texts`, embedded with `model`; the one in `index_dir`, where it is of as
+    many and of that model.
+    """
+    embedding = EmbeddingSettings(model=model)
+    if (index_dir / MANIFEST_NAME).exists():
+        manifest = read_manifest(index_dir)
+        if (manifest.row_count, manifest.nlist) == (len(texts), nlist) and (
+            manifest.embedding_model == fingerprint_of(embedding)
+        ):
+            return BenchIndex(dir=index_dir, manifest=manifest)
+    index_dir.parent.mkdir(parents=True, exist_ok=True)
+    corpus = index_dir.with_name(index_dir.name + "-corpus.jsonl")
+    rows = (
+        {"id": f"passage-{number}", "title": f"Passage {number}", "text": text}
+        for number, text in enumerate(texts)
+    )
+    corpus.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
+    vectors = load_embedder(embedding).encode(texts)
+    return _build(corpus, vectors, index_dir, nlist=nlist, seed=0, embedding=embedding)
+
+
+def memory_search(data: EvaluationData, index: BenchIndex) -> MemorySearch:
+    """Returns FAISS over the vectors that the index was built from, with the centroids of the
+    index.
+    """
+    vectors = read_vectors(data.vectors_path(CORPUS))
+    return MemorySearch(
+        read_passage_ids(data.corpus_path), vectors, read_centroids(index.dir, index.manifest)
+    )
+
+
+def _build(
+    corpus: Path,
+    vectors: Float32,
+    index_dir: Path,
+    *,
+    nlist: int,
+    seed: int,
+    embedding: EmbeddingSettings,
+) -> BenchIndex:
+    vectors_path = index_dir.with_name(index_dir.name + "-vectors.npy")
+    np.save(vectors_path, vectors)
+    request = BuildRequest(
+        corpus=corpus,
+        index_dir=index_dir,
+        nlist=nlist,
+        seed=seed,
+        strict=True,
+        force=True,
+        restart=True,
+        vectors=vectors_path,
+        fingerprint=fingerprint_of(embedding),
+    )
+    try:
+        report = build_index(
+            request, IndexerConfig(embedding=embedding), SystemClock(), SilentProgress()
+        )
+    finally:
+        vectors_path.unlink()
+    return BenchIndex(dir=index_dir, manifest=report.manifest)
+
+
+def nprobes_to_try(
+    nlist: int, nprobe_default: int, wished: Sequence[int] = (1, 2, 5, 10, 15, 20, 30, 40, 50)
+) -> list[int]:
+    """Returns the nprobes of a table: round ones up to half of nlist, the default, and nlist
+    (exact).
+    """
+    return sorted({nprobe for nprobe in wished if nprobe <= nlist // 2} | {nprobe_default, nlist})

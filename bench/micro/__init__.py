@@ -1,0 +1,1 @@
+"""Benchmarks of one part each: grouping, cache policies, the raw disk."""

@@ -1,0 +1,288 @@
+"""What a plan costs, and what it is worth: windows of real questions, grouped and ordered as the
+grouper does it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import faiss
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from bench.core.machine import (
+    DataFile,
+    Machine,
+    Revision,
+    data_file,
+    program,
+    this_machine,
+    this_revision,
+)
+from bench.core.report import print_promises, write_report
+from bench.core.spread import Spread, spread
+from bench.data.evaluation import CORPUS, Float32, find_data, read_vectors
+from bench.micro.grouping_replay import Clusters, ReplayRow, replay
+from carpool.disk.centroids import probe
+from grouper.plan.grouping import LINKAGE_NAMES, GroupingPolicy, PolicyName, grouping_policy
+from grouper.plan.order import ORDER_NAMES, OrderName, group_order
+from grouper.plan.plan_groups import BEFORE_QUERIES, plan_groups
+from grouper.settings import GrouperSettings
+
+QUESTIONS = ("queries-hotpotqa", "queries-nq")
+PLAN_MS_MAX = 2.0
+"""What 99 of 100 windows may take to group and order (issue 4, row 5)."""
+ROW_NUMBER_BYTES = 8
+
+
+class GroupingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command is told. `policy` and `order` are timed; all of them are replayed."""
+
+    nlist: int
+    nprobe: int
+    window_queries: int
+    windows: int
+    policy: PolicyName
+    order: OrderName
+    jaccard_similarity_min: float
+    cache_share: float
+    seed: int
+
+
+class PlanTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds a window, on one thread. `plan`: Jaccard, groups and order; `plan_cpu`: what the
+    thread got of it.
+    """
+
+    plan: Spread
+    plan_cpu: Spread
+    probe: Spread
+
+
+class GroupingResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of the plan, and what each policy and order would read."""
+
+    times_ms: PlanTimes
+    replayed: tuple[ReplayRow, ...]
+
+
+class GroupingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and where it ran."""
+
+    benchmark: str
+    command: list[str]
+    started: str
+    duration_s: float
+    machine: Machine
+    revision: Revision | None
+    data: tuple[DataFile, ...]
+    settings: GroupingOptions
+    promises: dict[str, bool]
+    results: GroupingResult
+
+
+def run(data_dir: Path | None, options: GroupingOptions, json_file: Path | None) -> bool:
+    """Measures, prints, writes the JSON; returns whether the promise held. Raises `ConfigError` for
+    missing data.
+    """
+    started_s, machine = time.time(), this_machine()
+    data = find_data(data_dir)
+    paths = [data.vectors_path(name) for name in (CORPUS, *QUESTIONS)]
+    corpus, *questions = (read_vectors(path) for path in paths)
+    with threadpool_limits(limits=1):
+        results = measure(corpus, np.concatenate(questions), options)
+    promise = f"99 of 100 windows are grouped and ordered in {PLAN_MS_MAX:g} ms"
+    report = GroupingReport(
+        benchmark="grouping",
+        command=program(),
+        started=datetime.fromtimestamp(started_s, UTC).isoformat(timespec="seconds"),
+        duration_s=time.time() - started_s,
+        machine=machine,
+        revision=this_revision(),
+        data=tuple(map(data_file, paths)),
+        settings=options,
+        promises={promise: results.times_ms.plan.p99 <= PLAN_MS_MAX},
+        results=results,
+    )
+    if json_file is not None:
+        write_report(report, json_file)
+    console = Console(file=sys.stderr if str(json_file) == "-" else sys.stdout)
+    print_result(console, options, results)
+    print_promises(console, report.promises)
+    return all(report.promises.values())
+
+
+def measure(corpus: Float32, questions: Float32, options: GroupingOptions) -> GroupingResult:
+    """Returns the figures of `options`. `corpus`, `questions`: (n, dim) float32, row-normalised."""
+    centroids, sizes_bytes = trained(corpus, options.nlist, options.seed)
+    clusters = probed(centroids, questions, options.nprobe)
+    order = np.random.default_rng(options.seed)
+    return GroupingResult(
+        times_ms=plan_times(centroids, questions, clusters, options, order),
+        replayed=replay_all(
+            _all_once(clusters, options.window_queries, order), sizes_bytes, options
+        ),
+    )
+
+
+def trained(corpus: Float32, nlist: int, seed: int) -> tuple[Float32, npt.NDArray[np.int64]]:
+    """Returns centroids, (nlist, dim) float32, and the bytes of each cluster as float32 rows with
+    their numbers.
+    """
+    kmeans = faiss.Kmeans(
+        corpus.shape[1],
+        nlist,
+        niter=20,
+        seed=seed,
+        spherical=True,
+        min_points_per_centroid=1,
+        verbose=False,
+    )
+    kmeans.train(corpus)
+    centroids: Float32 = np.ascontiguousarray(kmeans.centroids, dtype=np.float32)
+    rows = np.bincount(probe(centroids, corpus, 1)[:, 0], minlength=nlist).astype(np.int64)
+    return centroids, rows * (corpus.shape[1] * 4 + ROW_NUMBER_BYTES)
+
+
+def probed(centroids: Float32, questions: Float32, nprobe: int) -> list[Clusters]:
+    """Returns C(q) of each question, nearest first."""
+    return [tuple(row) for row in probe(centroids, questions, nprobe).tolist()]
+
+
+def plan_times(
+    centroids: Float32,
+    questions: Float32,
+    clusters: Sequence[Clusters],
+    options: GroupingOptions,
+    chooser: np.random.Generator,
+) -> PlanTimes:
+    """Times `options.windows` windows, each of distinct questions chosen at random, one after the
+    other.
+    """
+    policy = grouping_policy(options.policy, jaccard_similarity_min=options.jaccard_similarity_min)
+    order = group_order(options.order)
+    plan_s, cpu_s, probe_s = [], [], []
+    before: tuple[Clusters, ...] = ()
+    for _ in range(options.windows):
+        chosen = chooser.choice(len(clusters), options.window_queries, replace=False)
+        window = [clusters[question] for question in chosen]
+        vectors = questions[chosen]
+        probe_s.append(_timed(lambda vectors=vectors: probe(centroids, vectors, options.nprobe))[0])  # type: ignore[misc]
+        wall_s, thread_s = _timed(
+            lambda window=window, before=before: plan_groups(  # type: ignore[misc]
+                window, before=before, deadlines=(), policy=policy, order=order
+            )
+        )
+        plan_s.append(wall_s)
+        cpu_s.append(thread_s)
+        before = tuple(window[-BEFORE_QUERIES:])
+    plan, plan_cpu, probing = (
+        spread(took * 1_000 for took in each) for each in (plan_s, cpu_s, probe_s)
+    )
+    assert plan is not None and plan_cpu is not None and probing is not None, (
+        "at least one window is timed"
+    )
+    return PlanTimes(plan=plan, plan_cpu=plan_cpu, probe=probing)
+
+
+def replay_all(
+    windows: Sequence[Sequence[Clusters]],
+    sizes_bytes: npt.NDArray[np.int64],
+    options: GroupingOptions,
+) -> tuple[ReplayRow, ...]:
+    """Returns a row for every policy and order; the cache holds `cache_share` of the clusters."""
+    cache_clusters = max(1, round(options.nlist * options.cache_share))
+    return tuple(
+        replay(
+            windows,
+            policy,
+            group_order(order),
+            name=name,
+            sizes_bytes=sizes_bytes,
+            cache_clusters=cache_clusters,
+        )
+        for name, policy in _policies(options.jaccard_similarity_min)
+        for order in reversed(ORDER_NAMES)
+    )
+
+
+def print_result(console: Console, options: GroupingOptions, result: GroupingResult) -> None:
+    """Prints times and replay as tables."""
+    times = Table(
+        "ms a window",
+        "p50",
+        "p99",
+        "max",
+        title=f"{options.windows} windows of {options.window_queries}",
+    )
+    names = {
+        f"group ({options.policy}) and order ({options.order})": result.times_ms.plan,
+        "  of it on the CPU": result.times_ms.plan_cpu,
+        "probe, before it": result.times_ms.probe,
+    }
+    for name, found in names.items():
+        times.add_row(name, f"{found.p50:.2f}", f"{found.p99:.2f}", f"{found.max:.2f}")
+    console.print(times)
+    base = result.replayed[0]
+    table = Table(
+        "policy",
+        "order",
+        "records",
+        "by query",
+        "of none",
+        "by record",
+        "done after",
+        title=f"MB read a query: nlist {options.nlist}, nprobe {options.nprobe}, room for "
+        f"{options.cache_share:.0%}",
+    )
+    for row in result.replayed:
+        table.add_row(
+            row.policy.replace("agglomerative, ", "aggl. "),
+            row.order,
+            f"{row.records_a_window:.1f}",
+            f"{row.by_query_mb:.3f}",
+            f"{row.by_query_mb / base.by_query_mb:.2f}",
+            f"{row.by_record_mb:.3f}",
+            f"{row.completion_mb:.2f}",
+        )
+    console.print(table)
+
+
+def defaults() -> tuple[PolicyName, OrderName, float]:
+    """Returns the grouper's default policy, order and least similarity."""
+    settings = GrouperSettings()
+    return settings.policy, settings.order, settings.jaccard_similarity_min
+
+
+def _policies(theta: float) -> list[tuple[str, GroupingPolicy]]:
+    """Every policy under the name of its row; `none` first: the rest is compared with it."""
+    plain: tuple[PolicyName, ...] = ("none", "greedy")
+    found = [(str(name), grouping_policy(name, jaccard_similarity_min=theta)) for name in plain]
+    for linkage in LINKAGE_NAMES:
+        policy = grouping_policy("agglomerative", jaccard_similarity_min=theta, linkage=linkage)
+        found.append((f"agglomerative, {linkage}", policy))
+    return [*found, ("whole", grouping_policy("whole", jaccard_similarity_min=theta))]
+
+
+def _all_once(
+    clusters: Sequence[Clusters], window_queries: int, chooser: np.random.Generator
+) -> list[list[Clusters]]:
+    """All questions, each once, in windows: full ones only."""
+    shuffled = [clusters[question] for question in chooser.permutation(len(clusters))]
+    full = len(shuffled) // window_queries * window_queries
+    return [shuffled[start : start + window_queries] for start in range(0, full, window_queries)]
+
+
+def _timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds by the clock, and seconds that this thread had the CPU."""
+    started_s, started_cpu_s = time.perf_counter(), time.thread_time()
+    work()
+    return time.perf_counter() - started_s, time.thread_time() - started_cpu_s

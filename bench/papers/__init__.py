@@ -1,0 +1,1 @@
+"""Figures of published papers, measured with our code."""

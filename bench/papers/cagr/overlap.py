@@ -1,0 +1,93 @@
+"""Figure 1: how much the clusters of one question are those of another; and what a batch of them
+shares in all. Pure.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from bench.papers.cagr.plan import Dataset, PaperSettings
+from bench.retrieval.contestant import Int32
+from grouper.plan.grouping import grouping_policy
+from grouper.plan.jaccard import jaccard_matrix
+from grouper.plan.order import group_order
+from grouper.plan.plan_groups import plan_groups
+
+SHOWN = 20
+BATCHES = (20, 40, 60, 80, 100)
+
+
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over whole batches of `batch` questions. `reads_alone`: clusters they probe, each
+    question for itself; `distinct`: clusters they probe together; `groups`: of Algorithm 1.
+    """
+
+    batch: int
+    reads_alone: float
+    distinct: float
+    groups: float
+
+
+class Overlap(msgspec.Struct, frozen=True, kw_only=True):
+    """Overlaps of the questions of a dataset, as Jaccard indexes (Eq. 2). `shown`: the first
+    questions with each other.
+
+    `adjacent`, `any_pair`: means over questions that follow each other, and over all pairs of a
+    batch of 100. `best`: the mean of each question with the one that is most like it in that batch;
+    `over_60`: the share whose best is over 0.6.
+    """
+
+    dataset: Dataset
+    questions: int
+    shown: tuple[tuple[float, ...], ...]
+    adjacent: float
+    any_pair: float
+    best: float
+    over_60: float
+    shared: tuple[Shared, ...]
+
+
+def overlap_of(dataset: Dataset, probes: Int32, settings: PaperSettings) -> Overlap:
+    """Returns the overlaps. `probes`: (questions, nprobe) int32, at least as many questions as the
+    largest batch.
+    """
+    largest = max(BATCHES)
+    if len(probes) < largest:
+        raise ValueError(f"{len(probes)} questions do not make a batch of {largest}")
+    windows = [jaccard_matrix(part.tolist()) for part in _cut(probes, largest)]
+    off = ~np.eye(largest, dtype=bool)
+    best = np.concatenate([np.where(off, window, 0).max(axis=1) for window in windows])
+    shown = windows[0][:SHOWN, :SHOWN]
+    return Overlap(
+        dataset=dataset,
+        questions=len(windows) * largest,
+        shown=tuple(tuple(row) for row in shown.round(4).tolist()),
+        adjacent=float(np.mean([np.diagonal(window, 1).mean() for window in windows])),
+        any_pair=float(np.mean([window[off].mean() for window in windows])),
+        best=float(best.mean()),
+        over_60=float((best > 0.6).mean()),
+        shared=tuple(_shared(probes, batch, settings) for batch in BATCHES),
+    )
+
+
+def _cut(probes: Int32, batch: int) -> list[Int32]:
+    return [probes[at : at + batch] for at in range(0, len(probes) - batch + 1, batch)]
+
+
+def _shared(probes: Int32, batch: int, settings: PaperSettings) -> Shared:
+    policy = grouping_policy(
+        "greedy", jaccard_similarity_min=settings.similarity_min, linkage="single"
+    )
+    order = group_order("arrival")
+    parts = _cut(probes, batch)
+    groups = [
+        plan_groups(part.tolist(), before=(), deadlines=(), policy=policy, order=order)
+        for part in parts
+    ]
+    return Shared(
+        batch=batch,
+        reads_alone=float(batch * probes.shape[1]),
+        distinct=float(np.mean([len(np.unique(part)) for part in parts])),
+        groups=float(np.mean([len(group) for group in groups])),
+    )

@@ -1,0 +1,3 @@
+"""The contestants, one module each published algorithm or product; `bench.retrieval.registry` lists
+them.
+"""

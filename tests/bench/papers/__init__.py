@@ -1,0 +1,1 @@
+"""The benches' own judgement: counts, promises, contestants, and small real runs."""
