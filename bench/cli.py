@@ -242,7 +242,7 @@ def traffic(
     that disagree on the cache, memory over its bounds.
 
     Example:  carpool bench traffic --data DATA --text-rate 0 --vector-rate 500 --set
-    grouper.policy=none
+    grouper.policy=per_query
     """
     from bench.services import commands
 

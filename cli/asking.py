@@ -15,7 +15,7 @@ from cli.answers import answer_text, citation_lines, timing_line
 from cli.console import output, print_json, print_json_line
 from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
-from cli.settings import ClientSide, load_beside
+from cli.settings import ClientSide, load_client_side
 from producers import Client
 from producers.questioning import QuestionArgs
 from schemas.answer import Answer, PartialAnswer
@@ -61,7 +61,7 @@ def ask(
       carpool ask "Who wrote Moby-Dick?" --top-k 3 --timeout 20 --json
       carpool ask "Who wrote Moby-Dick?" --bootstrap kafka:9092
     """
-    settings = load_beside(given(config, assignments, kafka={"bootstrap": bootstrap}))
+    settings = load_client_side(given(config, assignments, kafka={"bootstrap": bootstrap}))
     arguments: QuestionArgs = {
         "top_k": top_k,
         "nprobe": nprobe,
@@ -162,7 +162,7 @@ def publish(
       carpool publish "When was the Eiffel Tower built?"
       cat questions.txt | carpool publish - --batch
     """
-    settings = load_beside(given(config, assignments, kafka={"bootstrap": bootstrap}))
+    settings = load_client_side(given(config, assignments, kafka={"bootstrap": bootstrap}))
     texts = [line.strip() for line in sys.stdin if line.strip()] if question == "-" else [question]
     if query_id is not None and len(texts) != 1:
         raise ConfigError(f"--id names one question, and there are {len(texts)}")

@@ -14,7 +14,7 @@ from carpool.settings import Secret, describe
 from carpool.settings.sections import SettingDoc
 from cli.console import output, print_json
 from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
-from cli.settings import Given, load, section_kinds
+from cli.settings import load, section_kinds
 
 WIDTH = 100
 STARS = "********"
@@ -65,7 +65,7 @@ def config(
         raise typer.BadParameter(f"there is no section {section!r}; there are: {', '.join(kinds)}")
     settings = load(CarpoolSettings, chosen)
     effective = [
-        _effective(doc, getattr(getattr(settings, name), doc.name), chosen)
+        _effective(doc, getattr(getattr(settings, name), doc.name), chosen.origin(doc, kind))
         for name, kind in kinds.items()
         if section in (None, name)
         for doc in describe(name, kind)
@@ -101,7 +101,7 @@ def _is_secret(each: Effective) -> bool:
     return each.value in (STARS, NOT_SET)
 
 
-def _effective(doc: SettingDoc, value: Any, chosen: Given) -> Effective:
+def _effective(doc: SettingDoc, value: Any, origin: str) -> Effective:
     if isinstance(value, Secret):
         value, default = (STARS if value.value else NOT_SET), NOT_SET
     else:
@@ -111,7 +111,7 @@ def _effective(doc: SettingDoc, value: Any, chosen: Given) -> Effective:
         name=doc.name,
         value=msgspec.to_builtins(value),
         default=default,
-        origin=chosen.origin(doc),
+        origin=origin,
         environment=doc.environment,
         description=doc.description,
     )

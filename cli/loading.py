@@ -19,7 +19,7 @@ from cli.asking import NprobeOption, TopKOption
 from cli.console import output, people, print_json
 from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
-from cli.settings import ClientSide, load_beside
+from cli.settings import ClientSide, load_client_side
 from producers import Client
 from producers.arrivals import ArrivalProcess, bounded, even, poisson, recorded
 from producers.load import LoadPlan, LoadProgress, LoadSummary, Sent, run_load
@@ -100,7 +100,7 @@ def load(
       carpool load questions.jsonl --arrivals recorded --rate 2
       carpool load questions.jsonl --vectors questions.npy --fingerprint 1f0c... --rate 200
     """
-    settings = load_beside(given(config, assignments, kafka={"bootstrap": bootstrap}))
+    settings = load_client_side(given(config, assignments, kafka={"bootstrap": bootstrap}))
     if (vectors is None) != (fingerprint is None):
         raise ConfigError(
             "--vectors and --fingerprint belong together: a vector means nothing without its model"

@@ -13,8 +13,8 @@ import msgspec
 from carpool.errors import ConfigError
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Settings, describe, load_settings
-from carpool.settings.renamed import old_names
-from carpool.settings.sections import SettingDoc
+from carpool.settings.renamed import names_of, old_names
+from carpool.settings.sections import SettingDoc, environment_name
 from cli.runfile import RunFile
 from cli.up_settings import UpSettings
 from producers.settings import ClientSettings
@@ -60,17 +60,21 @@ class Given:
     environ: Mapping[str, str]
     flags: Mapping[str, Mapping[str, Any]]
 
-    def origin(self, doc: SettingDoc) -> str:
-        """Returns where a setting's value comes from, in words: default, a file, the environment, a
-        flag.
+    def origin(self, doc: SettingDoc, kind: type[Settings]) -> str:
+        """Returns where the value comes from, in words: default, a file, the environment, a flag.
+
+        `kind` is the section of the setting: a value may be given under an old name.
         """
-        if self.flags.get(doc.section, {}).get(doc.name) is not None:
+        names = names_of(kind, doc.name)
+        flags = self.flags.get(doc.section, {})
+        if any(flags.get(name) is not None for name in names):
             return "flag"
-        if doc.environment in self.environ:
-            return f"environment ({doc.environment})"
+        for variable in (environment_name(doc.section, name) for name in names):
+            if variable in self.environ:
+                return f"environment ({variable})"
         if self.file is not None:
             table = tomllib.loads(self.file.read_text(encoding="utf-8")).get(doc.section, {})
-            if doc.name in table:
+            if any(name in table for name in names):
                 return f"file ({self.file})"
         return "default"
 
@@ -139,13 +143,19 @@ def _check_flags(section: str, kind: type[Settings], values: Mapping[str, Any]) 
             )
 
 
-def load_beside(given: Given) -> ClientSide:
-    """As `load`, for commands that talk to what runs: where nothing says which brokers, those of a
-    running `carpool up`.
+def load_client_side(given: Given) -> ClientSide:
+    """Returns the settings of a command that talks to running services.
+
+    Without brokers in the settings, the brokers are those of a running `carpool up`.
     """
     settings = load(ClientSide, given)
     run = RunFile(Path(settings.up.state_dir)).read()
-    doc = next(doc for doc in describe("kafka", KafkaSettings) if doc.name == "bootstrap")
-    if run is not None and given.origin(doc) == "default":
+    if run is not None and names_no_brokers(given):
         return load(ClientSide, given.with_flags({"kafka": {"bootstrap": run.bootstrap}}))
     return settings
+
+
+def names_no_brokers(given: Given) -> bool:
+    """Returns whether neither file, environment nor flag says which brokers to use."""
+    doc = next(doc for doc in describe("kafka", KafkaSettings) if doc.name == "bootstrap")
+    return given.origin(doc, KafkaSettings) == "default"

@@ -16,7 +16,7 @@ from cli.console import output, print_json
 from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.runfile import RunFile
-from cli.settings import ClientSide, load_beside
+from cli.settings import ClientSide, load_client_side
 from cli.status_groups import Brokers, GroupStatus
 from cli.status_services import ServiceStatus, ask_service
 from cli.status_verdict import who_is_stuck
@@ -80,7 +80,7 @@ def status(
       carpool status --json
       carpool status --url searcher=10.0.0.6:9464 --url searcher=10.0.0.7:9464
     """
-    settings = load_beside(given(config, assignments, kafka={"bootstrap": bootstrap}))
+    settings = load_client_side(given(config, assignments, kafka={"bootstrap": bootstrap}))
     services = [
         ask_service(name, address, SERVICES[name])
         for name, address in _addresses(settings, urls or [])

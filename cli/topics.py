@@ -14,7 +14,7 @@ from carpool.kafka.settings import KafkaSettings
 from cli.console import output, print_json
 from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
-from cli.settings import load_beside
+from cli.settings import load_client_side
 from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS, TOPICS
 
 HOUR_MS = 3_600_000
@@ -199,7 +199,7 @@ def _settings(
     replication: int | None = None,
 ) -> KafkaSettings:
     flags = {"bootstrap": bootstrap, "partitions": partitions, "replication_factor": replication}
-    return load_beside(given(config, assignments, kafka=flags)).kafka
+    return load_client_side(given(config, assignments, kafka=flags)).kafka
 
 
 def _states(kafka: KafkaSettings) -> list[dict[str, Any]]:

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import typer
 
-from carpool.kafka.settings import KafkaSettings
-from carpool.settings import describe
 from cli.console import people
 from cli.options import ConfigOption, Passed, SetOption, given
-from cli.settings import Given, load
+from cli.settings import load, names_no_brokers
 from cli.supervise import Interrupted
 
 
@@ -96,7 +94,7 @@ def up(
         [question.text or "" for question in read_questions(demo)] if demo is not None else []
     )
     is_embedded = bootstrap == EMBEDDED or (
-        bootstrap is None and _names_no_brokers(given(config, assignments))
+        bootstrap is None and names_no_brokers(given(config, assignments))
     )
     chosen = given(
         config,
@@ -116,9 +114,3 @@ def up(
         run_everything(settings, plan, passed, questions, stays=stays or not questions)
     except Interrupted:
         people().print("stopped")
-
-
-def _names_no_brokers(chosen: Given) -> bool:
-    """Whether neither file, environment nor flag says which brokers to use."""
-    doc = next(doc for doc in describe("kafka", KafkaSettings) if doc.name == "bootstrap")
-    return chosen.origin(doc) == "default"

@@ -62,7 +62,6 @@ def load_work(
         ),
         order=group_order(settings.order),
         grouper=f"{socket.gethostname()[:64]}-{os.getpid()}-{clock.now_us()}",
-        lane_count=settings.lanes,
         group_bytes_max=settings.group_bytes_max,
         clock=clock,
         metrics=metrics,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -20,6 +21,12 @@ GROUP_HEADERS_BYTES = 64 * 1024
 
 class GrouperSettings(Settings, frozen=True, kw_only=True):
     """Which queries are planned together, by which policy, and the bounds on what is held."""
+
+    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "policy": {"whole": "per_window", "none": "per_query"},
+        "order": {"overlap": "nearest_chain"},
+    }
+    REMOVED: ClassVar[Mapping[str, str]] = {"lanes": "there is one lane; kafka.lanes says so"}
 
     window_queries_max: Annotated[
         int,
@@ -82,12 +89,12 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
     policy: Annotated[
         PolicyName,
         Meta(
-            description="Which queries share a group: whole (the window is one group); greedy (the "
-            "paper's Algorithm 1: like one member); agglomerative (its Eq. 3; loads scikit-learn); "
-            "none. A searcher that goes by cluster shares reads between all it has in hand, so "
-            "groups cost records and save nothing; the paper's need one of the others."
+            description="Which queries share a group: per_window (all of a window); greedy (those "
+            "similar to one member, CaGR-RAG's Algorithm 1); agglomerative (those similar to all "
+            "members, its Eq. 3; loads scikit-learn); per_query (none). The searcher shares reads "
+            "between groups too, so smaller groups cost records and save no reads."
         ),
-    ] = "whole"
+    ] = "per_window"
     linkage: Annotated[
         LinkageName,
         Meta(
@@ -99,12 +106,12 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
     order: Annotated[
         OrderName,
         Meta(
-            description="In which order groups leave, and queries in them: overlap (next whoever "
-            "shares most with those just before) or arrival. A query with a deadline is never "
-            "overtaken. overlap halves the bytes of a searcher that goes query by query; arrival "
-            "is fair to the microsecond."
+            description="The order of groups, and of queries in a group: arrival, or nearest_chain "
+            "(next is the query most similar to those just before). The searcher makes an order of "
+            "its own by cluster, so nearest_chain costs time and saves no reads there. No query "
+            "overtakes one that has a deadline."
         ),
-    ] = "overlap"
+    ] = "arrival"
     jaccard_similarity_min: Annotated[
         float,
         Meta(
@@ -151,15 +158,6 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             "high: memory.",
         ),
     ] = 32 * MIB
-    lanes: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1_024,
-            description="Partitions of the topic of groups that are written to. This build has one "
-            "lane.",
-        ),
-    ] = 1
 
     def check(self) -> list[str]:
         """Returns what is wrong between these values."""
@@ -185,9 +183,4 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             parse_weights(self.tenant_weights)
         except ValueError as error:
             problems.append(f"tenant_weights: {error}")
-        if self.lanes != 1:
-            problems.append(
-                f"lanes is {self.lanes}, but this build plans for one lane: more are not built "
-                "yet; set lanes = 1"
-            )
         return problems

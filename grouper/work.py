@@ -32,7 +32,6 @@ from schemas.errors import RecordError
 from schemas.group import HorizonEntry
 from schemas.record import ClusterId
 
-LANE = 0
 HORIZON_SHARE = 4
 """A horizon takes at most one part in so many of `group_bytes_max`."""
 
@@ -101,7 +100,6 @@ class WindowWork:
         policy: GroupingPolicy,
         order: GroupOrder,
         grouper: str,
-        lane_count: int,
         group_bytes_max: int,
         clock: Clock,
         metrics: Metrics,
@@ -115,7 +113,6 @@ class WindowWork:
         self._policy = policy
         self._order = order
         self._grouper = grouper
-        self._lane_count = lane_count
         self._group_bytes_max = group_bytes_max
         self._clock = clock
         self._metrics = metrics
@@ -274,8 +271,6 @@ class WindowWork:
             embedding_model=self.facts.embedding_model,
             grouper=self._grouper,
             window_id=window.window_id,
-            lane=LANE,
-            lane_count=self._lane_count,
         )
 
     def _count(self, planned: PlannedGroup) -> None:

@@ -210,7 +210,7 @@ def replay_all(
             cache_clusters=cache_clusters,
         )
         for name, policy in _policies(options.jaccard_similarity_min)
-        for order in reversed(ORDER_NAMES)
+        for order in ORDER_NAMES
     )
 
 
@@ -237,7 +237,7 @@ def print_result(console: Console, options: GroupingOptions, result: GroupingRes
         "order",
         "records",
         "by query",
-        "of none",
+        "of per_query",
         "by record",
         "done after",
         title=f"MB read a query: nlist {options.nlist}, nprobe {options.nprobe}, room for "
@@ -263,13 +263,13 @@ def defaults() -> tuple[PolicyName, OrderName, float]:
 
 
 def _policies(theta: float) -> list[tuple[str, GroupingPolicy]]:
-    """Every policy under the name of its row; `none` first: the rest is compared with it."""
-    plain: tuple[PolicyName, ...] = ("none", "greedy")
+    """Every policy under the name of its row; `per_query` first: the rest is compared with it."""
+    plain: tuple[PolicyName, ...] = ("per_query", "greedy")
     found = [(str(name), grouping_policy(name, jaccard_similarity_min=theta)) for name in plain]
     for linkage in LINKAGE_NAMES:
         policy = grouping_policy("agglomerative", jaccard_similarity_min=theta, linkage=linkage)
         found.append((f"agglomerative, {linkage}", policy))
-    return [*found, ("whole", grouping_policy("whole", jaccard_similarity_min=theta))]
+    return [*found, ("per_window", grouping_policy("per_window", jaccard_similarity_min=theta))]
 
 
 def _all_once(

@@ -24,13 +24,13 @@ def grouping(
         int, typer.Option("--windows", min=1, help="Windows that are timed.")
     ] = 1000,
     policy: Annotated[
-        Literal["whole", "greedy", "agglomerative", "none"] | None,
+        Literal["per_window", "greedy", "agglomerative", "per_query"] | None,
         typer.Option(
             "--policy", help="The policy that is timed. Default: the grouper's.", show_default=False
         ),
     ] = None,
     order: Annotated[
-        Literal["overlap", "arrival"] | None,
+        Literal["arrival", "nearest_chain"] | None,
         typer.Option(
             "--order", help="The order that is timed. Default: the grouper's.", show_default=False
         ),

@@ -29,7 +29,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     by_cluster: bool
     policy: PolicyName
-    grouping: Literal["none", "greedy", "agglomerative"] = "none"
+    grouping: Literal["per_query", "greedy", "agglomerative"] = "per_query"
     prefetch: PrefetchMode = "none"
 
     @property

@@ -34,3 +34,8 @@ def modernised(
 def old_names(kind: type[Settings]) -> tuple[str, ...]:
     """Returns the names of a section that are accepted beside those of today."""
     return (*kind.RENAMED, *kind.REMOVED)
+
+
+def names_of(kind: type[Settings], name: str) -> tuple[str, ...]:
+    """Returns the names under which a setting can be given, that of today first."""
+    return (name, *(old for old, new in kind.RENAMED.items() if new == name))

@@ -41,7 +41,7 @@ from cli.dlq.showing import (
 )
 from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
-from cli.settings import load_beside
+from cli.settings import load_client_side
 from schemas.deadletter import Action
 
 LISTED_MAX = 1_000
@@ -389,4 +389,4 @@ def _print_letters(
 def _settings(
     bootstrap: str | None, config: Path | None, assignments: list[str] | None
 ) -> KafkaSettings:
-    return load_beside(given(config, assignments, kafka={"bootstrap": bootstrap})).kafka
+    return load_client_side(given(config, assignments, kafka={"bootstrap": bootstrap})).kafka

@@ -12,6 +12,9 @@ import msgspec
 from schemas.group import Group, GroupedQuery, HorizonEntry, NextGroup
 from schemas.record import ClusterId
 
+LANE, LANE_COUNT = 0, 1
+"""The partition of the groups' topic that is written to, and how many there are."""
+
 ENVELOPE_BYTES = 512
 """More than the field names, braces and numbers of a group take without its queries, clusters,
 `next` and identifiers.
@@ -23,17 +26,13 @@ ESCAPED_BYTES_MAX = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
-    """What all groups of a window have in common. `lane` is one of `lane_count`; this plan is made
-    for one lane.
-    """
+    """What all groups of a window have in common."""
 
     index_version: str
     centroids_fingerprint: str
     embedding_model: str
     grouper: str
     window_id: int
-    lane: int
-    lane_count: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +80,8 @@ def plan_records(
             embedding_model=header.embedding_model,
             grouper=header.grouper,
             window_id=header.window_id,
-            lane=header.lane,
-            lane_count=header.lane_count,
+            lane=LANE,
+            lane_count=LANE_COUNT,
             sequence=first_sequence + number,
             groups_in_window_for_lane=len(pieces),
             queries=tuple(queries[member] for member in members),

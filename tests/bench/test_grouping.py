@@ -14,17 +14,17 @@ from bench.micro.grouping_replay import EntryCache, ordered_windows, replay
 from grouper.plan.grouping import grouping_policy
 from grouper.plan.order import group_order
 
-WHOLE = grouping_policy("whole", jaccard_similarity_min=0.5)
-NONE = grouping_policy("none", jaccard_similarity_min=0.5)
-ARRIVAL, OVERLAP = group_order("arrival"), group_order("overlap")
+WHOLE = grouping_policy("per_window", jaccard_similarity_min=0.5)
+NONE = grouping_policy("per_query", jaccard_similarity_min=0.5)
+ARRIVAL, OVERLAP = group_order("arrival"), group_order("nearest_chain")
 SIZES = np.array([1, 10, 100, 1_000, 10_000], dtype=np.int64) * 1_000_000
 OPTIONS = GroupingOptions(
     nlist=8,
     nprobe=2,
     window_queries=5,
     windows=3,
-    policy="whole",
-    order="overlap",
+    policy="per_window",
+    order="nearest_chain",
     jaccard_similarity_min=0.5,
     cache_share=0.4,
     seed=0,
@@ -55,8 +55,8 @@ def test_query_by_query_every_miss_is_a_read() -> None:
     it finds it.
     """
     windows = [[(0, 1), (3,), (1,)]]
-    arrival = replay(windows, NONE, ARRIVAL, name="none", sizes_bytes=SIZES, cache_clusters=1)
-    overlap = replay(windows, NONE, OVERLAP, name="none", sizes_bytes=SIZES, cache_clusters=1)
+    arrival = replay(windows, NONE, ARRIVAL, name="per_query", sizes_bytes=SIZES, cache_clusters=1)
+    overlap = replay(windows, NONE, OVERLAP, name="per_query", sizes_bytes=SIZES, cache_clusters=1)
     assert arrival.by_query_mb == pytest.approx((1 + 10 + 1_000 + 10) / 3)
     assert overlap.by_query_mb == pytest.approx((1 + 10 + 1_000) / 3)
     assert (arrival.records_a_window, overlap.records_a_window) == (3, 3)
@@ -65,7 +65,12 @@ def test_query_by_query_every_miss_is_a_read() -> None:
 def test_record_by_record_each_cluster_is_read_once_and_least_lacking_query_goes_first() -> None:
     """Query (1, 3) lacks 1,010, (0, 1) 11, (1,) 10: done after 10, 11 and 1,011."""
     row = replay(
-        [[(1, 3), (0, 1), (1,)]], WHOLE, ARRIVAL, name="whole", sizes_bytes=SIZES, cache_clusters=5
+        [[(1, 3), (0, 1), (1,)]],
+        WHOLE,
+        ARRIVAL,
+        name="per_window",
+        sizes_bytes=SIZES,
+        cache_clusters=5,
     )
     assert row.by_record_mb == pytest.approx(1_011 / 3)
     assert row.completion_mb == pytest.approx((10 + 11 + 1_011) / 3)
@@ -74,7 +79,7 @@ def test_record_by_record_each_cluster_is_read_once_and_least_lacking_query_goes
 
 def test_what_an_earlier_window_left_in_the_cache_is_not_read_again() -> None:
     row = replay(
-        [[(0, 1)], [(1, 2)]], WHOLE, ARRIVAL, name="whole", sizes_bytes=SIZES, cache_clusters=2
+        [[(0, 1)], [(1, 2)]], WHOLE, ARRIVAL, name="per_window", sizes_bytes=SIZES, cache_clusters=2
     )
     assert row.by_record_mb == row.by_query_mb == pytest.approx((1 + 10 + 100) / 2)
     assert row.completion_mb == pytest.approx((11 + 100) / 2)
@@ -92,14 +97,14 @@ def test_every_policy_and_order_is_replayed_and_every_window_is_timed() -> None:
     )
     assert len(result.replayed) == 12
     assert [(row.policy, row.order) for row in result.replayed][:2] == [
-        ("none", "arrival"),
-        ("none", "overlap"),
+        ("per_query", "arrival"),
+        ("per_query", "nearest_chain"),
     ]
-    whole = {row.order: row for row in result.replayed if row.policy == "whole"}
-    none = {row.order: row for row in result.replayed if row.policy == "none"}
+    whole = {row.order: row for row in result.replayed if row.policy == "per_window"}
+    none = {row.order: row for row in result.replayed if row.policy == "per_query"}
     assert all(row.records_a_window == 1 for row in whole.values())
     assert all(row.records_a_window == 5 for row in none.values())
-    for order in ("arrival", "overlap"):
+    for order in ("arrival", "nearest_chain"):
         assert whole[order].by_query_mb == none[order].by_query_mb, (
             "the same order of queries, in more records"
         )
@@ -113,8 +118,8 @@ def test_a_run_on_real_questions_leaves_its_figures(tmp_path: Path) -> None:
         nprobe=5,
         window_queries=20,
         windows=5,
-        policy="whole",
-        order="overlap",
+        policy="per_window",
+        order="nearest_chain",
         jaccard_similarity_min=0.5,
         cache_share=0.4,
         seed=1,
@@ -130,4 +135,8 @@ def test_a_run_on_real_questions_leaves_its_figures(tmp_path: Path) -> None:
     rows = {
         (row["policy"], row["order"]): row["by_query_mb"] for row in report["results"]["replayed"]
     }
-    assert rows["none", "overlap"] < rows["greedy", "arrival"] < rows["none", "arrival"]
+    assert (
+        rows["per_query", "nearest_chain"]
+        < rows["greedy", "arrival"]
+        < rows["per_query", "arrival"]
+    )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -15,12 +16,12 @@ from typer.testing import CliRunner
 
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import EmbeddedBroker
-from carpool.settings import describe, load_settings
+from carpool.settings import Settings, describe, load_settings
 from cli.all_settings import CarpoolSettings
 from cli.main import EXTRAS, app, extra_of
 from cli.options import given
 from cli.runfile import Run, RunFile
-from cli.settings import SECTIONS, ClientSide, load, load_beside, section_kinds
+from cli.settings import SECTIONS, ClientSide, Given, load, load_client_side, section_kinds
 from schemas.topics import TOPICS
 
 COMMANDS = ("up", "ask", "publish", "load", "status", "config", "grouper", "searcher", "generator")
@@ -104,7 +105,7 @@ def test_every_missing_package_has_its_extra_and_others_have_none() -> None:
     ("arguments", "words"),
     [
         (("grouper", "--set", "grouper.policy"), "section.name=value"),
-        (("grouper", "--set", "nothing.policy=none"), "there is no section 'nothing'"),
+        (("grouper", "--set", "nothing.policy=per_query"), "there is no section 'nothing'"),
         (("grouper", "--set", "grouper.polici=none"), "has no 'polici'"),
         (("grouper", "--set", "grouper.window_queries_max=0"), "window_queries_max"),
         (("generator", "--set", "llm.api_key=abc"), "CARPOOL_LLM_API_KEY only"),
@@ -235,7 +236,7 @@ def test_status_says_what_is_down_with_status_one() -> None:
 
 def test_config_shows_each_value_with_where_it_came_from() -> None:
     Path("carpool.toml").write_text(
-        "[grouper]\npolicy = 'none'\nnprobe = 3\n[searcher]\nreads_in_flight_max = 2\n"
+        "[grouper]\npolicy = 'per_query'\nnprobe = 3\n[searcher]\nreads_in_flight_max = 2\n"
     )
     result = CliRunner().invoke(
         app,
@@ -251,10 +252,36 @@ def test_config_shows_each_value_with_where_it_came_from() -> None:
         env={"CARPOOL_GROUPER_NPROBE": "9"},
     )
     found = {each["name"]: (each["value"], each["origin"]) for each in json.loads(result.stdout)}
-    assert found["policy"] == ("none", "file (carpool.toml)")
+    assert found["policy"] == ("per_query", "file (carpool.toml)")
     assert found["nprobe"] == (9, "environment (CARPOOL_GROUPER_NPROBE)")
     assert found["window_ms_max"] == (7, "flag")
-    assert found["lanes"] == (1, "default")
+    assert found["order"] == ("arrival", "default")
+
+
+class Renamed(Settings, frozen=True, kw_only=True):
+    RENAMED: ClassVar = {"old": "name"}
+
+    name: str = "default"
+
+
+def test_config_knows_values_that_are_given_under_an_old_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    doc = next(doc for doc in describe("section", Renamed) if doc.name == "name")
+    Path("old.toml").write_text("[section]\nold = 'a'\n")
+    for chosen, says in (
+        (Given(file=None, environ={}, flags={"section": {"old": "a"}}), "flag"),
+        (
+            Given(file=None, environ={"CARPOOL_SECTION_OLD": "a"}, flags={}),
+            "environment (CARPOOL_SECTION_OLD)",
+        ),
+        (Given(file=Path("old.toml"), environ={}, flags={}), "file (old.toml)"),
+    ):
+        assert chosen.origin(doc, Renamed) == says
+    set_old = given(None, ["grouper.policy=whole", "grouper.order=overlap", "grouper.lanes=1"])
+    grouper = load(CarpoolSettings, set_old).grouper
+    assert (grouper.policy, grouper.order) == ("per_window", "nearest_chain")
+    assert capsys.readouterr().err.count("warning: [grouper]") == 3
 
 
 def test_settings_may_come_through_a_pipe_as_a_shell_substitutes_it() -> None:
@@ -277,14 +304,14 @@ def test_secrets_are_never_printed() -> None:
 def test_the_toml_that_config_prints_is_a_settings_file_of_the_same_settings() -> None:
     flags = [
         "--set",
-        "grouper.policy=none",
+        "grouper.policy=per_query",
         "--set",
         'vllm.extra_args=["--seed","1"]',
         "--set",
         'index.dir=a "b"',
     ]
     printed = CliRunner().invoke(app, ["config", "--format", "toml", *flags[:2], *flags[4:]]).stdout
-    assert tomllib.loads(printed)["grouper"] == {"policy": "none"}
+    assert tomllib.loads(printed)["grouper"] == {"policy": "per_query"}
     everything = "\n".join(
         line.removeprefix("# ")
         if " = " in line and line.startswith("# ") and line.split()[1].isidentifier()
@@ -294,7 +321,7 @@ def test_the_toml_that_config_prints_is_a_settings_file_of_the_same_settings() -
     Path("printed.toml").write_text(everything)
     settings = load_settings(CarpoolSettings, file=Path("printed.toml"), environ={})
     assert settings == load(
-        CarpoolSettings, given(None, ["grouper.policy=none", 'index.dir=a "b"'])
+        CarpoolSettings, given(None, ["grouper.policy=per_query", 'index.dir=a "b"'])
     )
 
 
@@ -310,10 +337,10 @@ def test_every_setting_says_what_it_bounds() -> None:
 
 
 def test_client_commands_pass_over_the_sections_of_services() -> None:
-    Path("carpool.toml").write_text("[grouper]\npolicy = 'none'\n[kafka]\nbootstrap = 'k:1'\n")
+    Path("carpool.toml").write_text("[grouper]\npolicy = 'per_query'\n[kafka]\nbootstrap = 'k:1'\n")
     settings = load(ClientSide, given(Path("carpool.toml"), ["searcher.reads_in_flight_max=2"]))
     assert settings.kafka.bootstrap == "k:1"
-    Path("carpool.toml").write_text("[gruoper]\npolicy = 'none'\n")
+    Path("carpool.toml").write_text("[gruoper]\npolicy = 'per_query'\n")
     with pytest.raises(ConfigError, match="gruoper"):
         load(ClientSide, given(Path("carpool.toml"), []))
 
@@ -323,10 +350,10 @@ def test_client_commands_find_what_runs_unless_they_are_told_otherwise(
 ) -> None:
     run_file = RunFile(Path(".carpool/run"))
     run_file.write(Run(pid=os.getpid(), bootstrap="127.0.0.1:5", http={}))
-    assert load_beside(given(None, [])).kafka.bootstrap == "127.0.0.1:5"
-    assert load_beside(given(None, [], kafka={"bootstrap": "b:1"})).kafka.bootstrap == "b:1"
+    assert load_client_side(given(None, [])).kafka.bootstrap == "127.0.0.1:5"
+    assert load_client_side(given(None, [], kafka={"bootstrap": "b:1"})).kafka.bootstrap == "b:1"
     monkeypatch.setenv("CARPOOL_KAFKA_BOOTSTRAP", "e:1")
-    assert load_beside(given(None, [])).kafka.bootstrap == "e:1"
+    assert load_client_side(given(None, [])).kafka.bootstrap == "e:1"
 
 
 def test_what_a_dead_run_left_behind_counts_as_nothing() -> None:

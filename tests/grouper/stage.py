@@ -106,7 +106,7 @@ class Gate(HashingEmbedder):
 class GatePolicy:
     """Everybody together, when the gate is open: a test holds a window while it leaves."""
 
-    name: PolicyName = "whole"
+    name: PolicyName = "per_window"
 
     def __init__(self) -> None:
         self.windows = 0
@@ -184,7 +184,6 @@ class Rig:
                 ),
                 order=group_order(settings.order),
                 grouper="test",
-                lane_count=1,
                 group_bytes_max=settings.group_bytes_max,
                 clock=self.clock,
                 metrics=self.metrics,

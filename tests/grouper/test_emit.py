@@ -21,8 +21,6 @@ HEADER = Header(
     embedding_model="e3f4",
     grouper="host-1",
     window_id=42,
-    lane=3,
-    lane_count=8,
 )
 LARGE = 1_000_000
 
@@ -72,8 +70,8 @@ def test_a_group_carries_its_queries_their_clusters_and_what_comes_next() -> Non
                 embedding_model="e3f4",
                 grouper="host-1",
                 window_id=42,
-                lane=3,
-                lane_count=8,
+                lane=0,
+                lane_count=1,
                 sequence=10,
                 groups_in_window_for_lane=2,
                 queries=(a, c),
@@ -89,8 +87,8 @@ def test_a_group_carries_its_queries_their_clusters_and_what_comes_next() -> Non
                 embedding_model="e3f4",
                 grouper="host-1",
                 window_id=42,
-                lane=3,
-                lane_count=8,
+                lane=0,
+                lane_count=1,
                 sequence=11,
                 groups_in_window_for_lane=2,
                 queries=(b,),
@@ -262,8 +260,6 @@ def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
         embedding_model="é" * 20,
         grouper="g",
         window_id=2**63,
-        lane=2**31,
-        lane_count=2**32,
     )
     records = plan_records(
         groups,

@@ -146,7 +146,7 @@ def test_a_model_that_is_broken_altogether_stops_the_service_and_refuses_nothing
 
 def test_a_defect_while_planning_stops_the_service_and_says_so(tmp_path: Path) -> None:
     class Faulty:
-        name: PolicyName = "none"
+        name: PolicyName = "per_query"
 
         def group(self, similarity: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
             raise ZeroDivisionError("a defect")

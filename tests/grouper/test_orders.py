@@ -103,7 +103,7 @@ def dumb(
 
 
 def test_each_order_goes_by_its_name() -> None:
-    assert ORDER_NAMES == ("overlap", "arrival")
+    assert ORDER_NAMES == ("arrival", "nearest_chain")
     assert [group_order(name).name for name in ORDER_NAMES] == list(ORDER_NAMES)
 
 
@@ -120,35 +120,35 @@ def test_arrival_leaves_groups_as_policies_give_them() -> None:
 
 def test_overlap_puts_next_who_is_like_those_just_before() -> None:
     clusters = [(1, 2), (7, 8), (2, 3), (8, 9), (3, 4)]
-    assert ordered("overlap", clusters) == ((0, 2, 4, 1, 3),)
+    assert ordered("nearest_chain", clusters) == ((0, 2, 4, 1, 3),)
 
 
 def test_overlap_looks_back_over_more_than_the_last_query() -> None:
     # The last shares nothing with the second, but something with the first; the third shares
     # nothing with anybody.
     clusters = [(1, 2, 3, 4), (1, 2, 3), (9,), (4,)]
-    assert ordered("overlap", clusters) == ((0, 1, 3, 2),)
+    assert ordered("nearest_chain", clusters) == ((0, 1, 3, 2),)
 
 
 def test_overlap_goes_on_from_where_the_last_window_ended() -> None:
     clusters = [(1, 2), (7, 8)]
-    assert ordered("overlap", clusters) == ((0, 1),)
-    assert ordered("overlap", clusters, before=[(1, 2), (8, 9)]) == ((0, 1),), (
+    assert ordered("nearest_chain", clusters) == ((0, 1),)
+    assert ordered("nearest_chain", clusters, before=[(1, 2), (8, 9)]) == ((0, 1),), (
         "the likeness of equals outweighs"
     )
-    assert ordered("overlap", clusters, before=[(2, 3), (8, 9)]) == ((1, 0),), (
+    assert ordered("nearest_chain", clusters, before=[(2, 3), (8, 9)]) == ((1, 0),), (
         "of two that are alike, the later counts"
     )
 
 
 def test_overlap_lets_a_group_leave_whole_before_the_next() -> None:
     clusters = [(1, 2), (1, 2), (8, 9), (2, 3)]
-    assert ordered("overlap", clusters, ((0, 2), (1, 3))) == ((0, 2), (1, 3))
-    assert ordered("overlap", clusters, ((0, 1), (2,), (3,))) == ((0, 1), (3,), (2,))
+    assert ordered("nearest_chain", clusters, ((0, 2), (1, 3))) == ((0, 2), (1, 3))
+    assert ordered("nearest_chain", clusters, ((0, 1), (2,), (3,))) == ((0, 1), (3,), (2,))
 
 
 def test_ties_go_by_arrival() -> None:
-    assert ordered("overlap", [(1,), (2,), (3,)], ((0,), (1,), (2,))) == ((0,), (1,), (2,))
+    assert ordered("nearest_chain", [(1,), (2,), (3,)], ((0,), (1,), (2,))) == ((0,), (1,), (2,))
 
 
 @pytest.mark.parametrize("name", ORDER_NAMES)
@@ -160,11 +160,11 @@ def test_when_all_have_deadlines_they_leave_as_they_came(name: OrderName) -> Non
 
 def test_a_query_with_a_deadline_may_overtake_but_is_not_overtaken() -> None:
     clusters = [(1, 2), (7, 8), (2, 3), (3, 4), (8, 9)]
-    assert ordered("overlap", clusters) == ((0, 2, 3, 1, 4),)
-    assert ordered("overlap", clusters, deadlines=[1]) == ((0, 1, 4, 2, 3),), (
+    assert ordered("nearest_chain", clusters) == ((0, 2, 3, 1, 4),)
+    assert ordered("nearest_chain", clusters, deadlines=[1]) == ((0, 1, 4, 2, 3),), (
         "who came later waits for it"
     )
-    assert ordered("overlap", clusters, deadlines=[3]) == ((0, 2, 3, 1, 4),), (
+    assert ordered("nearest_chain", clusters, deadlines=[3]) == ((0, 2, 3, 1, 4),), (
         "it may leave before who came earlier"
     )
 

@@ -58,7 +58,7 @@ def algorithm_1(clusters: Clusters, theta: float) -> Groups:
 
 
 def test_the_registry_gives_each_policy_under_its_name() -> None:
-    assert POLICY_NAMES == ("whole", "greedy", "agglomerative", "none")
+    assert POLICY_NAMES == ("per_window", "greedy", "agglomerative", "per_query")
     assert [
         grouping_policy(name, jaccard_similarity_min=0.5).name for name in POLICY_NAMES
     ] == list(POLICY_NAMES)
@@ -99,11 +99,11 @@ def test_the_same_window_gives_the_same_groups(
 
 
 def test_whole_lets_strangers_travel_together() -> None:
-    assert group("whole", [(1,), (2,), (3,)], theta=1.0) == ((0, 1, 2),)
+    assert group("per_window", [(1,), (2,), (3,)], theta=1.0) == ((0, 1, 2),)
 
 
 def test_none_lets_identical_queries_travel_alone() -> None:
-    assert group("none", [(1,), (1,), (1,)], theta=0.0) == ((0,), (1,), (2,))
+    assert group("per_query", [(1,), (1,), (1,)], theta=0.0) == ((0,), (1,), (2,))
 
 
 def test_greedy_joins_the_first_group_that_fits_not_the_best() -> None:

@@ -72,7 +72,7 @@ def test_a_vector_travels_normalised_and_no_longer_in_the_query(tmp_path: Path) 
 
 
 def test_each_query_probes_as_many_clusters_as_it_asked_for(tmp_path: Path) -> None:
-    with running(tmp_path, settings=GrouperSettings(policy="none")) as rig:
+    with running(tmp_path, settings=GrouperSettings(policy="per_query")) as rig:
         rig.offer("ada")
         rig.offer("ada", nprobe=5)
         rig.offer("ada", nprobe=1)
@@ -84,7 +84,7 @@ def test_each_query_probes_as_many_clusters_as_it_asked_for(tmp_path: Path) -> N
         assert clusters[1][:1] == clusters[2] == (0,)
 
 
-@pytest.mark.parametrize("policy", ["whole", "none", "greedy", "agglomerative"])
+@pytest.mark.parametrize("policy", ["per_window", "per_query", "greedy", "agglomerative"])
 def test_queries_of_a_window_are_grouped_by_what_they_probe(
     tmp_path: Path, policy: PolicyName
 ) -> None:
@@ -95,7 +95,7 @@ def test_queries_of_a_window_are_grouped_by_what_they_probe(
         rig.tick()
         rig.settled(5)
         groups = rig.sink.groups
-        expected = {"whole": [[0, 1, 2, 3, 4]], "none": [[0], [1], [2], [3], [4]]}.get(
+        expected = {"per_window": [[0, 1, 2, 3, 4]], "per_query": [[0], [1], [2], [3], [4]]}.get(
             policy, [[0, 2], [1, 4], [3]]
         )
         assert [

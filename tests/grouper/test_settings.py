@@ -18,7 +18,7 @@ def test_windows_and_theta_are_the_papers_by_default_and_all_fits_together() -> 
     assert settings.check() == []
     assert (settings.window_queries_min, settings.window_queries_max) == (20, 100)
     assert settings.jaccard_similarity_min == 0.5
-    assert (settings.policy, settings.order, settings.horizon_windows) == ("whole", "overlap", 4)
+    assert (settings.policy, settings.order) == ("per_window", "arrival")
     assert (
         settings.intake_queries_max >= (settings.horizon_windows + 3) * settings.window_queries_max
     )
@@ -38,7 +38,6 @@ def test_every_setting_is_documented() -> None:
         ),
         (GrouperSettings(intake_queries_max=199), "set at least 200"),
         (GrouperSettings(group_bytes_max=GROUPS.max_message_bytes), "leaves no room for headers"),
-        (GrouperSettings(lanes=2), "more are not built yet"),
     ],
 )
 def test_relations_that_do_not_hold_are_named(settings: GrouperSettings, says: str) -> None:
@@ -61,7 +60,11 @@ def test_a_stage_is_not_built_from_settings_that_clash() -> None:
     from carpool.telemetry.metrics import Metrics
     from grouper.service import build_stage
 
-    with pytest.raises(ConfigError, match="more are not built yet"):
+    with pytest.raises(ConfigError, match="lower the first"):
         build_stage(
-            GrouperSettings(lanes=4), IndexSettings(), EmbeddingSettings(), Metrics(), SystemClock()
+            GrouperSettings(window_queries_min=101),
+            IndexSettings(),
+            EmbeddingSettings(),
+            Metrics(),
+            SystemClock(),
         )

@@ -87,7 +87,7 @@ class Runner:
         self.grouping_us = 0
         is_grouped = spec.similarity_min is not None
         self._policy = grouping_policy(
-            "greedy" if is_grouped else "none",
+            "greedy" if is_grouped else "per_query",
             jaccard_similarity_min=spec.similarity_min or 0.0,
             linkage="single",
         )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SIMILARITY_MIN = 0.5
 """The paper's theta, section 5.1."""
 
-Grouping = Literal["greedy", "agglomerative", "none"]
+Grouping = Literal["greedy", "agglomerative", "per_query"]
 Prefetch = Literal["none", "after_group", "overlapped"]
 
 
@@ -118,7 +118,7 @@ ENTRIES: tuple[Entry, ...] = (
     _entry(
         "edgerag",
         "EdgeRAG: one query after the other in order of arrival, evicts by read latency x count",
-        grouping="none",
+        grouping="per_query",
         prefetch="none",
     ),
     _entry(

@@ -161,7 +161,7 @@ ENTRIES: tuple[Entry, ...] = (
         "edgerag-listing",
         "as edgerag, as CaGR-RAG's program searches: loads a query's clusters one after the other, "
         "then scores them",
-        "none",
+        "per_query",
         "none",
     ),
     _entry(

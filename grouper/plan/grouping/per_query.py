@@ -13,7 +13,7 @@ class PerQuery:
     still holds. O(n).
     """
 
-    name: Literal["none"] = "none"
+    name: Literal["per_query"] = "per_query"
 
     def group(self, similarity: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
         """Returns one group for each row of `similarity`, (n, n) float64, of which only n is

@@ -19,7 +19,7 @@ class PerWindow:
     of a group. O(n).
     """
 
-    name: Literal["whole"] = "whole"
+    name: Literal["per_window"] = "per_window"
 
     def group(self, similarity: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
         """Returns one group of all rows of `similarity`, (n, n) float64, of which only n is used;

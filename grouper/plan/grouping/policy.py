@@ -16,7 +16,7 @@ Groups = tuple[tuple[int, ...], ...]
 in arrival order.
 """
 
-PolicyName = Literal["whole", "greedy", "agglomerative", "none"]
+PolicyName = Literal["per_window", "greedy", "agglomerative", "per_query"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 LinkageName = Literal["complete", "average", "single"]
@@ -48,7 +48,7 @@ def grouping_policy(
     by those who use it.
     """
     match name:
-        case "whole":
+        case "per_window":
             return PerWindow()
         case "greedy":
             return Greedy(jaccard_similarity_min=jaccard_similarity_min)
@@ -56,5 +56,5 @@ def grouping_policy(
             from grouper.plan.grouping.agglomerative import Agglomerative
 
             return Agglomerative(jaccard_similarity_min=jaccard_similarity_min, linkage=linkage)
-        case "none":
+        case "per_query":
             return PerQuery()

@@ -31,7 +31,7 @@ class NearestChain:
     of its own. O(n²) for n queries.
     """
 
-    name: Literal["overlap"] = "overlap"
+    name: Literal["nearest_chain"] = "nearest_chain"
 
     def order(
         self,

@@ -12,7 +12,7 @@ from grouper.plan.grouping import Groups
 from grouper.plan.order.arrival import ByArrival
 from grouper.plan.order.nearest_chain import NearestChain
 
-OrderName = Literal["overlap", "arrival"]
+OrderName = Literal["arrival", "nearest_chain"]
 ORDER_NAMES: tuple[OrderName, ...] = get_args(OrderName)
 
 
@@ -52,4 +52,4 @@ class GroupOrder(Protocol):
 
 def group_order(name: OrderName) -> GroupOrder:
     """Returns the order of that name."""
-    return NearestChain() if name == "overlap" else ByArrival()
+    return NearestChain() if name == "nearest_chain" else ByArrival()

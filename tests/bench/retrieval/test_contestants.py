@@ -54,7 +54,7 @@ def window(*clusters: tuple[int, ...]) -> SearchGroup:
         # Eq. 3.
         ("greedy", [[0, 1, 2], [3]]),
         ("agglomerative", [[0, 1], [2], [3]]),
-        ("none", [[0], [1], [2], [3]]),
+        ("per_query", [[0], [1], [2], [3]]),
     ],
 )
 def test_a_window_is_cut_into_groups_that_know_the_next_query(

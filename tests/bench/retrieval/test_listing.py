@@ -149,7 +149,7 @@ def test_it_finds_what_faiss_finds_with_half_of_the_index_in_memory(
     assert counters.bytes_read > 2 * bytes_of(asked.index_dir, range(8))  # clusters came and went
 
 
-@pytest.mark.parametrize("grouping", ["none", "greedy"])
+@pytest.mark.parametrize("grouping", ["per_query", "greedy"])
 def test_without_prefetching_it_reads_what_our_reader_reads(
     grouping: Grouping, asked: Dataset, budget_bytes: int
 ) -> None:
@@ -215,7 +215,7 @@ def test_a_query_whose_clusters_do_not_fit_together_is_refused(
     with pytest.raises(
         ConfigError, match=r"the clusters of one query take \d+ bytes.*lower --nprobe"
     ):
-        search(listing("none", prefetch=False), asked, budget_bytes // 2)
+        search(listing("per_query", prefetch=False), asked, budget_bytes // 2)
 
 
 def test_a_cluster_that_cannot_be_read_ends_the_run(asked: Dataset, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_cluster_that_cannot_be_read_ends_the_run(asked: Dataset, tmp_path: Pa
         file.seek(index.extents[5].offset_bytes + 9)
         file.write(bytes([byte ^ 1]))
     with pytest.raises(RetryableError, match="cluster 5 could not be read"):
-        search(listing("none", prefetch=False), replace(asked, index_dir=folder), None)
+        search(listing("per_query", prefetch=False), replace(asked, index_dir=folder), None)
 
 
 # ---- the executor by itself
