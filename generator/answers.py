@@ -10,6 +10,7 @@ import msgspec
 
 import carpool
 from carpool.kafka.records import Output
+from carpool.loop.answers import answer_output
 from generator.llm.protocol import Finished
 from generator.plan.answer_text import Written
 from generator.plan.citations import Citations, Cited, cite
@@ -29,6 +30,7 @@ from schemas.answer import (
     unanswered,
 )
 from schemas.codec import encode
+from schemas.record import Headers
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 
@@ -166,11 +168,9 @@ def timings_ms(retrieval: Retrieval, timings: Timings) -> dict[str, float]:
     return {stage: time_us / 1_000 for stage, time_us in {**retrieval.timings_us, **ours}.items()}
 
 
-def answer_output(answer: Answer, retrieval: Retrieval, now_us: int) -> Output:
-    """Returns the record of `answer`. One that its topic would not take is replaced by a `failed`
-    answer that says so.
-    """
-    output = _output(answer, retrieval, now_us)
+def bounded_answer_output(answer: Answer, headers: Headers, now_us: int) -> Output:
+    """Returns the record of `answer`, or of a `failed` answer if its topic would refuse it."""
+    output = answer_output(answer, stage="generator", now_us=now_us, passed_on=headers)
     size_bytes = len(output.value) + sum(
         len(name) + len(value or b"") for name, value in output.headers
     )
@@ -189,7 +189,7 @@ def answer_output(answer: Answer, retrieval: Retrieval, now_us: int) -> Output:
         source=answer.source,
     )
     # Without the query's headers: they may be what is too large.
-    return _output(too_large, msgspec.structs.replace(retrieval, headers=()), now_us)
+    return answer_output(too_large, stage="generator", now_us=now_us, passed_on=())
 
 
 def partial_output(
@@ -205,18 +205,6 @@ def partial_output(
         passed_on=retrieval.headers,
     )
     return Output(topic=PARTIAL_ANSWERS.name, key=query_id.encode(), value=value, headers=headers)
-
-
-def _output(answer: Answer, retrieval: Retrieval, now_us: int) -> Output:
-    source = retrieval.source
-    value, headers = encode(
-        answer,
-        event_id=f"{source.topic}/{source.partition}/{source.offset}/answer",
-        source=SOURCE,
-        time_us=now_us,
-        passed_on=retrieval.headers,
-    )
-    return Output(topic=ANSWERS.name, key=answer.query_id.encode(), value=value, headers=headers)
 
 
 def _citation(cited: Cited, prepared: Prepared) -> Citation:

@@ -98,9 +98,8 @@ def prepare(
     prompt = fill(template, query.text, passages, limits)
     max_tokens = min(wishes.max_tokens or settings.max_tokens, settings.max_tokens_cap)
     answer_chars_max = max_tokens * ANSWER_CHARS_PER_TOKEN
-    source = retrieval.source
     request = LlmRequest(
-        id=f"{source.topic}/{source.partition}/{source.offset}",
+        id=retrieval.source.place,
         system=prompt.system,
         user=prompt.user,
         max_tokens=max_tokens,

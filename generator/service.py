@@ -22,8 +22,8 @@ from carpool.telemetry.metrics import Metrics
 from generator.answers import (
     Generated,
     Timings,
-    answer_output,
     answered,
+    bounded_answer_output,
     not_answered,
     partial_output,
 )
@@ -221,7 +221,7 @@ class GeneratorStage:
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(
                     answer.timings_ms[stage] / 1_000
                 )
-        output = answer_output(answer, unit.record, now_us)
+        output = bounded_answer_output(answer, unit.record.headers, now_us)
         self._sink.done(
             Done(
                 parts=((unit.id, 0),),
@@ -357,7 +357,7 @@ class GeneratorStage:
             retryable=True,
             attempts=attempts,
         )
-        return (answer_output(answer, work.unit.record, now_us),)
+        return (bounded_answer_output(answer, work.unit.record.headers, now_us),)
 
     def _end(
         self,

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carpool.kafka.records import Output
+from carpool.loop.answers import answer_output
 from carpool.loop.retry import origin_of
 from carpool.loop.stage import Done
 from grouper.admission import Admitted
@@ -22,7 +23,7 @@ from schemas.answer import unanswered
 from schemas.codec import encode
 from schemas.group import GroupedQuery
 from schemas.record import ClusterId, Source
-from schemas.topics import ANSWERS, GROUPS, Topic, in_class_of
+from schemas.topics import GROUPS, Topic, in_class_of
 
 EVENT_SOURCE = "carpool/grouper"
 
@@ -86,7 +87,7 @@ def group_event_id(sources: Sequence[Source]) -> str:
     """Returns the id of a group's event: the same for the same set of input records, in whatever
     order.
     """
-    names = sorted(f"{source.topic}/{source.partition}/{source.offset}" for source in sources)
+    names = sorted(source.place for source in sources)
     return str(uuid.uuid5(uuid.NAMESPACE_URL, "carpool:group:" + ",".join(names)))
 
 
@@ -95,7 +96,6 @@ def expired(query: Admitted, now_us: int) -> Done:
     the same.
     """
     message, record = query.unit.message, query.unit.record
-    source = origin_of(message)
     late_ms = (now_us - (query.deadline_us or 0)) // 1_000
     answer = unanswered(
         query_id=record.query_id,
@@ -105,15 +105,8 @@ def expired(query: Admitted, now_us: int) -> Done:
         message=f"the deadline passed {late_ms} ms before the query was planned; ask again with "
         "more time",
         retryable=True,
-        source=source,
+        source=origin_of(message),
         timings_ms={"total": max(0, now_us - message.received_us) / 1_000},
     )
-    value, headers = encode(
-        answer,
-        event_id=f"{source.topic}/{source.partition}/{source.offset}/answer",
-        source=EVENT_SOURCE,
-        time_us=now_us,
-        passed_on=message.headers,
-    )
-    output = Output(topic=ANSWERS.name, key=record.query_id.encode(), value=value, headers=headers)
+    output = answer_output(answer, stage="grouper", now_us=now_us, passed_on=message.headers)
     return Done(parts=((query.unit.id, 0),), outputs=(output,))

@@ -177,8 +177,7 @@ def _decode_query(
         (name for name in (header_id, event_id, body.get("query_id")) if name is not None), None
     )
     if named is None:
-        place = f"kafka:{source.topic}/{source.partition}/{source.offset}"
-        named = str(uuid.uuid5(uuid.NAMESPACE_URL, place))
+        named = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kafka:{source.place}"))
     # Decoded from bytes, not converted: base64 of vectors and raw JSON of filters are the decoder's
     # business.
     return _decode_json(

@@ -26,14 +26,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Source(Record, frozen=True, kw_only=True):
-    """Where a query was read: names one input record for good, and is what is acknowledged in the
-    end.
-    """
+    """The partition and offset of a record: the name of one input record, which is acknowledged."""
 
     topic: Annotated[str, msgspec.Meta(min_length=1)]
     partition: NonNegative
     offset: NonNegative
     timestamp_ms: int = 0
+
+    @property
+    def place(self) -> str:
+        """The record as ids and messages name it: `topic/partition/offset`."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
 
 
 def header(headers: Iterable[tuple[str, bytes | None]], name: str) -> bytes | None:

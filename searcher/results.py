@@ -14,6 +14,7 @@ from carpool.clock import Clock
 from carpool.disk.documents import Document, DocumentStore
 from carpool.errors import CorruptionError, RetryableError
 from carpool.kafka.records import Output
+from carpool.loop.answers import answer_output
 from carpool.loop.retry import attempt_of, later_attempt
 from carpool.loop.stage import QueryFailure
 from carpool.loop.tracing.operation import Operation
@@ -24,7 +25,7 @@ from schemas.group import Group, GroupedQuery
 from schemas.query import Query
 from schemas.record import ClusterId
 from schemas.retrieval import Hit, Retrieval
-from schemas.topics import ANSWERS, RETRIEVALS, in_class_of
+from schemas.topics import RETRIEVALS, in_class_of
 from searcher.execution.executor import SearchResult
 from searcher.tracing import retrieval
 
@@ -162,7 +163,7 @@ def _retrieval(
 def _retrieval_output(retrieval: Retrieval) -> Output:
     value, headers = encode(
         retrieval,
-        event_id=_event_id(retrieval, "r1") + later_attempt(retrieval.headers),
+        event_id=f"{retrieval.source.place}/r1{later_attempt(retrieval.headers)}",
         source=SOURCE,
         time_us=retrieval.completed_us,
         passed_on=retrieval.headers,
@@ -236,16 +237,4 @@ def _answer_output(
         timings_ms={name: time_us / 1_000 for name, time_us in timings_us.items()},
     )
     answer = msgspec.structs.replace(answer, attempts=attempt_of(grouped.headers))
-    event_id = _event_id(grouped, "answer")
-    value, headers = encode(
-        answer, event_id=event_id, source=SOURCE, time_us=now_us, passed_on=grouped.headers
-    )
-    return Output(
-        topic=ANSWERS.name, key=grouped.query.query_id.encode(), value=value, headers=headers
-    )
-
-
-def _event_id(record: GroupedQuery | Retrieval, what: str) -> str:
-    """An id that names this result of this input record for good, however often it is made."""
-    source = record.source
-    return f"{source.topic}/{source.partition}/{source.offset}/{what}"
+    return answer_output(answer, stage="searcher", now_us=now_us, passed_on=grouped.headers)

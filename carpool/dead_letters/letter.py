@@ -169,4 +169,4 @@ def replay_output(letter: DeadLetter, *, deadline_ms: int | None = None) -> Outp
 
 def place_text(place: Source) -> str:
     """Returns the place of a record as people write it: topic/partition/offset."""
-    return f"{place.topic}/{place.partition}/{place.offset}"
+    return place.place

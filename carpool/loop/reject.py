@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from carpool.dead_letters.letter import Reason, make_letter
 from carpool.kafka.records import Message, Output
+from carpool.loop.answers import answer_output
 from carpool.loop.retry import attempt_of, origin_of
 from schemas.answer import Stage as StageName
 from schemas.answer import unanswered
-from schemas.codec import encode
 from schemas.errors import RecordError
-from schemas.topics import ANSWERS
 
 MESSAGE_CHARS_MAX = 2_000
 
@@ -45,23 +44,12 @@ def reject_outputs(
     )
     if error.query_id is None:
         return (letter,)
-    source = origin_of(message)
     answer = unanswered(
         query_id=error.query_id,
         status="failed",
         stage=stage,
         error_type=error.reason,
         message=str(error)[:MESSAGE_CHARS_MAX],
-        source=source,
+        source=origin_of(message),
     )
-    event_id = f"{source.topic}/{source.partition}/{source.offset}/answer"
-    value, headers = encode(
-        answer,
-        event_id=event_id,
-        source=f"carpool/{stage}",
-        time_us=now_us,
-        passed_on=message.headers,
-    )
-    return letter, Output(
-        topic=ANSWERS.name, key=error.query_id.encode(), value=value, headers=headers
-    )
+    return letter, answer_output(answer, stage=stage, now_us=now_us, passed_on=message.headers)

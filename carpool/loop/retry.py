@@ -223,7 +223,7 @@ def _fits(output: Output) -> bool:
 
 
 def _origin_text(source: Source) -> str:
-    return f"{source.topic}/{source.partition}/{source.offset}/{max(0, source.timestamp_ms)}"
+    return f"{source.place}/{max(0, source.timestamp_ms)}"
 
 
 def _text(headers: Headers, name: str) -> str:

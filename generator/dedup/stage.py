@@ -19,7 +19,7 @@ from carpool.errors import CarpoolError
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.loop.stage import Credit, Done, Sink, Stage, Unit
 from carpool.telemetry.metrics import Metrics
-from generator.answers import Timings, answer_output, not_answered, replayed
+from generator.answers import Timings, bounded_answer_output, not_answered, replayed
 from generator.dedup.follower import Follower
 from generator.dedup.reader import AnswersReader
 from generator.plan.answer_dedup import (
@@ -212,7 +212,9 @@ class DedupStage:
 
     def _answer(self, unit: Unit[Retrieval], answer: Answer) -> None:
         self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
-        self._hand_over(unit, (answer_output(answer, unit.record, self._clock.now_us()),))
+        self._hand_over(
+            unit, (bounded_answer_output(answer, unit.record.headers, self._clock.now_us()),)
+        )
 
     def _hand_over(self, unit: Unit[Retrieval], outputs: tuple[Output, ...]) -> None:
         assert self._sink is not None, "a stage is started before it is offered anything"

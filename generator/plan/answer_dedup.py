@@ -306,6 +306,4 @@ def _key(text: str) -> bytes:
 
 
 def _source_key(query_id: str, source: Source) -> bytes:
-    return _key(
-        f"{source.topic}/{source.partition}/{source.offset}/{source.timestamp_ms}/{query_id}"
-    )
+    return _key(f"{source.place}/{source.timestamp_ms}/{query_id}")

@@ -13,7 +13,7 @@ from carpool.kafka.admin import create_topics
 from carpool.kafka.records import Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.stage import Credit, Done, Sink, Unit
-from generator.answers import answer_output
+from generator.answers import bounded_answer_output
 from generator.dedup.librdkafka import KafkaAnswersReader
 from generator.plan.query_digest import query_digest
 from schemas.answer import Answer, Status
@@ -76,7 +76,7 @@ def made(retrieval: Retrieval, status: Status = "ok", text: str | None = None) -
         query_digest=query_digest(retrieval.query),
         answer=f"made for {retrieval.source.offset}" if text is None else text,
     )
-    return answer_output(answer, retrieval, NOW_US)
+    return bounded_answer_output(answer, retrieval.headers, NOW_US)
 
 
 def make_topics(settings: KafkaSettings) -> None:

@@ -200,4 +200,4 @@ def _trace(seen: Mapping[str, Iterable[str]]) -> str:
 
 
 def _name(source: Source) -> str:
-    return f"{source.topic}/{source.partition}/{source.offset}"
+    return source.place

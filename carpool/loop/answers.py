@@ -1,0 +1,25 @@
+"""The output of a terminal answer, the same whichever service gives it."""
+
+from __future__ import annotations
+
+from carpool.kafka.records import Output
+from schemas.answer import Answer, Stage
+from schemas.codec import encode
+from schemas.record import Headers
+from schemas.topics import ANSWERS
+
+
+def answer_output(answer: Answer, *, stage: Stage, now_us: int, passed_on: Headers) -> Output:
+    """Returns the record of `answer`, whose `source` is set; `passed_on`: headers of the query.
+
+    The event id depends on the input record only, so an answer that is written twice has one id.
+    """
+    assert answer.source is not None, "every answer of a service names its input record"
+    value, headers = encode(
+        answer,
+        event_id=f"{answer.source.place}/answer",
+        source=f"carpool/{stage}",
+        time_us=now_us,
+        passed_on=passed_on,
+    )
+    return Output(topic=ANSWERS.name, key=answer.query_id.encode(), value=value, headers=headers)
