@@ -16,8 +16,10 @@ import structlog
 
 from carpool.clock import Clock, SystemClock
 from carpool.errors import CarpoolError
+from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
 from carpool.kafka.deployment import check_deployment, require_fit
-from carpool.kafka.settings import EMBEDDED_FETCH_WAIT_MS, KafkaSettings
+from carpool.kafka.instance_id import configured_instance_id
+from carpool.kafka.settings import KafkaSettings
 from carpool.loop.delivery.factory import make_consumer, make_delivery
 from carpool.loop.loop import Loop
 from carpool.loop.priority.intake_queues import Intake
@@ -109,7 +111,9 @@ def run_service(
         bootstrap=kafka.bootstrap,
         topics=intake.topics,
         delivery=deployment.delivery,
-        instance_id=kafka.member_instance_id() if deployment.delivery == "exactly_once" else None,
+        instance_id=configured_instance_id(kafka)
+        if deployment.delivery == "exactly_once"
+        else None,
         promise=deployment.promise,
         http_port=server.port if server else None,
     )

@@ -21,10 +21,11 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from carpool.errors import RetryableError
+from carpool.kafka.client_config import client_config
 from carpool.kafka.commit_metadata import decode_metadata
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
-from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.settings import KafkaSettings
 
 PEEK_S = 3.0
 Place = tuple[str, int]

@@ -51,7 +51,7 @@ from indexer.vectors import (
     present_shards,
 )
 from indexer.workspace import BUILD_NAME, Workspace
-from indexer.write import documents_generation
+from indexer.write import documents_build_id
 
 IDS_NAME = "ids"
 
@@ -307,7 +307,7 @@ def _read_once(
         duplicates=duplicates,
     )
     progress.start("reading (bytes)", reader.size_bytes)
-    writer = DocumentWriter(workspace.finished, documents_generation(corpus))
+    writer = DocumentWriter(workspace.finished, documents_build_id(corpus))
     problems: list[LineProblem] = []
     problem_count = position_bytes = 0
     try:
@@ -399,7 +399,7 @@ def _embed(
         progress.start(
             "embedding", row_count, row_count - sum(shard.stop - shard.start for shard in remaining)
         )
-        generation = documents_generation(state.identity.corpus)
-        with DocumentStore(workspace.finished, row_count, generation) as store:
+        build_id = documents_build_id(state.identity.corpus)
+        with DocumentStore(workspace.finished, row_count, build_id) as store:
             embed_shards(workspace.shards, remaining, store, embedder, progress.advance)
     return state, open_shards(workspace.shards, shards, dimension)

@@ -16,9 +16,10 @@ import msgspec
 
 from carpool.clock import Clock
 from carpool.disk.direct import NoDirectReadError, open_direct
+from carpool.disk.extent_table import read_extents
+from carpool.disk.extents import ClusterExtent, segment_name
 from carpool.disk.index import check_sizes
 from carpool.disk.manifest import Manifest, read_manifest, write_manifest
-from carpool.disk.segments import ClusterExtent, read_extents, segment_name
 from carpool.errors import ConfigError, CorruptionError
 from indexer.progress import ProgressReport
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from carpool.disk.extent_table import read_extents
 from carpool.disk.index import check_sizes
 from carpool.disk.manifest import read_manifest
-from carpool.disk.segments import layout_of, read_extents
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ def index_stats(index_dir: Path) -> IndexStats:
     check_sizes(index_dir, manifest)
     extents = read_extents(index_dir, manifest)
     rows = [extent.row_count for extent in extents]
-    layout = layout_of(manifest)
+    layout = manifest.layout()
     mean = manifest.row_count / manifest.nlist
     clusters_bytes = sum(extent.size_bytes for extent in extents)
     files_bytes = {name: entry.size_bytes for name, entry in manifest.files.items()}

@@ -13,19 +13,13 @@ import numpy.typing as npt
 
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
+from carpool.disk.extent_table import EXTENTS_NAME, read_extents
+from carpool.disk.extents import ClusterExtent, segment_name
 from carpool.disk.files import file_crc32
 from carpool.disk.index import index_files
 from carpool.disk.manifest import Manifest, read_manifest
 from carpool.disk.pages import ClusterRows, dense
-from carpool.disk.segments import (
-    EXTENTS_NAME,
-    ClusterExtent,
-    check_header,
-    layout_of,
-    read_cluster,
-    read_extents,
-    segment_name,
-)
+from carpool.disk.segments import check_header, read_cluster
 from carpool.errors import CarpoolError, CorruptionError
 from indexer.progress import ProgressReport
 from indexer.sequential import drop_cached
@@ -134,10 +128,10 @@ def _check_segment(
     """Reads a segment from front to back: its header and every page of every cluster; counts the
     rows in `seen`.
     """
-    path, layout = index_dir / segment_name(segment), layout_of(manifest)
+    path, layout = index_dir / segment_name(segment), manifest.layout()
     problems = []
     try:
-        check_header(path, layout, extents, generation=manifest.generation, segment=segment)
+        check_header(path, layout, extents, build_id=manifest.build_id, segment=segment)
     except CorruptionError as error:
         problems.append(str(error))
     except OSError as error:
@@ -151,7 +145,7 @@ def _check_segment(
                     file.fileno(),
                     extent,
                     layout=layout,
-                    generation=manifest.generation,
+                    build_id=manifest.build_id,
                     path=str(path),
                 )
                 problems += _check_rows(dense(pages), seen)

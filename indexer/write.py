@@ -16,18 +16,13 @@ import numpy.typing as npt
 from carpool.clock import Clock
 from carpool.disk.centroids import centroids_fingerprint, write_centroids
 from carpool.disk.direct import NoDirectReadError
+from carpool.disk.extent_table import write_extents
+from carpool.disk.extents import ClusterExtent, plan_extents, segment_name
 from carpool.disk.files import file_crc32
 from carpool.disk.index import index_files
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
 from carpool.disk.pages import PageLayout, choose_layout
-from carpool.disk.segments import (
-    ClusterExtent,
-    SegmentWriter,
-    generation_of,
-    plan_extents,
-    segment_name,
-    write_extents,
-)
+from carpool.disk.segments import SegmentWriter, build_id_of
 from carpool.errors import ConfigError
 from indexer.clustering import Assignment
 from indexer.plan import BuildIdentity, CorpusIdentity, default_nprobe
@@ -44,13 +39,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What the segments will be: which rows, where, sealed how."""
 
     layout: PageLayout
-    generation: int
+    build_id: int
     extents: tuple[ClusterExtent, ...]
 
 
-def documents_generation(corpus: CorpusIdentity) -> int:
+def documents_build_id(corpus: CorpusIdentity) -> int:
     """Returns what seals the documents of a corpus: the same for the same documents."""
-    return generation_of(msgspec.json.encode(corpus))
+    return build_id_of(msgspec.json.encode(corpus))
 
 
 def plan_segments(
@@ -63,7 +58,7 @@ def plan_segments(
     """
     counts = np.bincount(assignment.clusters, minlength=len(centroids)).tolist()
     layout = choose_layout(dimension, identity.layout.vector_dtype, counts)
-    generation = generation_of(
+    build_id = build_id_of(
         msgspec.json.encode(identity),
         msgspec.json.encode(layout),
         bytes(bytes_of(centroids)),
@@ -71,7 +66,7 @@ def plan_segments(
         assignment.vectors_digest.encode(),
     )
     extents = plan_extents(layout, counts, segment_bytes_max=identity.layout.segment_bytes_max)
-    return Plan(layout=layout, generation=generation, extents=extents)
+    return Plan(layout=layout, build_id=build_id, extents=extents)
 
 
 def write_clusters(
@@ -90,9 +85,7 @@ def write_clusters(
     `memory_bytes`. Memory beside that: 12 bytes a row, and a chunk of vectors. Raises `ConfigError`
     where a cluster does not fit.
     """
-    writer = SegmentWriter(
-        folder, layout=plan.layout, generation=plan.generation, extents=plan.extents
-    )
+    writer = SegmentWriter(folder, layout=plan.layout, build_id=plan.build_id, extents=plan.extents)
     if writer.next_cluster:
         progress.note(
             f"{writer.next_cluster:,} of {len(plan.extents):,} clusters were written before"
@@ -200,8 +193,8 @@ def finish(
         read_latency_us=_profile(folder, plan.extents, profile_read_count, clock, progress),
         files=files,
         page_bytes=plan.layout.page_bytes,
-        generation=plan.generation,
-        documents_generation=documents_generation(identity.corpus),
+        build_id=plan.build_id,
+        documents_build_id=documents_build_id(identity.corpus),
         segment_count=len(segments),
     )
     write_manifest(folder, manifest)

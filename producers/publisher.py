@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import confluent_kafka
 
-from carpool.kafka.settings import KafkaSettings, producer_config
+from carpool.kafka.client_config import producer_config
+from carpool.kafka.settings import KafkaSettings
 from producers.errors import PublishError
 from producers.questioning import QueryRecord
 from producers.settings import ClientSettings

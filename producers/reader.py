@@ -18,8 +18,9 @@ from concurrent.futures import Future
 import confluent_kafka
 
 from carpool.errors import ConfigError
+from carpool.kafka.client_config import client_config
 from carpool.kafka.raw_headers import headers_of
-from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.settings import KafkaSettings
 from producers.publisher import LOGGER
 from producers.settings import ClientSettings
 from schemas.record import Headers

@@ -165,7 +165,7 @@ def _open_memory(
     return ClusterMemory(
         layout=index.layout,
         extents=slices.extents,
-        generation=index.manifest.generation,
+        build_id=index.manifest.build_id,
         paths=[str(path) for path in index.segment_paths],
         arena=arena,
         engine=reads,

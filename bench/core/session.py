@@ -20,11 +20,12 @@ from bench.core.topic_recorder import TopicReader, end_offsets
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.admin import create_topics
+from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import Position
 from carpool.kafka.embedded import EmbeddedBroker
 from carpool.kafka.librdkafka.partition_handover import commit_now
 from carpool.kafka.records import TopicPartition
-from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.settings import KafkaSettings
 from producers.arrivals import bounded, even, poisson
 from producers.load import LoadPlan, LoadProgress, LoadSummary, Sender, Sent, run_load
 from producers.publisher import LOGGER, Publisher

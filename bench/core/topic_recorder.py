@@ -20,7 +20,8 @@ import msgspec
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError, RetryableError
-from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.client_config import client_config
+from carpool.kafka.settings import KafkaSettings
 from producers.publisher import LOGGER
 from schemas.record import Headers
 from schemas.topics import MESSAGE_BYTES_MAX

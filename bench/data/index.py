@@ -16,8 +16,8 @@ from bench.data.evaluation import CORPUS, EvaluationData, Float32, read_passage_
 from bench.data.exact import MemorySearch
 from carpool.clock import SystemClock
 from carpool.disk.centroids import read_centroids
+from carpool.disk.extents import segment_name
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
-from carpool.disk.segments import segment_name
 from carpool.embedding import EmbeddingSettings, fingerprint_of, load_embedder
 from carpool.errors import ConfigError
 from indexer.build import BuildRequest, build_index

@@ -15,10 +15,11 @@ from bench.micro.disk import Read
 from bench.retrieval.contestant import Float32, Int32, Int64
 from bench.retrieval.measure import RATE_QUERIES_MIN
 from carpool.disk.centroids import probe
+from carpool.disk.extents import ClusterExtent
 from carpool.disk.index import open_index
 from carpool.disk.manifest import Manifest
 from carpool.disk.pages import ClusterRows, PageLayout, dense
-from carpool.disk.segments import ClusterExtent, read_cluster
+from carpool.disk.segments import read_cluster
 from carpool.errors import ConfigError
 
 
@@ -71,7 +72,7 @@ class IndexView:
                     files[extent.segment].fileno(),
                     extent,
                     layout=self.layout,
-                    generation=self.manifest.generation,
+                    build_id=self.manifest.build_id,
                     path=str(self.segment_paths[extent.segment]),
                 )
                 yield dense(pages)

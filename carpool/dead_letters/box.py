@@ -20,10 +20,11 @@ from carpool.dead_letters.letter import DeadLetter, place_text, read_letter, rep
 from carpool.dead_letters.log_reader import LogReader
 from carpool.dead_letters.selection import Place, Selection
 from carpool.errors import AbortedError, ConfigError, RecordError, RetryableError
+from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import TransactionalProducerClient
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.records import Output
-from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.settings import KafkaSettings
 from schemas.codec import decode, encode
 from schemas.deadletter import Action, DeadLetterMark
 from schemas.topics import DEAD_LETTER_MARKS, DEAD_LETTER_SUFFIX

@@ -17,9 +17,10 @@ from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.clock import Clock
 from carpool.errors import ConfigError, RetryableError
+from carpool.kafka.client_config import PROTOCOL_OVERHEAD_BYTES, client_config
 from carpool.kafka.raw_headers import headers_of
 from carpool.kafka.records import Message
-from carpool.kafka.settings import PROTOCOL_OVERHEAD_BYTES, KafkaSettings, client_config
+from carpool.kafka.settings import KafkaSettings
 from schemas.record import Source
 from schemas.topics import MESSAGE_BYTES_MAX
 

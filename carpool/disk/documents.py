@@ -3,7 +3,7 @@ nothing kept in memory.
 
 `documents.idx` has 24 bytes a row (offset, size, zero, checksum); `documents.dat` the documents as
 MessagePack arrays, one behind the other. The checksum is XXH3-64 over the document, seeded with the
-generation of the documents, the row number and the rest of the entry: a document of another row or
+build_id of the documents, the row number and the rest of the entry: a document of another row or
 of another corpus never passes.
 """
 
@@ -30,7 +30,7 @@ DOCUMENT_BYTES_MAX = 16 << 20
 
 _ENTRY = struct.Struct("<QIIQ")  # offset_bytes, size_bytes, zero (kept for flags), checksum
 ENTRY_BYTES = _ENTRY.size
-_SEED = struct.Struct("<QQQII")  # generation, row, offset_bytes, size_bytes, zero
+_SEED = struct.Struct("<QQQII")  # build_id, row, offset_bytes, size_bytes, zero
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True):
@@ -47,11 +47,11 @@ _decoder = msgspec.msgpack.Decoder(Document)
 class DocumentWriter:
     """Writes a document store, row after row from 0. Buffered; nothing is durable before `close`.
 
-    `generation`: 64 bits of what the documents depend on (`carpool.disk.segments.generation_of`).
+    `build_id`: 64 bits of what the documents depend on (`carpool.disk.segments.build_id_of`).
     """
 
-    def __init__(self, folder: Path, generation: int) -> None:
-        self._generation = generation
+    def __init__(self, folder: Path, build_id: int) -> None:
+        self._build_id = build_id
         self._documents = (folder / DOCUMENTS_NAME).open("wb")
         self._offsets = (folder / OFFSETS_NAME).open("wb")
         self._encoder = msgspec.msgpack.Encoder()
@@ -70,7 +70,7 @@ class DocumentWriter:
             )
         row = self.row_count
         self._documents.write(content)
-        checksum = _checksum(self._generation, row, self._end_bytes, content)
+        checksum = _checksum(self._build_id, row, self._end_bytes, content)
         self._offsets.write(_ENTRY.pack(self._end_bytes, len(content), 0, checksum))
         self._end_bytes += len(content)
         self.row_count += 1
@@ -94,9 +94,9 @@ class DocumentStore:
     document.
     """
 
-    def __init__(self, folder: Path, row_count: int, generation: int) -> None:
+    def __init__(self, folder: Path, row_count: int, build_id: int) -> None:
         self.row_count = row_count
-        self._generation = generation
+        self._build_id = build_id
         self.path = str(folder / DOCUMENTS_NAME)
         self.offsets_path = str(folder / OFFSETS_NAME)
         self._documents: int = os.open(self.path, os.O_RDONLY)
@@ -131,7 +131,7 @@ class DocumentStore:
             raise CorruptionError(
                 f"{path} does not have {manifest.row_count} rows; rebuild the index", path=str(path)
             )
-        store = cls(index_dir, manifest.row_count, manifest.documents_generation)
+        store = cls(index_dir, manifest.row_count, manifest.documents_build_id)
         try:
             store.get((0,))
         except BaseException:
@@ -153,7 +153,7 @@ class DocumentStore:
         if zero or size_bytes > DOCUMENT_BYTES_MAX or offset_bytes + size_bytes > self._size_bytes:
             raise self._damaged(self.offsets_path, row * _ENTRY.size, row)
         content = read_exactly(self._documents, size_bytes, offset_bytes, self.path)
-        if _checksum(self._generation, row, offset_bytes, content) != checksum:
+        if _checksum(self._build_id, row, offset_bytes, content) != checksum:
             raise self._damaged(self.path, offset_bytes, row)
         return _decoder.decode(content)
 
@@ -186,6 +186,6 @@ class DocumentStore:
         self.close()
 
 
-def _checksum(generation: int, row: int, offset_bytes: int, content: bytes) -> int:
-    seed = xxhash.xxh3_64_intdigest(_SEED.pack(generation, row, offset_bytes, len(content), 0))
+def _checksum(build_id: int, row: int, offset_bytes: int, content: bytes) -> int:
+    seed = xxhash.xxh3_64_intdigest(_SEED.pack(build_id, row, offset_bytes, len(content), 0))
     return xxhash.xxh3_64_intdigest(content, seed)

@@ -12,16 +12,11 @@ import numpy.typing as npt
 
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
+from carpool.disk.extent_table import EXTENTS_NAME, read_extents
+from carpool.disk.extents import ClusterExtent, segment_name
 from carpool.disk.manifest import Manifest, read_manifest
 from carpool.disk.pages import PageLayout
-from carpool.disk.segments import (
-    EXTENTS_NAME,
-    ClusterExtent,
-    check_header,
-    layout_of,
-    read_extents,
-    segment_name,
-)
+from carpool.disk.segments import check_header
 from carpool.errors import CorruptionError
 
 
@@ -60,7 +55,7 @@ def open_index(index_dir: Path) -> OpenIndex:
     is no index of this format, `CorruptionError` where something is missing, cut short or damaged.
     """
     manifest = read_manifest(index_dir)
-    layout = layout_of(manifest)
+    layout = manifest.layout()
     check_sizes(index_dir, manifest)
     centroids = read_centroids(index_dir, manifest)
     if centroids_fingerprint(centroids) != manifest.centroids_fingerprint:
@@ -73,7 +68,7 @@ def open_index(index_dir: Path) -> OpenIndex:
         index_dir / segment_name(segment) for segment in range(manifest.segment_count)
     )
     for segment, segment_path in enumerate(segment_paths):
-        check_header(segment_path, layout, extents, generation=manifest.generation, segment=segment)
+        check_header(segment_path, layout, extents, build_id=manifest.build_id, segment=segment)
     return OpenIndex(
         dir=index_dir,
         manifest=manifest,

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from carpool.disk.files import write_atomically
+from carpool.disk.pages import PageLayout
 from carpool.errors import ConfigError, CorruptionError
 
 MANIFEST_NAME = "manifest.json"
@@ -42,7 +43,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     `read_latency_us` has one entry for each cluster (a cold read of it on the machine of the
     build), or none where it was not profiled. `files` names everything but the manifest itself.
-    `generation` seals the segments, `documents_generation` the documents. `requires` names what a
+    `build_id` seals the segments, `documents_build_id` the documents. `requires` names what a
     reader must understand beyond the format: one that does not refuses the index. Fields that it
     does not know, it ignores.
     """
@@ -57,8 +58,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     vector_dtype: Literal["float32", "float16"]
     page_bytes: Positive
     segment_count: Positive
-    generation: NonNegative
-    documents_generation: NonNegative
+    build_id: NonNegative = msgspec.field(name="generation")
+    documents_build_id: NonNegative = msgspec.field(name="documents_generation")
     embedding_model: str
     embedding_model_name: str
     centroids_fingerprint: str
@@ -76,13 +77,26 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             found.append(
                 f"read_latency_us has {len(self.read_latency_us)} entries for {self.nlist} clusters"
             )
-        if max(self.generation, self.documents_generation) >= 1 << 64:
-            found.append("a generation has more than 64 bits")
+        if max(self.build_id, self.documents_build_id) >= 1 << 64:
+            found.append("a build_id has more than 64 bits")
         if self.codec not in CODECS:
             found.append(f"its codec is {self.codec!r}; this build reads {', '.join(CODECS)}")
         if unknown := [name for name in self.requires if name not in FEATURES]:
             found.append(f"it requires {', '.join(unknown)}, which this build does not know")
         return found
+
+    def layout(self) -> PageLayout:
+        """Returns how rows are arranged in pages. Raises `ConfigError` for an impossible layout."""
+        try:
+            return PageLayout(
+                dimension=self.dimension,
+                vector_dtype=self.vector_dtype,
+                page_bytes=self.page_bytes,
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"the manifest is of no index that can be: {error}; rebuild the index"
+            ) from error
 
     def file(self, name: str) -> FileEntry:
         """Returns the entry of a file that every index has. Raises `ConfigError` when it is not

@@ -6,7 +6,7 @@ Layout of a page of `page_bytes` (a multiple of 4 KiB), numbers little-endian:
     rows_per_page vectors (dimension float32 or float16 each) | zeros up to a multiple of 8 |
     rows_per_page row numbers (uint64) | zeros | checksum (uint64)
 
-The checksum is XXH3-64 over everything before it, seeded with generation, segment, cluster and the
+The checksum is XXH3-64 over everything before it, seeded with build_id, segment, cluster and the
 number of the page in its cluster: a page of another place, another segment or another build never
 passes. Only the last page of a cluster may hold fewer rows than fit; what is unused is zero. An
 empty cluster has one page of zeros, sealed.
@@ -43,7 +43,7 @@ VectorDtype = Literal["float32", "float16"]
 UInt8 = npt.NDArray[np.uint8]
 
 _CHECKSUM_BYTES = 8
-_SEED = struct.Struct("<QII")  # generation, segment, cluster
+_SEED = struct.Struct("<QII")  # build_id, segment, cluster
 _MASK = (1 << 64) - 1
 
 
@@ -175,11 +175,11 @@ def choose_layout(
     )
 
 
-def page_seed(*, generation: int, segment: int, cluster: int) -> int:
-    """Returns the seed of a cluster's first page; page p has this plus p. `generation`: of the
+def page_seed(*, build_id: int, segment: int, cluster: int) -> int:
+    """Returns the seed of a cluster's first page; page p has this plus p. `build_id`: of the
     build, 64 bits.
     """
-    return xxhash.xxh3_64_intdigest(_SEED.pack(generation, segment, cluster))
+    return xxhash.xxh3_64_intdigest(_SEED.pack(build_id, segment, cluster))
 
 
 def encode_pages(

@@ -16,21 +16,18 @@ from hashlib import sha256
 from io import BufferedWriter
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from carpool.disk.extents import HEADER_BYTES, ClusterExtent, segment_name, segment_size_bytes
 from carpool.disk.files import (
     file_crc32,
     fsync_folder,
-    read_checked,
     read_exactly,
-    write_atomically,
 )
-from carpool.disk.manifest import FileEntry, Manifest
+from carpool.disk.manifest import FileEntry
 from carpool.disk.pages import (
-    ROW_BITS,
     ClusterPages,
     PageLayout,
     UInt8,
@@ -38,100 +35,26 @@ from carpool.disk.pages import (
     first_damaged_page,
     page_seed,
 )
-from carpool.errors import ConfigError, CorruptionError
-
-EXTENTS_NAME = "clusters.ext"
-HEADER_BYTES = 4096
-SEGMENT_BYTES_MAX = 1 << 30
-"""Default size of a segment; only a single cluster that is larger makes a larger one."""
+from carpool.errors import CorruptionError
 
 _MAGIC = b"CARPOOL\0"
 _HEADER = struct.Struct("<8sIIQIIIII")
-# magic, format, segment, generation, dimension, bytes a number, page_bytes, first cluster, cluster
+# magic, format, segment, build_id, dimension, bytes a number, page_bytes, first cluster, cluster
 # count
 _HEADER_FORMAT = 1
-_EXTENT = struct.Struct("<IIQII")  # cluster, segment, offset_bytes, row_count, page_count
 
 
-class ClusterExtent(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a cluster lies: read `size_bytes` (`page_count` pages) at `offset_bytes` of `segment`,
-    multiples of 4096.
-
-    `first_page`: pages of the cluster before these; 0 but for an extent that is a part of a
-    cluster.
-    """
-
-    cluster: int
-    segment: int
-    offset_bytes: int
-    size_bytes: int
-    page_count: int
-    row_count: int
-    first_page: int = 0
-
-
-def segment_name(segment: int) -> str:
-    """Returns the file name of a segment, such as "clusters-000000.seg"."""
-    return f"clusters-{segment:06d}.seg"
-
-
-def generation_of(*parts: bytes) -> int:
+def build_id_of(*parts: bytes) -> int:
     """Returns 64 bits that stand for everything a build's bytes depend on: give it all of that, in
     `parts`.
 
-    Two builds may share a generation only if their files are the same bytes: it seeds every seal,
+    Two builds may share a build_id only if their files are the same bytes: it seeds every seal,
     and is all that tells an older file from today's.
     """
     digest = sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return int.from_bytes(digest.digest()[:8], "little")
-
-
-def layout_of(manifest: Manifest) -> PageLayout:
-    """Returns how rows lie in the pages of an index. Raises `ConfigError` for pages that cannot
-    be.
-    """
-    try:
-        return PageLayout(
-            dimension=manifest.dimension,
-            vector_dtype=manifest.vector_dtype,
-            page_bytes=manifest.page_bytes,
-        )
-    except ValueError as error:
-        raise ConfigError(
-            f"the manifest is of no index that can be: {error}; rebuild the index"
-        ) from error
-
-
-def plan_extents(
-    layout: PageLayout, row_counts: Sequence[int], *, segment_bytes_max: int = SEGMENT_BYTES_MAX
-) -> tuple[ClusterExtent, ...]:
-    """Returns where each cluster will lie, in the order of clusters: `row_counts[c]` rows for
-    cluster c. Pure.
-
-    A segment is closed when the next cluster would make it larger than `segment_bytes_max`; one
-    that is larger by itself has a segment of its own.
-    """
-    extents = []
-    segment, end_bytes = 0, HEADER_BYTES
-    for cluster, row_count in enumerate(row_counts):
-        page_count = layout.page_count(row_count)
-        size_bytes = page_count * layout.page_bytes
-        if end_bytes > HEADER_BYTES and end_bytes + size_bytes > segment_bytes_max:
-            segment, end_bytes = segment + 1, HEADER_BYTES
-        extents.append(
-            ClusterExtent(
-                cluster=cluster,
-                segment=segment,
-                offset_bytes=end_bytes,
-                size_bytes=size_bytes,
-                page_count=page_count,
-                row_count=row_count,
-            )
-        )
-        end_bytes += size_bytes
-    return tuple(extents)
 
 
 class SegmentWriter:
@@ -143,7 +66,7 @@ class SegmentWriter:
     """
 
     def __init__(
-        self, folder: Path, *, layout: PageLayout, generation: int, extents: Sequence[ClusterExtent]
+        self, folder: Path, *, layout: PageLayout, build_id: int, extents: Sequence[ClusterExtent]
     ) -> None:
         """Looks for segments that an earlier life finished; those of another build are written
         anew.
@@ -152,7 +75,7 @@ class SegmentWriter:
         """
         self._folder = folder
         self._layout = layout
-        self._generation = generation
+        self._build_id = build_id
         self._extents = tuple(extents)
         self._file: BufferedWriter | None = None
         self._crc32 = 0
@@ -184,7 +107,7 @@ class SegmentWriter:
             raise ValueError(
                 f"cluster {cluster} with {len(vectors)} rows is not what was planned next: {extent}"
             )
-        seed = page_seed(generation=self._generation, segment=extent.segment, cluster=cluster)
+        seed = page_seed(build_id=self._build_id, segment=extent.segment, cluster=cluster)
         pages = encode_pages(self._layout, vectors, rows, seed=seed)
         if self._file is None:
             self._begin(extent.segment)
@@ -233,9 +156,7 @@ class SegmentWriter:
         )
 
     def _header(self, segment: int) -> bytes:
-        return encode_header(
-            self._layout, self._extents, generation=self._generation, segment=segment
-        )
+        return encode_header(self._layout, self._extents, build_id=self._build_id, segment=segment)
 
     def _begin(self, segment: int) -> None:
         self._file = (self._folder / (segment_name(segment) + ".tmp")).open("wb")
@@ -259,13 +180,8 @@ class SegmentWriter:
         self._crc32_of[segment] = self._crc32
 
 
-def segment_size_bytes(extents: Sequence[ClusterExtent], segment: int) -> int:
-    """Returns the size of a segment's file, header included."""
-    return HEADER_BYTES + sum(extent.size_bytes for extent in extents if extent.segment == segment)
-
-
 def encode_header(
-    layout: PageLayout, extents: Sequence[ClusterExtent], *, generation: int, segment: int
+    layout: PageLayout, extents: Sequence[ClusterExtent], *, build_id: int, segment: int
 ) -> bytes:
     """Returns the first `HEADER_BYTES` of a segment: what it is, zeros, and a checksum over all of
     that.
@@ -275,7 +191,7 @@ def encode_header(
         _MAGIC,
         _HEADER_FORMAT,
         segment,
-        generation,
+        build_id,
         layout.dimension,
         layout.row_bytes // layout.dimension,
         layout.page_bytes,
@@ -290,7 +206,7 @@ def check_header(
     layout: PageLayout,
     extents: Sequence[ClusterExtent],
     *,
-    generation: int,
+    build_id: int,
     segment: int,
 ) -> None:
     """Raises `CorruptionError` unless the file at `path` begins as this segment of this build does.
@@ -301,7 +217,7 @@ def check_header(
         found = read_exactly(descriptor, HEADER_BYTES, 0, str(path))
     finally:
         os.close(descriptor)
-    if found == encode_header(layout, extents, generation=generation, segment=segment):
+    if found == encode_header(layout, extents, build_id=build_id, segment=segment):
         return
     sealed = found[:8] == _MAGIC and xxhash.xxh3_64_digest(found[:-8])[::-1] == found[-8:]
     why = (
@@ -314,7 +230,7 @@ def check_header(
 
 
 def read_cluster(
-    descriptor: int, extent: ClusterExtent, *, layout: PageLayout, generation: int, path: str
+    descriptor: int, extent: ClusterExtent, *, layout: PageLayout, build_id: int, path: str
 ) -> ClusterPages:
     """Returns a verified cluster in one piece of memory of its own, read through the page cache.
     For tools; blocks.
@@ -325,19 +241,19 @@ def read_cluster(
     pages: UInt8 = np.frombuffer(content, dtype=np.uint8).reshape(
         extent.page_count, layout.page_bytes
     )
-    verify_pages(pages, extent, generation=generation, path=path)
+    verify_pages(pages, extent, build_id=build_id, path=path)
     return ClusterPages(extent.cluster, layout, extent.row_count, (pages,))
 
 
 def verify_pages(
-    pages: UInt8, extent: ClusterExtent, *, generation: int, path: str, first_page: int = 0
+    pages: UInt8, extent: ClusterExtent, *, build_id: int, path: str, first_page: int = 0
 ) -> None:
     """Raises `CorruptionError` naming file, cluster, page and byte unless every page is as it was
     written for `extent`.
 
     `pages`: (n, page_bytes) uint8, contiguous, the pages of the extent from `first_page` on.
     """
-    seed = page_seed(generation=generation, segment=extent.segment, cluster=extent.cluster)
+    seed = page_seed(build_id=build_id, segment=extent.segment, cluster=extent.cluster)
     damaged = first_damaged_page(pages, seed=seed, first_page=extent.first_page + first_page)
     if damaged is None:
         return
@@ -349,84 +265,6 @@ def verify_pages(
         path=path,
         offset_bytes=offset_bytes,
     )
-
-
-def write_extents(index_dir: Path, extents: Sequence[ClusterExtent]) -> None:
-    """Writes the table of extents, in the order of the clusters. Atomic, durable."""
-    packed = (
-        _EXTENT.pack(e.cluster, e.segment, e.offset_bytes, e.row_count, e.page_count)
-        for e in extents
-    )
-    write_atomically(index_dir / EXTENTS_NAME, b"".join(packed))
-
-
-def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ...]:
-    """Returns the extent of each cluster, indexed by cluster. Raises `CorruptionError` where the
-    table is damaged or wrong.
-    """
-    layout = layout_of(manifest)
-    entry = manifest.file(EXTENTS_NAME)
-    path = index_dir / EXTENTS_NAME
-    content = read_checked(path, size_bytes=entry.size_bytes, crc32=entry.crc32)
-    if len(content) != manifest.nlist * _EXTENT.size:
-        raise _wrong(
-            path, len(content), f"it has {len(content)} bytes for {manifest.nlist} clusters"
-        )
-    extents = []
-    segment, end_bytes, row_count = 0, HEADER_BYTES, 0
-    for number, (cluster, of_segment, offset, rows, page_count) in enumerate(
-        _EXTENT.iter_unpack(content)
-    ):
-        if of_segment == segment + 1 and number:
-            _check_segment(path, manifest, segment, end_bytes)
-            segment, end_bytes = of_segment, HEADER_BYTES
-        # Clusters lie one behind the other without gaps: anything else was not written by us.
-        if (cluster, of_segment, offset, page_count) != (
-            number,
-            segment,
-            end_bytes,
-            layout.page_count(rows),
-        ):
-            raise _wrong(
-                path,
-                number * _EXTENT.size,
-                f"the entry of cluster {number} does not fit the ones before it",
-            )
-        size_bytes = page_count * layout.page_bytes
-        extents.append(
-            ClusterExtent(
-                cluster=cluster,
-                segment=segment,
-                offset_bytes=offset,
-                size_bytes=size_bytes,
-                page_count=page_count,
-                row_count=rows,
-            )
-        )
-        end_bytes += size_bytes
-        row_count += rows
-    _check_segment(path, manifest, segment, end_bytes)
-    if (row_count, segment + 1) != (
-        manifest.row_count,
-        manifest.segment_count,
-    ) or row_count > 1 << ROW_BITS:
-        raise _wrong(
-            path,
-            0,
-            f"its clusters hold {row_count} rows in {segment + 1} segments, which is not what the "
-            "manifest says",
-        )
-    return tuple(extents)
-
-
-def _check_segment(path: Path, manifest: Manifest, segment: int, size_bytes: int) -> None:
-    listed_bytes = manifest.file(segment_name(segment)).size_bytes
-    if listed_bytes != size_bytes:
-        why = (
-            f"it fills {segment_name(segment)} to {size_bytes} bytes, and the manifest lists "
-            f"{listed_bytes}"
-        )
-        raise _wrong(path, 0, why)
 
 
 def _wrong(path: Path, offset_bytes: int, why: str) -> CorruptionError:

@@ -8,8 +8,9 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from carpool.errors import ConfigError, RetryableError
+from carpool.kafka.client_config import client_config
 from carpool.kafka.librdkafka.admin_replies import reply
-from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.settings import KafkaSettings
 from schemas.topics import TOPICS, Topic
 
 

@@ -11,6 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
+METADATA_BYTES_MAX = 4_095
+"""The most commit metadata that brokers take by default (`offset.metadata.max.bytes`: 4096)."""
+UNNAMED_BYTES_MAX = METADATA_BYTES_MAX - 65
+"""The most without an instance id: the id of any later owner (64 bytes and a separator) fits."""
+
 METADATA_VERSION = "1;"
 WITH_INSTANCE_ID = re.compile(r"2;([A-Za-z0-9._-]{1,64});")
 RUN_MAX = 1_000_000

@@ -22,11 +22,12 @@ from carpool.kafka.checks import (
     Wish,
     judge,
 )
+from carpool.kafka.client_config import client_config
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import broker_config, settings_of
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.records import TopicPartition
-from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.settings import KafkaSettings
 from schemas.topics import Topic
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from carpool.kafka.clients import Position
-from carpool.kafka.commit_metadata import instance_id_of, with_instance_id
+from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, instance_id_of, with_instance_id
 from carpool.kafka.records import TopicPartition
-from carpool.kafka.settings import METADATA_BYTES_MAX
 
 TAKEOVER_WAIT_S = 0.1
 """How long a transaction may hold the offsets of a partition that is ours now before anybody asks

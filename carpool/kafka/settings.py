@@ -4,42 +4,15 @@ commits.
 
 from __future__ import annotations
 
-import re
-import socket
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
 from carpool.settings import Secret, Settings
-from schemas.topics import MESSAGE_BYTES_MAX
-
-PROTOCOL_OVERHEAD_BYTES = 64 * 1024
-EMBEDDED_FETCH_WAIT_MS = 10
-METADATA_BYTES_MAX = 4_095
-"""What brokers take as commit metadata (`offset.metadata.max.bytes` is 4096, and 4,096 bytes are
-refused).
-"""
-UNNAMED_BYTES_MAX = METADATA_BYTES_MAX - 65
-"""Of that, what is committed without an instance id: any later owner's id (64 bytes) still fits.
-"""
-
-FETCH_PARTITION_BYTES = 256 * 1024
-"""What a broker hands out of a partition at once; a larger record comes alone. Whoever is paused
-fetches it again.
-"""
-FETCHED_AHEAD_RECORDS = 250
-FETCH_BACKOFF_MS = 5
-"""librdkafka counts the records of all partitions together: where those of one class fill its
-queue, it asks for none of the other for this long, by default for a second.
-"""
 
 OFFSETS_INTERVAL_MS_MIN = 100
-"""Offsets alone (at least once) are committed no oftener: nobody waits for them."""
-METADATA_REFRESH_MS = 30_000
-"""How old what writers and members know of topics may get, by default five minutes: what a broker
-said while it came up may lack a partition, and is believed until then.
-"""
+"""Under at-least-once, offsets are committed at this interval or a longer one."""
 
 
 class KafkaSettings(Settings, frozen=True, kw_only=True):
@@ -256,73 +229,6 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
         """Returns the pause between two commits of offsets alone."""
         return max(self.commit_interval_ms, OFFSETS_INTERVAL_MS_MIN)
 
-    def member_instance_id(self) -> str:
-        """Returns `instance_id`, or the host's name in the characters that an id may have."""
-        host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
-        return self.instance_id or host or "member"
-
     def group_of(self, service: str) -> str:
         """Returns the consumer group of a service."""
         return f"{self.group_prefix}-{service}"
-
-
-def client_config(settings: KafkaSettings) -> dict[str, Any]:
-    """Returns what every librdkafka client needs: brokers and security. Holds the password: never
-    log it.
-    """
-    config: dict[str, Any] = {
-        "bootstrap.servers": settings.bootstrap,
-        "security.protocol": settings.security_protocol,
-        "socket.keepalive.enable": True,
-        "reconnect.backoff.max.ms": 1_000,
-        "allow.auto.create.topics": False,
-    }
-    optional = {
-        "sasl.mechanism": settings.sasl_mechanism,
-        "sasl.username": settings.sasl_username,
-        "sasl.password": settings.sasl_password.value,
-        "ssl.ca.location": settings.ssl_ca_location,
-    }
-    config.update({name: value for name, value in optional.items() if value})
-    return config
-
-
-def producer_config(settings: KafkaSettings) -> dict[str, Any]:
-    """Returns the configuration of a Kafka producer whose records must arrive: idempotent, never
-    timing out by itself.
-    """
-    config = client_config(settings)
-    del config["allow.auto.create.topics"]
-    return config | {
-        "partitioner": "murmur2_random",
-        "enable.idempotence": True,
-        "acks": "all",
-        "linger.ms": 1,
-        "retry.backoff.ms": settings.retry_backoff_ms,
-        "message.max.bytes": MESSAGE_BYTES_MAX + PROTOCOL_OVERHEAD_BYTES,
-        "message.timeout.ms": 0,
-        "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
-    }
-
-
-def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
-    """Returns the configuration of a consumer-group member that commits by itself and is told where
-    partitions end.
-    """
-    return client_config(settings) | {
-        "group.id": group,
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "auto.offset.reset": "error",
-        "isolation.level": "read_committed",
-        "partition.assignment.strategy": "cooperative-sticky",
-        "session.timeout.ms": settings.session_timeout_ms,
-        "heartbeat.interval.ms": max(300, settings.session_timeout_ms // 6),
-        "fetch.wait.max.ms": settings.fetch_wait_ms,
-        "fetch.message.max.bytes": FETCH_PARTITION_BYTES,
-        "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
-        "queued.min.messages": FETCHED_AHEAD_RECORDS,
-        "queued.max.messages.kbytes": settings.prefetch_kib,
-        "enable.partition.eof": True,
-        "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
-    }

@@ -20,9 +20,10 @@ from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.clock import Clock
 from carpool.errors import ConfigError, RetryableError
+from carpool.kafka.client_config import client_config
 from carpool.kafka.raw_headers import headers_of
 from carpool.kafka.records import Message
-from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.settings import KafkaSettings
 from schemas.record import Source
 from schemas.topics import ANSWERS, MESSAGE_BYTES_MAX, RETRIEVALS
 

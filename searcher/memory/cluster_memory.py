@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from carpool.clock import Clock
+from carpool.disk.extents import ClusterExtent
 from carpool.disk.pages import ClusterPages, PageLayout
-from carpool.disk.segments import ClusterExtent
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
@@ -58,7 +58,7 @@ class ClusterMemory:
         *,
         layout: PageLayout,
         extents: Sequence[ClusterExtent],
-        generation: int,
+        build_id: int,
         paths: Sequence[str],
         arena: Arena,
         engine: BlockEngine,
@@ -71,7 +71,7 @@ class ClusterMemory:
         assert rules.block_bytes_max >= layout.page_bytes, "a read would not hold a page"
         self._layout = layout
         self._extents = extents
-        self._generation = generation
+        self._build_id = build_id
         self._paths = paths
         self._arena = arena
         self._engine = engine
@@ -286,7 +286,7 @@ class ClusterMemory:
     def _check(self, block: Block) -> BlockError | None:
         path = self._paths[block.load.extent.segment]
         try:
-            return damage(block, self._layout, generation=self._generation, path=path)
+            return damage(block, self._layout, build_id=self._build_id, path=path)
         except (
             Exception
         ) as error:  # also a fault of our own must not leave anybody waiting for ever

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from carpool.disk.extents import ClusterExtent
 from carpool.disk.pages import ClusterPages, PageLayout, UInt8
-from carpool.disk.segments import ClusterExtent, verify_pages
+from carpool.disk.segments import verify_pages
 from carpool.errors import CorruptionError, RetryableError
 from schemas.record import ClusterId
 from searcher.memory.arena import Spans
@@ -125,9 +126,7 @@ def split(
         yield start_bytes, tuple(buffers)
 
 
-def damage(
-    block: Block, layout: PageLayout, *, generation: int, path: str
-) -> CorruptionError | None:
+def damage(block: Block, layout: PageLayout, *, build_id: int, path: str) -> CorruptionError | None:
     """Returns what is wrong with the pages that came, None when they are as they were written for
     this cluster.
     """
@@ -137,7 +136,7 @@ def damage(
         first_page = start_bytes // layout.page_bytes
         try:
             verify_pages(
-                pages, block.load.extent, generation=generation, path=path, first_page=first_page
+                pages, block.load.extent, build_id=build_id, path=path, first_page=first_page
             )
         except CorruptionError as error:
             # Not the error itself: its traceback would hold the pages.

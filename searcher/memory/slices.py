@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from carpool.disk.extents import ClusterExtent
 from carpool.disk.pages import PageLayout
-from carpool.disk.segments import ClusterExtent
 from schemas.record import ClusterId
 
 

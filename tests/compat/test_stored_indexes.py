@@ -12,8 +12,10 @@ import pytest
 
 from carpool.disk.centroids import probe, write_centroids
 from carpool.disk.documents import DocumentWriter
+from carpool.disk.extent_table import write_extents
+from carpool.disk.extents import plan_extents
 from carpool.disk.index import OpenIndex, open_index
-from carpool.disk.segments import SegmentWriter, plan_extents, write_extents
+from carpool.disk.segments import SegmentWriter
 from carpool.errors import ConfigError
 from tests.compat.make import EXPECTED_NAME, SAMPLES, VARIANTS, Expected
 from tests.disk.helpers import read_one
@@ -77,14 +79,14 @@ def test_what_is_stored_is_written_today_as_the_same_bytes(tmp_path: Path, varia
     row_counts = [extent.row_count for extent in index.extents]
     extents = plan_extents(index.layout, row_counts, segment_bytes_max=24 << 10)
     segments = SegmentWriter(
-        tmp_path, layout=index.layout, generation=manifest.generation, extents=extents
+        tmp_path, layout=index.layout, build_id=manifest.build_id, extents=extents
     )
     for extent in segments.remaining:
         cluster = read_one(index, extent.cluster)
         segments.append(extent.cluster, cluster.vectors, cluster.rows)
     segments.close()
     write_extents(tmp_path, extents)
-    documents = DocumentWriter(tmp_path, manifest.documents_generation)
+    documents = DocumentWriter(tmp_path, manifest.documents_build_id)
     for document in index.documents.get(range(manifest.row_count)):
         documents.append(document)
     documents.close()

@@ -12,18 +12,13 @@ import numpy.typing as npt
 
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, write_centroids
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentWriter
+from carpool.disk.extent_table import EXTENTS_NAME, write_extents
+from carpool.disk.extents import plan_extents
 from carpool.disk.files import file_crc32
 from carpool.disk.index import OpenIndex, index_files, open_index
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
 from carpool.disk.pages import ClusterRows, PageLayout, VectorDtype, dense
-from carpool.disk.segments import (
-    EXTENTS_NAME,
-    SegmentWriter,
-    generation_of,
-    plan_extents,
-    read_cluster,
-    write_extents,
-)
+from carpool.disk.segments import SegmentWriter, build_id_of, read_cluster
 
 Float32 = npt.NDArray[np.float32]
 ROW_COUNTS = (3, 0, 100, 16, 16, 40, 1)
@@ -94,21 +89,21 @@ def write_index(
     extents = plan_extents(
         layout, [len(rows) for rows in content.clusters], segment_bytes_max=segment_bytes_max
     )
-    generation = generation_of(
+    build_id = build_id_of(
         repr(layout).encode(),
         content.centroids.tobytes(),
         content.vectors.tobytes(),
         *(c.tobytes() for c in content.clusters),
     )
-    writer = SegmentWriter(folder, layout=layout, generation=generation, extents=extents)
+    writer = SegmentWriter(folder, layout=layout, build_id=build_id, extents=extents)
     for extent in writer.remaining:
         rows = content.clusters[extent.cluster]
         writer.append(extent.cluster, content.vectors[rows], rows)
     segments = writer.close()
     write_extents(folder, extents)
     write_centroids(folder, content.centroids)
-    documents_generation = generation_of(repr(content.documents).encode())
-    documents = DocumentWriter(folder, documents_generation)
+    documents_build_id = build_id_of(repr(content.documents).encode())
+    documents = DocumentWriter(folder, documents_build_id)
     for document in content.documents:
         documents.append(document)
     documents.close()
@@ -119,15 +114,15 @@ def write_index(
     }
     manifest = Manifest(
         format=FORMAT,
-        index_version=f"v-{generation:016x}",
+        index_version=f"v-{build_id:016x}",
         dimension=dimension,
         metric="inner_product",
         nlist=len(content.clusters),
         codec="Flat",
         vector_dtype=vector_dtype,
         page_bytes=page_bytes,
-        generation=generation,
-        documents_generation=documents_generation,
+        build_id=build_id,
+        documents_build_id=documents_build_id,
         segment_count=len(segments),
         embedding_model="model-fingerprint",
         embedding_model_name="made-up",
@@ -152,7 +147,7 @@ def read_one(index: OpenIndex, cluster: int) -> ClusterRows:
             descriptor,
             extent,
             layout=index.layout,
-            generation=index.manifest.generation,
+            build_id=index.manifest.build_id,
             path=str(path),
         )
     finally:

@@ -19,15 +19,11 @@ import pytest
 
 from carpool.disk.centroids import CENTROIDS_NAME, read_centroids
 from carpool.disk.documents import DOCUMENTS_NAME, ENTRY_BYTES, OFFSETS_NAME
+from carpool.disk.extent_table import EXTENTS_NAME, read_extents
+from carpool.disk.extents import HEADER_BYTES, segment_name
 from carpool.disk.index import OpenIndex, open_index
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
-from carpool.disk.segments import (
-    EXTENTS_NAME,
-    HEADER_BYTES,
-    check_header,
-    read_extents,
-    segment_name,
-)
+from carpool.disk.segments import check_header
 from carpool.errors import ConfigError, CorruptionError
 from tests.disk.helpers import (
     Content,
@@ -89,9 +85,9 @@ class Coverage:
             return lambda: index.documents.get((bisect_right(self.document_starts, place) - 1,))
         segment = [path.name for path in index.segment_paths].index(name)
         if place < HEADER_BYTES:
-            path, generation = index.segment_paths[segment], index.manifest.generation
+            path, build_id = index.segment_paths[segment], index.manifest.build_id
             return lambda: check_header(
-                path, index.layout, index.extents, generation=generation, segment=segment
+                path, index.layout, index.extents, build_id=build_id, segment=segment
             )
         cluster = next(
             e.cluster

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from carpool.disk.extent_table import read_extents
 from carpool.disk.manifest import MANIFEST_NAME, Manifest
-from carpool.disk.segments import read_extents
 from carpool.errors import ConfigError
 from indexer.progress import SilentProgress
 from indexer.verify import verify_index

@@ -69,9 +69,9 @@ def test_documents_come_back_in_the_order_that_was_asked_for(tmp_path: Path) -> 
                 store.get([row])
 
 
-def test_documents_of_another_generation_are_refused_at_open(tmp_path: Path) -> None:
+def test_documents_of_another_build_are_refused_at_open(tmp_path: Path) -> None:
     manifest = write_index(tmp_path, CONTENT)
-    with DocumentStore(tmp_path, ROWS, manifest.documents_generation + 1) as store:
+    with DocumentStore(tmp_path, ROWS, manifest.documents_build_id + 1) as store:
         for row in range(ROWS):
             with pytest.raises(CorruptionError, match=f"row {row} .*of another build"):
                 store.get([row])

@@ -127,7 +127,7 @@ def test_a_vector_lies_in_one_page_and_its_number_beside_it() -> None:
 
 def test_a_page_passes_only_at_its_number_in_its_cluster_segment_and_build() -> None:
     layout = PageLayout(dimension=8, vector_dtype="float32", page_bytes=4096)
-    place = {"generation": 2**64 - 1, "segment": 3, "cluster": 5}
+    place = {"build_id": 2**64 - 1, "segment": 3, "cluster": 5}
     vectors, rows = np.ones((300, 8), np.float32), np.arange(300)
     pages = encode_pages(layout, vectors, rows, seed=page_seed(**place))
     assert first_damaged_page(pages, seed=page_seed(**place)) is None

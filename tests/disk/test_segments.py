@@ -11,23 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.disk.extent_table import EXTENTS_NAME, read_extents, write_extents
+from carpool.disk.extents import HEADER_BYTES, ClusterExtent, plan_extents, segment_name
 from carpool.disk.files import file_crc32, read_exactly
 from carpool.disk.index import open_index
 from carpool.disk.manifest import FileEntry, Manifest, read_manifest, write_manifest
 from carpool.disk.pages import PageLayout
-from carpool.disk.segments import (
-    EXTENTS_NAME,
-    HEADER_BYTES,
-    ClusterExtent,
-    SegmentWriter,
-    check_header,
-    generation_of,
-    plan_extents,
-    read_cluster,
-    read_extents,
-    segment_name,
-    write_extents,
-)
+from carpool.disk.segments import SegmentWriter, build_id_of, check_header, read_cluster
 from carpool.errors import ConfigError, CorruptionError
 from tests.disk.helpers import (
     ROW_COUNTS,
@@ -41,7 +31,7 @@ from tests.disk.helpers import (
 
 LAYOUT = PageLayout(dimension=60, vector_dtype="float32", page_bytes=4096)
 CONTENT = make_content()
-GENERATION = 2**64 - 7
+BUILD_ID = 2**64 - 7
 
 
 class Later(Manifest, frozen=True, kw_only=True):
@@ -59,8 +49,8 @@ def append_next(writer: SegmentWriter, content: Content = CONTENT) -> None:
     writer.append(writer.next_cluster, content.vectors[rows], rows)
 
 
-def write_all(folder: Path, generation: int = GENERATION) -> dict[str, FileEntry]:
-    writer = SegmentWriter(folder, layout=LAYOUT, generation=generation, extents=extents_of())
+def write_all(folder: Path, build_id: int = BUILD_ID) -> dict[str, FileEntry]:
+    writer = SegmentWriter(folder, layout=LAYOUT, build_id=build_id, extents=extents_of())
     while writer.remaining:
         append_next(writer)
     return writer.close()
@@ -137,12 +127,12 @@ def test_a_writer_that_was_killed_goes_on_after_the_last_finished_segment(
     whole.mkdir()
     killed.mkdir()
     entries = write_all(whole)
-    writer = SegmentWriter(killed, layout=LAYOUT, generation=GENERATION, extents=extents_of())
+    writer = SegmentWriter(killed, layout=LAYOUT, build_id=BUILD_ID, extents=extents_of())
     for _ in range(first_life):
         append_next(writer)
     writer.abandon()
     segments_done = len(contents(killed))
-    resumed = SegmentWriter(killed, layout=LAYOUT, generation=GENERATION, extents=extents_of())
+    resumed = SegmentWriter(killed, layout=LAYOUT, build_id=BUILD_ID, extents=extents_of())
     assert resumed.next_cluster == sum(extent.segment < segments_done for extent in extents_of())
     while resumed.remaining:
         append_next(resumed)
@@ -154,23 +144,20 @@ def test_a_writer_that_was_killed_goes_on_after_the_last_finished_segment(
 def test_segments_of_another_build_or_plan_or_of_half_the_length_are_written_anew(
     tmp_path: Path,
 ) -> None:
-    write_all(tmp_path, GENERATION - 1)
+    write_all(tmp_path, BUILD_ID - 1)
     older = contents(tmp_path)
     extents = extents_of()
     assert (
-        SegmentWriter(tmp_path, layout=LAYOUT, generation=GENERATION, extents=extents).next_cluster
-        == 0
+        SegmentWriter(tmp_path, layout=LAYOUT, build_id=BUILD_ID, extents=extents).next_cluster == 0
     )
     wider = plan_extents(LAYOUT, ROW_COUNTS, segment_bytes_max=40 << 10)
     assert (
-        SegmentWriter(
-            tmp_path, layout=LAYOUT, generation=GENERATION - 1, extents=wider
-        ).next_cluster
+        SegmentWriter(tmp_path, layout=LAYOUT, build_id=BUILD_ID - 1, extents=wider).next_cluster
         == 0
     )
     cut = tmp_path / segment_name(1)
     cut.write_bytes(cut.read_bytes()[:-4096])
-    writer = SegmentWriter(tmp_path, layout=LAYOUT, generation=GENERATION - 1, extents=extents)
+    writer = SegmentWriter(tmp_path, layout=LAYOUT, build_id=BUILD_ID - 1, extents=extents)
     assert writer.next_cluster == sum(extent.segment == 0 for extent in extents)
     while writer.remaining:
         append_next(writer)
@@ -179,7 +166,7 @@ def test_segments_of_another_build_or_plan_or_of_half_the_length_are_written_ane
 
 
 def test_only_what_was_planned_is_taken_and_nothing_less(tmp_path: Path) -> None:
-    writer = SegmentWriter(tmp_path, layout=LAYOUT, generation=1, extents=extents_of((2, 2)))
+    writer = SegmentWriter(tmp_path, layout=LAYOUT, build_id=1, extents=extents_of((2, 2)))
     vectors, rows = np.ones((3, 60), np.float32), np.arange(3)
     for cluster, count in ((1, 2), (0, 3)):
         with pytest.raises(ValueError, match="not what was planned"):
@@ -194,28 +181,28 @@ def test_only_what_was_planned_is_taken_and_nothing_less(tmp_path: Path) -> None
     assert writer.close()[segment_name(0)].size_bytes == HEADER_BYTES + 2 * 4096
 
 
-def test_a_generation_depends_on_every_part_and_on_where_parts_end() -> None:
+def test_a_build_id_depends_on_every_part_and_on_where_parts_end() -> None:
     seen = {
-        generation_of(*parts)
+        build_id_of(*parts)
         for parts in ((b"a", b"b"), (b"ab",), (b"a", b"c"), (b"", b"ab"), (b"ab", b""), ())
     }
     assert len(seen) == 6
-    assert all(0 <= generation < 1 << 64 for generation in seen)
+    assert all(0 <= build_id < 1 << 64 for build_id in seen)
 
 
 def test_a_header_of_another_build_says_so_and_a_damaged_one_too(tmp_path: Path) -> None:
     write_all(tmp_path)
     extents = extents_of()
     path = tmp_path / segment_name(1)
-    check_header(path, LAYOUT, extents, generation=GENERATION, segment=1)
-    for generation, segment in ((GENERATION - 1, 1), (GENERATION, 0)):
+    check_header(path, LAYOUT, extents, build_id=BUILD_ID, segment=1)
+    for build_id, segment in ((BUILD_ID - 1, 1), (BUILD_ID, 0)):
         with pytest.raises(CorruptionError, match="two indexes were mixed"):
-            check_header(path, LAYOUT, extents, generation=generation, segment=segment)
+            check_header(path, LAYOUT, extents, build_id=build_id, segment=segment)
     with path.open("r+b") as file:
         file.seek(3000)
         file.write(b"x")
     with pytest.raises(CorruptionError, match="header is damaged") as caught:
-        check_header(path, LAYOUT, extents, generation=GENERATION, segment=1)
+        check_header(path, LAYOUT, extents, build_id=BUILD_ID, segment=1)
     assert (caught.value.path, caught.value.offset_bytes) == (str(path), 0)
 
 
@@ -234,7 +221,7 @@ def test_damage_names_the_page_and_its_byte(tmp_path: Path) -> None:
                 file.fileno(),
                 extent,
                 layout=index.layout,
-                generation=manifest.generation,
+                build_id=manifest.build_id,
                 path=str(path),
             )
     assert (caught.value.path, caught.value.offset_bytes) == (
@@ -283,9 +270,9 @@ def test_a_table_that_contradicts_itself_is_refused_though_its_checksum_is_right
         ({"segment_count": 5}, "lists no clusters-000004.seg"),
         ({"row_count": 175}, "hold 176 rows"),
         ({"vector_dtype": "float16"}, "does not fit"),
-        ({"generation": 5}, "mixed"),
-        ({"generation": 1 << 64}, "64 bits"),
-        ({"documents_generation": 5}, "document of row 0 is damaged"),
+        ({"build_id": 5}, "mixed"),
+        ({"build_id": 1 << 64}, "64 bits"),
+        ({"documents_build_id": 5}, "document of row 0 is damaged"),
         ({"codec": "RaBitQ"}, "codec is 'RaBitQ'; this build reads Flat"),
         ({"requires": ("tombstones",)}, "requires tombstones"),
         ({"nlist": 6, "read_latency_us": ()}, "nlist|centroids"),

@@ -33,7 +33,7 @@ def rows_of(index_dir: Path) -> tuple[np.ndarray, np.ndarray]:
                 file.fileno(),
                 extent,
                 layout=index.layout,
-                generation=index.manifest.generation,
+                build_id=index.manifest.build_id,
                 path=str(path),
             )
         found = dense(pages)

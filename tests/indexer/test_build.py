@@ -181,20 +181,20 @@ def test_float16_vectors_are_those_of_the_model_rounded_in_pages_of_half_the_siz
     assert used["float16"] * 2 == used["float32"]
 
 
-def test_builds_of_the_same_bytes_share_their_generation_and_no_others_do(tmp_path: Path) -> None:
+def test_builds_of_the_same_bytes_share_their_build_id_and_no_others_do(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 60)
     first, again = (build(corpus, tmp_path / str(number)).manifest for number in range(2))
-    assert (first.generation, first.documents_generation) == (
-        again.generation,
-        again.documents_generation,
+    assert (first.build_id, first.documents_build_id) == (
+        again.build_id,
+        again.documents_build_id,
     )
     other = build(corpus, tmp_path / "seed", seed=1).manifest
-    assert (other.generation != first.generation, other.documents_generation) == (
+    assert (other.build_id != first.build_id, other.documents_build_id) == (
         True,
-        first.documents_generation,
+        first.documents_build_id,
     )
     grown = build(write_corpus(corpus, 61), tmp_path / "grown").manifest
-    assert grown.documents_generation != first.documents_generation
+    assert grown.documents_build_id != first.documents_build_id
 
 
 def test_memory_that_holds_no_cluster_or_no_sample_is_said_and_more_goes_on(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from carpool.disk.extents import segment_name
 from carpool.disk.manifest import read_manifest, write_manifest
-from carpool.disk.segments import segment_name
 from carpool.errors import ConfigError
 from cli.index import app
 from tests.indexer.helpers import write_corpus

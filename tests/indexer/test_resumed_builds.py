@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from carpool.disk.extents import segment_name
 from carpool.disk.index import index_files
 from carpool.disk.manifest import MANIFEST_NAME
-from carpool.disk.segments import SegmentWriter, segment_name
+from carpool.disk.segments import SegmentWriter
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
 from indexer import stages
@@ -73,7 +74,7 @@ def test_several_segments_and_passes_hold_what_one_of_each_does(tmp_path: Path) 
     assert (many.segment_count, one.segment_count) == (4, 1)
     for found, expected in zip(rows_of(tmp_path / "many"), rows_of(tmp_path / "one"), strict=True):
         assert np.array_equal(found, expected)
-    assert many.generation != one.generation
+    assert many.build_id != one.build_id
 
 
 def test_centroids_assignment_and_finished_segments_are_never_made_again(

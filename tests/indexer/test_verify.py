@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from carpool.disk.extents import segment_name
 from carpool.disk.index import index_files, open_index
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from carpool.disk.pages import dense, encode_pages, page_seed
-from carpool.disk.segments import read_cluster, segment_name
+from carpool.disk.segments import read_cluster
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import CarpoolError, ConfigError
 from indexer.progress import SilentProgress
@@ -126,15 +127,15 @@ def test_rows_that_are_counted_wrong_are_found_although_every_seal_is_right(
     index = open_index(index_dir)
     index.close()
     extent = max(index.extents, key=lambda extent: extent.row_count)
-    path, generation = index.segment_paths[extent.segment], index.manifest.generation
+    path, build_id = index.segment_paths[extent.segment], index.manifest.build_id
     with path.open("r+b") as file:
         pages = read_cluster(
-            file.fileno(), extent, layout=index.layout, generation=generation, path=str(path)
+            file.fileno(), extent, layout=index.layout, build_id=build_id, path=str(path)
         )
         found = dense(pages)
         rows = found.rows.copy()
         rows[0] = rows[1] if first_row == 5 else first_row
-        seed = page_seed(generation=generation, segment=extent.segment, cluster=extent.cluster)
+        seed = page_seed(build_id=build_id, segment=extent.segment, cluster=extent.cluster)
         file.seek(extent.offset_bytes)
         file.write(encode_pages(index.layout, found.vectors, rows, seed=seed).tobytes())
     (problem,) = verify_index(index_dir, SilentProgress()).problems

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from carpool.errors import AbortedError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import Membership, Position
+from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
 from carpool.kafka.fencing import claims
 from carpool.kafka.records import TopicPartition
-from carpool.kafka.settings import METADATA_BYTES_MAX
 from carpool.loop.delivery.exactly_once import CALL_US_MAX, ExactlyOnceDelivery
 from carpool.loop.loop import METADATA_STOP_BYTES
 from carpool.loop.stage import Done

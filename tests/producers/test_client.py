@@ -16,7 +16,8 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.admin import create_topics
-from carpool.kafka.settings import KafkaSettings, client_config, producer_config
+from carpool.kafka.client_config import client_config, producer_config
+from carpool.kafka.settings import KafkaSettings
 from producers import AnswerFailed, AnswerTimeout, Client, raise_for_status
 from producers.settings import ClientSettings
 from schemas.answer import Answer, PartialAnswer, unanswered

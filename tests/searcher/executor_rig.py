@@ -14,8 +14,9 @@ import numpy as np
 
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
+from carpool.disk.extents import ClusterExtent, plan_extents, segment_name
 from carpool.disk.pages import PageLayout
-from carpool.disk.segments import ClusterExtent, SegmentWriter, plan_extents, segment_name
+from carpool.disk.segments import SegmentWriter
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
@@ -34,7 +35,7 @@ from searcher.store.files import SegmentFiles
 from searcher.store.threads import ThreadEngine
 from tests.searcher.helpers import Float32, normalised
 
-GENERATION = 77
+BUILD_ID = 77
 DIMENSION = 32
 NLIST = 12
 TOP_K = 7
@@ -78,7 +79,7 @@ def make_disk(folder: Path) -> Disk:
     extents = plan_extents(
         layout, np.bincount(assigned, minlength=NLIST).tolist(), segment_bytes_max=1 << 18
     )
-    writer = SegmentWriter(folder, layout=layout, generation=GENERATION, extents=extents)
+    writer = SegmentWriter(folder, layout=layout, build_id=BUILD_ID, extents=extents)
     for cluster in range(NLIST):
         rows = np.flatnonzero(assigned == cluster).astype(np.int64)
         writer.append(cluster, vectors[rows], rows)
@@ -201,7 +202,7 @@ def running(
     memory = ClusterMemory(
         layout=disk.layout,
         extents=slices.extents,
-        generation=GENERATION,
+        build_id=BUILD_ID,
         paths=[str(path) for path in disk.paths],
         arena=arena,
         engine=engine,

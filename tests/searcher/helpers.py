@@ -15,19 +15,13 @@ import numpy.typing as npt
 from carpool.clock import SystemClock
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, probe, write_centroids
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentWriter
+from carpool.disk.extent_table import EXTENTS_NAME, write_extents
+from carpool.disk.extents import ClusterExtent, plan_extents, segment_name
 from carpool.disk.files import file_crc32
 from carpool.disk.index import index_files
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
 from carpool.disk.pages import VectorDtype, choose_layout
-from carpool.disk.segments import (
-    EXTENTS_NAME,
-    ClusterExtent,
-    SegmentWriter,
-    generation_of,
-    plan_extents,
-    segment_name,
-    write_extents,
-)
+from carpool.disk.segments import SegmentWriter, build_id_of
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Message, Output
@@ -106,15 +100,15 @@ def write_index(
     write_centroids(folder, centroids)
     counts = np.bincount(assigned, minlength=nlist).tolist()
     layout = choose_layout(dimension, vector_dtype, counts)
-    generation = generation_of(vectors.tobytes(), centroids.tobytes())
+    build_id = build_id_of(vectors.tobytes(), centroids.tobytes())
     extents = plan_extents(layout, counts)
-    segment = SegmentWriter(folder, layout=layout, generation=generation, extents=extents)
+    segment = SegmentWriter(folder, layout=layout, build_id=build_id, extents=extents)
     for cluster in range(nlist):
         rows = np.flatnonzero(assigned == cluster).astype(np.int64)
         segment.append(cluster, vectors[rows], rows)
     segments = segment.close()
     write_extents(folder, extents)
-    writer = DocumentWriter(folder, generation)
+    writer = DocumentWriter(folder, build_id)
     for row, document in enumerate(documents or ()):
         assert row < len(vectors)
         writer.append(document)
@@ -140,8 +134,8 @@ def write_index(
         vector_dtype=vector_dtype,
         page_bytes=layout.page_bytes,
         segment_count=len(segments),
-        generation=generation,
-        documents_generation=generation,
+        build_id=build_id,
+        documents_build_id=build_id,
         embedding_model=MODEL,
         embedding_model_name="made-up",
         centroids_fingerprint=centroids_fingerprint(centroids),

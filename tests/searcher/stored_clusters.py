@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.clock import SystemClock
+from carpool.disk.extents import ClusterExtent, plan_extents, segment_name
 from carpool.disk.pages import PageLayout, dense
-from carpool.disk.segments import ClusterExtent, SegmentWriter, plan_extents, segment_name
+from carpool.disk.segments import SegmentWriter
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.disk import Fault, FaultyDisk
 from schemas.record import ClusterId
@@ -23,7 +24,7 @@ from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadRules
 from searcher.store.engine import BlockEngine, BlockRead
 from searcher.store.memory import MemoryEngine
 
-GENERATION = 0xC0FFEE
+BUILD_ID = 0xC0FFEE
 DIMENSION = 24
 ROW_COUNTS = (700, 0, 1, 330, 42, 512, 900, 77)
 A, B, C, D = (ClusterId(c) for c in (0, 3, 5, 6))
@@ -52,7 +53,7 @@ def store(
 ) -> Stored:
     layout = PageLayout(dimension=dimension, vector_dtype="float32", page_bytes=4096)
     extents = plan_extents(layout, row_counts, segment_bytes_max=segment_bytes_max)
-    writer = SegmentWriter(folder, layout=layout, generation=GENERATION, extents=extents)
+    writer = SegmentWriter(folder, layout=layout, build_id=BUILD_ID, extents=extents)
     generator = np.random.default_rng(5)
     vectors = tuple(
         generator.standard_normal((count, dimension), dtype=np.float32) for count in row_counts
@@ -127,7 +128,7 @@ def running(
     memory = ClusterMemory(
         layout=stored.layout,
         extents=stored.extents,
-        generation=GENERATION,
+        build_id=BUILD_ID,
         paths=[path.name for path in stored.paths],
         arena=arena,
         engine=engine,

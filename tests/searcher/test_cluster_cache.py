@@ -15,7 +15,6 @@ import pytest
 from carpool.clock import SystemClock
 from carpool.disk.manifest import read_manifest
 from carpool.disk.pages import dense
-from carpool.disk.segments import layout_of
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
@@ -87,11 +86,11 @@ def caching(
 ) -> Iterator[Running]:
     """Every cluster is one block read."""
     metrics = Metrics()
-    layout = layout_of(read_manifest(index.dir))
+    layout = read_manifest(index.dir).layout()
     memory = ClusterMemory(
         layout=layout,
         extents=index.extents,
-        generation=index.manifest.generation,
+        build_id=index.manifest.build_id,
         paths=["the.seg"],
         arena=Arena(budget_bytes, layout.page_bytes),
         engine=engine,

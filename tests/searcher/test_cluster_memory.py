@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from carpool.clock import SystemClock
-from carpool.disk.segments import ClusterExtent, segment_name
+from carpool.disk.extents import ClusterExtent, segment_name
 from carpool.errors import CorruptionError, RetryableError
 from carpool.testing.disk import Fault
 from schemas.record import ClusterId

@@ -21,7 +21,7 @@ from searcher.memory.cluster_memory import (
 from searcher.store.engine import BlockRead, CancelledRead
 from searcher.store.threads import ThreadEngine
 from tests.searcher.stored_clusters import (
-    GENERATION,
+    BUILD_ID,
     A,
     B,
     C,
@@ -191,7 +191,7 @@ def test_a_listener_that_breaks_does_not_stop_the_reading(stored: Stored) -> Non
     memory = ClusterMemory(
         layout=stored.layout,
         extents=stored.extents,
-        generation=GENERATION,
+        build_id=BUILD_ID,
         paths=["one", "two", "three"],
         arena=arena,
         engine=in_memory(stored),

@@ -7,8 +7,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.disk.extents import plan_extents
 from carpool.disk.pages import PageLayout
-from carpool.disk.segments import plan_extents
 from schemas.record import ClusterId
 from searcher.memory.slices import Slices
 

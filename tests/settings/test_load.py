@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from carpool.errors import ConfigError
-from carpool.kafka.settings import KafkaSettings, client_config, consumer_config, producer_config
+from carpool.kafka.client_config import client_config, consumer_config, producer_config
+from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Secret, Settings, describe, environment_name, load_settings
 from carpool.telemetry.settings import HttpSettings, LogSettings
 

@@ -130,7 +130,7 @@ def _open_published(spec: RunSpec, index: OpenIndex, clock: Clock) -> Rig:
     memory = ClusterMemory(
         layout=index.layout,
         extents=index.extents,
-        generation=index.manifest.generation,
+        build_id=index.manifest.build_id,
         paths=[str(path) for path in index.segment_paths],
         arena=Arena(arena_bytes, block_bytes),
         engine=open_engine("auto", files, depth=DEPTH, prefetch_depth=DEPTH, clock=clock),

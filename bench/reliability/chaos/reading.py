@@ -11,7 +11,8 @@ import msgspec
 from bench.core.topic_recorder import end_offsets
 from bench.reliability.chaos.books import SeenRecord
 from carpool.errors import CarpoolError
-from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.client_config import client_config
+from carpool.kafka.settings import KafkaSettings
 from producers.publisher import LOGGER
 from schemas.topics import MESSAGE_BYTES_MAX
 

@@ -29,9 +29,10 @@ from confluent_kafka.admin import AdminClient
 from bench.core.kafka_settings import kafka_section
 from bench.services.overhead.contestants import Delivery
 from carpool.errors import CarpoolError, ConfigError
+from carpool.kafka.client_config import client_config, producer_config
 from carpool.kafka.librdkafka.protocol import choose_protocol, member_config
 from carpool.kafka.librdkafka.transactional import TRANSACTION_TIMEOUT_MS
-from carpool.kafka.settings import KafkaSettings, client_config, producer_config
+from carpool.kafka.settings import KafkaSettings
 
 IDLE_S = 0.2
 BROKERS_S = 30.0

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as RawPartition
 
-from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.client_config import client_config
+from carpool.kafka.settings import KafkaSettings
 
 
 def committed_so_far(

@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient
 
 from carpool.clock import Clock
 from carpool.errors import ConfigError, DeploymentError, FencedError, RetryableError
+from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import (
     CommitResult,
     FenceInstance,
@@ -31,13 +32,14 @@ from carpool.kafka.clients import (
     RebalanceListener,
     partitions_text,
 )
+from carpool.kafka.instance_id import configured_instance_id
 from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
 from carpool.kafka.librdkafka.partition_handover import Takeover, commit_now, read_committed
 from carpool.kafka.librdkafka.protocol import GroupProtocol, choose_protocol, member_config
 from carpool.kafka.raw_headers import headers_of
 from carpool.kafka.records import Message, TopicPartition
-from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.settings import KafkaSettings
 from schemas.record import Source
 
 log = structlog.get_logger()
@@ -71,7 +73,7 @@ class LibrdkafkaConsumer:
         self._settings = settings
         self._group = group
         self._timeout_s = settings.request_timeout_ms / 1_000
-        self._name = own_instance_id or settings.member_instance_id()
+        self._name = own_instance_id or configured_instance_id(settings)
         self._takeover = (
             None
             if own_instance_id is None or fence is None

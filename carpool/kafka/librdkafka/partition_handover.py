@@ -13,6 +13,7 @@ from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
 
 from carpool.errors import CarpoolError, FencedError, RetryableError
+from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import FenceInstance, Position, partitions_text
 from carpool.kafka.commit_metadata import instance_id_of
 from carpool.kafka.fencing import LIVING_WAIT_S, TAKEOVER_WAIT_S, claims, instances_to_fence
@@ -20,7 +21,7 @@ from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.librdkafka.convert import LEFT_BEHIND, StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.records import TopicPartition
-from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.settings import KafkaSettings
 
 log = structlog.get_logger()
 

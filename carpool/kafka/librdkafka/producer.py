@@ -10,9 +10,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as RawMessage
 
 from carpool.errors import CarpoolError
+from carpool.kafka.client_config import producer_config
 from carpool.kafka.librdkafka.convert import StructlogBridge, fatal_cause, sort_error
 from carpool.kafka.records import Output
-from carpool.kafka.settings import KafkaSettings, producer_config
+from carpool.kafka.settings import KafkaSettings
 
 log = structlog.get_logger()
 

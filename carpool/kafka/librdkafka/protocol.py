@@ -10,8 +10,9 @@ from typing import Any, Literal
 import structlog
 from confluent_kafka.admin import AdminClient
 
+from carpool.kafka.client_config import consumer_config
 from carpool.kafka.librdkafka.broker_config import broker_config
-from carpool.kafka.settings import KafkaSettings, consumer_config
+from carpool.kafka.settings import KafkaSettings
 
 log = structlog.get_logger()
 

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as RawMessage
 
 from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedError, RetryableError
+from carpool.kafka.client_config import producer_config
 from carpool.kafka.clients import Membership, Position
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.librdkafka.convert import (
@@ -21,7 +22,7 @@ from carpool.kafka.librdkafka.convert import (
 )
 from carpool.kafka.librdkafka.producer import produce_arguments
 from carpool.kafka.records import Output, TopicPartition
-from carpool.kafka.settings import KafkaSettings, producer_config
+from carpool.kafka.settings import KafkaSettings
 
 log = structlog.get_logger()
 

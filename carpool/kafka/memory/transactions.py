@@ -11,10 +11,10 @@ from typing import Literal
 from carpool.clock import Clock
 from carpool.errors import AbortedError, FencedError
 from carpool.kafka.clients import Position
+from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
 from carpool.kafka.memory.groups import Group, MemoryMembership
 from carpool.kafka.memory.log import PartitionLog, Stored, Transaction
 from carpool.kafka.records import TopicPartition
-from carpool.kafka.settings import METADATA_BYTES_MAX
 from schemas.record import Headers
 
 

@@ -18,8 +18,8 @@ import structlog
 
 from carpool.errors import CarpoolError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import Position, ProducerClient
+from carpool.kafka.commit_metadata import UNNAMED_BYTES_MAX
 from carpool.kafka.records import Output, TopicPartition
-from carpool.kafka.settings import UNNAMED_BYTES_MAX
 from carpool.loop.delivery.delivery import DeliveryContext
 from carpool.loop.delivery.hints import Hints
 from carpool.loop.stage import Done

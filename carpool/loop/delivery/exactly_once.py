@@ -19,9 +19,8 @@ import structlog
 
 from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import Membership, Position, ProducerClient, TransactionalProducerClient
-from carpool.kafka.commit_metadata import with_instance_id
+from carpool.kafka.commit_metadata import UNNAMED_BYTES_MAX, with_instance_id
 from carpool.kafka.records import Output, TopicPartition
-from carpool.kafka.settings import UNNAMED_BYTES_MAX
 from carpool.loop.delivery.delivery import DeliveryContext
 from carpool.loop.delivery.hints import Hints
 from carpool.loop.delivery.watchdog import LOOK_S, CallWatchdog

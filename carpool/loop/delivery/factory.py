@@ -7,6 +7,7 @@ from functools import partial
 from carpool.clock import Clock
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.fencing import transactional_id
+from carpool.kafka.instance_id import configured_instance_id
 from carpool.kafka.librdkafka import (
     LibrdkafkaConsumer,
     LibrdkafkaProducer,
@@ -41,7 +42,7 @@ def make_consumer(
         return LibrdkafkaConsumer(settings, group, clock)
     fence = partial(fence_instance, settings, group)
     return LibrdkafkaConsumer(
-        settings, group, clock, own_instance_id=settings.member_instance_id(), fence=fence
+        settings, group, clock, own_instance_id=configured_instance_id(settings), fence=fence
     )
 
 
@@ -60,7 +61,7 @@ def make_delivery(settings: KafkaSettings, group: str, delivery: DeliveryName) -
         )
 
     def exactly_once(wiring: DeliveryContext) -> Delivery:
-        instance_id = settings.member_instance_id()
+        instance_id = configured_instance_id(settings)
         return ExactlyOnceDelivery(
             wiring,
             make_producer=lambda: LibrdkafkaTransactionalProducer(

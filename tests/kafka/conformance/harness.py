@@ -18,6 +18,7 @@ from confluent_kafka import TopicPartition as RawPartition
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.admin import create_topics
+from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import (
     ConsumerClient,
     Position,
@@ -38,7 +39,7 @@ from carpool.kafka.memory import (
     MemoryTransactionalProducer,
 )
 from carpool.kafka.records import Message, Output, TopicPartition
-from carpool.kafka.settings import KafkaSettings, client_config
+from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
 from schemas.topics import Topic
 

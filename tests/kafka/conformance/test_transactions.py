@@ -6,7 +6,7 @@ import pytest
 
 from carpool.errors import AbortedError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import Position
-from carpool.kafka.settings import METADATA_BYTES_MAX
+from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
 from tests.kafka.conformance.harness import Broker, Member, insist, poll_until, read, wait_until
 
 pytestmark = pytest.mark.timeout(180)

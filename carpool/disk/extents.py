@@ -1,0 +1,71 @@
+"""Where each cluster of an index is stored: its segment, offset, size and row count. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from carpool.disk.pages import PageLayout
+
+HEADER_BYTES = 4096
+"""The header of a segment."""
+SEGMENT_BYTES_MAX = 1 << 30
+"""Default size of a segment; only a single cluster that is larger makes a larger one."""
+
+
+class ClusterExtent(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a cluster lies: read `size_bytes` (`page_count` pages) at `offset_bytes` of `segment`,
+    multiples of 4096.
+
+    `first_page`: pages of the cluster before these; 0 but for an extent that is a part of a
+    cluster.
+    """
+
+    cluster: int
+    segment: int
+    offset_bytes: int
+    size_bytes: int
+    page_count: int
+    row_count: int
+    first_page: int = 0
+
+
+def segment_name(segment: int) -> str:
+    """Returns the file name of a segment, such as "clusters-000000.seg"."""
+    return f"clusters-{segment:06d}.seg"
+
+
+def plan_extents(
+    layout: PageLayout, row_counts: Sequence[int], *, segment_bytes_max: int = SEGMENT_BYTES_MAX
+) -> tuple[ClusterExtent, ...]:
+    """Returns where each cluster will lie, in the order of clusters: `row_counts[c]` rows for
+    cluster c. Pure.
+
+    A segment is closed when the next cluster would make it larger than `segment_bytes_max`; one
+    that is larger by itself has a segment of its own.
+    """
+    extents = []
+    segment, end_bytes = 0, HEADER_BYTES
+    for cluster, row_count in enumerate(row_counts):
+        page_count = layout.page_count(row_count)
+        size_bytes = page_count * layout.page_bytes
+        if end_bytes > HEADER_BYTES and end_bytes + size_bytes > segment_bytes_max:
+            segment, end_bytes = segment + 1, HEADER_BYTES
+        extents.append(
+            ClusterExtent(
+                cluster=cluster,
+                segment=segment,
+                offset_bytes=end_bytes,
+                size_bytes=size_bytes,
+                page_count=page_count,
+                row_count=row_count,
+            )
+        )
+        end_bytes += size_bytes
+    return tuple(extents)
+
+
+def segment_size_bytes(extents: Sequence[ClusterExtent], segment: int) -> int:
+    """Returns the size of a segment's file, header included."""
+    return HEADER_BYTES + sum(extent.size_bytes for extent in extents if extent.segment == segment)

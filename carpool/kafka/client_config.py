@@ -1,0 +1,86 @@
+"""The configuration of librdkafka clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from carpool.kafka.settings import KafkaSettings
+from schemas.topics import MESSAGE_BYTES_MAX
+
+EMBEDDED_FETCH_WAIT_MS = 10
+PROTOCOL_OVERHEAD_BYTES = 64 * 1024
+FETCH_PARTITION_BYTES = 256 * 1024
+"""Bytes of one partition in one fetch response; a larger record comes alone. A paused partition is
+fetched again when it is resumed.
+"""
+FETCHED_AHEAD_RECORDS = 250
+FETCH_BACKOFF_MS = 5
+"""Pause of fetching when librdkafka's queue is full; its default is a second. librdkafka counts the
+records of all partitions together, so records of one class would delay those of the other.
+"""
+METADATA_REFRESH_MS = 30_000
+"""Maximum age of topic metadata; librdkafka's default is five minutes. A broker that is starting
+may return too few partitions, and clients use that answer until the next refresh.
+"""
+
+
+def client_config(settings: KafkaSettings) -> dict[str, Any]:
+    """Returns what every librdkafka client needs: brokers and security. Holds the password: never
+    log it.
+    """
+    config: dict[str, Any] = {
+        "bootstrap.servers": settings.bootstrap,
+        "security.protocol": settings.security_protocol,
+        "socket.keepalive.enable": True,
+        "reconnect.backoff.max.ms": 1_000,
+        "allow.auto.create.topics": False,
+    }
+    optional = {
+        "sasl.mechanism": settings.sasl_mechanism,
+        "sasl.username": settings.sasl_username,
+        "sasl.password": settings.sasl_password.value,
+        "ssl.ca.location": settings.ssl_ca_location,
+    }
+    config.update({name: value for name, value in optional.items() if value})
+    return config
+
+
+def producer_config(settings: KafkaSettings) -> dict[str, Any]:
+    """Returns the configuration of a Kafka producer whose records must arrive: idempotent, never
+    timing out by itself.
+    """
+    config = client_config(settings)
+    del config["allow.auto.create.topics"]
+    return config | {
+        "partitioner": "murmur2_random",
+        "enable.idempotence": True,
+        "acks": "all",
+        "linger.ms": 1,
+        "retry.backoff.ms": settings.retry_backoff_ms,
+        "message.max.bytes": MESSAGE_BYTES_MAX + PROTOCOL_OVERHEAD_BYTES,
+        "message.timeout.ms": 0,
+        "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
+    }
+
+
+def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
+    """Returns the configuration of a consumer-group member that commits by itself and is told where
+    partitions end.
+    """
+    return client_config(settings) | {
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": settings.session_timeout_ms,
+        "heartbeat.interval.ms": max(300, settings.session_timeout_ms // 6),
+        "fetch.wait.max.ms": settings.fetch_wait_ms,
+        "fetch.message.max.bytes": FETCH_PARTITION_BYTES,
+        "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
+        "queued.min.messages": FETCHED_AHEAD_RECORDS,
+        "queued.max.messages.kbytes": settings.prefetch_kib,
+        "enable.partition.eof": True,
+        "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
+    }
