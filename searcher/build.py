@@ -1,6 +1,4 @@
-"""Opening what the searcher works on: index, memory, executor; everything that can be wrong is said
-here.
-"""
+"""Opens what the searcher works on: index, memory, scoring threads and executor."""
 
 from __future__ import annotations
 
@@ -17,18 +15,16 @@ from carpool.disk.settings import IndexSettings
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
+from searcher.cluster_major import ClusterMajor
 from searcher.events import EventLog
-from searcher.execution.cluster_major import ClusterMajor
-from searcher.execution.executor import Executor
-from searcher.execution.query_by_query import QueryByQuery
+from searcher.executor import Executor
 from searcher.memory.arena import Arena, choose_block_bytes
-from searcher.memory.cluster_cache import ClusterCache
 from searcher.memory.cluster_memory import ClusterMemory, ReadRules
 from searcher.memory.slices import Slices
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.eviction.policies import make_policy
+from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.limits import ClusterMajorLimits
-from searcher.plan.reads import ReadLimits, ReadPlanner
 from searcher.scoring.pool import ScoringPool
 from searcher.scoring.products import queries_few
 from searcher.settings import SearcherSettings
@@ -45,6 +41,40 @@ all of that ends at once.
 CLOSE_TIMEOUT_S = 0.5
 
 OpenEngine = Callable[[SegmentFiles], BlockEngine]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaneParts:
+    """What an executor is made of. `memory` is empty and not started."""
+
+    index: OpenIndex
+    settings: SearcherSettings
+    slices: Slices
+    memory: ClusterMemory
+    pool: ScoringPool
+    metrics: Metrics
+    clock: Clock
+    events: EventLog
+
+    def size_bytes(self) -> dict[ClusterId, int]:
+        """Returns what each slice takes in memory."""
+        numbers = map(ClusterId, range(len(self.slices.extents)))
+        return {number: self.memory.arena_bytes(number) for number in numbers}
+
+    def policy(self) -> CachePolicy:
+        """Returns the eviction policy that the settings name."""
+        latency_us = {
+            ClusterId(cluster): us for cluster, us in enumerate(self.index.manifest.read_latency_us)
+        }
+        return make_policy(
+            self.settings.cache_policy,
+            size_bytes=self.size_bytes(),
+            budget_bytes=self.memory.arena_bytes_total,
+            read_latency_us=self.slices.shared(latency_us),
+        )
+
+
+OpenExecutor = Callable[[PlaneParts], Executor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +143,28 @@ def open_searcher(
     return OpenSearcher(manifest=opened.manifest, documents=opened.documents, plane=plane)
 
 
+def cluster_major(parts: PlaneParts) -> Executor:
+    """Returns the searcher's executor: each cluster is read once for all queries in progress."""
+    settings, budget_bytes = parts.settings, parts.memory.arena_bytes_total
+    ahead_bytes = min(budget_bytes // READ_AHEAD_SHARE, READ_AHEAD_BYTES_MAX)
+    prefetch_bytes = settings.prefetch_bytes or budget_bytes // PREFETCH_SHARE
+    limits = ClusterMajorLimits(
+        budget_bytes=budget_bytes,
+        read_ahead_bytes=settings.read_ahead_bytes or ahead_bytes,
+        prefetch_bytes=0 if settings.prefetch == "none" else prefetch_bytes,
+        overtaken_max=settings.overtaken_max,
+    )
+    return ClusterMajor(
+        memory=parts.memory,
+        slices=parts.slices,
+        planner=ClusterMajorPlanner(limits, parts.size_bytes(), parts.policy()),
+        pool=parts.pool,
+        metrics=parts.metrics,
+        clock=parts.clock,
+        events=parts.events,
+    )
+
+
 def open_search_plane(
     index: OpenIndex,
     settings: SearcherSettings,
@@ -122,12 +174,13 @@ def open_search_plane(
     events: EventLog,
     engine: OpenEngine | None = None,
     pool: Callable[[int], ScoringPool] = ScoringPool,
+    executor: OpenExecutor = cluster_major,
 ) -> SearchPlane:
-    """Returns memory of `budget_bytes`, the reads that fill it, and the executor that the settings
-    name. Raises `ConfigError`.
+    """Returns memory of `budget_bytes`, the reads that fill it, and an executor over both.
+
+    Raises `ConfigError`.
     """
-    is_cut = settings.execution == "cluster_major"
-    slices = Slices(index.extents, index.layout, settings.slice_bytes_max if is_cut else 0)
+    slices = Slices(index.extents, index.layout, settings.slice_bytes_max)
     queries_few(index.layout)  # measured now, and not by the first query
     files = SegmentFiles(index.segment_paths, settings.direct_io)
     try:
@@ -137,11 +190,17 @@ def open_search_plane(
     except BaseException:
         files.close()
         raise
-    scoring = pool(settings.scoring_threads or len(os.sched_getaffinity(0)))
-    executor = _open_executor(
-        index, slices, settings, memory, scoring, metrics, clock, events=events
+    parts = PlaneParts(
+        index=index,
+        settings=settings,
+        slices=slices,
+        memory=memory,
+        pool=pool(settings.scoring_threads or len(os.sched_getaffinity(0))),
+        metrics=metrics,
+        clock=clock,
+        events=events,
     )
-    return SearchPlane(memory=memory, executor=executor, pool=scoring, files=files)
+    return SearchPlane(memory=memory, executor=executor(parts), pool=parts.pool, files=files)
 
 
 def _open_memory(
@@ -197,65 +256,6 @@ def _open_engine(files: SegmentFiles, settings: SearcherSettings, clock: Clock) 
         depth=settings.reads_in_flight_max,
         prefetch_depth=settings.prefetch_reads_max,
         clock=clock,
-    )
-
-
-def _open_executor(
-    index: OpenIndex,
-    slices: Slices,
-    settings: SearcherSettings,
-    memory: ClusterMemory,
-    pool: ScoringPool,
-    metrics: Metrics,
-    clock: Clock,
-    *,
-    events: EventLog,
-) -> Executor:
-    size_bytes = {
-        number: memory.arena_bytes(number) for number in map(ClusterId, range(len(slices.extents)))
-    }
-    latency_us = {
-        ClusterId(cluster): us for cluster, us in enumerate(index.manifest.read_latency_us)
-    }
-    budget_bytes = memory.arena_bytes_total
-    policy = make_policy(
-        settings.cache_policy,
-        size_bytes=size_bytes,
-        budget_bytes=budget_bytes,
-        read_latency_us=slices.shared(latency_us),
-    )
-    if settings.execution == "query_by_query":
-        limits = ReadLimits(
-            budget_bytes=budget_bytes,
-            demand_reads_max=settings.reads_in_flight_max,
-            prefetch_reads_max=settings.prefetch_reads_max,
-            prefetch=settings.prefetch,
-        )
-        cache = ClusterCache(
-            memory=memory, planner=ReadPlanner(limits, size_bytes, policy), metrics=metrics
-        )
-        return QueryByQuery(cache, clock, events)
-    ahead_bytes = min(budget_bytes // READ_AHEAD_SHARE, READ_AHEAD_BYTES_MAX)
-    planner = ClusterMajorPlanner(
-        ClusterMajorLimits(
-            budget_bytes=budget_bytes,
-            read_ahead_bytes=settings.read_ahead_bytes or ahead_bytes,
-            prefetch_bytes=0
-            if settings.prefetch == "none"
-            else settings.prefetch_bytes or budget_bytes // PREFETCH_SHARE,
-            overtaken_max=settings.overtaken_max,
-        ),
-        size_bytes,
-        policy,
-    )
-    return ClusterMajor(
-        memory=memory,
-        slices=slices,
-        planner=planner,
-        pool=pool,
-        metrics=metrics,
-        clock=clock,
-        events=events,
     )
 
 

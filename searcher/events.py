@@ -4,10 +4,12 @@ and end.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from schemas.record import ClusterId
-from searcher.plan.steps import Purpose
+
+Purpose = Literal["demand", "prefetch"]
+"""Why a cluster is read: a query waits for it, or a later one will."""
 
 
 class EventLog(Protocol):

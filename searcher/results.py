@@ -26,7 +26,7 @@ from schemas.query import Query
 from schemas.record import ClusterId
 from schemas.retrieval import Hit, Retrieval
 from schemas.topics import RETRIEVALS, in_class_of
-from searcher.execution.executor import SearchResult
+from searcher.executor import SearchResult
 from searcher.tracing import retrieval
 
 _log = structlog.get_logger(__name__)

@@ -27,7 +27,7 @@ from carpool.telemetry.metrics import Metrics
 from schemas.group import Group
 from searcher.build import OpenEngine, OpenSearcher, open_searcher
 from searcher.events import EventLog, NoEvents
-from searcher.execution.executor import Search, SearchGroup, SearchResult
+from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.results import Outcome, expire, finish
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -17,6 +18,14 @@ MIB = 1 << 20
 class SearcherSettings(Settings, frozen=True, kw_only=True):
     """What the searcher may use, and how it reads."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "execution": "the searcher always reads each cluster once for all queries that it has; "
+        "query_by_query is a baseline of carpool bench search"
+    }
+    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "prefetch": {"after_group": "overlapped"}
+    }
+
     budget_bytes: Annotated[
         int,
         msgspec.Meta(
@@ -27,14 +36,6 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "100 MB beside it.",
         ),
     ] = 256 * MIB
-    execution: Annotated[
-        Literal["cluster_major", "query_by_query"],
-        msgspec.Meta(
-            description="cluster_major: each cluster is read once for all queries in hand. "
-            "query_by_query: one query after the "
-            "other, as the published algorithms do; for comparison, it reads several times as much."
-        ),
-    ] = "cluster_major"
     cache_policy: Annotated[
         PolicyName,
         msgspec.Meta(
@@ -57,17 +58,16 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         int,
         msgspec.Meta(
             ge=0,
-            description="Largest part of a cluster, in bytes, that cluster_major reads, keeps and "
-            "scores as one; 0: clusters are not cut. Too low: more bookkeeping a byte. Too high: "
+            description="Largest part of a cluster, in bytes, that is read, kept and "
+            "scored as one; 0: clusters are not cut. Too low: more bookkeeping a byte. Too high: "
             "the disk idles at the ends of windows, and less is kept.",
         ),
     ] = 8 * MIB
     prefetch: Annotated[
-        Literal["none", "after_group", "overlapped"],
+        Literal["none", "overlapped"],
         msgspec.Meta(
             description="Whether clusters are read that only later queries want. overlapped: "
-            "whenever nothing else is to be read. after_group: query by query only, after a "
-            "group's last search, as CaGR-RAG prints it. none: never."
+            "whenever nothing else is to be read. none: never."
         ),
     ] = "overlapped"
     prefetch_bytes: Annotated[

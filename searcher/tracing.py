@@ -5,7 +5,7 @@ generative AI.
 from __future__ import annotations
 
 from carpool.loop.tracing.operation import Operation
-from searcher.execution.executor import SearchResult
+from searcher.executor import SearchResult
 
 
 def retrieval(index_version: str, found: SearchResult, passages: int, ended_us: int) -> Operation:

@@ -10,14 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from bench.simulator.costs import ComputeCosts, Task
-from bench.simulator.memory import OnEnd, SimulatedMemory
-from bench.simulator.outcome import Outcome
-from bench.simulator.trace import Clusters, Trace, Window
-from bench.simulator.ways import Groups, next_queries
-from schemas.record import ClusterId
-from searcher.plan.reads import ReadPlanner
-from searcher.plan.steps import (
+from bench.baselines.read_planner import ReadPlanner
+from bench.baselines.read_steps import (
     Event,
     Evict,
     Grant,
@@ -29,6 +23,12 @@ from searcher.plan.steps import (
     ReadEnded,
     Released,
 )
+from bench.simulator.costs import ComputeCosts, Task
+from bench.simulator.memory import OnEnd, SimulatedMemory
+from bench.simulator.outcome import Outcome
+from bench.simulator.trace import Clusters, Trace, Window
+from bench.simulator.ways import Groups, next_queries
+from schemas.record import ClusterId
 
 
 class QueryByQuerySimulation:

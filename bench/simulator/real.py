@@ -24,7 +24,7 @@ from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.execution.executor import Executor, Search, SearchGroup, SearchResult
+from searcher.executor import Executor, Search, SearchGroup, SearchResult
 from searcher.store.engine import BlockEngine
 from searcher.store.factory import open_engine
 from searcher.store.files import SegmentFiles

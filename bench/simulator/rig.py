@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from bench.baselines.build import query_by_query
+from bench.baselines.read_planner import ReadPlanner
 from bench.data.evaluation import Float32
 from bench.simulator.memory import Shape
 from bench.simulator.trace import Trace, trace_over
@@ -22,12 +24,11 @@ from carpool.clock import SystemClock
 from carpool.disk.index import OpenIndex
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.build import OpenEngine, SearchPlane, open_search_plane
+from searcher.build import OpenEngine, SearchPlane, cluster_major, open_search_plane
+from searcher.cluster_major import ClusterMajor
 from searcher.events import EventLog, NoEvents
-from searcher.execution.cluster_major import ClusterMajor
 from searcher.memory.slices import Slices
 from searcher.plan.cluster_major import ClusterMajorPlanner
-from searcher.plan.reads import ReadPlanner
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
 from searcher.store.none import NoEngine
@@ -54,11 +55,6 @@ class Rig:
     index: OpenIndex
     way: Way
     settings: SearcherSettings
-
-    @property
-    def slice_bytes_max(self) -> int:
-        """Of the slices that are read as one; 0: clusters are not cut."""
-        return self.settings.slice_bytes_max if self.way.by_cluster else 0
 
     def trace(self, questions: Float32, *, nprobe: int, window: int) -> Trace:
         """Returns the trace of `questions`, (n, dim) float32, row-normalised, in this order."""
@@ -116,13 +112,20 @@ class Rig:
     ) -> Iterator[Parts]:
         clock = SystemClock()
         plane = open_search_plane(
-            self.index, self.settings, metrics, clock, events=events, engine=engine, pool=pool
+            self.index,
+            self.settings,
+            metrics,
+            clock,
+            events=events,
+            engine=engine,
+            pool=pool,
+            executor=cluster_major if self.way.by_cluster else query_by_query(self.way.prefetch),
         )
         try:
             yield Parts(
                 plane,
                 _planner(plane),
-                Slices(self.index.extents, self.index.layout, self.slice_bytes_max),
+                Slices(self.index.extents, self.index.layout, self.settings.slice_bytes_max),
             )
         finally:
             plane.close()
@@ -139,7 +142,7 @@ def rig_for(index: OpenIndex, way: Way, settings: SearcherSettings, budget_share
         read_timeout_ms=READ_TIMEOUT_MS,
     )
     if not way.by_cluster:
-        settings = structs.replace(settings, execution="query_by_query", prefetch=way.prefetch)
+        settings = structs.replace(settings, slice_bytes_max=0)
     return Rig(index, way, settings)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bench.simulator.stopwatch import Call, Stopwatch
 from schemas.record import ClusterId
-from searcher.plan.steps import Purpose
+from searcher.events import Purpose
 from searcher.store.engine import BlockEngine, BlockError, BlockRead, OnDone
 
 

@@ -9,13 +9,13 @@ from typing import Literal
 
 import msgspec
 
+from bench.baselines.read_planner import PrefetchMode
 from bench.retrieval.contestants.cagr import SIMILARITY_MIN
 from bench.simulator.trace import Clusters, Window
 from grouper.plan.grouping import grouping_policy
 from grouper.plan.order import group_order
 from grouper.plan.plan_groups import plan_groups
 from searcher.plan.eviction.policies import PolicyName
-from searcher.plan.reads import PrefetchMode
 
 Groups = tuple[tuple[int, ...], ...]
 """Positions in a window, of each group in the order of search."""

@@ -19,7 +19,7 @@ from carpool.disk.pages import ClusterPages, PageLayout
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.events import EventLog
+from searcher.events import EventLog, Purpose
 from searcher.memory.arena import Arena, Spans
 from searcher.memory.cluster_reads import (
     Block,
@@ -36,7 +36,6 @@ from searcher.memory.cluster_reads import (
     split,
     timed_out,
 )
-from searcher.plan.steps import Purpose
 from searcher.store.engine import BlockEngine, BlockError, BlockRead, CancelledRead
 
 __all__ = ["ClusterMemory", "MemoryEvent", "ReadBroke", "ReadDone", "ReadRules", "SpaceFreed"]

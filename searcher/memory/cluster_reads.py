@@ -14,8 +14,8 @@ from carpool.disk.pages import ClusterPages, PageLayout, UInt8
 from carpool.disk.segments import verify_pages
 from carpool.errors import CorruptionError, RetryableError
 from schemas.record import ClusterId
+from searcher.events import Purpose
 from searcher.memory.arena import Spans
-from searcher.plan.steps import Purpose
 from searcher.store.engine import READ_BYTES_MAX, BlockError, CancelledRead
 
 

@@ -6,11 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from schemas.record import ClusterId
-
-Tier = Literal["ram", "ssd"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

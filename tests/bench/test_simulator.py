@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from bench.baselines.read_planner import ReadLimits, ReadPlanner
 from bench.simulator.arrivals import Arrivals, ClosedLoop, OpenLoop, poisson_due_us, soonest
 from bench.simulator.calibration import not_negative
 from bench.simulator.cluster_major import ClusterMajorSimulation
@@ -24,7 +25,6 @@ from schemas.record import ClusterId
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.eviction.policies import POLICY_NAMES, PolicyName, make_policy
 from searcher.plan.limits import ClusterMajorLimits
-from searcher.plan.reads import ReadLimits, ReadPlanner
 from tests.bench.simulated import COSTS, PAGE, A, B, memory
 
 DISKS = {

@@ -27,8 +27,8 @@ from carpool.disk.index import OpenIndex, open_index
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from searcher.build import open_search_plane
+from searcher.cluster_major import ClusterMajor
 from searcher.events import NoEvents
-from searcher.execution.cluster_major import ClusterMajor
 from searcher.plan.eviction.policies import POLICY_NAMES, PolicyName
 from searcher.settings import SearcherSettings
 from tests.searcher.helpers import Float32, normalised, random_index

@@ -14,8 +14,7 @@ from tests.searcher.helpers import SmallIndex, group_of, running
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("execution", ["cluster_major", "query_by_query"])
-def test_a_stored_index_is_searched_as_it_was(variant: str, execution: str) -> None:
+def test_a_stored_index_is_searched_as_it_was(variant: str) -> None:
     opened = open_index(SAMPLES / variant)
     opened.close()
     index = SmallIndex(
@@ -28,7 +27,7 @@ def test_a_stored_index_is_searched_as_it_was(variant: str, execution: str) -> N
     )
     expected = expected_of(variant)
     searches = [(np.array(e.query, dtype=np.float32), e.clusters) for e in expected]
-    with running(index, direct_io="auto", execution=execution) as stage:
+    with running(index, direct_io="auto") as stage:
         found = stage.search(group_of(opened.manifest, searches, top_k=5))
     assert len(found) == len(expected)
     for number, wanted in enumerate(expected):

@@ -20,9 +20,9 @@ from carpool.disk.segments import SegmentWriter
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
+from searcher.cluster_major import ClusterMajor
 from searcher.events import NoEvents
-from searcher.execution.cluster_major import ClusterMajor
-from searcher.execution.executor import Search, SearchGroup, SearchResult
+from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.memory.arena import Arena, choose_block_bytes
 from searcher.memory.cluster_memory import ClusterMemory, ReadRules
 from searcher.memory.slices import Slices

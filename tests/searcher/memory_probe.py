@@ -21,7 +21,7 @@ from carpool.disk.settings import IndexSettings
 from carpool.loop.stage import Done
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.plan.steps import Purpose
+from searcher.events import Purpose
 from searcher.service import build_stage
 from searcher.settings import SearcherSettings
 from tests.searcher.helpers import ListSink, group_of, make_unit

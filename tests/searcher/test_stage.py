@@ -87,9 +87,10 @@ def test_a_retrieval_carries_the_query_its_source_and_what_it_took(index: SmallI
 
 def test_bytes_read_and_tiers_say_what_the_query_found_in_memory(index: SmallIndex) -> None:
     vectors = questions(2)
-    with running(index, prefetch="none", execution="query_by_query") as run:
-        found = run.search(make_group(index, vectors, clusters=[(0, 1), (1, 2)]))
-    first, second = found["q0-0"], found["q0-1"]
+    with running(index, prefetch="none") as run:
+        first = run.search(make_group(index, vectors[:1], clusters=[(0, 1)]))["q0-0"]
+        later = make_group(index, vectors[1:], clusters=[(1, 2)], sequence=1)
+        second = run.search(later)["q1-0"]
     sizes = [extent.size_bytes for extent in index.extents]
     assert [(p.cluster, p.tier) for p in first.probes] == [(0, "ssd"), (1, "ssd")]
     assert [(p.cluster, p.tier) for p in second.probes] == [(1, "ram"), (2, "ssd")]
@@ -202,42 +203,6 @@ def test_without_prefetch_nothing_is_read_ahead(index: SmallIndex) -> None:
         found = run.search(make_group(index, [vector], clusters=[(5, 6)], sequence=1))["q1-0"]
         assert [probe.tier for probe in found.probes] == ["ssd", "ssd"]
         assert run.count("bytes_read_total", purpose="prefetch") == 0
-
-
-def test_the_group_in_hand_wins_over_what_the_grouper_advised(index: SmallIndex) -> None:
-    gate = Gate(index, held=frozenset({0}))
-    vector = questions(1)[0]
-    with running(index, engine=gate, execution="query_by_query") as run:
-        run.wait_ready()
-        run.stage.offer(
-            make_unit(0, make_group(index, [vector], clusters=[(0,)], next_clusters=(7,))), 0
-        )
-        gate.arrived.acquire()
-        # Another lane's group comes next, not the advised one; of it part 0 was done in an earlier
-        # life.
-        other = make_group(index, [vector] * 2, clusters=[(4,), (5,)], sequence=1)
-        run.stage.offer(make_unit(1, other, parts_done=frozenset({0})), 0)
-        gate.opened.set()
-        run.sink.wait_done(2)
-    assert gate.reads == [0, 5]
-
-
-def test_what_is_known_of_the_next_group_is_forgotten_when_it_is_revoked(index: SmallIndex) -> None:
-    gate = Gate(index, held=frozenset({0}))
-    vector = questions(1)[0]
-    with running(index, engine=gate, execution="query_by_query") as run:
-        run.wait_ready()
-        run.stage.offer(
-            make_unit(0, make_group(index, [vector], clusters=[(0,)], next_clusters=(7,))), 0
-        )
-        gate.arrived.acquire()
-        run.stage.offer(make_unit(1, make_group(index, [vector], clusters=[(4,)], sequence=1)), 0)
-        run.stage.offer(make_unit(2, make_group(index, [vector], clusters=[(5,)], sequence=2)), 0)
-        run.stage.revoke(frozenset({1}))
-        gate.opened.set()
-        run.sink.wait_done(2)
-    assert gate.reads == [0, 5]
-    assert run.sink.parts() == [(0, 0), (2, 0)]
 
 
 # ---- parts

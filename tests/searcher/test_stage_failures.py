@@ -114,27 +114,6 @@ def test_a_deadline_that_is_further_away_than_any_wait_is_a_deadline_like_others
     assert set(run.sink.retrievals()) == {"q0-0", "q1-0"}
 
 
-def test_what_waits_behind_others_and_expires_is_answered_before_their_turn(
-    index: SmallIndex,
-) -> None:
-    clock, gate = HandClock(1_000), Gate(index)
-    with running(
-        index, clock=clock, engine=gate, execution="query_by_query", prefetch="none"
-    ) as run:
-        run.wait_ready()
-        run.stage.offer(make_unit(0, make_group(index, questions(1))), 0)
-        gate.arrived.acquire()
-        run.stage.offer(make_unit(1, make_group(index, questions(2), sequence=1)), 0)
-        run.stage.offer(
-            make_unit(2, make_group(index, questions(1), sequence=2, deadline_us=2_000)), 0
-        )
-        clock.time_us = 3_000
-        gate.opened.set()
-        run.sink.wait_done(4)
-    assert run.sink.answers()["q2-0"].status == "expired"
-    assert [unit for unit, _ in run.sink.parts()] == [0, 2, 1, 1]
-
-
 def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(
     index: SmallIndex,
 ) -> None:

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bench.baselines.cluster_cache import ClusterCache
+from bench.baselines.query_by_query import QueryByQuery
+from bench.baselines.read_planner import ReadLimits, ReadPlanner
 from bench.papers.cagr.plan import RunSpec
 from carpool.clock import Clock
 from carpool.disk.index import OpenIndex
@@ -16,13 +19,10 @@ from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.build import open_search_plane
 from searcher.events import NoEvents
-from searcher.execution.executor import Executor
-from searcher.execution.query_by_query import QueryByQuery
+from searcher.executor import Executor
 from searcher.memory.arena import Arena, choose_block_bytes
-from searcher.memory.cluster_cache import ClusterCache
 from searcher.memory.cluster_memory import ClusterMemory, ReadRules
 from searcher.plan.eviction.edgerag import EdgeRag
-from searcher.plan.reads import ReadLimits, ReadPlanner
 from searcher.settings import SearcherSettings
 from searcher.store.factory import open_engine
 from searcher.store.files import SegmentFiles

@@ -27,7 +27,7 @@ from grouper.plan.grouping import grouping_policy
 from grouper.plan.order import group_order
 from grouper.plan.plan_groups import plan_groups
 from schemas.record import ClusterId
-from searcher.execution.executor import Search, SearchGroup, SearchResult
+from searcher.executor import Search, SearchGroup, SearchResult
 
 WAIT_S = 600.0
 

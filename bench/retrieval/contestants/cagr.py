@@ -24,7 +24,7 @@ from bench.retrieval.contestants.carpool import Carpool
 if TYPE_CHECKING:
     from grouper.plan.grouping import GroupingPolicy
     from grouper.plan.order import GroupOrder
-    from searcher.execution.executor import Executor, Finish, SearchGroup
+    from searcher.executor import Executor, Finish, SearchGroup
 
 SIMILARITY_MIN = 0.5
 """The paper's theta, section 5.1."""
@@ -86,9 +86,8 @@ class Published(Carpool):
         super().__init__(
             name,
             horizon_windows=0,
-            execution="query_by_query",
+            query_by_query=prefetch,
             cache_policy="edgerag",
-            prefetch=prefetch,
         )
         self._grouping = grouping
 

@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.retrieval.contestant import (
     Arrivals,
@@ -25,8 +25,9 @@ from bench.retrieval.contestant import (
 from schemas.record import ClusterId
 
 if TYPE_CHECKING:
+    from bench.baselines.read_planner import PrefetchMode
     from searcher.build import SearchPlane
-    from searcher.execution.executor import Search, SearchGroup, SearchResult
+    from searcher.executor import Search, SearchGroup, SearchResult
 
 HORIZON_WINDOWS = 4
 """As the grouper reads ahead unless told otherwise."""
@@ -88,9 +89,18 @@ class Carpool:
     what will be asked.
     """
 
-    def __init__(self, name: str, *, horizon_windows: int, **settings: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        horizon_windows: int,
+        query_by_query: PrefetchMode | None = None,
+        **settings: Any,
+    ) -> None:
+        """`query_by_query`: searches as the baseline does, and reads ahead in this way."""
         self.name = name
         self._horizon_windows = horizon_windows
+        self._query_by_query = query_by_query
         self._settings = settings
         self._dataset: Dataset | None = None
         self._plane: SearchPlane | None = None
@@ -106,12 +116,14 @@ class Carpool:
         """Opens the index with the budget of `cache_budget`; nothing is read ahead of the
         queries.
         """
+        from msgspec import structs
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+        from bench.baselines.build import query_by_query
         from carpool.clock import SystemClock
         from carpool.disk.index import open_index
         from carpool.telemetry.metrics import Metrics
-        from searcher.build import open_search_plane
+        from searcher.build import OpenExecutor, cluster_major, open_search_plane
         from searcher.settings import SearcherSettings
 
         threadpool_limits(limits=1, user_api="blas")
@@ -125,8 +137,12 @@ class Carpool:
             read_timeout_ms=READ_TIMEOUT_MS,
             **self._settings,
         )
+        executor: OpenExecutor = cluster_major
+        if self._query_by_query is not None:
+            settings = structs.replace(settings, slice_bytes_max=0)
+            executor = query_by_query(self._query_by_query)
         self._plane = open_search_plane(
-            index, settings, self._metrics, SystemClock(), events=self._busy
+            index, settings, self._metrics, SystemClock(), events=self._busy, executor=executor
         )
         self._dataset = dataset
         self._thread = threading.Thread(target=self._search, name="search", daemon=True)
@@ -182,7 +198,7 @@ class Carpool:
             self._found.put(error)
 
     def _group(self, window: Window, arrivals: Arrivals) -> SearchGroup:
-        from searcher.execution.executor import Search, SearchGroup
+        from searcher.executor import Search, SearchGroup
 
         assert self._dataset is not None
         searches = []
@@ -237,31 +253,33 @@ def _entry(name: str, summary: str, **options: Any) -> Entry:
     return Entry(name=name, summary=summary, is_exact=True, has_cache_budget=True, make=make)
 
 
-def _entries(name: str, summary: str, **settings: Any) -> tuple[Entry, ...]:
+def _entries(name: str, summary: str, *, query_by_query: bool = False) -> tuple[Entry, ...]:
     """An execution with all that it may know of what waits, without reading ahead, and without
     knowing anything.
     """
+
+    def ahead(prefetch: Literal["none", "overlapped"]) -> dict[str, str]:
+        return {"query_by_query" if query_by_query else "prefetch": prefetch}
+
     return (
         _entry(
             name,
             f"{summary}; told of the {HORIZON_WINDOWS} windows that wait, evicts by next use, "
             "reads ahead",
             horizon_windows=HORIZON_WINDOWS,
-            **settings,
+            **ahead("overlapped"),
         ),
         _entry(
             f"{name}-kept",
             f"as {name}, without reading ahead: the horizon only says what to keep",
             horizon_windows=HORIZON_WINDOWS,
-            prefetch="none",
-            **settings,
+            **ahead("none"),
         ),
         _entry(
             f"{name}-blind",
             f"as {name}, told of nothing that waits: evicts by aged frequency",
             horizon_windows=0,
-            prefetch="none",
-            **settings,
+            **ahead("none"),
         ),
     )
 
@@ -291,7 +309,7 @@ ENTRIES: tuple[Entry, ...] = (
         horizon_windows=HORIZON_WINDOWS,
         cache_policy="lfu",
     ),
-    *_entries("carpool-query-by-query", "one query after the other", execution="query_by_query"),
+    *_entries("carpool-query-by-query", "one query after the other", query_by_query=True),
     _entry(
         "carpool-threads",
         "as carpool, reads by a pool of threads instead of io_uring",

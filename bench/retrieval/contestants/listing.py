@@ -73,8 +73,7 @@ class Listing(Carpool):
         super().__init__(
             name,
             horizon_windows=0,
-            execution="query_by_query",
-            prefetch="none",  # of the executor that is replaced
+            query_by_query="none",  # of the executor that is replaced
             reads_in_flight_max=DEPTH,
             prefetch_reads_max=DEPTH,
         )

@@ -9,21 +9,11 @@ from collections.abc import Collection, Set
 
 import numpy as np
 
-from carpool.clock import Clock
-from carpool.errors import RetryableError
-from carpool.telemetry.metrics import Metrics
-from schemas.record import ClusterId
-from schemas.retrieval import Probe
-from searcher.events import EventLog
-from searcher.execution.executor import Finish, Search, SearchGroup, SearchResult
-from searcher.memory.cluster_memory import ClusterMemory
-from searcher.plan.eviction.edgerag import EdgeRag
-from searcher.plan.reads import PrefetchMode, ReadLimits, ReadPlanner
-from searcher.plan.steps import (
+from bench.baselines.read_planner import PrefetchMode, ReadLimits, ReadPlanner
+from bench.baselines.read_steps import (
     Action,
     Event,
     Evict,
-    FoundIn,
     Grant,
     GroupBegan,
     GroupEnded,
@@ -33,6 +23,15 @@ from searcher.plan.steps import (
     Read,
     ReadEnded,
 )
+from carpool.clock import Clock
+from carpool.errors import RetryableError
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from schemas.retrieval import Probe, Tier
+from searcher.events import EventLog
+from searcher.executor import Finish, Search, SearchGroup, SearchResult
+from searcher.memory.cluster_memory import ClusterMemory
+from searcher.plan.eviction.edgerag import EdgeRag
 from searcher.scoring.pool import ScoringPool
 from searcher.scoring.query_batch import QueryBatch, Scoring
 from searcher.scoring.top_k import TopTable
@@ -109,9 +108,7 @@ class LoadThenScanExecutor:
         self._table = TopTable()
         self._joined: queue.SimpleQueue[SearchGroup | None] = queue.SimpleQueue()
         self._dropped: set[int] = set()
-        self._tiers: dict[
-            ClusterId, FoundIn
-        ] = {}  # of the clusters that the current query was given
+        self._tiers: dict[ClusterId, Tier] = {}  # of the clusters that the current query was given
         self._is_stopped = False
 
     def join(self, group: SearchGroup) -> None:

@@ -247,16 +247,17 @@ def test_ours_takes_part_in_every_combination() -> None:
     made = {name: vars(entry(name).make()) for name in ENTRIES if name.startswith("carpool")}
     ways = {
         (
-            found["_settings"].get("execution", "cluster_major"),
+            found["_query_by_query"] is not None,
             found["_horizon_windows"] > 0,
-            found["_settings"].get("prefetch", "overlapped") != "none",
+            (found["_query_by_query"] or found["_settings"].get("prefetch", "overlapped"))
+            != "none",
         )
         for found in made.values()
     }
     # Reading ahead takes a horizon.
     assert ways == {
-        (execution, *knows)
-        for execution in ("cluster_major", "query_by_query")
+        (is_by_query, *knows)
+        for is_by_query in (False, True)
         for knows in ((True, True), (True, False), (False, False))
     }
     policies = {

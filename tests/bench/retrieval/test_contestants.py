@@ -21,7 +21,7 @@ from bench.retrieval.registry import ENTRIES, entry
 from grouper.plan.grouping import PolicyName, grouping_policy
 from grouper.plan.order import group_order
 from schemas.record import ClusterId
-from searcher.execution.executor import Search, SearchGroup
+from searcher.executor import Search, SearchGroup
 
 OURS = tuple(name for name in ENTRIES if name.startswith(("edgerag", "cagr-", "carpool")))
 IN_CHILDREN = ("cagr-best-greedy", "carpool")

@@ -34,7 +34,7 @@ from carpool.errors import ConfigError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.build import SearchPlane, open_search_plane
-from searcher.execution.executor import Search, SearchGroup, SearchResult
+from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.settings import SearcherSettings
 from searcher.store.engine import BlockEngine, BlockRead
 from searcher.store.files import SegmentFiles

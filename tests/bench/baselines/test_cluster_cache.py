@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from bench.baselines.cluster_cache import Arrival, ClusterCache
+from bench.baselines.read_planner import ReadLimits, ReadPlanner
 from carpool.clock import SystemClock
 from carpool.disk.manifest import read_manifest
 from carpool.disk.pages import dense
@@ -20,10 +22,8 @@ from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.events import NoEvents
 from searcher.memory.arena import Arena
-from searcher.memory.cluster_cache import Arrival, ClusterCache
 from searcher.memory.cluster_memory import ClusterMemory, ReadRules
 from searcher.plan.eviction.lru import Lru
-from searcher.plan.reads import ReadLimits, ReadPlanner
 from searcher.store.engine import BlockRead
 from searcher.store.memory import MemoryEngine
 from searcher.store.threads import ThreadEngine

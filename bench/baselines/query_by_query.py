@@ -11,13 +11,12 @@ from contextlib import closing
 
 import numpy as np
 
+from bench.baselines.cluster_cache import Arrival, ClusterCache
 from carpool.clock import Clock
 from schemas.record import ClusterId
 from schemas.retrieval import Probe
 from searcher.events import EventLog
-from searcher.execution.executor import Finish, Search, SearchGroup, SearchResult
-from searcher.memory.cluster_cache import Arrival, ClusterCache
-from searcher.plan.upcoming import next_query
+from searcher.executor import Finish, Search, SearchGroup, SearchResult
 from searcher.scoring.scan import score_pages
 from searcher.scoring.top_k import Scored, TopTable
 
@@ -102,8 +101,9 @@ class QueryByQuery:
         """
         with self._changed:
             wanted = self._wanted(self._waiting[0]) if self._waiting else ()
-            advice = self._current.next_query if self._current is not None else ()
-            return next_query(wanted[0].clusters if wanted else None, advice)
+            if wanted:
+                return wanted[0].clusters
+            return self._current.next_query if self._current is not None else ()
 
     def _tell_next(self) -> None:
         # Without a current group the next one begins at once: to read ahead for it would only be

@@ -20,21 +20,17 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from schemas.record import ClusterId
-from searcher.plan.eviction.policy import CachePolicy
-from searcher.plan.steps import (
+from bench.baselines.read_steps import (
     Action,
     Deny,
     Event,
     Evict,
-    FoundIn,
     Grant,
     GroupBegan,
     GroupEnded,
     NextChanged,
     PrefetchEnded,
     PrefetchResult,
-    Purpose,
     QueryBegan,
     QueryEnded,
     Read,
@@ -43,6 +39,10 @@ from searcher.plan.steps import (
     Released,
     SpaceFreed,
 )
+from schemas.record import ClusterId
+from schemas.retrieval import Tier
+from searcher.events import Purpose
+from searcher.plan.eviction.policy import CachePolicy
 
 PrefetchMode = Literal["none", "after_group", "overlapped"]
 
@@ -223,7 +223,7 @@ class ReadPlanner:
         if not self._wanted[cluster]:
             del self._wanted[cluster]
 
-    def _grant(self, cluster: ClusterId, tier: FoundIn, actions: list[Action]) -> None:
+    def _grant(self, cluster: ClusterId, tier: Tier, actions: list[Action]) -> None:
         self._leased.add(cluster)
         actions.append(Grant(cluster=cluster, tier=tier))
 

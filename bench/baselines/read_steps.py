@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.record import ClusterId
+from schemas.retrieval import Tier
+from searcher.events import Purpose
 
-Purpose = Literal["demand", "prefetch"]
 PrefetchResult = Literal["used", "late", "wasted"]
-FoundIn = Literal["ram", "ssd"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +126,7 @@ class Grant:
     """
 
     cluster: ClusterId
-    tier: FoundIn
+    tier: Tier
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

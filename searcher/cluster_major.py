@@ -23,9 +23,9 @@ from carpool.clock import Clock
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from schemas.retrieval import Probe
+from schemas.retrieval import Probe, Tier
 from searcher.events import EventLog
-from searcher.execution.executor import Finish, ReadError, Search, SearchGroup, SearchResult
+from searcher.executor import Finish, ReadError, Search, SearchGroup, SearchResult
 from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone
 from searcher.memory.cluster_memory import SpaceFreed as MemoryFreed
 from searcher.memory.slices import Slices
@@ -45,7 +45,6 @@ from searcher.plan.cluster_steps import (
     SpaceFreed,
     Substage,
     SubstageEnded,
-    Tier,
     Wanted,
 )
 from searcher.plan.cluster_steps import Finish as FinishAction

@@ -13,12 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.record import ClusterId
-from searcher.plan.eviction.edgerag import EdgeRag
-from searcher.plan.eviction.lru import Lru
-from searcher.plan.eviction.policy import CachePolicy
-from searcher.plan.reads import PrefetchMode, ReadLimits, ReadPlanner
-from searcher.plan.steps import (
+from bench.baselines.read_planner import PrefetchMode, ReadLimits, ReadPlanner
+from bench.baselines.read_steps import (
     Action,
     Deny,
     Event,
@@ -36,6 +32,10 @@ from searcher.plan.steps import (
     Released,
     SpaceFreed,
 )
+from schemas.record import ClusterId
+from searcher.plan.eviction.edgerag import EdgeRag
+from searcher.plan.eviction.lru import Lru
+from searcher.plan.eviction.policy import CachePolicy
 
 CLUSTERS = [ClusterId(c) for c in range(10)]
 LATENCY_US = {c: 50 + (c * 37) % 100 for c in CLUSTERS}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schemas.record import ClusterId
-from searcher.plan.eviction.lru import Lru
-from searcher.plan.eviction.policy import CachePolicy
-from searcher.plan.reads import PrefetchMode, ReadLimits, ReadPlanner
-from searcher.plan.steps import (
+from bench.baselines.read_planner import PrefetchMode, ReadLimits, ReadPlanner
+from bench.baselines.read_steps import (
     Action,
     Event,
     Grant,
@@ -22,6 +19,9 @@ from searcher.plan.steps import (
     ReadFailed,
     Released,
 )
+from schemas.record import ClusterId
+from searcher.plan.eviction.lru import Lru
+from searcher.plan.eviction.policy import CachePolicy
 
 A, B, C, D, E, F, G = (ClusterId(c) for c in range(7))
 TEN_EACH = dict.fromkeys((A, B, C, D, E, F, G), 10)

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bench.baselines.read_steps import Evict, GroupBegan, GroupEnded, QueryEnded
 from schemas.record import ClusterId
 from searcher.plan.eviction.lru import Lru
-from searcher.plan.steps import Evict, GroupBegan, GroupEnded, QueryEnded
-from tests.searcher.read_plans import (
+from tests.bench.baselines.read_plans import (
     A,
     B,
     C,

@@ -13,19 +13,12 @@ from collections import deque
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
-from carpool.disk.pages import ClusterPages
-from carpool.errors import CorruptionError, RetryableError
-from carpool.telemetry.metrics import Metrics
-from schemas.record import ClusterId
-from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone
-from searcher.memory.cluster_memory import SpaceFreed as MemoryFreed
-from searcher.plan.reads import ReadPlanner
-from searcher.plan.steps import (
+from bench.baselines.read_planner import ReadPlanner
+from bench.baselines.read_steps import (
     Action,
     Deny,
     Event,
     Evict,
-    FoundIn,
     Grant,
     GroupBegan,
     GroupEnded,
@@ -39,6 +32,13 @@ from searcher.plan.steps import (
     Released,
     SpaceFreed,
 )
+from carpool.disk.pages import ClusterPages
+from carpool.errors import CorruptionError, RetryableError
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from schemas.retrieval import Tier
+from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone
+from searcher.memory.cluster_memory import SpaceFreed as MemoryFreed
 from searcher.store.engine import CancelledRead
 
 ReadError = CorruptionError | RetryableError
@@ -56,7 +56,7 @@ class Arrival:
     """
 
     cluster: ClusterId
-    tier: FoundIn
+    tier: Tier
     error: ReadError | None = None
 
 
