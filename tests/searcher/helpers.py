@@ -90,6 +90,7 @@ def write_index(
     read_latency_us: tuple[int, ...] = (),
     nprobe: int = 1,
     vector_dtype: VectorDtype = "float32",
+    embedding_model: str = MODEL,
 ) -> SmallIndex:
     """Writes an index in which each row is in the cluster of its nearest centroid. What is stored
     rounds `vectors`.
@@ -136,7 +137,7 @@ def write_index(
         segment_count=len(segments),
         build_id=build_id,
         documents_build_id=build_id,
-        embedding_model=MODEL,
+        embedding_model=embedding_model,
         embedding_model_name="made-up",
         centroids_fingerprint=centroids_fingerprint(centroids),
         row_count=len(vectors),
@@ -156,13 +157,19 @@ def write_index(
 
 
 def random_index(
-    folder: Path, *, rows: int = 600, dimension: int = 16, nlist: int = 8, seed: int = 1
+    folder: Path,
+    *,
+    rows: int = 600,
+    dimension: int = 16,
+    nlist: int = 8,
+    seed: int = 1,
+    embedding_model: str = MODEL,
 ) -> SmallIndex:
     """Writes an index of random directions; its clusters are uneven."""
     generator = np.random.default_rng(seed)
     vectors = normalised(generator.standard_normal((rows, dimension)))
     centroids = normalised(generator.standard_normal((nlist, dimension)))
-    return write_index(folder, vectors, centroids)
+    return write_index(folder, vectors, centroids, embedding_model=embedding_model)
 
 
 def make_group(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.baselines.build import query_by_query
 from bench.retrieval.arrivals import ClosedLoop
 from bench.retrieval.contestant import Counters, Dataset, Limits
 from bench.retrieval.contestants.cagr import Grouping, Published
@@ -251,11 +252,15 @@ class Running:
             read = read_block(files) if read_block is not None else files.read_block
             return ThreadEngine(read, depth=16, prefetch_depth=16, clock=clock)
 
-        settings = SearcherSettings(
-            budget_bytes=1 << 20, execution="query_by_query", scoring_threads=1
-        )
+        settings = SearcherSettings(budget_bytes=1 << 20, slice_bytes_max=0, scoring_threads=1)
         self.plane: SearchPlane = open_search_plane(
-            index, settings, metrics, clock, events=self.log, engine=engine
+            index,
+            settings,
+            metrics,
+            clock,
+            events=self.log,
+            engine=engine,
+            executor=query_by_query("none"),
         )
         self.plane.executor.stop()
         policy = PrefetchingEdgeRag({})
