@@ -105,10 +105,12 @@ def batch_class(topic: str, kafka: KafkaSettings, queries_max: int) -> tuple[Pri
     """Returns the class `batch` beside a topic, as it is read by a service that holds `queries_max`
     queries.
     """
-    held_max = max(1, int(kafka.batch_held_share * queries_max))
+    unfinished_max = max(1, int(kafka.batch_held_share * queries_max))
     return (
         PriorityClass(
-            topic=BATCH[topic].name, held_max=held_max, cpu_wait_us_max=kafka.batch_cpu_wait_us_max
+            topic=BATCH[topic].name,
+            unfinished_max=unfinished_max,
+            cpu_wait_us_max=kafka.batch_cpu_wait_us_max,
         ),
     )
 
@@ -133,7 +135,9 @@ def run_grouper(chosen: Given) -> None:
             decode=decode_message,
             bad_input="refuse",
             weight=settings.kafka.interactive_weight,
-            beside=batch_class(QUERIES.name, settings.kafka, settings.grouper.intake_queries_max),
+            extra_classes=batch_class(
+                QUERIES.name, settings.kafka, settings.grouper.intake_queries_max
+            ),
         ),
         build_stage=lambda metrics, clock: build_stage(
             settings.grouper, settings.index, settings.embedding, metrics, clock
@@ -160,7 +164,9 @@ def run_searcher(chosen: Given) -> None:
             decode=lambda message: decode(Group, message.value, message.headers),
             bad_input="stop",
             weight=settings.kafka.interactive_weight,
-            beside=batch_class(GROUPS.name, settings.kafka, settings.searcher.queries_in_hand_max),
+            extra_classes=batch_class(
+                GROUPS.name, settings.kafka, settings.searcher.queries_in_hand_max
+            ),
             parts=lambda group: len(group.queries),
         ),
         build_stage=lambda metrics, clock: build_stage(
@@ -190,7 +196,7 @@ def run_generator(chosen: Given) -> None:
             decode=lambda message: decode(Retrieval, message.value, message.headers),
             bad_input="stop",
             weight=settings.kafka.interactive_weight,
-            beside=batch_class(
+            extra_classes=batch_class(
                 RETRIEVALS.name, settings.kafka, settings.generator.intake_records_max
             ),
         ),

@@ -16,7 +16,7 @@ import structlog
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Output, TopicPartition
-from carpool.loop.stage import Credit, Done, Late, QueryFailure, Sink, Unit
+from carpool.loop.stage import Credit, Done, LateOutputs, QueryFailure, Sink, Unit
 from carpool.loop.tracing.operation import Operation
 from carpool.telemetry.metrics import Metrics
 from generator.answers import (
@@ -211,7 +211,7 @@ class GeneratorStage:
         now_us: int,
         operations: tuple[Operation, ...] = (),
         failure: QueryFailure | None = None,
-        late: Late | None = None,
+        late: LateOutputs | None = None,
     ) -> None:
         assert self._sink is not None, "a stage is started before it is offered anything"
         if failure is None:  # else it is counted once it is decided whether it is tried again
@@ -341,7 +341,7 @@ class GeneratorStage:
         late = (
             None
             if deadline_us is None
-            else Late(deadline_us, partial(self._expired, work, attempts))
+            else LateOutputs(deadline_us, partial(self._expired, work, attempts))
         )
         self._hand_over(work.unit, answer, now_us, (operation,), late=late)
 

@@ -51,7 +51,7 @@ class ConsumerClient(Protocol):
     """
 
     def subscribe(
-        self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()
+        self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
     ) -> None:
         """Joins the group, for a topic and those that are read beside it. Raises `ConfigError` when
         one does not exist.
@@ -76,7 +76,7 @@ class ConsumerClient(Protocol):
         """Lets records of these topics flow again, or of all."""
         ...
 
-    def hold(self, partitions: frozenset[TopicPartition]) -> None:
+    def pause_partitions(self, partitions: frozenset[TopicPartition]) -> None:
         """Stops the flow of records of just these partitions, whatever was held before; others are
         as `pause` has them.
         """

@@ -101,8 +101,11 @@ class Loop(Generic[R]):
         )
         self.ledger = InFlight()
         self._sort: Callable[[float], None] | None = None
-        if intake.beside:
-            classes = (PriorityClass(topic=intake.topic, weight=intake.weight), *intake.beside)
+        if intake.extra_classes:
+            classes = (
+                PriorityClass(topic=intake.topic, weight=intake.weight),
+                *intake.extra_classes,
+            )
             priorities = PriorityConsumer(
                 consumer, classes, held=lambda: self.ledger.held, clock=clock
             )
@@ -132,7 +135,7 @@ class Loop(Generic[R]):
         self._stopping = threading.Event()
         self.failure: CarpoolError | None = None
         self._assigned: set[TopicPartition] = set()
-        self._held_partitions: frozenset[TopicPartition] = frozenset()
+        self._paused_partitions: frozenset[TopicPartition] = frozenset()
         self._ever_assigned = False
         self._held_back_since_us: int | None = None
         self._paused_since_us: int | None = None
@@ -186,7 +189,7 @@ class Loop(Generic[R]):
         """Begins with these partitions."""
         self.ledger.assign(positions)
         self._stage.assigned(frozenset(positions))
-        self._hold(self._stage.credit())  # before the first record comes
+        self._pause_partitions(self._stage.credit())  # before the first record comes
         self._assigned |= set(positions)
         self._ever_assigned = True
         self._observer.assigned(positions)
@@ -263,14 +266,14 @@ class Loop(Generic[R]):
             self._review(now_us)
         self._wake_us = self._stage.tick(now_us, self._waiting, self.delivery.next_commit_at_us)
 
-    def _hold(self, credit: Credit) -> None:
-        if credit.held != self._held_partitions:
-            self._consumer.hold(credit.held)
-            self._held_partitions = credit.held
+    def _pause_partitions(self, credit: Credit) -> None:
+        if credit.paused_partitions != self._paused_partitions:
+            self._consumer.pause_partitions(credit.paused_partitions)
+            self._paused_partitions = credit.paused_partitions
 
     def _take(self) -> None:
         credit = self._stage.credit()
-        self._hold(credit)
+        self._pause_partitions(credit)
         records, size_bytes = min(credit.records, BURST_MAX), credit.size_bytes
         is_behind = self.ledger.finished_bytes >= self._finished_bytes_max
         is_full = self._metadata_full or self.delivery.is_full or is_behind

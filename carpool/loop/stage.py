@@ -61,7 +61,7 @@ class QueryFailure:
     is_transient: bool
 
 
-class Late(NamedTuple):
+class LateOutputs(NamedTuple):
     """What takes the place of outputs whose commit begins after a moment, in epoch microseconds."""
 
     after_us: int
@@ -82,7 +82,7 @@ class Done:
     outputs: tuple[Output, ...]
     operations: tuple[Operation, ...] = ()
     failure: QueryFailure | None = None
-    late: Late | None = None
+    late: LateOutputs | None = None
 
     def outputs_at(self, now_us: int) -> tuple[Output, ...]:
         """Returns what to write when the commit begins now."""
@@ -103,7 +103,7 @@ class Credit:
 
     records: int
     size_bytes: int
-    held: frozenset[TopicPartition] = frozenset()
+    paused_partitions: frozenset[TopicPartition] = frozenset()
 
 
 class Sink(Protocol):

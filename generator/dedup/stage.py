@@ -114,7 +114,7 @@ class DedupStage:
             return Credit(
                 records=0 if is_behind else max(0, credit.records - len(self._held)),
                 size_bytes=0 if is_behind else max(0, credit.size_bytes - self._held_bytes),
-                held=frozenset(at for at in self._assigned if at.partition in unread)
+                paused_partitions=frozenset(at for at in self._assigned if at.partition in unread)
                 if unread
                 else frozenset(),
             )

@@ -189,11 +189,11 @@ def test_what_is_held_is_part_of_the_credit() -> None:
 
 def test_nothing_more_comes_of_partitions_whose_answers_are_not_read_yet() -> None:
     bench = Bench()
-    assert bench.stage.credit().held == frozenset()
+    assert bench.stage.credit().paused_partitions == frozenset()
     bench.assign()
-    assert bench.stage.credit().held == {TopicPartition(RETRIEVALS.name, 0)}
+    assert bench.stage.credit().paused_partitions == {TopicPartition(RETRIEVALS.name, 0)}
     bench.follow()
-    assert bench.stage.credit().held == frozenset()
+    assert bench.stage.credit().paused_partitions == frozenset()
 
 
 def test_nothing_is_taken_in_while_the_log_shows_too_few_of_the_answers(monkeypatch: Any) -> None:

@@ -89,7 +89,7 @@ def test_after_a_pause_the_next_record_comes_sooner_than_from_librdkafka_alone(
         if how == "pause":
             one.consumer.pause()
         else:
-            one.consumer.hold(frozenset(map(broker.at, range(PARTITIONS))))
+            one.consumer.pause_partitions(frozenset(map(broker.at, range(PARTITIONS))))
         paused_until_s = time.monotonic() + PAUSE_S
         while time.monotonic() < paused_until_s:
             assert one.consumer.poll(0.02) is None
@@ -100,7 +100,7 @@ def test_after_a_pause_the_next_record_comes_sooner_than_from_librdkafka_alone(
             if how == "pause":
                 one.consumer.resume()
             else:
-                one.consumer.hold(frozenset())
+                one.consumer.pause_partitions(frozenset())
             read(one.consumer, 1)
         times_s[is_woken].append(time.monotonic() - began_s)
     one.close()

@@ -118,7 +118,7 @@ class Bench:
         stage: HandStage,
         *,
         parts: Callable[[Query], int] = lambda _: 1,
-        beside: tuple[PriorityClass, ...] = (),
+        extra_classes: tuple[PriorityClass, ...] = (),
     ) -> tuple[Loop[Query], MemoryConsumer]:
         self.members += 1
         instance_id = f"member-{self.members}"
@@ -137,7 +137,11 @@ class Bench:
             name="grouper",
             group=GROUP,
             intake=Intake(
-                topic=QUERIES.name, decode=query_of, bad_input="refuse", parts=parts, beside=beside
+                topic=QUERIES.name,
+                decode=query_of,
+                bad_input="refuse",
+                parts=parts,
+                extra_classes=extra_classes,
             ),
             stage=stage,
             consumer=consumer,

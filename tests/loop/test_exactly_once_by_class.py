@@ -25,7 +25,7 @@ class TwoClasses(Exact):
         self.broker = MemoryBroker(self.clock, topics)
 
     def both(self, stage: HandStage) -> Loop[Query]:
-        loop, _ = self.loop(stage, beside=(PriorityClass(topic=QUERIES_BATCH.name),))
+        loop, _ = self.loop(stage, extra_classes=(PriorityClass(topic=QUERIES_BATCH.name),))
         return loop
 
     def publish_batch(self, *texts: str) -> None:

@@ -19,7 +19,7 @@ from schemas.record import Source
 URGENT, BATCH = "rag.queries.v1", "rag.queries.batch.v1"
 CLASSES = (
     PriorityClass(topic=URGENT, weight=16),
-    PriorityClass(topic=BATCH, weight=1, held_max=50),
+    PriorityClass(topic=BATCH, weight=1, unfinished_max=50),
 )
 
 
@@ -131,7 +131,7 @@ moves = st.lists(
 def test_every_record_goes_once_in_order_of_its_partition_and_nothing_waits_that_may_go(
     script: list[tuple[str, str, int, int]],
 ) -> None:
-    classes = (CLASSES[0], PriorityClass(topic=BATCH, held_max=3))
+    classes = (CLASSES[0], PriorityClass(topic=BATCH, unfinished_max=3))
     queues = IntakeQueues(classes, records_max=8, bytes_max=10_000)
     waiting: dict[str, dict[int, list[int]]] = {URGENT: {}, BATCH: {}}
     held = Counter({URGENT: 0, BATCH: 0})

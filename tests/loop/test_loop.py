@@ -13,7 +13,7 @@ from carpool.kafka.checks import DeliveryName
 from carpool.kafka.memory.broker import Call
 from carpool.loop.loop import PAUSE_AFTER_US, Loop
 from carpool.loop.priority.intake_queues import Intake
-from carpool.loop.stage import Credit, Done, Late
+from carpool.loop.stage import Credit, Done, LateOutputs
 from schemas.query import Query
 from tests.loop.support import Bench, HandStage, query_of, result, turn
 
@@ -403,7 +403,9 @@ def test_an_answer_is_what_it_is_when_its_commit_begins(is_late: bool) -> None:
     loop, _ = bench.loop(stage)
     bench.publish("a")
     turn(loop)
-    late = Late(after_us=bench.clock.now_us() + 1_000_000, outputs=lambda: (result("expired"),))
+    late = LateOutputs(
+        after_us=bench.clock.now_us() + 1_000_000, outputs=lambda: (result("expired"),)
+    )
     loop.done(Done(parts=((stage.unit("a").id, 0),), outputs=(result("ok"),), late=late))
     bench.clock.sleep(1_000_000 if is_late else 0)
     turn(loop)

@@ -37,7 +37,7 @@ class TwoClasses(Bench):
                 decode=query_of,
                 bad_input="refuse",
                 weight=16,
-                beside=(PriorityClass(topic=QUERIES_BATCH.name, held_max=HELD_MAX),),
+                extra_classes=(PriorityClass(topic=QUERIES_BATCH.name, unfinished_max=HELD_MAX),),
             ),
             stage=stage,
             consumer=consumer,

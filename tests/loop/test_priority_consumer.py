@@ -18,7 +18,7 @@ from schemas.record import Source
 from tests.clocks import HandClock
 
 URGENT, BATCH = "rag.queries.v1", "rag.queries.batch.v1"
-CLASSES = (PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, held_max=9_000))
+CLASSES = (PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, unfinished_max=9_000))
 
 
 class FetchedConsumer:
@@ -34,9 +34,9 @@ class FetchedConsumer:
         self.waits: list[float] = []
 
     def subscribe(
-        self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()
+        self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
     ) -> None:
-        self.topics, self.listener = (topic, *beside), listener
+        self.topics, self.listener = (topic, *extra_topics), listener
 
     def poll(self, timeout_s: float) -> Message | None:
         self.waits.append(timeout_s)

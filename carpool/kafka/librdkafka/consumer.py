@@ -102,14 +102,14 @@ class LibrdkafkaConsumer:
         self._membership_until_us = 0
 
     def subscribe(
-        self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()
+        self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
     ) -> None:
         """Joins the group. Raises `ConfigError` when a topic is missing, `RetryableError` when no
         broker answers.
         """
         address = self._settings.bootstrap
         admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
-        for wanted in (topic, *beside):
+        for wanted in (topic, *extra_topics):
             try:
                 metadata = admin.list_topics(wanted, timeout=self._timeout_s)
             except KafkaException as error:
@@ -121,7 +121,7 @@ class LibrdkafkaConsumer:
                 raise ConfigError(
                     f"topic {wanted} at {address}: {found.error.str()}; run `carpool topics create`"
                 )
-        self._topics, self._listener = frozenset((topic, *beside)), listener
+        self._topics, self._listener = frozenset((topic, *extra_topics)), listener
         self._join(choose_protocol(self._settings, admin, metadata.brokers))
 
     def _join(self, protocol: GroupProtocol) -> None:
@@ -322,7 +322,7 @@ class LibrdkafkaConsumer:
             self._paused -= flowing
             self._let_flow({at for at in self._assigned - self._held if at.topic in flowing})
 
-    def hold(self, partitions: frozenset[TopicPartition]) -> None:
+    def pause_partitions(self, partitions: frozenset[TopicPartition]) -> None:
         """Stops the flow of records of these partitions, also where they are assigned later."""
         came, gone = partitions - self._held, self._held - partitions
         self._held = partitions

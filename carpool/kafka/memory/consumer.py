@@ -62,11 +62,11 @@ class MemoryConsumer:
         return self._joined
 
     def subscribe(
-        self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()
+        self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
     ) -> None:
         """Joins the group."""
-        self._joined = self._broker.join(self._group_name, self, (topic, *beside))
-        self._topics, self._listener = (topic, *beside), listener
+        self._joined = self._broker.join(self._group_name, self, (topic, *extra_topics))
+        self._topics, self._listener = (topic, *extra_topics), listener
 
     def poll(self, timeout_s: float) -> Message | None:
         """Returns the next record of any assigned partition, or None at once."""
@@ -191,7 +191,7 @@ class MemoryConsumer:
         """Lets records flow again."""
         self._paused -= frozenset(self._topics) if topics is None else topics
 
-    def hold(self, partitions: frozenset[TopicPartition]) -> None:
+    def pause_partitions(self, partitions: frozenset[TopicPartition]) -> None:
         """Stops the flow of records of these partitions."""
         self._held = partitions
 

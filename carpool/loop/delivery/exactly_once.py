@@ -179,7 +179,7 @@ class ExactlyOnceDelivery:
         try:
             if not lost:
                 self.attend()
-                self._calls.beside(lambda: self._try_commit(is_last=True))
+                self._calls.run_watched(lambda: self._try_commit(is_last=True))
             return self._ledger.revoke(partitions)
         finally:
             self._commit_lock.release()

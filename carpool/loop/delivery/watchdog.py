@@ -54,7 +54,7 @@ class CallWatchdog:
             )
         )
 
-    def beside(self, act: Callable[[], None]) -> None:
+    def run_watched(self, act: Callable[[], None]) -> None:
         """Acts on a thread of its own, so that this one finds out when a call within does not come
         back; then returns.
         """

@@ -32,19 +32,17 @@ small queues mean that much is fetched twice, and large ones are memory.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PriorityClass:
-    """A topic that a service reads. `weight`: its turns against those of other topics, while all
-    have records.
+    """A topic that a service reads, and the limits of its priority class.
 
-    `held_max`: the parts (queries) that the service holds of it, beyond which no more records are
-    taken in; None: as many as there is room for. A bound leaves room for records of other topics,
-    which then need not wait until some of this are done. `cpu_wait_us_max`: see
-    `carpool.loop.priority.adaptive_rate_limit.AdaptiveRateLimit`; 0: records are taken in at any
-    rate.
+    `weight`: share of the intake against other topics, while all of them have records.
+    `unfinished_max`: parts (queries) of this topic that the service may have in progress; None: no
+    limit. A limit keeps room for records of other topics, which then need not wait for these.
+    `cpu_wait_us_max`: see `carpool.loop.priority.adaptive_rate_limit`; 0: no rate limit.
     """
 
     topic: str
     weight: int = 1
-    held_max: int | None = None
+    unfinished_max: int | None = None
     cpu_wait_us_max: int = 0
 
 
@@ -52,10 +50,10 @@ class PriorityClass:
 class Intake(Generic[R]):
     """How a service reads its topic.
 
-    `decode` raises `RecordError`. `bad_input` says what that means: "refuse" (queries: dead letter
-    and `failed` answer) or "stop" (internal topics: a deployment fault, the service stops
-    consuming). `parts` counts what a record owes. `beside`: topics of the same records in other
-    priority classes; `weight`: turns of `topic` against those of theirs.
+    `decode` raises `RecordError`. `bad_input`: "refuse" sends the record to the dead letters with a
+    `failed` answer (queries); "stop" is a deployment fault and stops consumption (internal topics).
+    `parts`: how many results a record owes. `extra_classes`: topics with the same records in other
+    priority classes. `weight`: of `topic`, see `PriorityClass`.
     """
 
     topic: str
@@ -63,12 +61,12 @@ class Intake(Generic[R]):
     bad_input: Literal["refuse", "stop"]
     parts: Callable[[R], int] = lambda _: 1
     weight: int = 1
-    beside: tuple[PriorityClass, ...] = ()
+    extra_classes: tuple[PriorityClass, ...] = ()
 
     @property
     def topics(self) -> tuple[str, ...]:
         """All topics that are read."""
-        return (self.topic, *(each.topic for each in self.beside))
+        return (self.topic, *(each.topic for each in self.extra_classes))
 
 
 def cost_bytes(message: Message) -> int:
@@ -144,8 +142,10 @@ class IntakeQueues:
         """
 
         def cost(topic: str) -> int | None:
-            held_max = self._classes[topic].held_max
-            if (held_max is not None and held.get(topic, 0) >= held_max) or not may_take(topic):
+            unfinished_max = self._classes[topic].unfinished_max
+            if (
+                unfinished_max is not None and held.get(topic, 0) >= unfinished_max
+            ) or not may_take(topic):
                 return None
             return cost_bytes(self._queues[topic].first)
 

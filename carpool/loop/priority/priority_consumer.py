@@ -62,10 +62,10 @@ class PriorityConsumer:
         self._is_dry = False  # nothing more had come when the record that went last was chosen
 
     def subscribe(
-        self, topic: str, listener: RebalanceListener, beside: tuple[str, ...] = ()
+        self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
     ) -> None:
         """Joins the group for all topics. Raises `ConfigError` when one does not exist."""
-        self._consumer.subscribe(topic, _Forgetting(listener, self._queues), beside)
+        self._consumer.subscribe(topic, _Forgetting(listener, self._queues), extra_topics)
 
     def poll(self, timeout_s: float) -> Message | None:
         """Returns the record whose turn it is; None after `timeout_s` where there is none that may
@@ -147,9 +147,9 @@ class PriorityConsumer:
         self._is_paused = False
         self._let_flow()
 
-    def hold(self, partitions: frozenset[TopicPartition]) -> None:
-        """See `ConsumerClient.hold`. What is in the queues already is handed out."""
-        self._consumer.hold(partitions)
+    def pause_partitions(self, partitions: frozenset[TopicPartition]) -> None:
+        """See `ConsumerClient.pause_partitions`. What is in the queues already is handed out."""
+        self._consumer.pause_partitions(partitions)
 
     def waiting(self) -> dict[TopicPartition, int]:
         """Returns the records that wait in each assigned partition, here or at the brokers."""

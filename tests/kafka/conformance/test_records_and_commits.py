@@ -134,19 +134,19 @@ def test_partitions_that_are_held_give_no_records_until_they_are_let_go_and_othe
     broker: Broker,
 ) -> None:
     consumer, listener = broker.consumer(), Listener()
-    consumer.hold(frozenset({broker.at(1)}))  # before it is assigned
+    consumer.pause_partitions(frozenset({broker.at(1)}))  # before it is assigned
     consumer.subscribe(broker.topic, listener)
     poll_until(consumer, lambda: len(listener.positions) == PARTITIONS)
     broker.write(*map(broker.record, "ab"), broker.record("held", 1))
     assert [message.value for message in read(consumer, 2)] == [b"a", b"b"]
     assert consumer.poll(0.5) is None
     consumer.pause()
-    consumer.hold(frozenset({broker.at(0)}))
+    consumer.pause_partitions(frozenset({broker.at(0)}))
     assert consumer.poll(0.5) is None, "what is paused is so whether or not it is held"
     broker.write(broker.record("c"))
     consumer.resume()
     assert [message.value for message in read(consumer, 1)] == [b"held"]
     assert consumer.poll(0.5) is None, "a resumption lets nothing go that is held"
-    consumer.hold(frozenset())
+    consumer.pause_partitions(frozenset())
     assert [message.value for message in read(consumer, 1)] == [b"c"]
     consumer.close()
