@@ -17,7 +17,7 @@ from carpool.clock import Clock
 from carpool.telemetry.metrics import Metrics
 from generator.asking import generate
 from generator.llm.protocol import LlmEngine, LlmRefusal, PromptRefused
-from generator.plan.dispatch import Accepted, CheckPassed, Ended, Event
+from generator.plan.dispatch import CheckPassed, DispatchEvent, RequestAccepted, RequestEnded
 from generator.work import Work
 
 CHECK_ID = -1
@@ -27,7 +27,7 @@ CLOSE_TIMEOUT_S = 5.0
 class Heard(Protocol):
     """Told what becomes of requests, from the event loop."""
 
-    def happened(self, event: Event) -> None:
+    def happened(self, event: DispatchEvent) -> None:
         """A request was accepted or has ended, or the server has passed a check."""
         ...
 
@@ -154,7 +154,7 @@ class Requests:
             self._metrics.generator.llm_requests.labels(outcome="answered").inc()
         finally:
             self._metrics.generator.llm_in_flight.dec()
-        self._heard.happened(Ended(id=id))
+        self._heard.happened(RequestEnded(id=id))
 
     def _first_token(self, id: int, work: Work) -> None:
         work.first_token_us = self._clock.now_us()
@@ -162,7 +162,7 @@ class Requests:
         self._metrics.generator.time_to_first_token_seconds.observe(
             (work.first_token_us - work.sent_us) / 1_000_000
         )
-        self._heard.happened(Accepted(id=id))
+        self._heard.happened(RequestAccepted(id=id))
 
     def _refused(self, id: int | None, refusal: LlmRefusal) -> None:
         self._metrics.generator.llm_requests.labels(outcome=refusal.kind).inc()

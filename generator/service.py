@@ -31,19 +31,19 @@ from generator.llm.none import NoneEngine
 from generator.llm.openai_api import OpenAiEngine
 from generator.llm.protocol import LlmEngine, LlmRefusal
 from generator.plan.dispatch import (
-    Action,
-    Arrived,
-    Cancel,
-    Check,
-    Deliver,
+    CancelRequest,
+    CheckServer,
+    DeliverAnswer,
+    DispatchAction,
     Dispatcher,
-    Event,
-    Expire,
-    GiveUp,
-    Refused,
-    Revoked,
-    Send,
-    Ticked,
+    DispatchEvent,
+    ExpireQuery,
+    GiveUpQuery,
+    PromptArrived,
+    PromptsRevoked,
+    RequestRefused,
+    SendPrompt,
+    TimePassed,
 )
 from generator.plan.prompt import Template
 from generator.prompts import load_templates, prepare
@@ -98,7 +98,7 @@ class GeneratorStage:
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
-        self._planner = Dispatcher(limits_of(settings, llm))
+        self._dispatcher = Dispatcher(limits_of(settings, llm))
         self._work: dict[int, Work] = {}
         self._in_hand_bytes = 0
         self._trouble = "has not answered yet"
@@ -113,7 +113,7 @@ class GeneratorStage:
         """Starts the event loop, which asks the server whether it has the model."""
         self._sink = sink
         self._requests.start()
-        self.happened(Ticked())
+        self.happened(TimePassed())
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Nothing: what is known of partitions lies with their units."""
@@ -124,7 +124,7 @@ class GeneratorStage:
             if self._is_draining:
                 return Credit(records=0, size_bytes=0)
             return Credit(
-                records=max(0, self._planner.credit()),
+                records=max(0, self._dispatcher.credit()),
                 size_bytes=max(0, self._settings.intake_bytes_max - self._in_hand_bytes),
             )
 
@@ -148,14 +148,14 @@ class GeneratorStage:
         with self._lock:
             self._work[unit.id] = Work(unit=unit, prepared=prepared, arrived_us=now_us)
             self._in_hand_bytes += unit.message.size_bytes
-        self.happened(Arrived(prompt=prompt_of(unit, now_us)))
+        self.happened(PromptArrived(prompt=prompt_of(unit, now_us)))
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Expires what is late, and ends pauses."""
-        self.happened(Ticked())
+        self.happened(TimePassed())
         with self._lock:
-            wake_us = self._planner.wake_us()
-            is_idle = self._planner.server == "open" and not self._planner.in_hand
+            wake_us = self._dispatcher.wake_us()
+            is_idle = self._dispatcher.server == "open" and not self._dispatcher.prompts
         soon_us = now_us + WAKE_US
         return wake_us if is_idle else min(soon_us, wake_us if wake_us is not None else soon_us)
 
@@ -164,7 +164,7 @@ class GeneratorStage:
         with self._lock:
             for unit_id in unit_ids:
                 self._forget(unit_id)
-        self.happened(Revoked(ids=unit_ids))
+        self.happened(PromptsRevoked(ids=unit_ids))
 
     def drain(self, until_us: int) -> None:
         """Takes nothing more; what is in hand goes on."""
@@ -174,7 +174,7 @@ class GeneratorStage:
     def not_ready(self) -> Sequence[str]:
         """Returns what the server refuses with, unless it takes work."""
         with self._lock:
-            if self._planner.server == "open":
+            if self._dispatcher.server == "open":
                 return ()
             return (f"LLM server at {self._engine.address} {self._trouble}",)
 
@@ -188,12 +188,12 @@ class GeneratorStage:
 
     # ---- both threads
 
-    def happened(self, event: Event) -> None:
+    def happened(self, event: DispatchEvent) -> None:
         """Has the planner decide, and the event loop do, in the same order."""
         with self._lock:
             if self._is_closed:
                 return
-            actions = self._planner.step(event, self._clock.now_us())
+            actions = self._dispatcher.step(event, self._clock.now_us())
             if actions:
                 self._requests.soon(partial(self._act, actions))
 
@@ -234,36 +234,36 @@ class GeneratorStage:
 
     # ---- the event loop
 
-    def _act(self, actions: tuple[Action, ...]) -> None:
+    def _act(self, actions: tuple[DispatchAction, ...]) -> None:
         try:
             for action in actions:
                 self._do(action)
         except Exception as error:  # the event loop would log it, and go on without the query
             self.broke(error)
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: DispatchAction) -> None:
         match action:
-            case Send(id=id):
+            case SendPrompt(id=id):
                 self._send(id)
-            case Check():
+            case CheckServer():
                 self._requests.check()
-            case Cancel(id=id):
+            case CancelRequest(id=id):
                 self._requests.cancel(id)
-            case Expire(id=id, attempts=attempts):
+            case ExpireQuery(id=id, attempts=attempts):
                 self._end(id, "expired", "expired", TOO_LATE, attempts)
-            case GiveUp(id=id, attempts=attempts):
+            case GiveUpQuery(id=id, attempts=attempts):
                 message = (
                     "the LLM server answers others, and did not answer this query in "
                     f"{attempts} tries"
                 )
                 self._end(id, "failed", "llm_refused", message, attempts, add_trouble=True)
-            case Deliver(id=id, attempts=attempts):
+            case DeliverAnswer(id=id, attempts=attempts):
                 self._deliver(id, attempts)
 
     def _send(self, id: int) -> None:
         with self._lock:
             work = self._work.get(id)
-        if work is not None:  # else it was revoked meanwhile, and a Cancel follows
+        if work is not None:  # else it was revoked meanwhile, and a CancelRequest follows
             self._requests.send(id, work)
 
     def broke(self, error: Exception) -> None:
@@ -301,7 +301,7 @@ class GeneratorStage:
                 refusal=str(refusal),
             )
         asked_us = None if refusal.retry_after_s is None else int(refusal.retry_after_s * 1_000_000)
-        self.happened(Refused(id=id, retry_after_us=asked_us, suspect=refusal.is_suspect))
+        self.happened(RequestRefused(id=id, retry_after_us=asked_us, suspect=refusal.is_suspect))
 
     def _deliver(self, id: int, attempts: int) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from carpool.loop.stage import Unit
 from generator.answers import Generated, Timings
 from generator.llm.protocol import PromptRefused
-from generator.plan.dispatch import Limits
+from generator.plan.dispatch import DispatchLimits
 from generator.plan.order import Prompt
 from generator.prompts import Prepared
 from generator.settings import GeneratorSettings, LlmSettings
@@ -61,11 +61,11 @@ def deadline_us_of(retrieval: Retrieval) -> int | None:
     return retrieval.deadline_us
 
 
-def limits_of(settings: GeneratorSettings, llm: LlmSettings) -> Limits:
+def limits_of(settings: GeneratorSettings, llm: LlmSettings) -> DispatchLimits:
     """Returns the dispatcher's bounds."""
-    return Limits(
+    return DispatchLimits(
         concurrency=settings.concurrency,
-        in_hand_max=settings.intake_records_max,
+        prompts_max=settings.intake_records_max,
         backoff_us_min=llm.backoff_ms_min * 1_000,
         backoff_us_max=llm.backoff_ms_max * 1_000,
         retry_after_us_max=llm.retry_after_ms_max * 1_000,

@@ -20,6 +20,8 @@ import hypothesis
 import pytest
 
 from carpool.disk.direct import IN_MEMORY, file_system
+from tests import transcripts
+from tests.transcripts import Execute
 
 pytest_plugins = ["tests.brokers"]
 
@@ -107,6 +109,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             action="store_true",
             help=f"also run the tests that {takes} (CARPOOL_RUN_{name.upper()}=1)",
         )
+    parser.addoption("--rewrite", action="store_true", help="renew the output of transcript tests")
 
 
 def _keep_temporary_files_on_a_disk() -> None:
@@ -203,6 +206,13 @@ class ReportBook:
             self._config.stash[_REASONS].setdefault(name, reason.removeprefix(f"{name}: "))
         if not names:
             self._config.stash[_SKIPPED_OTHERWISE][reason] += 1
+
+
+@pytest.fixture
+def check_transcript(pytestconfig: pytest.Config) -> Callable[[Path, Execute], None]:
+    """See `tests.transcripts.check_transcript`; renews the file under `--rewrite`."""
+    rewrite = bool(pytestconfig.getoption("--rewrite"))
+    return functools.partial(transcripts.check_transcript, rewrite=rewrite)
 
 
 @pytest.fixture

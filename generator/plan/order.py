@@ -1,6 +1,4 @@
-"""Which waiting prompt goes next: the protocol, and arrival order within priorities and
-deadlines.
-"""
+"""Which waiting prompt is sent next: the protocol, and the order by priority, deadline, arrival."""
 
 from __future__ import annotations
 
@@ -11,33 +9,31 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A prompt as its order sees it. `priority`: lower is sooner; `deadline_us`, `arrival_us`:
-    epoch microseconds.
-    """
+    """A prompt as its order sees it. Lower `priority` is sooner; times are epoch microseconds."""
 
     id: int
     arrival_us: int
     priority: int = 0
     deadline_us: int | None = None
 
+    def is_late(self, now_us: int) -> bool:
+        """Returns whether the deadline has passed."""
+        return self.deadline_us is not None and now_us >= self.deadline_us
+
 
 class Order(Protocol):
-    """Chooses the next prompt. Pure: the same prompts give the same choice, in whatever sequence
-    they come.
-    """
+    """Chooses the next prompt. Pure: the choice does not depend on the sequence of `waiting`."""
 
     def first(self, waiting: Iterable[Prompt]) -> Prompt:
-        """Returns one of `waiting`, which holds at least one prompt."""
+        """Returns one of `waiting`, which contains at least one prompt."""
         ...
 
 
 class ArrivalOrder:
-    """By priority, then deadline (those with none last), then arrival; ties go to the lower id.
-    O(waiting) a choice.
-    """
+    """By priority, then deadline (none is last), then arrival, then id. O(waiting) a choice."""
 
     def first(self, waiting: Iterable[Prompt]) -> Prompt:
-        """Returns the prompt that has waited longest among the most urgent."""
+        """Returns the most urgent prompt."""
         return min(waiting, key=_urgency)
 
 

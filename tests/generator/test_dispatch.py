@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from generator.plan.backoff import Backoff
 from generator.plan.dispatch import (
-    OLDEST_EVERY,
-    Accepted,
-    Action,
-    Arrived,
-    Cancel,
-    Check,
+    CancelRequest,
     CheckPassed,
-    Deliver,
+    CheckServer,
+    DeliverAnswer,
+    DispatchAction,
     Dispatcher,
-    Ended,
-    Event,
-    Expire,
-    GiveUp,
-    Limits,
-    Refused,
-    Revoked,
-    Send,
-    Ticked,
+    DispatchEvent,
+    DispatchLimits,
+    ExpireQuery,
+    GiveUpQuery,
+    PromptArrived,
+    PromptsRevoked,
+    RequestAccepted,
+    RequestEnded,
+    RequestRefused,
+    SendPrompt,
+    TimePassed,
 )
 from generator.plan.order import ArrivalOrder, Prompt
-from tests.generator.dispatching import LIMITS, arrive, opened
+from generator.plan.queue import OLDEST_EVERY
+from tests.generator.dispatching import LIMITS, DispatchTranscript
+from tests.transcripts import Execute
 
 
 def test_the_order_is_priority_then_deadline_then_arrival_then_id() -> None:
@@ -56,125 +59,35 @@ def test_the_choice_does_not_depend_on_the_sequence_of_the_waiting(waiting: list
     assert ArrivalOrder().first(waiting).id == 0
 
 
-# ---- flow
+TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("dispatch_*.txt"))
 
 
-def test_it_begins_by_checking_the_server_and_takes_nothing_before_the_answer() -> None:
-    dispatcher = Dispatcher(LIMITS)
-    assert (dispatcher.server, dispatcher.credit()) == ("probing", 0)
-    assert dispatcher.step(Ticked(), 0) == (Check(),)
-    assert dispatcher.step(Ticked(), 1) == ()
-    assert dispatcher.credit() == 0
-    assert dispatcher.step(CheckPassed(), 2) == ()
-    assert (dispatcher.server, dispatcher.credit()) == ("open", 5)
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+def test_dispatch_transcript(path: Path, check_transcript: Callable[[Path, Execute], None]) -> None:
+    check_transcript(path, DispatchTranscript().execute)
 
 
-def test_no_more_than_concurrency_run_and_the_next_follows_when_one_ends() -> None:
-    dispatcher = opened()
-    assert arrive(dispatcher, 1, 2, 3) == [Send(id=1, attempt=1), Send(id=2, attempt=1)]
-    assert (dispatcher.running, dispatcher.in_hand, dispatcher.credit()) == (2, 3, 2)
-    assert dispatcher.step(Ended(id=2), 1) == (Deliver(id=2, attempts=1), Send(id=3, attempt=1))
-    assert dispatcher.step(Ended(id=1), 2) == (Deliver(id=1, attempts=1),)
-    assert dispatcher.step(Ended(id=3), 3) == (Deliver(id=3, attempts=1),)
-    assert (dispatcher.running, dispatcher.in_hand, dispatcher.credit()) == (0, 0, 5)
-    dispatcher.check_integrity()
-
-
-def test_what_is_gone_changes_nothing() -> None:
-    dispatcher = opened()
-    for event in (
-        Accepted(id=7),
-        Ended(id=7),
-        Refused(id=7),
-        Revoked(ids=frozenset({7})),
-        Refused(id=None),
-    ):
-        assert dispatcher.step(event, 1) == ()
-        assert dispatcher.server == "open"
+def test_a_hundred_refusals_in_a_row_still_pause_for_the_maximum() -> None:
+    backoff = Backoff(100, 1_000)
+    assert [backoff.next_us() for _ in range(100)] == [100, 200, 400, 800] + 96 * [1_000]
+    backoff.reset()
+    assert backoff.next_us() == 100
 
 
 def test_a_prompt_that_comes_twice_is_a_fault_of_the_caller() -> None:
-    dispatcher = opened()
-    arrive(dispatcher, 1)
-    with pytest.raises(AssertionError, match="came twice"):
-        arrive(dispatcher, 1)
-    arrive(dispatcher, 2, 3)
-    with pytest.raises(AssertionError, match="came twice"):
-        arrive(dispatcher, 3)
+    dispatcher = Dispatcher(LIMITS)
+    dispatcher.step(TimePassed(), 0)
+    for id in (1, 2):
+        arrive(dispatcher, id)
+    dispatcher.step(CheckPassed(), 0)
+    arrive(dispatcher, 3)
+    for id in (1, 3):
+        with pytest.raises(AssertionError, match="came twice"):
+            arrive(dispatcher, id)
 
 
-# ---- deadlines
-
-
-def test_a_waiting_query_expires_at_its_deadline_and_not_before() -> None:
-    dispatcher = opened()
-    arrive(dispatcher, 1, 2)
-    arrive(dispatcher, 3, deadline_us=500)
-    assert dispatcher.wake_us() == 500
-    assert dispatcher.step(Ticked(), 499) == ()
-    assert dispatcher.step(Ticked(), 500) == (Expire(id=3, attempts=0),)
-    assert dispatcher.wake_us() is None
-
-
-def test_a_running_query_is_cancelled_and_expired_and_makes_room() -> None:
-    dispatcher = opened()
-    arrive(dispatcher, 1, deadline_us=500)
-    arrive(dispatcher, 2, 3)
-    assert dispatcher.wake_us() == 500
-    assert dispatcher.step(Ticked(), 600) == (
-        Cancel(id=1),
-        Expire(id=1, attempts=1),
-        Send(id=3, attempt=1),
-    )
-
-
-def test_an_answer_that_comes_at_the_deadline_is_expired_not_delivered() -> None:
-    dispatcher = opened()
-    arrive(dispatcher, 1, deadline_us=500)
-    assert dispatcher.step(Ended(id=1), 500) == (Cancel(id=1), Expire(id=1, attempts=1))
-    early = opened()
-    arrive(early, 1, deadline_us=500)
-    assert early.step(Ended(id=1), 499) == (Deliver(id=1, attempts=1),)
-
-
-def test_a_query_that_comes_late_is_expired_and_never_sent() -> None:
-    dispatcher = opened()
-    prompt = Prompt(id=1, arrival_us=600, deadline_us=500)
-    assert dispatcher.step(Arrived(prompt=prompt), 600) == (Expire(id=1, attempts=0),)
-
-
-def test_deadlines_pass_during_a_pause_and_wake_it() -> None:
-    dispatcher = opened()
-    arrive(dispatcher, 1, deadline_us=50)
-    dispatcher.step(Refused(id=1), 0)
-    assert dispatcher.wake_us() == 50
-    assert dispatcher.step(Ticked(), 50) == (Expire(id=1, attempts=1),)
-    assert dispatcher.wake_us() == 100
-    assert dispatcher.step(Ticked(), 100) == (Check(),)
-
-
-def test_an_expired_probe_is_replaced() -> None:
-    dispatcher = opened()
-    arrive(dispatcher, 1, deadline_us=150)
-    dispatcher.step(Refused(id=1), 0)
-    assert dispatcher.step(Ticked(), 100) == (Send(id=1, attempt=2),)
-    assert dispatcher.step(Ticked(), 150) == (Cancel(id=1), Expire(id=1, attempts=2), Check())
-
-
-# ---- revocation
-
-
-def test_revoked_queries_are_forgotten_and_their_requests_cancelled() -> None:
-    dispatcher = opened()
-    arrive(dispatcher, 5, 4, 3, 2)
-    assert dispatcher.step(Revoked(ids=frozenset({2, 5, 9})), 1) == (
-        Cancel(id=5),
-        Send(id=3, attempt=1),
-    )
-    assert dispatcher.in_hand == 2
-    assert dispatcher.step(Ended(id=5), 2) == ()
-    assert dispatcher.step(Revoked(ids=frozenset({4, 3})), 3) == (Cancel(id=3), Cancel(id=4))
-    assert dispatcher.in_hand == 0
+def arrive(dispatcher: Dispatcher, id: int) -> None:
+    dispatcher.step(PromptArrived(prompt=Prompt(id=id, arrival_us=0)), 0)
 
 
 STEPS = st.lists(
@@ -199,8 +112,8 @@ STEPS = st.lists(
 )
 
 
-class Bookkeeper:
-    """Follows the actions alone, and knows nothing of how they were decided."""
+class Accounts:
+    """Follows the actions alone, without knowing how they were decided."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, Prompt] = {}
@@ -211,48 +124,50 @@ class Bookkeeper:
         self.check_is_out = False
         self.cancelled_now: list[int] = []
 
-    def note(self, event: Event, now_us: int) -> None:
-        """Takes in what happened. What is late is the dispatcher's to expire, whatever the event
-        says of it.
-        """
+    def note(self, event: DispatchEvent, now_us: int) -> None:
+        """Notes an event. The dispatcher expires what is late, whatever the event says of it."""
         match event:
-            case Arrived(prompt=prompt):
+            case PromptArrived(prompt=prompt):
                 self.waiting[prompt.id] = prompt
-            case Refused(id=None) | CheckPassed():
+            case RequestRefused(id=None) | CheckPassed():
                 self.check_is_out = False
-            case Refused(id=id) if id is not None and not late(self.running[id], now_us):
+            case RequestRefused(id=id) if id is not None and not self.running[id].is_late(now_us):
                 self.waiting[id] = self.running.pop(id)
-            case Revoked(ids=ids):
+            case PromptsRevoked(ids=ids):
                 gone = {
-                    id for id in ids if not late(self.waiting.get(id) or self.running[id], now_us)
+                    id
+                    for id in ids
+                    if not (self.waiting.get(id) or self.running[id]).is_late(now_us)
                 }
                 self.revoked |= gone
                 for id in gone:
                     self.waiting.pop(id, None)
                     self.running.pop(id, None)
 
-    def follow(self, actions: tuple[Action, ...], limits: Limits, now_us: int) -> None:
+    def follow(
+        self, actions: tuple[DispatchAction, ...], limits: DispatchLimits, now_us: int
+    ) -> None:
         for action in actions:
             match action:
-                case Send(id=id, attempt=attempt):
+                case SendPrompt(id=id, attempt=attempt):
                     self.running[id] = self.waiting.pop(id)
                     self.attempts[id] = self.attempts.get(id, 0) + 1
                     assert attempt == self.attempts[id]
                     assert len(self.running) <= limits.concurrency
-                case Check():
+                case CheckServer():
                     self.check_is_out = True
-                case Cancel(id=id):
+                case CancelRequest(id=id):
                     self.cancelled_now.append(id)
-                case Expire(id=id, attempts=attempts):
+                case ExpireQuery(id=id, attempts=attempts):
                     prompt = self.running.pop(id, None) or self.waiting.pop(id)
-                    assert prompt.deadline_us is not None and now_us >= prompt.deadline_us
+                    assert prompt.is_late(now_us)
                     assert attempts == self.attempts.get(id, 0)
                     self.end(id, "expired")
-                case GiveUp(id=id, attempts=attempts):
+                case GiveUpQuery(id=id, attempts=attempts):
                     self.waiting.pop(id)
                     assert attempts == self.attempts[id] > limits.failures_max
                     self.end(id, "failed")
-                case Deliver(id=id, attempts=attempts):
+                case DeliverAnswer(id=id, attempts=attempts):
                     self.running.pop(id)
                     assert attempts == self.attempts[id]
                     self.end(id, "answered")
@@ -264,31 +179,35 @@ class Bookkeeper:
         self.terminal[id] = how
 
 
-def event_of(kind: str, number: int, books: Bookkeeper, next_id: int, now_us: int) -> Event | None:
-    running = sorted(books.running)
+def event_of(
+    kind: str, number: int, accounts: Accounts, next_id: int, now_us: int
+) -> DispatchEvent | None:
+    running = sorted(accounts.running)
     chosen = running[number % len(running)] if running else None
     match kind:
         case "arrive":
             deadline_us = now_us + 300 * number if number > 2 else None
-            return Arrived(
+            return PromptArrived(
                 prompt=Prompt(
                     id=next_id, arrival_us=now_us, priority=number % 2, deadline_us=deadline_us
                 )
             )
-        case "check" if books.check_is_out:
+        case "check" if accounts.check_is_out:
             return CheckPassed()
-        case "check_refused" if books.check_is_out:
-            return Refused(id=None)
+        case "check_refused" if accounts.check_is_out:
+            return RequestRefused(id=None)
         case "revoke":
-            return Revoked(ids=frozenset(sorted({*books.waiting, *books.running})[: number % 3]))
+            return PromptsRevoked(
+                ids=frozenset(sorted({*accounts.waiting, *accounts.running})[: number % 3])
+            )
         case "tick":
-            return Ticked()
+            return TimePassed()
         case "accept" | "end" | "refuse" | "suspect" if chosen is not None:
             return {
-                "accept": Accepted(id=chosen),
-                "end": Ended(id=chosen),
-                "refuse": Refused(id=chosen, retry_after_us=number * 50),
-                "suspect": Refused(id=chosen, suspect=True),
+                "accept": RequestAccepted(id=chosen),
+                "end": RequestEnded(id=chosen),
+                "refuse": RequestRefused(id=chosen, retry_after_us=number * 50),
+                "suspect": RequestRefused(id=chosen, suspect=True),
             }[kind]
         case _:
             return None
@@ -298,34 +217,34 @@ def event_of(kind: str, number: int, books: Bookkeeper, next_id: int, now_us: in
 
 
 @given(STEPS)
-def test_over_any_history_each_query_ends_once_or_is_still_in_hand(
+def test_over_any_history_each_query_ends_once_or_is_still_there(
     steps: list[tuple[str, int, int]],
 ) -> None:
     limits = replace(LIMITS, failures_max=1)
-    dispatcher, books = Dispatcher(limits), Bookkeeper()
+    dispatcher, accounts = Dispatcher(limits), Accounts()
     now_us, next_id = 0, 0
     for kind, number, wait_us in steps:
         now_us += wait_us
-        event = event_of(kind, number, books, next_id, now_us)
+        event = event_of(kind, number, accounts, next_id, now_us)
         if event is None:
             continue
         before_open = dispatcher.server == "open"
-        books.cancelled_now = []
-        was_running = dict(books.running)
-        next_id += isinstance(event, Arrived)
-        books.note(event, now_us)
+        accounts.cancelled_now = []
+        was_running = dict(accounts.running)
+        next_id += isinstance(event, PromptArrived)
+        accounts.note(event, now_us)
         actions = dispatcher.step(event, now_us)
-        books.follow(actions, limits, now_us)
+        accounts.follow(actions, limits, now_us)
         dispatcher.check_integrity()
         assert (
-            dispatcher.in_hand
-            == len(books.waiting) + len(books.running)
-            == next_id - len(books.terminal) - len(books.revoked)
+            dispatcher.prompts
+            == len(accounts.waiting) + len(accounts.running)
+            == next_id - len(accounts.terminal) - len(accounts.revoked)
         )
-        assert dispatcher.running == len(books.running)
-        for id in books.cancelled_now:
-            assert id in was_running and id not in books.running
-        sent = [action for action in actions if isinstance(action, Send)]
+        assert dispatcher.in_flight == len(accounts.running)
+        for id in accounts.cancelled_now:
+            assert id in was_running and id not in accounts.running
+        sent = [action for action in actions if isinstance(action, SendPrompt)]
         if not before_open and dispatcher.server != "open":
             assert len(sent) <= 1, "only a probe is sent to a server that refused"
         if dispatcher.server == "paused":
@@ -333,10 +252,6 @@ def test_over_any_history_each_query_ends_once_or_is_still_in_hand(
             assert dispatcher.credit() == 0
         wake_us = dispatcher.wake_us()
         assert wake_us is None or wake_us > now_us, "what is due was done"
-
-
-def late(prompt: Prompt, now_us: int) -> bool:
-    return prompt.deadline_us is not None and now_us >= prompt.deadline_us
 
 
 @given(
@@ -348,19 +263,21 @@ def late(prompt: Prompt, now_us: int) -> bool:
 def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them_and_now_and_then_the_oldest(
     rows: list[tuple[int, int, int | None]],
 ) -> None:
-    limits = replace(LIMITS, concurrency=1, in_hand_max=100)
+    limits = replace(LIMITS, concurrency=1, prompts_max=100)
     dispatcher = Dispatcher(limits)
-    dispatcher.step(Ticked(), 0)
+    dispatcher.step(TimePassed(), 0)
     prompts = [
         Prompt(id=id, priority=priority, arrival_us=arrival_us, deadline_us=deadline_us)
         for id, (priority, arrival_us, deadline_us) in enumerate(rows)
     ]
     for prompt in prompts:
-        assert dispatcher.step(Arrived(prompt=prompt), 4) == ()
-    sent = [action.id for action in dispatcher.step(CheckPassed(), 4) if isinstance(action, Send)]
-    while dispatcher.running:
-        actions = dispatcher.step(Ended(id=sent[-1]), 5)
-        sent += [action.id for action in actions if isinstance(action, Send)]
+        assert dispatcher.step(PromptArrived(prompt=prompt), 4) == ()
+    sent = [
+        action.id for action in dispatcher.step(CheckPassed(), 4) if isinstance(action, SendPrompt)
+    ]
+    while dispatcher.in_flight:
+        actions = dispatcher.step(RequestEnded(id=sent[-1]), 5)
+        sent += [action.id for action in actions if isinstance(action, SendPrompt)]
     infinity = 1_000
     left = sorted(
         prompts, key=lambda p: (p.priority, p.deadline_us or infinity, p.arrival_us, p.id)
@@ -374,23 +291,20 @@ def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them_and_now_and_then
 
 
 def test_no_priority_keeps_a_prompt_waiting_for_ever() -> None:
-    dispatcher = Dispatcher(replace(LIMITS, concurrency=1, in_hand_max=100))
-    dispatcher.step(Ticked(), 0)
+    dispatcher = Dispatcher(replace(LIMITS, concurrency=1, prompts_max=100))
+    dispatcher.step(TimePassed(), 0)
     dispatcher.step(CheckPassed(), 0)
-    dispatcher.step(Arrived(prompt=Prompt(id=0, arrival_us=1)), 1)
-    dispatcher.step(Arrived(prompt=Prompt(id=1, arrival_us=2, priority=10_000)), 2)
+    dispatcher.step(PromptArrived(prompt=Prompt(id=0, arrival_us=1)), 1)
+    dispatcher.step(PromptArrived(prompt=Prompt(id=1, arrival_us=2, priority=10_000)), 2)
     sent = [0]
     for id in range(2, 40):
-        dispatcher.step(Arrived(prompt=Prompt(id=id, arrival_us=id + 1)), id + 1)
+        dispatcher.step(PromptArrived(prompt=Prompt(id=id, arrival_us=id + 1)), id + 1)
         sent += [
             action.id
-            for action in dispatcher.step(Ended(id=sent[-1]), id + 1)
-            if isinstance(action, Send)
+            for action in dispatcher.step(RequestEnded(id=sent[-1]), id + 1)
+            if isinstance(action, SendPrompt)
         ]
     assert sent.index(1) < OLDEST_EVERY
-
-
-# ---- edges that a mutation run found unguarded
 
 
 def test_the_order_that_is_passed_in_is_the_one_that_is_asked() -> None:
@@ -399,12 +313,7 @@ def test_the_order_that_is_passed_in_is_the_one_that_is_asked() -> None:
             return max(waiting, key=lambda prompt: prompt.id)
 
     dispatcher = Dispatcher(replace(LIMITS, concurrency=1), LastFirst())
-    dispatcher.step(Ticked(), 0)
-    arrive(dispatcher, 1, 2, 3)
-    assert dispatcher.step(CheckPassed(), 0) == (Send(id=3, attempt=1),)
-
-
-def test_there_is_no_credit_left_for_prompts_that_came_beyond_it() -> None:
-    dispatcher = opened()
-    arrive(dispatcher, *range(LIMITS.in_hand_max + 2))
-    assert dispatcher.credit() == 0
+    dispatcher.step(TimePassed(), 0)
+    for id in (1, 2, 3):
+        arrive(dispatcher, id)
+    assert dispatcher.step(CheckPassed(), 0) == (SendPrompt(id=3, attempt=1),)

@@ -1,0 +1,71 @@
+"""Whether the LLM server takes prompts: open, paused after a refusal, or probing after a pause.
+
+`probing`: one request finds out whether the server takes work again: a prompt, or a check where no
+prompt is fit for it. Health begins as `probing`, so no prompt is taken in before the server has
+answered once. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from generator.plan.backoff import Backoff
+
+ServerState = Literal["open", "paused", "probing"]
+CHECK: Literal["check"] = "check"
+Probe: TypeAlias = int | Literal["check"]
+"""The prompt that probes the server, by id, or a check."""
+
+
+class ServerHealth:
+    """A state machine over accepted and refused requests.
+
+    Read `state`, `probe` (None: no probe is out) and `paused_until_us` freely.
+    """
+
+    def __init__(self, backoff: Backoff, *, retry_after_us_max: int) -> None:
+        self._backoff = backoff
+        self._retry_after_us_max = retry_after_us_max
+        self.state: ServerState = "probing"
+        self.probe: Probe | None = None
+        self.paused_until_us = 0
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether a probe must be sent now."""
+        return self.state == "probing" and self.probe is None
+
+    def accepted(self, request: Probe) -> None:
+        """The server accepted a request.
+
+        A request that was sent before the pause says nothing about the server now, so only the
+        probe opens it. A check does not end the backoff: a server may list its models and still
+        refuse to generate.
+        """
+        if self.state == "probing" and self.probe == request:
+            self.state, self.probe = "open", None
+        if self.state == "open" and request != CHECK:
+            self._backoff.reset()
+
+    def refused(self, retry_after_us: int | None, now_us: int) -> None:
+        """The server refused a request: pause for the backoff, or for as long as the server asked.
+
+        Requests that were in flight together and fail together count once: a refusal during a
+        pause only lengthens the pause, if the server asks for that.
+        """
+        asked_us = min(retry_after_us or 0, self._retry_after_us_max)
+        if self.state == "paused":
+            self.paused_until_us = max(self.paused_until_us, now_us + asked_us)
+            return
+        self.state, self.probe = "paused", None
+        self.paused_until_us = now_us + max(self._backoff.next_us(), asked_us)
+
+    def cancelled(self, request: Probe) -> None:
+        """A request was cancelled. If it was the probe, another probe must be sent."""
+        if self.probe == request:
+            self.probe = None
+
+    def advance(self, now_us: int) -> None:
+        """Ends a pause that is over."""
+        if self.state == "paused" and now_us >= self.paused_until_us:
+            self.state, self.probe = "probing", None

@@ -1,0 +1,80 @@
+"""The prompts that wait for the LLM server. The next one is chosen when it is sent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from generator.plan.order import Order, Prompt
+
+OLDEST_EVERY = 16
+"""Every 16th prompt sent is the one that waited longest, so no priority starves a prompt."""
+
+
+@dataclass(slots=True)
+class QueuedPrompt:
+    """A prompt, waiting or at the server, and its tries so far.
+
+    `failures`: those that the prompt may have caused. `not_before_us`: when it may be sent again.
+    """
+
+    prompt: Prompt
+    attempts: int = 0
+    failures: int = 0
+    answered_at_failure: int = 0
+    not_before_us: int = 0
+
+
+class PromptQueue:
+    """The waiting prompts. Choosing one costs O(waiting)."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._waiting: dict[int, QueuedPrompt] = {}
+        self._taken = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._waiting
+
+    def __iter__(self) -> Iterator[QueuedPrompt]:
+        return iter(self._waiting.values())
+
+    def add(self, queued: QueuedPrompt) -> None:
+        """Adds a prompt that is new, or that was refused."""
+        self._waiting[queued.prompt.id] = queued
+
+    def remove(self, id: int) -> QueuedPrompt | None:
+        """Removes a prompt without sending it; returns None if it does not wait."""
+        return self._waiting.pop(id, None)
+
+    def has_probe(self) -> bool:
+        """Returns whether a prompt waits that can probe the server.
+
+        A prompt that may itself have caused a failure says nothing about the server.
+        """
+        return any(queued.failures == 0 for queued in self)
+
+    def take_probe(self) -> QueuedPrompt:
+        """Removes and returns the prompt to probe the server with; `has_probe` was True."""
+        fit = [queued.prompt for queued in self if queued.failures == 0]
+        return self._take(self._order.first(fit))
+
+    def take_next(self, now_us: int) -> QueuedPrompt | None:
+        """Removes and returns the next prompt to send, or None if none may be sent now."""
+        ready = [queued.prompt for queued in self if queued.not_before_us <= now_us]
+        if not ready:
+            return None
+        if (self._taken + 1) % OLDEST_EVERY == 0:
+            return self._take(min(ready, key=lambda prompt: (prompt.arrival_us, prompt.id)))
+        return self._take(self._order.first(ready))
+
+    def has_ready(self, now_us: int) -> bool:
+        """Returns whether a prompt may be sent now."""
+        return any(queued.not_before_us <= now_us for queued in self)
+
+    def _take(self, prompt: Prompt) -> QueuedPrompt:
+        self._taken += 1
+        return self._waiting.pop(prompt.id)
