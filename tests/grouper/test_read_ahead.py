@@ -198,7 +198,7 @@ def test_the_most_that_is_held_is_what_the_intake_allows(tmp_path: Path) -> None
 
 
 def test_no_query_with_a_deadline_is_overtaken_in_its_window(tmp_path: Path) -> None:
-    settings = GrouperSettings(policy="greedy", order="nearest_chain", nprobe=1)
+    settings = GrouperSettings(policy="greedy", nprobe=1)
     with running(tmp_path, settings=settings) as rig:
         rig.offer("ada", "bell")
         (urgent,) = rig.offer("curie", deadline=NOW_US // 1_000 + 60_000)
@@ -211,7 +211,7 @@ def test_no_query_with_a_deadline_is_overtaken_in_its_window(tmp_path: Path) -> 
 
 
 def test_the_first_query_of_a_window_is_like_the_end_of_the_one_before(tmp_path: Path) -> None:
-    with running(tmp_path, settings=GrouperSettings(nprobe=1)) as rig:
+    with running(tmp_path, settings=GrouperSettings(order="nearest_chain", nprobe=1)) as rig:
         rig.offer("ada", "bell")
         rig.tick()
         rig.settled(2)
