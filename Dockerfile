@@ -12,7 +12,7 @@ WORKDIR /srv
 FROM python AS build-services
 COPY requirements/ requirements/
 RUN PYTHON=python3 requirements/install /opt/carpool requirements/services.txt requirements/demo.txt
-COPY pyproject.toml LICENSE README.md ./
+COPY pyproject.toml hatch_build.py LICENSE README.md ./
 COPY schemas/ schemas/
 COPY producers/ producers/
 COPY grouper/ grouper/

@@ -1,5 +1,29 @@
-"""What does every service stand on? The loop over Kafka, disk formats, the model loader, settings,
-telemetry.
+"""What every service stands on, and what applications import: `from carpool import Client`.
+
+The public names are imported on first use: no process loads what it does not need. This façade is
+the one exception to the direction of imports.
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from producers import AnswerFailed, AnswerTimeout, Client, PublishError, RecordTooLarge
+
+__all__ = [
+    "AnswerFailed",
+    "AnswerTimeout",
+    "Client",
+    "PublishError",
+    "RecordTooLarge",
+    "__version__",
+]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name. Raises `ImportError` that names the extra where packages lack."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import producers as client_package
+
+    return getattr(client_package, name)

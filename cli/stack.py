@@ -158,7 +158,7 @@ def service_specs(plan: Plan, settings: CarpoolSettings, passed: Passed) -> list
                     sys.executable,
                     "-P",
                     "-m",
-                    "cli.main",
+                    "carpool",
                     name,
                     *arguments,
                     "--port",

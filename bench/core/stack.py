@@ -222,7 +222,7 @@ class Stack:
                 **(settings or {}),
             }
             self.processes[name] = ServiceProcess(
-                [sys.executable, "-m", "cli.main", service],
+                [sys.executable, "-m", "carpool", service],
                 environ=environ,
                 port=port,
                 log_file=work_dir / f"{name}.log",

@@ -60,7 +60,7 @@ def run_child(
             request_path.write_bytes(
                 encode_request(msgspec.structs.replace(request, spawned_us=monotonic_us()))
             )
-        command = holder.command([sys.executable, "-m", "bench.retrieval.child", str(request_path)])
+        command = holder.command([sys.executable, "-m", f"{__package__}.child", str(request_path)])
         environment = {
             **os.environ,
             **holder.environment(),

@@ -38,7 +38,7 @@ def _no_settings_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 def carpool(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Runs the real command."""
     return subprocess.run(
-        [sys.executable, "-m", "cli", *arguments],
+        [sys.executable, "-m", "carpool", *arguments],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])} | environ,

@@ -54,7 +54,7 @@ def status(bootstrap: str, process: ServiceProcess) -> tuple[int, dict[str, Any]
     command = [
         sys.executable,
         "-m",
-        "cli",
+        "carpool",
         "status",
         "--bootstrap",
         bootstrap,

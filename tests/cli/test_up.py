@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
         "4",
     )
     subprocess.run(
-        [sys.executable, "-m", "cli", *build],
+        [sys.executable, "-m", "carpool", *build],
         cwd=tmp_path,
         env=environ(),
         check=True,
@@ -115,7 +115,7 @@ def up(folder: Path, llm_url: str, *more: str) -> subprocess.Popen[str]:
     command = [
         sys.executable,
         "-m",
-        "cli",
+        "carpool",
         "up",
         *arguments,
         *free,
@@ -207,7 +207,7 @@ def test_another_shell_finds_it_a_crash_is_mended_and_ctrl_c_ends_all(
 
 def carpool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cli", *arguments],
+        [sys.executable, "-m", "carpool", *arguments],
         cwd=folder,
         env=environ(),
         capture_output=True,

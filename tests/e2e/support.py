@@ -53,7 +53,7 @@ def build_index(folder: Path, *, documents: int = 400, nlist: int = 16) -> Path:
                 + "\n"
             )
     index = folder / "index"
-    command = [sys.executable, "-m", "cli.main", "index", "build", str(corpus), "--out", str(index)]
+    command = [sys.executable, "-m", "carpool", "index", "build", str(corpus), "--out", str(index)]
     subprocess.run(
         [*command, "--model", MODEL, "--nlist", str(nlist)], check=True, capture_output=True
     )

@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_refused_at_start_with_what_to_do(
         **settings,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "cli.main", service],
+        [sys.executable, "-m", "carpool", service],
         env=environ,
         capture_output=True,
         text=True,

@@ -73,7 +73,7 @@ class Rig:
             pipe.unlink(missing_ok=True)
             os.mkfifo(pipe)
             process = self._stack[name]
-            process.command = (sys.executable, "-m", "cli.main", SERVICE, "--config", str(pipe))
+            process.command = (sys.executable, "-m", "carpool", SERVICE, "--config", str(pipe))
             process.start()
         for name, pipe in pipes.items():
             self._doors[name] = _open_once_read(pipe)

@@ -65,7 +65,7 @@ def hop_processes(
     command = [
         sys.executable,
         "-m",
-        "bench.services.overhead.bare_hops",
+        f"{__package__}.bare_hops",
         "--bootstrap",
         bootstrap,
         "--delivery",

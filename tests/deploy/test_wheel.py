@@ -1,0 +1,108 @@
+"""The wheel holds one top-level package, and works beside an application with modules of the same
+names as ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+APPLICATION = """
+import asyncio, sys
+import bench, cli, schemas
+from carpool import Client
+
+async def ask(bootstrap):
+    async with Client(bootstrap) as client:
+        return await client.ask("On which river is town 3?", timeout_s=60)
+
+answer = asyncio.run(ask(sys.argv[1]))
+print(answer.status, answer.model, schemas.OWNER, cli.OWNER, bench.OWNER)
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which the wheel is installed, without its dependencies."""
+    built, site = tmp_path_factory.mktemp("built"), tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(built)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
+    (wheel,) = built.iterdir()
+    subprocess.run([*install, "--target", str(site), str(wheel)], check=True)
+    return site
+
+
+@pytest.fixture
+def folder(tmp_path: Path, site: Path) -> Path:
+    """An application with modules of its own that are called as ours, and an index."""
+    for name in ("schemas", "cli", "bench"):
+        (tmp_path / f"{name}.py").write_text(f"OWNER = 'application/{name}'\n")
+    (tmp_path / "application.py").write_text(APPLICATION)
+    documents = (
+        {"id": f"town-{number}", "text": f"Town {number} is on river {number}."}
+        for number in range(20)
+    )
+    (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    build = ["-m", "carpool", "index", "build", "corpus.jsonl", "--out", "index"]
+    run(tmp_path, site, *build, "--model", "hashing:64", "--nlist", "4")
+    return tmp_path
+
+
+def start(folder: Path, site: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Runs Python in the application's folder, whose modules come first."""
+    base = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=base | {"PYTHONPATH": f"{folder}:{site}", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(folder: Path, site: Path, *arguments: str) -> str:
+    process = start(folder, site, *arguments)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, output
+    return output
+
+
+def test_the_wheel_holds_one_package_with_all_its_files(site: Path) -> None:
+    assert {path.name.partition("-")[0] for path in site.iterdir()} == {"carpool", "bin"}
+    for data in ("py.typed", "schemas/json", "generator/templates/cited.txt"):
+        assert (site / "carpool" / data).exists()
+    assert "carpool.__main__" in (site / "bin/carpool").read_text()
+
+
+@pytest.mark.timeout(180)
+def test_an_application_with_a_module_called_schemas_asks_a_question(
+    folder: Path, site: Path
+) -> None:
+    ports = (f"--set=up.{name}_port=0" for name in ("broker", "grouper", "searcher", "generator"))
+    settings = ("--set=llm.engine=none", "--set=searcher.direct_io=auto")
+    model = ("--model", "hashing:64", "--index", "index")
+    up = start(folder, site, "-m", "carpool", "up", *model, *ports, *settings)
+    try:
+        run_file = folder / ".carpool/run/run.json"
+        deadline = time.monotonic() + 90
+        while not (run_file.exists() and json.loads(run_file.read_text())["is_ready"]):
+            assert up.poll() is None and time.monotonic() < deadline, "the services start"
+            time.sleep(0.1)
+        bootstrap = json.loads(run_file.read_text())["bootstrap"]
+        printed = run(folder, site, "application.py", bootstrap).split()
+    finally:
+        up.send_signal(signal.SIGINT)
+        output, _ = up.communicate(timeout=60)
+    assert up.returncode == 0, output
+    assert printed == ["ok", "none", "application/schemas", "application/cli", "application/bench"]
