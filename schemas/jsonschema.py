@@ -41,6 +41,9 @@ def schema_of(topic: str) -> dict[str, Any]:
     """
     kind = RECORDS[topic]
     schema = msgspec.json.schema(kind)
+    for definition in schema["$defs"].values():
+        if "description" in definition:
+            definition["description"] = _unwrapped(definition["description"])
     if kind is Query:
         schema["$defs"]["Query"]["required"] = []
     return {
@@ -49,6 +52,10 @@ def schema_of(topic: str) -> dict[str, Any]:
         "title": f"{topic} ({EVENT_TYPES[kind]})",
         **schema,
     }
+
+
+def _unwrapped(docstring: str) -> str:
+    return "\n\n".join(" ".join(part.split()) for part in docstring.split("\n\n"))
 
 
 def generate() -> dict[Path, bytes]:

@@ -1,0 +1,228 @@
+"""Writes the pages of `docs/reference/` from the code: `python docs/reference/generate.py`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+from prometheus_client import CollectorRegistry
+
+from carpool.settings import Settings, describe
+from carpool.telemetry.metrics import Metrics
+from cli.all_settings import CarpoolSettings
+from cli.exit_codes import EXIT_CODES
+from cli.settings import section_kinds
+from schemas.headers import HEADERS
+from schemas.topics import TOPICS, Topic
+
+FOLDER = Path(__file__).parent
+WIDTH = 100
+NOTE = "<!-- Written by `make docs` from the code. Edit the code, not this page. -->"
+HOUR_MS = 3_600_000
+
+
+def pages() -> dict[str, str]:
+    """Returns the text of each generated page by its file name."""
+    return {
+        "settings.md": settings_page(),
+        "metrics.md": metrics_page(),
+        "headers.md": headers_page(),
+        "topics.md": topics_page(),
+        "exit-codes.md": exit_codes_page(),
+        "cli.md": cli_page(),
+    }
+
+
+def page(title: str, about: str, lines: list[str]) -> str:
+    """Returns a page: title, note, an introduction that is wrapped, and `lines` as they are."""
+    intro = [line for part in about.split("\n") for line in (textwrap.wrap(part, WIDTH) or [""])]
+    return "\n".join([f"# {title}", "", NOTE, "", *intro, "", *lines]).rstrip() + "\n"
+
+
+def item(text: str) -> list[str]:
+    """Returns a list item, wrapped."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent="- ",
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def shown(value: Any) -> str:
+    """Returns a default value as a settings file writes it."""
+    return json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+
+
+def settings_page() -> str:
+    """Returns every setting by section, and the names that earlier versions had."""
+    lines: list[str] = []
+    for section, kind in section_kinds(CarpoolSettings).items():
+        lines += [f"## {section}", ""]
+        for doc in describe(section, kind):
+            choices = f", one of {', '.join(f'`{each}`' for each in doc.choices)}"
+            default = "no default, a secret" if doc.is_secret else f"default `{shown(doc.default)}`"
+            lines += [f"### {section}.{doc.name}", ""]
+            lines += textwrap.wrap(doc.description, WIDTH, break_on_hyphens=False)
+            lines += ["", f"`{doc.environment}`, {default}{choices if doc.choices else ''}", ""]
+        old = list(earlier_names(kind))
+        if old:
+            lines += [f"### Earlier names in {section}", "", *old, ""]
+    return page(
+        "Settings",
+        "Each setting: what it bounds, its environment variable, its default. A TOML file "
+        "(`--config FILE`), the environment and flags (`--set section.name=value`) set them; the "
+        "last one wins. Secrets are read from the environment only. `carpool config` prints the "
+        "values in force and where each value came from.",
+        lines,
+    )
+
+
+def earlier_names(kind: type[Settings]) -> Iterator[str]:
+    """Yields what earlier versions accepted, one list item each; all are accepted with a warning.
+
+    A renamed setting or value is used under its new name, a removed one is ignored.
+    """
+    for old, new in kind.RENAMED.items():
+        yield from item(f"`{old}` is now `{new}`.")
+    for name, words in kind.RENAMED_VALUES.items():
+        for old, new in words.items():
+            yield from item(f"`{name} = {shown(old)}` is now written `{shown(new)}`.")
+    for name, reason in kind.REMOVED.items():
+        yield from item(f"`{name}` is ignored: {reason}.")
+
+
+def metrics_page() -> str:
+    """Returns every metric that a service exports, in the order of the one list."""
+    registry = CollectorRegistry()
+    Metrics(registry)
+    labels = {
+        family.name: getattr(collector, "_labelnames", ())
+        for collector in list(getattr(registry, "_collector_to_names", {}))
+        for family in collector.describe()
+    }
+    lines: list[str] = []
+    for family in registry.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        of = f", labels {', '.join(f'`{each}`' for each in labels[family.name])}"
+        lines += item(
+            f"`{name}` ({family.type}{of if labels[family.name] else ''}): {family.documentation}"
+        )
+    return page(
+        "Metrics",
+        "What `/metrics` of every service exports, in the Prometheus format. A histogram has the "
+        "suffixes `_bucket`, `_sum` and `_count`. Times are seconds, sizes are bytes.",
+        lines,
+    )
+
+
+def headers_page() -> str:
+    """Returns every record header."""
+    lines: list[str] = []
+    for each in HEADERS:
+        lines += item(f"`{each.name}` (written by: {each.writer}): {each.meaning}")
+    return page(
+        "Record headers",
+        "Carpool writes CloudEvents 1.0 in binary mode: attributes are headers that begin with "
+        "`ce_`, the value is the JSON record. An application may leave out every header.",
+        lines,
+    )
+
+
+def topics_page() -> str:
+    """Returns every topic with its contract."""
+    lines: list[str] = []
+    for topic in TOPICS:
+        schema = FOLDER.parents[1] / "schemas" / "json" / f"{topic.name}.schema.json"
+        same = topic.name.replace(".batch.", ".")
+        link = (
+            f" [JSON Schema](../../schemas/json/{same}.schema.json)."
+            if schema.exists() or (schema.parent / f"{same}.schema.json").exists()
+            else ""
+        )
+        lines += item(f"`{topic.name}`: {topic.purpose}. {facts(topic)}.{link}")
+    return page(
+        "Topics",
+        "`carpool topics create` makes the topics that are missing; `carpool topics check` "
+        "compares those that exist with this list. A key is the `query_id` as UTF-8; "
+        "partitions are chosen by Java's default partitioner (murmur2). The number of "
+        "partitions is `kafka.partitions`, of topics by lane `kafka.lanes`.",
+        lines,
+    )
+
+
+def facts(topic: Topic) -> str:
+    """Returns how a topic is partitioned, how long it keeps records, and its largest record."""
+    by = {"query_id": "`query_id`", "lane": "lane", "source": "the partition of the source"}
+    kept = f"{topic.retention_ms // HOUR_MS} h"
+    compact = ", then the newest record of each key" if topic.cleanup == "compact" else ""
+    effort = "; best effort" if topic.best_effort else ""
+    return (
+        f"Partitioned by {by[topic.partition_by]}; kept for {kept}{compact}; records of at most "
+        f"{topic.max_message_bytes:,} bytes with headers{effort}"
+    )
+
+
+def exit_codes_page() -> str:
+    """Returns what each exit code of `carpool` means."""
+    lines: list[str] = []
+    for code, meaning in EXIT_CODES.items():
+        lines += item(f"`{code}`: {meaning}")
+    return page("Exit codes", "How a command of `carpool` ends.", lines)
+
+
+def commands(app: typer.Typer, name: str) -> Iterator[tuple[str, Any]]:
+    """Yields every command below `app` with its full name, groups included, in order.
+
+    `carpool index` and `carpool bench` have applications of their own, imported when they run.
+    """
+    from bench.cli import app as bench_app
+    from cli.index import app as index_app
+
+    yield from below(typer.main.get_command(app), name, {"index": index_app, "bench": bench_app})
+
+
+def below(command: Any, name: str, apps: dict[str, typer.Typer]) -> Iterator[tuple[str, Any]]:
+    """Yields `command` and all commands below it."""
+    yield name, command
+    for child_name, child in getattr(command, "commands", {}).items():
+        child = typer.main.get_command(apps[child_name]) if child_name in apps else child
+        yield from below(child, f"{name} {child_name}", {})
+
+
+def cli_page() -> str:
+    """Returns the help of every command."""
+    from cli.main import app
+
+    lines: list[str] = []
+    for name, command in commands(app, "carpool"):
+        context = command.context_class(
+            command, info_name=name, terminal_width=WIDTH, max_content_width=WIDTH
+        )
+        text = [line.rstrip() for line in command.get_help(context).splitlines()]
+        lines += [f"## {name}", "", "```text", *text, "```", ""]
+    return page(
+        "Commands",
+        "The help of every command, as `--help` prints it. How commands end: "
+        "[exit codes](exit-codes.md).",
+        lines,
+    )
+
+
+def main() -> None:
+    """Writes every page."""
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+        sys.stdout.write(f"docs/reference/{name}\n")
+
+
+if __name__ == "__main__":
+    main()
