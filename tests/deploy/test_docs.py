@@ -1,32 +1,65 @@
-"""Every link in our pages leads to a file, and every anchor to a heading."""
+"""The pages are true: links resolve, references are complete, code blocks run."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+from cli.all_settings import CarpoolSettings
+from cli.exit_codes import EXIT_CODES
+from cli.settings import SECTIONS, section_kinds
+from schemas.headers import CONNECT_PREFIX, ERROR_PREFIX, HEADERS
+from tests.deploy.doc_blocks import BLOCK, ROOT, blocks_of, run_page
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+PRODUCT = ("schemas", "producers", "carpool", "grouper", "searcher", "generator", "indexer", "cli")
+RUN = ("sh", "sh up", "python", "json", "toml")
+NOT_RUN = {
+    "README.md": ["make demo"],
+    "docs/guides/another-language.md": ["java -cp"],
+    "docs/guides/operating.md": ["curl http"],
+    "docs/guides/own-kafka.md": ["export CARPOOL"],
+}
+"""Blocks that need what a test has not; each begins so."""
 
 
 def pages() -> list[Path]:
-    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+    folders = (ROOT / "docs", ROOT / "examples")
+    return sorted(
+        [*ROOT.glob("*.md"), *(page for folder in folders for page in folder.rglob("*.md"))]
+    )
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub makes of the headings of `page`."""
-    headings = re.findall(r"^#+ +(.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ +(.+)$", text, flags=re.MULTILINE)
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
     }
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def reference() -> ModuleType:
+    path = ROOT / "docs" / "reference" / "generate.py"
+    spec = importlib.util.spec_from_file_location("docs_reference_generate", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_links_resolve(page: Path) -> None:
     broken = []
-    for link in LINK.findall(page.read_text(encoding="utf-8")):
+    for link in LINK.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
         if link.startswith(("http://", "https://", "mailto:")):
             continue
         path, _, anchor = link.partition("#")
@@ -34,3 +67,80 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    folder = ROOT / "docs" / "reference"
+    stale = [
+        name
+        for name, text in reference().pages().items()
+        if not (folder / name).is_file() or (folder / name).read_text(encoding="utf-8") != text
+    ]
+    assert not stale, f"run `make docs`: {stale}"
+
+
+def test_the_reference_covers_all_settings_and_describes_each() -> None:
+    assert tuple(section_kinds(CarpoolSettings)) == SECTIONS
+    text = reference().pages()["settings.md"]
+    entries = re.findall(r"^### (\w+\.\w+)\n\n(.*)$", text, flags=re.MULTILINE)
+    assert len(entries) > 100
+    assert [name for name, description in entries if description.startswith("`CARPOOL_")] == []
+
+
+def test_every_header_that_the_code_names_has_an_entry() -> None:
+    literal = re.compile(r'"((?:rag-[a-z-]+|ce_[a-z]+|rag\.errors\.[a-z.]+))"')
+    named = {
+        header
+        for package in PRODUCT
+        for source in (ROOT / package).rglob("*.py")
+        for header in literal.findall(source.read_text(encoding="utf-8"))
+    }
+    listed = {each.name for each in HEADERS}
+    assert named - listed == {ERROR_PREFIX}
+    assert CONNECT_PREFIX + "*" in listed
+
+
+def test_every_exit_code_that_the_code_uses_has_an_entry() -> None:
+    literal = re.compile(r"(?:sys\.exit|typer\.Exit)\((\d+)\)")
+    used = {
+        int(code)
+        for package in ("cli", "bench", "carpool")
+        for source in (ROOT / package).rglob("*.py")
+        for code in literal.findall(source.read_text(encoding="utf-8"))
+    }
+    assert used <= EXIT_CODES.keys()
+
+
+def test_architecture_links_every_folder() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    linked = {(ROOT / link).resolve() for link in LINK.findall(text)}
+    folders = {
+        source.parent
+        for package in (*PRODUCT, "bench")
+        for source in (ROOT / package).rglob("*.py")
+    }
+    missing = sorted(name_of(folder) for folder in folders if folder not in linked)
+    assert missing == []
+
+
+def runnable_pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+
+
+def test_blocks_that_are_not_run_are_these() -> None:
+    found: dict[str, list[str]] = {}
+    for page in runnable_pages():
+        for block in blocks_of(page):
+            assert block.info in (*RUN, "sh no-run", "text"), f"{page}: ```{block.info}"
+            if block.info == "sh no-run":
+                found.setdefault(name_of(page), []).append(block.text)
+    assert found.keys() == NOT_RUN.keys()
+    for name, texts in found.items():
+        for text, begin in zip(texts, NOT_RUN[name], strict=True):
+            assert text.startswith(begin)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", runnable_pages(), ids=name_of)
+def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
+    run_page(blocks_of(page), tmp_path)

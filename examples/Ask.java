@@ -1,0 +1,82 @@
+// Writes a question to Kafka and waits for its answer; needs Java 17 and the jars of Kafka:
+//     java -cp "$KAFKA_HOME/libs/*" examples/Ask.java 127.0.0.1:9092 "Who wrote Moby-Dick?"
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.time.Duration;
+import java.time.Instant;
+import java.util.List;
+import java.util.Map;
+import java.util.UUID;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.serialization.StringDeserializer;
+import org.apache.kafka.common.serialization.StringSerializer;
+
+public class Ask {
+    static final String QUERIES = "rag.queries.v1";
+    static final String ANSWERS = "rag.answers.v1";
+    static final ObjectMapper JSON = new ObjectMapper();
+
+    public static void main(String[] args) throws Exception {
+        String bootstrap = args[0];
+        String question = args[1];
+        try (KafkaConsumer<String, String> answers = readerAtTheEnd(bootstrap)) {
+            String id = UUID.randomUUID().toString();
+            RecordMetadata place = publish(bootstrap, id, question);
+            JsonNode answer = await(answers, id, place, Duration.ofSeconds(120));
+            System.out.println(answer.get("status").asText() + ": " + answer.path("answer").asText());
+            for (JsonNode citation : answer.path("citations")) {
+                System.out.println("[" + citation.get("n") + "] " + citation.path("title").asText());
+            }
+        }
+        System.exit(0);
+    }
+
+    /** Reads every partition from its end, without a consumer group, before anything is asked. */
+    static KafkaConsumer<String, String> readerAtTheEnd(String bootstrap) {
+        KafkaConsumer<String, String> reader = new KafkaConsumer<>(
+                Map.of("bootstrap.servers", bootstrap, "isolation.level", "read_committed"),
+                new StringDeserializer(), new StringDeserializer());
+        List<TopicPartition> partitions = reader.partitionsFor(ANSWERS).stream()
+                .map(each -> new TopicPartition(each.topic(), each.partition())).toList();
+        reader.assign(partitions);
+        reader.seekToEnd(partitions);
+        partitions.forEach(reader::position);  // seeking is lazy: ask for the ends now
+        return reader;
+    }
+
+    static RecordMetadata publish(String bootstrap, String id, String question) throws Exception {
+        String query = JSON.writeValueAsString(Map.of("text", question, "top_k", 3));
+        try (KafkaProducer<String, String> producer = new KafkaProducer<>(
+                Map.of("bootstrap.servers", bootstrap, "acks", "all"),
+                new StringSerializer(), new StringSerializer())) {
+            ProducerRecord<String, String> record = new ProducerRecord<>(QUERIES, id, query);
+            record.headers().add("ce_id", id.getBytes("UTF-8"));  // the query_id
+            return producer.send(record).get();
+        }
+    }
+
+    /** Returns the answer to the record at `place`: an id may be asked twice, a record is unique. */
+    static JsonNode await(
+            KafkaConsumer<String, String> answers, String id, RecordMetadata place, Duration atMost)
+            throws Exception {
+        Instant until = Instant.now().plus(atMost);
+        while (Instant.now().isBefore(until)) {
+            for (var record : answers.poll(Duration.ofMillis(500))) {
+                if (id.equals(record.key())) {
+                    JsonNode answer = JSON.readTree(record.value());
+                    JsonNode source = answer.get("source");
+                    if (source.get("partition").asInt() == place.partition()
+                            && source.get("offset").asLong() == place.offset()) {
+                        return answer;
+                    }
+                }
+            }
+        }
+        throw new IllegalStateException("no answer to " + id + " within " + atMost);
+    }
+}

@@ -1,0 +1,50 @@
+"""Asks the questions of a file, one on each line, and writes one JSON line for each answer.
+
+Run it again after an interruption: a question that was answered gets the stored answer.
+
+    python examples/batch.py 127.0.0.1:9092 questions.txt answers.jsonl
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import uuid
+from pathlib import Path
+
+from carpool import Client
+
+IN_FLIGHT_MAX = 100
+TIMEOUT_S = 600.0
+
+
+async def collect(bootstrap: str, questions: list[str], answers: Path) -> None:
+    """Asks `questions` as batch work and appends each answer to `answers` when it comes."""
+    room = asyncio.Semaphore(IN_FLIGHT_MAX)
+
+    async def ask(client: Client, question: str) -> dict[str, object]:
+        async with room:
+            answer = await client.ask(
+                question,
+                query_id=str(uuid.uuid5(uuid.NAMESPACE_URL, question)),  # the same on every run
+                priority="batch",
+                timeout_s=TIMEOUT_S,
+            )
+        return {
+            "question": question,
+            "status": answer.status,
+            "answer": answer.answer,
+            "citations": [citation.title for citation in answer.citations],
+        }
+
+    async with Client(bootstrap) as client:
+        with answers.open("w", encoding="utf-8") as file:
+            for finished in asyncio.as_completed([ask(client, each) for each in questions]):
+                file.write(json.dumps(await finished, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    brokers, asked, written = sys.argv[1:]
+    lines = Path(asked).read_text(encoding="utf-8").splitlines()
+    asyncio.run(collect(brokers, [line for line in lines if line.strip()], Path(written)))

@@ -1,0 +1,128 @@
+"""Runs the code blocks of a page in order, as a reader would, in a folder of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from carpool.kafka.embedded import EmbeddedBroker
+from cli.all_settings import CarpoolSettings
+from cli.runfile import RunFile
+from cli.settings import Given, load
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```(.*?)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+DOCUMENTED_ADDRESS = "127.0.0.1:9092"
+READY_S = 120.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block of a page. `info` is what follows the fence, such as `sh no-run`."""
+
+    page: Path
+    info: str
+    text: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Returns the code blocks of a page in order."""
+    text = page.read_text(encoding="utf-8")
+    return [Block(page=page, info=info.strip(), text=body) for info, body in BLOCK.findall(text)]
+
+
+def environ() -> dict[str, str]:
+    """Returns the environment of a reader: a small embedding model, no LLM, free ports."""
+    base = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
+    ports = {f"CARPOOL_UP_{name}_PORT": "0" for name in ("GROUPER", "SEARCHER", "GENERATOR")}
+    return {
+        **base,
+        **ports,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "CARPOOL_UP_BROKER_PORT": "0",
+        "CARPOOL_EMBEDDING_MODEL": "hashing:64",
+        "CARPOOL_LLM_ENGINE": "none",
+        "CARPOOL_SEARCHER_DIRECT_IO": "auto",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@contextlib.contextmanager
+def running(command: str, folder: Path) -> Iterator[str]:
+    """Runs a `carpool up` in `folder` and yields its brokers' address once all is ready."""
+    with (folder / "up.log").open("wb") as log:
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], cwd=folder, env=environ(), stdout=log, stderr=log
+        )
+    try:
+        yield _bootstrap_when_ready(process, folder)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def _bootstrap_when_ready(process: subprocess.Popen[bytes], folder: Path) -> str:
+    until_s = time.monotonic() + READY_S
+    while time.monotonic() < until_s and process.poll() is None:
+        run = RunFile(folder / ".carpool" / "run").read()
+        if run is not None and run.is_ready:
+            return run.bootstrap
+        time.sleep(0.1)
+    raise AssertionError(f"`carpool up` is not ready: {(folder / 'up.log').read_text()}")
+
+
+def run_page(blocks: list[Block], folder: Path) -> None:
+    """Runs the blocks that can run; `sh up` starts services that stay until the page ends."""
+    address = DOCUMENTED_ADDRESS
+    with contextlib.ExitStack() as until_the_end:
+        needs_broker = any(address in block.text for block in blocks if block.info == "sh")
+        if needs_broker and not any(block.info == "sh up" for block in blocks):
+            broker = until_the_end.enter_context(EmbeddedBroker())
+            address = broker.bootstrap
+        for block in blocks:
+            text = block.text.replace(DOCUMENTED_ADDRESS, address)
+            match block.info:
+                case "sh up":
+                    address = until_the_end.enter_context(running(text.strip(), folder))
+                case "sh":
+                    _run(["bash", "-euo", "pipefail", "-c", text], block, folder)
+                case "python":
+                    _run([sys.executable, "-c", text], block, folder)
+                case "json":
+                    json.loads(text)
+                case "toml":
+                    tomllib.loads(text)
+                    (folder / "page.toml").write_text(text)
+                    load(CarpoolSettings, Given(file=folder / "page.toml", environ={}, flags={}))
+
+
+def _run(command: list[str], block: Block, folder: Path) -> None:
+    done = subprocess.run(
+        command, cwd=folder, env=environ(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{block.page}: {block.text}\n{done.stdout}\n{done.stderr}"
+
+
+@contextlib.contextmanager
+def small_carpool(folder: Path) -> Iterator[str]:
+    """Yields the brokers of a small Carpool in `folder`: two passages, no language model."""
+    lines = [
+        {"id": "eiffel", "title": "Eiffel Tower", "text": "The Eiffel Tower was built in 1889."},
+        {"id": "moby", "title": "Moby-Dick", "text": "Moby-Dick is a novel by Herman Melville."},
+    ]
+    (folder / "corpus.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    build = ["carpool", "index", "build", "corpus.jsonl", "--out", ".carpool/index", "--nlist", "2"]
+    subprocess.run(build, cwd=folder, env=environ(), check=True, capture_output=True)
+    with running("carpool up --index .carpool/index", folder) as bootstrap:
+        yield bootstrap

@@ -1,0 +1,45 @@
+"""The examples run against a small Carpool, as their first lines say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.doc_blocks import ROOT, environ, small_carpool
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(
+        command, cwd=folder, env=environ(), capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_batch_of_questions_is_asked_and_collected_and_asked_again(tmp_path: Path) -> None:
+    questions = ["When was the Eiffel Tower built?", "Who wrote Moby-Dick?"]
+    (tmp_path / "questions.txt").write_text("\n".join(questions))
+    batch = [sys.executable, str(ROOT / "examples" / "batch.py")]
+    with small_carpool(tmp_path) as bootstrap:
+        for _ in range(2):
+            run([*batch, bootstrap, "questions.txt", "answers.jsonl"], tmp_path)
+            lines = (tmp_path / "answers.jsonl").read_text().splitlines()
+            answers = [json.loads(line) for line in lines]
+            assert sorted(answer["question"] for answer in answers) == sorted(questions)
+            assert {answer["status"] for answer in answers} <= {"ok", "partial"}
+
+
+@pytest.mark.kafka
+def test_a_java_program_asks_and_reads_its_answer(tmp_path: Path) -> None:
+    jars = f"{os.environ['KAFKA_HOME']}/libs/*"
+    java = ["java", "-cp", jars, str(ROOT / "examples" / "Ask.java")]
+    with small_carpool(tmp_path) as bootstrap:
+        printed = run([*java, bootstrap, "Who wrote Moby-Dick?"], tmp_path)
+    assert printed.split(":")[0] in ("ok", "partial")
