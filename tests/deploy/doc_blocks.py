@@ -87,9 +87,12 @@ def run_page(blocks: list[Block], folder: Path) -> None:
     address = DOCUMENTED_ADDRESS
     with contextlib.ExitStack() as until_the_end:
         needs_broker = any(address in block.text for block in blocks if block.info == "sh")
-        if needs_broker and not any(block.info == "sh up" for block in blocks):
+        starts_services = any(block.info == "sh up" for block in blocks)
+        if needs_broker and not starts_services:
             broker = until_the_end.enter_context(EmbeddedBroker())
             address = broker.bootstrap
+        if starts_services and not any("index build" in block.text for block in blocks):
+            build_small_index(folder)
         for block in blocks:
             text = block.text.replace(DOCUMENTED_ADDRESS, address)
             match block.info:
@@ -114,9 +117,8 @@ def _run(command: list[str], block: Block, folder: Path) -> None:
     assert done.returncode == 0, f"{block.page}: {block.text}\n{done.stdout}\n{done.stderr}"
 
 
-@contextlib.contextmanager
-def small_carpool(folder: Path) -> Iterator[str]:
-    """Yields the brokers of a small Carpool in `folder`: two passages, no language model."""
+def build_small_index(folder: Path) -> None:
+    """Builds an index of two passages in `folder`, with the command that users run."""
     lines = [
         {"id": "eiffel", "title": "Eiffel Tower", "text": "The Eiffel Tower was built in 1889."},
         {"id": "moby", "title": "Moby-Dick", "text": "Moby-Dick is a novel by Herman Melville."},
@@ -124,5 +126,11 @@ def small_carpool(folder: Path) -> Iterator[str]:
     (folder / "corpus.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
     build = ["carpool", "index", "build", "corpus.jsonl", "--out", ".carpool/index", "--nlist", "2"]
     subprocess.run(build, cwd=folder, env=environ(), check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def small_carpool(folder: Path) -> Iterator[str]:
+    """Yields the brokers of a small Carpool in `folder`: two passages, no language model."""
+    build_small_index(folder)
     with running("carpool up --index .carpool/index", folder) as bootstrap:
         yield bootstrap
