@@ -17,7 +17,7 @@ from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import ClientSide, load_client_side
 from producers import Client
-from producers.questioning import QuestionArgs
+from producers.build_query import QuestionArgs
 from schemas.answer import Answer, PartialAnswer
 from schemas.query import Generation
 

@@ -21,10 +21,10 @@ from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import ClientSide, load_client_side
 from producers import Client
-from producers.arrivals import ArrivalProcess, bounded, even, poisson, recorded
-from producers.load import LoadPlan, LoadProgress, LoadSummary, Sent, run_load
-from producers.publisher import Publisher
-from producers.questions import Question, Vectors, read_questions, with_vectors
+from producers.arrival_times import ArrivalProcess, bounded, even, poisson, recorded
+from producers.publish_queries import Publisher
+from producers.read_questions import NpyRows, Question, read_questions, with_vectors
+from producers.send_load import LoadPlan, LoadProgress, LoadSummary, SentQuestion, run_load
 
 PROGRESS_S = 1.0
 
@@ -107,7 +107,7 @@ def load(
         )
     rows = read_questions(questions)
     if vectors is not None:
-        rows = with_vectors(rows, Vectors(vectors), keep_text=keep_text)
+        rows = with_vectors(rows, NpyRows(vectors), keep_text=keep_text)
     times_us = bounded(
         _times(arrivals, rows, rate, seed),
         duration_s=duration,
@@ -183,7 +183,7 @@ class _Recorder:
                     f"cannot write {path}: {error.strerror}; check --record"
                 ) from error
 
-    def sent(self, sent: Sent) -> None:
+    def sent(self, sent: SentQuestion) -> None:
         """Writes one line."""
         if self._file is not None:
             self._file.write(msgspec.json.encode(sent) + b"\n")

@@ -88,7 +88,7 @@ def up(
     from cli.all_settings import CarpoolSettings
     from cli.running import run_everything
     from cli.stack import EMBEDDED, make_plan
-    from producers.questions import read_questions
+    from producers.read_questions import read_questions
 
     questions = (
         [question.text or "" for question in read_questions(demo)] if demo is not None else []

@@ -11,11 +11,11 @@ import msgspec
 import carpool
 from carpool.kafka.records import Output
 from carpool.loop.answers import answer_output
-from generator.llm.protocol import Finished
+from generator.llm.protocol import LlmFinished
 from generator.plan.answer_text import Written
 from generator.plan.citations import Citations, Cited, cite
 from generator.plan.query_digest import query_digest
-from generator.prompts import Prepared
+from generator.prompts import PreparedPrompt
 from schemas.answer import (
     Answer,
     AnswerError,
@@ -56,12 +56,12 @@ class Generated:
 
     generation_id: str
     written: Written
-    finished: Finished
+    finished: LlmFinished
 
 
 def answered(
     retrieval: Retrieval,
-    prepared: Prepared,
+    prepared: PreparedPrompt,
     generated: Generated,
     timings: Timings,
     *,
@@ -207,7 +207,7 @@ def partial_output(
     return Output(topic=PARTIAL_ANSWERS.name, key=query_id.encode(), value=value, headers=headers)
 
 
-def _citation(cited: Cited, prepared: Prepared) -> Citation:
+def _citation(cited: Cited, prepared: PreparedPrompt) -> Citation:
     hit = prepared.given[cited.n - 1]
     title = hit.title[:TITLE_CHARS_MAX]
     return Citation(

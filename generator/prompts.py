@@ -29,7 +29,7 @@ tokens are used up.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedPrompt:
     """A request, the passages that stand in its prompt (numbered from 1), and the bound of its
     answer's text.
     """
@@ -62,9 +62,9 @@ def load_templates(settings: GeneratorSettings) -> Mapping[str, Template]:
     return MappingProxyType(templates)
 
 
-def prepare(
+def prepare_prompt(
     retrieval: Retrieval, settings: GeneratorSettings, templates: Mapping[str, Template]
-) -> Prepared:
+) -> PreparedPrompt:
     """Returns the request for a retrieval. The same retrieval gives the same request.
 
     Where nothing was found, the model is asked all the same: its prompt says so, and it can cite
@@ -108,7 +108,7 @@ def prepare(
         priority=priority_in_class(retrieval.source.topic, query.priority),
         schema=answer_schema(prompt.passages, answer_chars_max=answer_chars_max),
     )
-    return Prepared(
+    return PreparedPrompt(
         request=request,
         prompt_hash=prompt.sha256(),
         given=retrieval.hits[: prompt.passages],

@@ -1,7 +1,7 @@
 """The generator as a stage: takes retrievals, asks the model for up to `concurrency` of them at
 once, hands over answers.
 
-The polling thread and the event loop (`generator.requests`) share the dispatcher under one lock.
+The polling thread and the event loop (`generator.llm_requests`) share the dispatcher under a lock.
 Its actions are carried out by the event loop, in the order in which they were decided.
 """
 
@@ -27,9 +27,10 @@ from generator.answers import (
     not_answered,
     partial_output,
 )
-from generator.llm.none import NoneEngine
-from generator.llm.openai_api import OpenAiEngine
+from generator.llm.none import NoLlm
+from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmEngine, LlmRefusal
+from generator.llm_requests import RequestsInFlight
 from generator.plan.dispatch import (
     CancelRequest,
     CheckServer,
@@ -46,11 +47,10 @@ from generator.plan.dispatch import (
     TimePassed,
 )
 from generator.plan.prompt import Template
-from generator.prompts import load_templates, prepare
-from generator.requests import Requests
+from generator.prompts import load_templates, prepare_prompt
+from generator.query_in_progress import QueryInProgress, deadline_us_of, limits_of, prompt_of
 from generator.settings import GeneratorSettings, LlmSettings
 from generator.tracing import inference
-from generator.work import Work, deadline_us_of, limits_of, prompt_of
 from schemas.answer import Answer, ErrorType, Status
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
@@ -71,7 +71,7 @@ def build_stage(
 
     The server is not asked yet: that happens from `start` on, and `not_ready` says what came of it.
     """
-    engine: LlmEngine = NoneEngine() if llm.engine == "none" else OpenAiEngine(llm)
+    engine: LlmEngine = NoLlm() if llm.engine == "none" else OpenAiLlm(llm)
     return GeneratorStage(settings, llm, load_templates(settings), engine, metrics, clock)
 
 
@@ -99,12 +99,12 @@ class GeneratorStage:
         self._clock = clock
         self._lock = threading.Lock()
         self._dispatcher = Dispatcher(limits_of(settings, llm))
-        self._work: dict[int, Work] = {}
+        self._work: dict[int, QueryInProgress] = {}
         self._in_hand_bytes = 0
         self._trouble = "has not answered yet"
         self._is_draining = False
         self._is_closed = False
-        self._requests = Requests(engine, self, metrics, clock)
+        self._requests = RequestsInFlight(engine, self, metrics, clock)
         self._sink: Sink | None = None
 
     # ---- the polling thread
@@ -132,7 +132,7 @@ class GeneratorStage:
         """Takes a retrieval. What cannot be asked of any model is answered `failed` at once."""
         retrieval = unit.record
         try:
-            prepared = prepare(retrieval, self._settings, self._templates)
+            prepared = prepare_prompt(retrieval, self._settings, self._templates)
         except RecordError as error:
             timings = Timings(arrived_us=now_us, ended_us=now_us)
             answer = not_answered(
@@ -146,7 +146,7 @@ class GeneratorStage:
             self._hand_over(unit, answer, now_us)
             return
         with self._lock:
-            self._work[unit.id] = Work(unit=unit, prepared=prepared, arrived_us=now_us)
+            self._work[unit.id] = QueryInProgress(unit=unit, prepared=prepared, arrived_us=now_us)
             self._in_hand_bytes += unit.message.size_bytes
         self.happened(PromptArrived(prompt=prompt_of(unit, now_us)))
 
@@ -197,7 +197,7 @@ class GeneratorStage:
             if actions:
                 self._requests.soon(partial(self._act, actions))
 
-    def _forget(self, unit_id: int) -> Work | None:
+    def _forget(self, unit_id: int) -> QueryInProgress | None:
         """Lets go of a query. The lock is held."""
         work = self._work.pop(unit_id, None)
         if work is not None:
@@ -279,8 +279,8 @@ class GeneratorStage:
             )
         )
 
-    def written(self, work: Work, generation_id: str, seq: int, text: str) -> None:
-        """See `generator.requests.Heard`."""
+    def written(self, work: QueryInProgress, generation_id: str, seq: int, text: str) -> None:
+        """See `generator.requests.RequestListener`."""
         if not self._settings.partials:
             return
         assert self._sink is not None
@@ -289,7 +289,7 @@ class GeneratorStage:
         )
 
     def refused(self, id: int | None, refusal: LlmRefusal) -> None:
-        """See `generator.requests.Heard`."""
+        """See `generator.requests.RequestListener`."""
         trouble = f"refuses: {refusal}"
         with self._lock:
             is_news, self._trouble = trouble != self._trouble, trouble
@@ -345,7 +345,7 @@ class GeneratorStage:
         )
         self._hand_over(work.unit, answer, now_us, (operation,), late=late)
 
-    def _expired(self, work: Work, attempts: int) -> tuple[Output]:
+    def _expired(self, work: QueryInProgress, attempts: int) -> tuple[Output]:
         """What is written in place of an answer whose commit begins too late."""
         now_us = self._clock.now_us()
         answer = not_answered(

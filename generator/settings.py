@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta
@@ -12,6 +13,11 @@ from carpool.settings import Secret, Settings
 
 class GeneratorSettings(Settings, frozen=True, kw_only=True):
     """What the generator takes in, what it asks for, and how it is written."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "ledger_horizon_ms": "dedup_horizon_ms",
+        "ledger_ids_max": "dedup_ids_max",
+    }
 
     concurrency: Annotated[
         int,
@@ -124,7 +130,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             "bloats records",
         ),
     ] = 64
-    ledger_horizon_ms: Annotated[
+    dedup_horizon_ms: Annotated[
         int,
         Meta(
             ge=0,
@@ -133,7 +139,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             "again what was answered earlier, too high makes starts and rebalances slow",
         ),
     ] = 86_400_000
-    ledger_ids_max: Annotated[
+    dedup_ids_max: Annotated[
         int,
         Meta(
             ge=1_000,

@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 from carpool.loop.tracing.operation import Attribute, Operation
 from generator.answers import Timings
-from generator.llm.protocol import Finished, LlmRequest
+from generator.llm.protocol import LlmFinished, LlmRequest
 
 
 def inference(
-    request: LlmRequest, finished: Finished, timings: Timings, *, model: str, url: str
+    request: LlmRequest, finished: LlmFinished, timings: Timings, *, model: str, url: str
 ) -> Operation:
     """Returns the request that was answered, from when it was sent. It says nothing of prompt and
     answer but their tokens.

@@ -18,11 +18,11 @@ from typing import Self, TypeVar, Unpack
 from carpool.clock import Clock, SystemClock
 from carpool.errors import ConfigError, RecordError, RetryableError
 from carpool.kafka.settings import KafkaSettings
+from producers.build_query import QueryRecord, QuestionArgs, build_record
 from producers.errors import AnswerTimeout, PublishError
-from producers.matching import Expectations, PartialText, Place, Ticket
-from producers.publisher import Publisher
-from producers.questioning import QueryRecord, QuestionArgs, build_record
-from producers.reader import AnswerReader
+from producers.match_answers import ExpectedAnswers, PartialText, Place, Ticket
+from producers.publish_queries import Publisher
+from producers.read_answers import AnswerReader
 from producers.settings import ClientSettings
 from schemas.answer import Answer, PartialAnswer
 from schemas.codec import decode
@@ -34,7 +34,7 @@ Event = Answer | PartialAnswer | Exception
 
 
 @dataclass(kw_only=True)
-class _Ask:
+class _PendingAsk:
     """One `ask` in flight. Everything but `loop` and `events` is touched under the client's
     lock.
     """
@@ -77,8 +77,8 @@ class Client:
         self._settings = settings or ClientSettings()
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._expected = Expectations()
-        self._asks: dict[Ticket, _Ask] = {}
+        self._expected = ExpectedAnswers()
+        self._asks: dict[Ticket, _PendingAsk] = {}
         self._publisher: Publisher | None = None
         self._reader: AnswerReader | None = None
         self._lost_count = 0
@@ -228,7 +228,7 @@ class Client:
         until = loop.time() + within_s
         record = self._record(text, within_s, question)
         publisher = self._opened(self._publisher)
-        ask = _Ask(loop=loop, partial=PartialText() if stream else None)
+        ask = _PendingAsk(loop=loop, partial=PartialText() if stream else None)
         ticket = self._expect(record.query_id, ask)
         try:
             publisher.send(record, lambda place, error: self._placed(ticket, place, error))
@@ -264,7 +264,7 @@ class Client:
             **question,
         )
 
-    def _expect(self, query_id: str, ask: _Ask) -> Ticket:
+    def _expect(self, query_id: str, ask: _PendingAsk) -> Ticket:
         with self._lock:
             if len(self._expected) >= self._settings.asks_max:
                 raise RetryableError(
@@ -325,7 +325,7 @@ class Client:
         for ask in asks:
             ask.put(record)
 
-    def _takers(self, record: Answer | PartialAnswer) -> list[_Ask]:
+    def _takers(self, record: Answer | PartialAnswer) -> list[_PendingAsk]:
         if isinstance(record, Answer):
             return [self._asks[ticket] for ticket in self._expected.answered(record)]
         asks = [self._asks[ticket] for ticket in self._expected.tickets(record.query_id)]

@@ -20,7 +20,7 @@ from bench.data.index import BenchIndex, index_of_texts
 from carpool.embedding import HashingEmbedder
 from carpool.errors import ConfigError
 from carpool.testing.kafka import kafka_home, kafka_version
-from producers.questions import Question
+from producers.read_questions import Question
 
 DIMENSION = 384
 MODEL = f"hashing:{DIMENSION}"

@@ -26,10 +26,17 @@ from carpool.kafka.embedded import EmbeddedBroker
 from carpool.kafka.librdkafka.partition_handover import commit_now
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from producers.arrivals import bounded, even, poisson
-from producers.load import LoadPlan, LoadProgress, LoadSummary, Sender, Sent, run_load
-from producers.publisher import LOGGER, Publisher
-from producers.questions import Question
+from producers.arrival_times import bounded, even, poisson
+from producers.publish_queries import LOGGER, Publisher
+from producers.read_questions import Question
+from producers.send_load import (
+    LoadPlan,
+    LoadProgress,
+    LoadSummary,
+    QuestionSender,
+    SentQuestion,
+    run_load,
+)
 from producers.settings import ClientSettings
 from schemas.topics import ANSWERS, BATCH, GROUPS, QUERIES, RETRIEVALS
 
@@ -53,7 +60,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     silent.
     """
 
-    sent: dict[str, Sent]
+    sent: dict[str, SentQuestion]
     summary: LoadSummary
     is_complete: bool
 
@@ -62,7 +69,7 @@ class Session:
     """A stack that runs and is listened to. Made by `open_session`."""
 
     def __init__(
-        self, *, stack: Stack, reader: TopicReader, publisher: Sender, clock: SystemClock
+        self, *, stack: Stack, reader: TopicReader, publisher: QuestionSender, clock: SystemClock
     ) -> None:
         """Owns nothing: `open_session` ends the parts."""
         self.stack = stack
@@ -79,15 +86,15 @@ class Session:
         arrivals: Literal["even", "poisson"] = "even",
         seed: int = 0,
         on_sent: Callable[[int], None] = lambda _: None,
-    ) -> tuple[dict[str, Sent], LoadSummary]:
+    ) -> tuple[dict[str, SentQuestion], LoadSummary]:
         """Sends each question once, `rate_per_s` on average, whether or not earlier ones are back.
         Blocks.
 
         Returns what was sent, by query id. Raises `CarpoolError` when something could not be sent.
         """
-        sent: dict[str, Sent] = {}
+        sent: dict[str, SentQuestion] = {}
 
-        def note(one: Sent) -> None:
+        def note(one: SentQuestion) -> None:
             sent[one.query_id] = one
 
         def progress(load: LoadProgress) -> None:

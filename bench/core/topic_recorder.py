@@ -22,7 +22,7 @@ from carpool.clock import Clock
 from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.client_config import client_config
 from carpool.kafka.settings import KafkaSettings
-from producers.publisher import LOGGER
+from producers.publish_queries import LOGGER
 from schemas.record import Headers
 from schemas.topics import MESSAGE_BYTES_MAX
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.errors import ConfigError
-from producers.questions import Question, read_questions
+from producers.read_questions import Question, read_questions
 
 Float32 = npt.NDArray[np.float32]
 

@@ -23,8 +23,8 @@ from bench.data.index import BenchIndex, index_of_texts
 from bench.services.figures import stage_spreads_ms
 from carpool.errors import CarpoolError
 from carpool.testing.kafka import KAFKA_JAVA, KafkaServer, kafka_home
-from producers.load import LoadPlan, Sent
-from producers.questions import Question
+from producers.read_questions import Question
+from producers.send_load import LoadPlan, SentQuestion
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.topics import ANSWERS
@@ -244,9 +244,11 @@ class _Run:
         self._ask("warm-up", LoadPlan(), options.rate_per_s, options.warm_up_s)
         self._back("warm-up, batch", batch)
 
-    def _both(self, loud_rate: float, quiet_rate: float) -> tuple[dict[str, Sent], dict[str, Sent]]:
+    def _both(
+        self, loud_rate: float, quiet_rate: float
+    ) -> tuple[dict[str, SentQuestion], dict[str, SentQuestion]]:
         """Sends of both tenants at once; returns what each sent."""
-        sent: dict[str, Sent] = {}
+        sent: dict[str, SentQuestion] = {}
         failures: list[CarpoolError] = []
 
         def send_loud() -> None:
@@ -274,7 +276,7 @@ class _Run:
     def _count(rate_per_s: float, duration_s: float) -> int:
         return max(1, round(rate_per_s * duration_s))
 
-    def _send(self, plan: LoadPlan, rate_per_s: float, count: int) -> dict[str, Sent]:
+    def _send(self, plan: LoadPlan, rate_per_s: float, count: int) -> dict[str, SentQuestion]:
         questions = [Question(text=_text(self._rng, 8)) for _ in range(count)]
         sent, _ = self._session.send(
             questions,
@@ -288,7 +290,7 @@ class _Run:
     def _seen(self, ids: Set[str]) -> int:
         return self._session.reader.seen((ANSWERS.name,), ids)
 
-    def _back(self, condition: str, sent: Mapping[str, Sent]) -> Asking:
+    def _back(self, condition: str, sent: Mapping[str, SentQuestion]) -> Asking:
         """Waits for the answers to what was sent."""
         reader = self._session.reader
         reader.wait(

@@ -31,8 +31,8 @@ from bench.services.results import (
     retrieval_books,
 )
 from carpool.errors import CarpoolError
-from producers.load import LoadPlan
-from producers.questions import Question
+from producers.read_questions import Question
+from producers.send_load import LoadPlan
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 

@@ -34,8 +34,8 @@ from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
 from carpool.settings import environment_name
 from carpool.testing.llm_text import NAME as STAND_IN_MODEL
-from producers.load import LoadPlan
-from producers.questions import Question, Vectors, with_vectors
+from producers.read_questions import NpyRows, Question, with_vectors
+from producers.send_load import LoadPlan
 
 FOOTPRINT_RATE_PER_S = 200.0
 STAND_IN = "stand-in"
@@ -228,7 +228,7 @@ def _as_asked(
     """The questions as text, or with the vectors of their rows and without text."""
     if kind == "text":
         return tuple(questions)
-    return with_vectors(questions, Vectors(run.data.vectors_path(name)), keep_text=False)
+    return with_vectors(questions, NpyRows(run.data.vectors_path(name)), keep_text=False)
 
 
 def _traffic_request(

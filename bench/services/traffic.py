@@ -22,8 +22,8 @@ from bench.core.stack import ServiceProcess
 from bench.data.index import BenchIndex
 from bench.services.figures import CacheUse, Trip, Windows, cache_use, stage_spreads_ms, windows
 from bench.services.results import answers_of, final_retrievals, groups_of, retrieval_books
-from producers.load import LoadPlan, LoadSummary
-from producers.questions import Question
+from producers.read_questions import Question
+from producers.send_load import LoadPlan, LoadSummary
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
 SERVICES = ("grouper", "searcher")

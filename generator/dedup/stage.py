@@ -23,18 +23,18 @@ from generator.answers import Timings, bounded_answer_output, not_answered, repl
 from generator.dedup.follower import Follower
 from generator.dedup.reader import AnswersReader
 from generator.plan.answer_dedup import (
-    Action,
     AnswerDedup,
-    Asked,
-    Generate,
-    Refuse,
-    Replay,
-    Seen,
-    Skip,
+    DedupAction,
+    DedupQuery,
+    GenerateAnswer,
+    LoggedAnswer,
+    RefuseConflict,
+    ReplayAnswer,
+    SkipAnswered,
 )
 from generator.plan.query_digest import query_digest
+from generator.query_in_progress import deadline_us_of
 from generator.settings import GeneratorSettings
-from generator.work import deadline_us_of
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.errors import RecordError
@@ -73,16 +73,16 @@ class DedupStage:
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
-        self._ledger = AnswerDedup(ids_max=settings.ledger_ids_max)
+        self._dedup = AnswerDedup(ids_max=settings.dedup_ids_max)
         self._assigned: set[TopicPartition] = (
             set()
         )  # at any time: what was revoked since does no harm
         self._held: dict[int, tuple[Unit[Retrieval], int]] = {}  # with when it arrived
         self._held_bytes = 0
-        self._decided: deque[Action] = deque()
+        self._decided: deque[DedupAction] = deque()
         self._sink: Sink | None = None
-        self.follower = Follower(reader, self, clock, horizon_ms=settings.ledger_horizon_ms)
-        metrics.generator.dedup_ids.set_function(lambda: self._ledger.ids)
+        self.follower = Follower(reader, self, clock, horizon_ms=settings.dedup_horizon_ms)
+        metrics.generator.dedup_ids.set_function(lambda: self._dedup.ids)
 
     # ---- the polling thread
 
@@ -99,7 +99,7 @@ class DedupStage:
         numbers = sorted(at.partition for at in partitions)
         self._assigned |= partitions
         with self._lock:
-            self._ledger.assigned(numbers)
+            self._dedup.assigned(numbers)
         self.follower.read(numbers)
         self._within.assigned(partitions)
 
@@ -109,8 +109,8 @@ class DedupStage:
         """
         credit = self._within.credit()
         with self._lock:
-            unread = self._ledger.unread
-            is_behind = self._ledger.handed_over >= UNSEEN_MAX
+            unread = self._dedup.unread
+            is_behind = self._dedup.handed_over >= UNSEEN_MAX
             return Credit(
                 records=0 if is_behind else max(0, credit.records - len(self._held)),
                 size_bytes=0 if is_behind else max(0, credit.size_bytes - self._held_bytes),
@@ -124,13 +124,13 @@ class DedupStage:
         with self._lock:
             self._held[unit.id] = (unit, now_us)
             self._held_bytes += unit.message.size_bytes
-            self._decided.extend(self._ledger.arrived(_asked(unit)))
+            self._decided.extend(self._dedup.arrived(_asked(unit)))
         self._carry_out(now_us)
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Does what was decided meanwhile, lets go of what is late, ticks the stage within."""
         with self._lock:
-            self._decided.extend(self._ledger.expired(now_us))
+            self._decided.extend(self._dedup.expired(now_us))
         self._carry_out(now_us)
         wake_us = self._within.tick(now_us, waiting, next_commit_at_us)
         with self._lock:
@@ -144,7 +144,7 @@ class DedupStage:
         with self._lock:
             for unit_id in unit_ids:
                 self._release(unit_id)
-            self._decided.extend(self._ledger.revoked(unit_ids))
+            self._decided.extend(self._dedup.revoked(unit_ids))
         self._within.revoke(unit_ids)
 
     def drain(self, until_us: int) -> None:
@@ -156,7 +156,7 @@ class DedupStage:
         lacks.
         """
         with self._lock:
-            unread, unseen = self._ledger.unread, self._ledger.handed_over
+            unread, unseen = self._dedup.unread, self._dedup.handed_over
         reasons = []
         if (trouble := self.follower.trouble) is not None:
             reasons.append(f"the answers cannot be read, which is tried again: {trouble}")
@@ -185,21 +185,21 @@ class DedupStage:
                 unit, arrived_us = self._held.get(action.unit_id, (None, 0))
                 if unit is None:
                     continue  # revoked meanwhile
-                if not isinstance(action, Replay):
+                if not isinstance(action, ReplayAnswer):
                     self._release(unit.id)
             match action:
-                case Generate():
+                case GenerateAnswer():
                     self._within.offer(unit, now_us)
-                case Skip():
+                case SkipAnswered():
                     self._metrics.generator.dedup_decisions.labels(result="skipped").inc()
                     self._hand_over(unit, ())
-                case Refuse():
+                case RefuseConflict():
                     self._metrics.generator.dedup_decisions.labels(result="conflict").inc()
                     self._answer(
                         unit,
                         _conflict(unit.record, Timings(arrived_us=arrived_us, ended_us=now_us)),
                     )
-                case Replay(partition=partition, offset=offset):
+                case ReplayAnswer(partition=partition, offset=offset):
                     self.follower.fetch(unit.id, partition, offset)
 
     # ---- any thread
@@ -234,12 +234,12 @@ class DedupStage:
         )
         with self._lock:
             for unit_id, _ in done.parts:
-                self._decided.extend(self._ledger.ended(unit_id, has_answer=has_answer))
+                self._decided.extend(self._dedup.ended(unit_id, has_answer=has_answer))
 
     def check_integrity(self) -> None:
         """Asserts what must hold between two calls."""
         with self._lock:
-            self._ledger.check_integrity()
+            self._dedup.check_integrity()
             assert self._held_bytes == sum(
                 unit.message.size_bytes for unit, _ in self._held.values()
             ), "bytes add up"
@@ -254,16 +254,16 @@ class DedupStage:
         with self._lock:
             for message, answer in said:
                 if answer is not None:
-                    self._decided.extend(self._ledger.seen(_seen(answer, message.source)))
+                    self._decided.extend(self._dedup.seen(_seen(answer, message.source)))
                 elif message.value is None and message.key is not None:
-                    self._ledger.deleted(message.key.decode("utf-8", "replace"))
+                    self._dedup.deleted(message.key.decode("utf-8", "replace"))
                 else:
                     self._metrics.generator.dedup_decisions.labels(result="unreadable").inc()
 
     def answers_read(self, partition: int) -> None:
         """Lets go of what waited for this partition."""
         with self._lock:
-            self._decided.extend(self._ledger.read(partition))
+            self._decided.extend(self._dedup.read(partition))
 
     def answer_fetched(self, unit_id: int, offset: int, message: Message | None) -> None:
         """Answers a unit again, as its id was answered before."""
@@ -281,7 +281,7 @@ class DedupStage:
                 or stored.status != "ok"
                 or stored.query_id != unit.record.query.query_id
             ):
-                self._decided.extend(self._ledger.gone(unit_id, offset))
+                self._decided.extend(self._dedup.gone(unit_id, offset))
                 return
             self._release(unit_id)
         self._metrics.generator.dedup_decisions.labels(result="replayed").inc()
@@ -315,9 +315,9 @@ class _Overheard:
         self._sink.refuse(unit, error)
 
 
-def _asked(unit: Unit[Retrieval]) -> Asked:
+def _asked(unit: Unit[Retrieval]) -> DedupQuery:
     retrieval = unit.record
-    return Asked(
+    return DedupQuery(
         unit_id=unit.id,
         query_id=retrieval.query.query_id,
         source=retrieval.source,
@@ -327,8 +327,8 @@ def _asked(unit: Unit[Retrieval]) -> Asked:
     )
 
 
-def _seen(answer: Answer, place: Source) -> Seen:
-    return Seen(
+def _seen(answer: Answer, place: Source) -> LoggedAnswer:
+    return LoggedAnswer(
         query_id=answer.query_id,
         source=answer.source,
         status=answer.status,

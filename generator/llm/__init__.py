@@ -5,6 +5,13 @@ never). *Invariant:* a cancelled request leaves nothing running at the server. A
 retries and pauses; `generator.plan` decides them.
 """
 
-from generator.llm.protocol import Finished, LlmEngine, LlmRefusal, LlmRequest, Piece, PromptRefused
+from generator.llm.protocol import (
+    LlmEngine,
+    LlmFinished,
+    LlmPiece,
+    LlmRefusal,
+    LlmRequest,
+    PromptRefused,
+)
 
-__all__ = ["Finished", "LlmEngine", "LlmRefusal", "LlmRequest", "Piece", "PromptRefused"]
+__all__ = ["LlmEngine", "LlmFinished", "LlmPiece", "LlmRefusal", "LlmRequest", "PromptRefused"]

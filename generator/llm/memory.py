@@ -12,14 +12,21 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from generator.llm.protocol import Event, Finished, LlmRefusal, LlmRequest, Piece, PromptRefused
+from generator.llm.protocol import (
+    LlmEvent,
+    LlmFinished,
+    LlmPiece,
+    LlmRefusal,
+    LlmRequest,
+    PromptRefused,
+)
 
 NAME = "carpool-memory-model"
 _WORDS = re.compile(r"\S+\s*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
+class Reply:
     """What happens to one request: it writes `text` (None: an answer made from the prompt), after
     which it may fail.
 
@@ -33,7 +40,7 @@ class Turn:
 
 
 @dataclass
-class MemoryEngine:
+class MemoryLlm:
     """Plays `script`, one turn a request; after its end every request is answered from its own
     prompt.
 
@@ -42,7 +49,7 @@ class MemoryEngine:
     seen before counts as cached.
     """
 
-    script: Sequence[Turn] = ()
+    script: Sequence[Reply] = ()
     checks: Sequence[LlmRefusal | None] = ()
     requests: list[LlmRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -62,9 +69,9 @@ class MemoryEngine:
         if error is not None:
             raise error
 
-    async def stream(self, request: LlmRequest) -> AsyncGenerator[Event, None]:
+    async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
-        turn = self._turns.popleft() if self._turns else Turn()
+        turn = self._turns.popleft() if self._turns else Reply()
         is_cached = any(
             (seen.system, seen.user) == (request.system, request.user) for seen in self.requests
         )
@@ -75,14 +82,14 @@ class MemoryEngine:
                 if index == turn.hangs_after:
                     await asyncio.Event().wait()
                 await asyncio.sleep(0)
-                yield Piece(text=piece)
+                yield LlmPiece(text=piece)
             if turn.error is not None:
                 raise turn.error
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.append(request.id)
             raise
         tokens = len(request.system.split()) + len(request.user.split())
-        yield Finished(
+        yield LlmFinished(
             finish_reason=turn.finish_reason,
             model=NAME,
             input_tokens=tokens,

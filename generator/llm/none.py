@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from generator.llm.protocol import Event, Finished, LlmRequest, Piece
+from generator.llm.protocol import LlmEvent, LlmFinished, LlmPiece, LlmRequest
 
 TEXT = (
     '{"answer":"No language model is used here (llm.engine is none); these are the passages '
@@ -14,7 +14,7 @@ TEXT = (
 )
 
 
-class NoneEngine:
+class NoLlm:
     """For those who want retrieval only. Never refuses, never waits, counts no tokens."""
 
     @property
@@ -25,10 +25,10 @@ class NoneEngine:
     async def check(self) -> None:
         """See `LlmEngine`."""
 
-    async def stream(self, request: LlmRequest) -> AsyncGenerator[Event, None]:
+    async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
-        yield Piece(text=TEXT)
-        yield Finished(
+        yield LlmPiece(text=TEXT)
+        yield LlmFinished(
             finish_reason="stop", model="none", input_tokens=0, output_tokens=0, cached_tokens=0
         )
 

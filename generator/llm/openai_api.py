@@ -15,7 +15,14 @@ from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient, Timeout
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletionChunk
 
-from generator.llm.protocol import Event, Finished, LlmRefusal, LlmRequest, Piece, PromptRefused
+from generator.llm.protocol import (
+    LlmEvent,
+    LlmFinished,
+    LlmPiece,
+    LlmRefusal,
+    LlmRequest,
+    PromptRefused,
+)
 from generator.settings import LlmSettings
 
 CHECK_TIMEOUT_S = 10.0
@@ -39,7 +46,7 @@ _TOO_LONG = (
 )
 
 
-class OpenAiEngine:
+class OpenAiLlm:
     """See `LlmEngine`. Makes its client at the first call, inside the event loop. Retries nothing
     by itself.
     """
@@ -96,7 +103,7 @@ class OpenAiEngine:
                 "of these",
             )
 
-    async def stream(self, request: LlmRequest) -> AsyncGenerator[Event, None]:
+    async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
         ended = _Ending(model=self._settings.model)
         try:
@@ -105,7 +112,7 @@ class OpenAiEngine:
                 first_token_at = timeout.when()
             async with response:
                 async for text in self._pieces(response, ended, first_token_at):
-                    yield Piece(text=text)
+                    yield LlmPiece(text=text)
         except (LlmRefusal, PromptRefused):
             raise
         except Exception as error:  # see `check`
@@ -229,7 +236,7 @@ class OpenAiEngine:
 
 
 class _Ending:
-    """Gathers, over the chunks of one answer, what `Finished` says."""
+    """Gathers, over the chunks of one answer, what `LlmFinished` says."""
 
     def __init__(self, model: str) -> None:
         self.finish_reason: str | None = None
@@ -251,11 +258,11 @@ class _Ending:
             "utf-16", "replace"
         )  # lone surrogates cannot be sent on
 
-    def finished(self) -> Finished:
+    def finished(self) -> LlmFinished:
         """Returns the end; a server that counts no tokens is taken to have used none."""
         usage = self._usage
         details = usage.prompt_tokens_details if usage else None
-        return Finished(
+        return LlmFinished(
             finish_reason=self.finish_reason or "stop",
             model=self._model,
             input_tokens=usage.prompt_tokens if usage else 0,

@@ -38,14 +38,14 @@ class LlmRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class LlmPiece:
     """The next characters of what the model writes; never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
+class LlmFinished:
     """The end of an answer, with tokens as the server counted them. `finish_reason`: `stop`,
     `length`, or the server's own.
     """
@@ -57,7 +57,7 @@ class Finished:
     cached_tokens: int
 
 
-Event: TypeAlias = Piece | Finished
+LlmEvent: TypeAlias = LlmPiece | LlmFinished
 
 
 class LlmRefusal(RetryableError):
@@ -95,8 +95,8 @@ class LlmEngine(Protocol):
         """Returns if the server answers and has the model. Raises `LlmRefusal`."""
         ...
 
-    def stream(self, request: LlmRequest) -> AsyncGenerator[Event, None]:
-        """Yields pieces as they are written, then exactly one `Finished`. Raises `LlmRefusal` or
+    def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
+        """Yields pieces as they are written, then exactly one `LlmFinished`. Raises `LlmRefusal` or
         `PromptRefused`.
 
         Closing the generator, or cancelling its task, ends the request at the server.

@@ -28,7 +28,7 @@ never meet by chance.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class DedupQuery:
     """A record that wants an answer. `source`: the published record, `digest`: of what it asks,
     `partition`: of its answer.
     """
@@ -42,7 +42,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class LoggedAnswer:
     """An answer in the log, and its offset."""
 
     query_id: str
@@ -54,7 +54,7 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Generate:
+class GenerateAnswer:
     """Have this one worked on: there is no answer to give it. What is late is worked on too, and
     ends as `expired`.
     """
@@ -63,7 +63,7 @@ class Generate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Replay:
+class ReplayAnswer:
     """Give this one the `ok` answer that lies at this offset."""
 
     unit_id: int
@@ -72,14 +72,14 @@ class Replay:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refuse:
+class RefuseConflict:
     """Answer this one `failed`: its id has an `ok` answer to another question."""
 
     unit_id: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Skip:
+class SkipAnswered:
     """Acknowledge this one without an output: its very record was answered, by an earlier life or
     to a copy of it.
     """
@@ -87,28 +87,28 @@ class Skip:
     unit_id: int
 
 
-Action: TypeAlias = Generate | Replay | Refuse | Skip
+DedupAction: TypeAlias = GenerateAnswer | ReplayAnswer | RefuseConflict | SkipAnswered
 
 
-class _Stored(NamedTuple):
+class _StoredAnswer(NamedTuple):
     partition: int
     offset: int
     digest: bytes
 
 
 @dataclass(slots=True)
-class _Work:
-    asked: Asked
+class _OpenQuery:
+    asked: DedupQuery
     state: Literal["waiting", "generating", "replaying", "handed_over"] = "waiting"
 
 
 @dataclass(slots=True)
-class _Line:
+class _SameIdQueries:
     """The records of one id in hand: `waiting` in order of arrival; `open` are the others, by the
     record that was published.
     """
 
-    waiting: dict[int, Asked] = field(default_factory=dict)
+    waiting: dict[int, DedupQuery] = field(default_factory=dict)
     open: dict[bytes, int] = field(default_factory=dict)
 
 
@@ -122,10 +122,10 @@ class AnswerDedup:
 
     def __init__(self, *, ids_max: int) -> None:
         self._answered: Recent[bytes, bool] = Recent(ids_max)
-        self._ok: Recent[bytes, _Stored] = Recent(ids_max)
+        self._ok: Recent[bytes, _StoredAnswer] = Recent(ids_max)
         self._unread: set[int] = set()
-        self._work: dict[int, _Work] = {}
-        self._lines: dict[str, _Line] = {}
+        self._work: dict[int, _OpenQuery] = {}
+        self._lines: dict[str, _SameIdQueries] = {}
         self._handed_over = 0
 
     @property
@@ -149,22 +149,22 @@ class AnswerDedup:
         """
         self._unread.update(partitions)
 
-    def read(self, partition: int) -> tuple[Action, ...]:
+    def read(self, partition: int) -> tuple[DedupAction, ...]:
         """The log of this partition was read to its end: what waited for that is decided."""
         self._unread.discard(partition)
         return self._advance(query_id for query_id in tuple(self._lines))
 
-    def arrived(self, asked: Asked) -> tuple[Action, ...]:
+    def arrived(self, asked: DedupQuery) -> tuple[DedupAction, ...]:
         """A record came in. One that is in hand already came again because what it came to was
         discarded.
         """
         if (before := self._work.get(asked.unit_id)) is not None:
             self._forget(before)
-        self._work[asked.unit_id] = _Work(asked)
-        self._lines.setdefault(asked.query_id, _Line()).waiting[asked.unit_id] = asked
+        self._work[asked.unit_id] = _OpenQuery(asked)
+        self._lines.setdefault(asked.query_id, _SameIdQueries()).waiting[asked.unit_id] = asked
         return self._advance((asked.query_id,))
 
-    def ended(self, unit_id: int, *, has_answer: bool) -> tuple[Action, ...]:
+    def ended(self, unit_id: int, *, has_answer: bool) -> tuple[DedupAction, ...]:
         """What a record came to is about to be handed over. Without an answer (it is tried again)
         the next one goes on.
         """
@@ -178,7 +178,7 @@ class AnswerDedup:
         self._forget(work)
         return self._advance((work.asked.query_id,))
 
-    def seen(self, answer: Seen) -> tuple[Action, ...]:
+    def seen(self, answer: LoggedAnswer) -> tuple[DedupAction, ...]:
         """The log shows an answer, ours or another's."""
         if answer.source is not None:
             key = _source_key(answer.query_id, answer.source)
@@ -188,7 +188,7 @@ class AnswerDedup:
             if work is not None and work.state == "handed_over":
                 self._forget(work)
         if answer.status == "ok" and answer.digest is not None:
-            stored = _Stored(answer.partition, answer.offset, _key(answer.digest))
+            stored = _StoredAnswer(answer.partition, answer.offset, _key(answer.digest))
             self._ok.put(_key(answer.query_id), stored)
         return self._advance((answer.query_id,))
 
@@ -198,7 +198,7 @@ class AnswerDedup:
         """
         self._ok.discard(_key(query_id))
 
-    def gone(self, unit_id: int, offset: int) -> tuple[Action, ...]:
+    def gone(self, unit_id: int, offset: int) -> tuple[DedupAction, ...]:
         """The answer at `offset` that was to be replayed is no longer in the log: its id may be
         asked anew.
         """
@@ -214,7 +214,7 @@ class AnswerDedup:
         line.waiting = {unit_id: asked, **line.waiting}
         return self._advance((asked.query_id,))
 
-    def expired(self, now_us: int) -> tuple[Action, ...]:
+    def expired(self, now_us: int) -> tuple[DedupAction, ...]:
         """Lets go of what waits, for its turn or for a stored answer, and is late.
 
         Not of what waits for the log to be read, nor of a copy of a record at work: those may have
@@ -234,17 +234,17 @@ class AnswerDedup:
                 line.waiting.pop(asked.unit_id, None)
                 line.open[key] = asked.unit_id
                 work.state = "generating"
-                actions.append(Generate(unit_id=asked.unit_id))
+                actions.append(GenerateAnswer(unit_id=asked.unit_id))
         return tuple(actions)
 
-    def revoked(self, unit_ids: Iterable[int]) -> tuple[Action, ...]:
+    def revoked(self, unit_ids: Iterable[int]) -> tuple[DedupAction, ...]:
         """These records are somebody else's now."""
         gone = [self._work[unit_id] for unit_id in sorted(unit_ids) if unit_id in self._work]
         for work in gone:
             self._forget(work)
         return self._advance(dict.fromkeys(work.asked.query_id for work in gone))
 
-    def _forget(self, work: _Work) -> None:
+    def _forget(self, work: _OpenQuery) -> None:
         asked = work.asked
         del self._work[asked.unit_id]
         self._handed_over -= work.state == "handed_over"
@@ -256,8 +256,8 @@ class AnswerDedup:
         if not line.open and not line.waiting:
             del self._lines[asked.query_id]
 
-    def _advance(self, query_ids: Iterable[str]) -> tuple[Action, ...]:
-        actions: list[Action] = []
+    def _advance(self, query_ids: Iterable[str]) -> tuple[DedupAction, ...]:
+        actions: list[DedupAction] = []
         for query_id in query_ids:
             line = self._lines.get(query_id)
             for asked in tuple(line.waiting.values()) if line is not None else ():
@@ -266,7 +266,7 @@ class AnswerDedup:
                     actions.append(action)
         return tuple(actions)
 
-    def _decide(self, asked: Asked, line: _Line) -> Action | None:
+    def _decide(self, asked: DedupQuery, line: _SameIdQueries) -> DedupAction | None:
         """What becomes of a record that waits; None: it waits on."""
         key = _source_key(asked.query_id, asked.source)
         if asked.partition in self._unread or key in line.open:
@@ -274,7 +274,7 @@ class AnswerDedup:
         work = self._work[asked.unit_id]
         if key in self._answered:
             self._forget(work)
-            return Skip(unit_id=asked.unit_id)
+            return SkipAnswered(unit_id=asked.unit_id)
         stored = self._ok.get(_key(asked.query_id))
         if stored is None and line.open:
             return None
@@ -282,11 +282,11 @@ class AnswerDedup:
         line.open[key] = asked.unit_id
         work.state = "generating"
         if stored is None:
-            return Generate(unit_id=asked.unit_id)
+            return GenerateAnswer(unit_id=asked.unit_id)
         if stored.digest != _key(asked.digest):
-            return Refuse(unit_id=asked.unit_id)
+            return RefuseConflict(unit_id=asked.unit_id)
         work.state = "replaying"
-        return Replay(unit_id=asked.unit_id, partition=stored.partition, offset=stored.offset)
+        return ReplayAnswer(unit_id=asked.unit_id, partition=stored.partition, offset=stored.offset)
 
     def check_integrity(self) -> None:
         """Asserts what must hold between two calls."""

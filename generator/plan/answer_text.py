@@ -39,7 +39,7 @@ class Written:
     is_complete: bool
 
 
-class AnswerReader:
+class AnswerParser:
     """Reads an object piece by piece; `feed` costs O(characters)."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ def written(text: str) -> Written:
         return Written(answer=whole.answer, numbers=whole.citations, is_complete=True)
     if not text.lstrip().startswith("{"):
         return Written(answer=text.strip(), numbers=(), is_complete=False)
-    reader = AnswerReader()
+    reader = AnswerParser()
     reader.feed(text)
     return Written(answer=reader.answer, numbers=tuple(reader.numbers), is_complete=False)
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import itertools
 
-from generator.plan.answer_dedup import AnswerDedup, Asked, Generate, Refuse, Replay, Seen, Skip
+from generator.plan.answer_dedup import (
+    AnswerDedup,
+    DedupQuery,
+    GenerateAnswer,
+    LoggedAnswer,
+    RefuseConflict,
+    ReplayAnswer,
+    SkipAnswered,
+)
 from generator.plan.query_digest import query_digest
 from generator.plan.recent import Recent
 from schemas.answer import Status
@@ -26,8 +34,8 @@ def asked(
     digest: str = "d",
     partition: int = 0,
     deadline_us: int | None = None,
-) -> Asked:
-    return Asked(
+) -> DedupQuery:
+    return DedupQuery(
         unit_id=next(_ids),
         query_id=query_id,
         source=published(offset),
@@ -37,8 +45,8 @@ def asked(
     )
 
 
-def answer(of: Asked, offset: int, status: Status = "ok") -> Seen:
-    return Seen(
+def answer(of: DedupQuery, offset: int, status: Status = "ok") -> LoggedAnswer:
+    return LoggedAnswer(
         query_id=of.query_id,
         source=of.source,
         status=status,
@@ -48,7 +56,7 @@ def answer(of: Asked, offset: int, status: Status = "ok") -> Seen:
     )
 
 
-def ledger(*answers: Seen, ids_max: int = 1_000) -> AnswerDedup:
+def ledger(*answers: LoggedAnswer, ids_max: int = 1_000) -> AnswerDedup:
     found = AnswerDedup(ids_max=ids_max)
     found.assigned([0])
     for one in answers:
@@ -59,13 +67,13 @@ def ledger(*answers: Seen, ids_max: int = 1_000) -> AnswerDedup:
 
 def test_a_new_id_is_generated() -> None:
     first = asked(1)
-    assert ledger().arrived(first) == (Generate(unit_id=first.unit_id),)
+    assert ledger().arrived(first) == (GenerateAnswer(unit_id=first.unit_id),)
 
 
 def test_an_id_with_an_ok_answer_gets_it_again() -> None:
     earlier, again = asked(1), asked(2)
     assert ledger(answer(earlier, 70)).arrived(again) == (
-        Replay(unit_id=again.unit_id, partition=0, offset=70),
+        ReplayAnswer(unit_id=again.unit_id, partition=0, offset=70),
     )
 
 
@@ -74,17 +82,17 @@ def test_what_failed_or_was_late_is_tried_again() -> None:
     for status in statuses:
         again = asked(2)
         assert ledger(answer(asked(1), 70, status)).arrived(again) == (
-            Generate(unit_id=again.unit_id),
+            GenerateAnswer(unit_id=again.unit_id),
         )
 
 
 def test_an_id_that_answered_another_question_is_refused_and_stays_with_its_own() -> None:
     known = ledger(answer(asked(1, digest="one"), 70))
     other, same = asked(2, digest="two"), asked(3, digest="one")
-    assert known.arrived(other) == (Refuse(unit_id=other.unit_id),)
+    assert known.arrived(other) == (RefuseConflict(unit_id=other.unit_id),)
     known.ended(other.unit_id, has_answer=True)
     known.seen(answer(other, 71, "failed"))
-    assert known.arrived(same) == (Replay(unit_id=same.unit_id, partition=0, offset=70),)
+    assert known.arrived(same) == (ReplayAnswer(unit_id=same.unit_id, partition=0, offset=70),)
 
 
 def test_a_record_that_was_answered_before_a_crash_is_skipped_whatever_the_answer_was() -> None:
@@ -92,19 +100,23 @@ def test_a_record_that_was_answered_before_a_crash_is_skipped_whatever_the_answe
     for status in statuses:
         before = asked(1)
         again = asked(1)
-        assert ledger(answer(before, 70, status)).arrived(again) == (Skip(unit_id=again.unit_id),)
+        assert ledger(answer(before, 70, status)).arrived(again) == (
+            SkipAnswered(unit_id=again.unit_id),
+        )
 
 
 def test_a_record_at_the_same_place_of_a_log_begun_anew_is_another_record() -> None:
     before = asked(1)
-    again = Asked(
+    again = DedupQuery(
         unit_id=9,
         query_id="q",
         source=Source(topic="rag.queries.v1", partition=0, offset=1),
         digest="d",
         partition=0,
     )
-    assert ledger(answer(before, 70)).arrived(again) == (Replay(unit_id=9, partition=0, offset=70),)
+    assert ledger(answer(before, 70)).arrived(again) == (
+        ReplayAnswer(unit_id=9, partition=0, offset=70),
+    )
 
 
 def test_records_wait_until_their_partition_is_read_and_no_longer() -> None:
@@ -113,9 +125,9 @@ def test_records_wait_until_their_partition_is_read_and_no_longer() -> None:
     here, there = asked(1), asked(2, "other", partition=1)
     assert known.arrived(here) == known.arrived(there) == ()
     assert known.unread == (0, 1)
-    assert known.read(1) == (Generate(unit_id=there.unit_id),)
+    assert known.read(1) == (GenerateAnswer(unit_id=there.unit_id),)
     assert known.seen(answer(asked(0), 70)) == ()
-    assert known.read(0) == (Replay(unit_id=here.unit_id, partition=0, offset=70),)
+    assert known.read(0) == (ReplayAnswer(unit_id=here.unit_id, partition=0, offset=70),)
     assert known.unread == ()
 
 
@@ -126,7 +138,7 @@ def test_of_two_records_with_one_id_second_waits_until_log_shows_the_answer_to_t
     assert known.ended(first.unit_id, has_answer=True) == ()
     assert known.handed_over == 1
     assert known.seen(answer(first, 70)) == (
-        Replay(unit_id=second.unit_id, partition=0, offset=70),
+        ReplayAnswer(unit_id=second.unit_id, partition=0, offset=70),
     )
     assert known.handed_over == 0
     known.check_integrity()
@@ -137,7 +149,7 @@ def test_when_the_first_fails_the_second_is_tried_and_the_third_waits_on() -> No
     for one in (first, second, third):
         known.arrived(one)
     known.ended(first.unit_id, has_answer=True)
-    assert known.seen(answer(first, 70, "failed")) == (Generate(unit_id=second.unit_id),)
+    assert known.seen(answer(first, 70, "failed")) == (GenerateAnswer(unit_id=second.unit_id),)
     known.check_integrity()
 
 
@@ -145,7 +157,7 @@ def test_when_the_first_leaves_without_an_answer_the_second_is_tried_at_once() -
     known, first, second = ledger(), asked(1), asked(2)
     known.arrived(first)
     known.arrived(second)
-    assert known.ended(first.unit_id, has_answer=False) == (Generate(unit_id=second.unit_id),)
+    assert known.ended(first.unit_id, has_answer=False) == (GenerateAnswer(unit_id=second.unit_id),)
 
 
 def test_two_copies_of_one_record_get_one_answer() -> None:
@@ -153,13 +165,13 @@ def test_two_copies_of_one_record_get_one_answer() -> None:
     known.arrived(first)
     assert known.arrived(copy) == ()
     known.ended(first.unit_id, has_answer=True)
-    assert known.seen(answer(first, 70, "failed")) == (Skip(unit_id=copy.unit_id),)
+    assert known.seen(answer(first, 70, "failed")) == (SkipAnswered(unit_id=copy.unit_id),)
 
 
 def test_replays_of_one_id_do_not_wait_for_each_other() -> None:
     known, second, third = ledger(answer(asked(1), 70)), asked(2), asked(3)
-    assert known.arrived(second) == (Replay(unit_id=second.unit_id, partition=0, offset=70),)
-    assert known.arrived(third) == (Replay(unit_id=third.unit_id, partition=0, offset=70),)
+    assert known.arrived(second) == (ReplayAnswer(unit_id=second.unit_id, partition=0, offset=70),)
+    assert known.arrived(third) == (ReplayAnswer(unit_id=third.unit_id, partition=0, offset=70),)
 
 
 def test_a_stored_answer_that_is_gone_is_generated_once_and_then_replayed() -> None:
@@ -167,10 +179,10 @@ def test_a_stored_answer_that_is_gone_is_generated_once_and_then_replayed() -> N
     known.arrived(second)
     known.arrived(third)
     assert known.gone(second.unit_id, 70) == ()  # the third's turn to find out comes first
-    assert known.gone(third.unit_id, 70) == (Generate(unit_id=third.unit_id),)
+    assert known.gone(third.unit_id, 70) == (GenerateAnswer(unit_id=third.unit_id),)
     known.ended(third.unit_id, has_answer=True)
     assert known.seen(answer(third, 90)) == (
-        Replay(unit_id=second.unit_id, partition=0, offset=90),
+        ReplayAnswer(unit_id=second.unit_id, partition=0, offset=90),
     )
     known.check_integrity()
 
@@ -180,20 +192,22 @@ def test_a_newer_answer_outlives_the_news_that_an_older_one_is_gone() -> None:
     known.arrived(second)
     known.seen(answer(asked(0), 90))
     assert known.gone(second.unit_id, 70) == (
-        Replay(unit_id=second.unit_id, partition=0, offset=90),
+        ReplayAnswer(unit_id=second.unit_id, partition=0, offset=90),
     )
 
 
 def test_deleted_answers_are_not_replayed() -> None:
     known, again = ledger(answer(asked(1), 70)), asked(2)
     known.deleted("q")
-    assert known.arrived(again) == (Generate(unit_id=again.unit_id),)
+    assert known.arrived(again) == (GenerateAnswer(unit_id=again.unit_id),)
 
 
 def test_an_answer_without_a_digest_is_not_replayed_since_nobody_knows_to_what_it_is() -> None:
-    old = Seen(query_id="q", source=published(1), status="ok", digest=None, partition=0, offset=7)
+    old = LoggedAnswer(
+        query_id="q", source=published(1), status="ok", digest=None, partition=0, offset=7
+    )
     again = asked(2)
-    assert ledger(old).arrived(again) == (Generate(unit_id=again.unit_id),)
+    assert ledger(old).arrived(again) == (GenerateAnswer(unit_id=again.unit_id),)
 
 
 def test_what_waits_for_its_turn_beyond_its_deadline_is_let_go() -> None:
@@ -201,7 +215,7 @@ def test_what_waits_for_its_turn_beyond_its_deadline_is_let_go() -> None:
     known.arrived(first)
     known.arrived(second)
     assert known.expired(499) == ()
-    assert known.expired(500) == (Generate(unit_id=second.unit_id),)
+    assert known.expired(500) == (GenerateAnswer(unit_id=second.unit_id),)
     assert known.expired(501) == ()
     known.ended(second.unit_id, has_answer=True)
     known.seen(answer(second, 70, "expired"))
@@ -222,7 +236,7 @@ def test_nothing_expires_that_may_have_its_answer_already() -> None:
 def test_a_stored_answer_that_comes_too_late_is_not_waited_for() -> None:
     known, again = ledger(answer(asked(1), 70)), asked(2, deadline_us=500)
     known.arrived(again)
-    assert known.expired(500) == (Generate(unit_id=again.unit_id),)
+    assert known.expired(500) == (GenerateAnswer(unit_id=again.unit_id),)
     assert known.gone(again.unit_id, 70) == ()
 
 
@@ -230,7 +244,9 @@ def test_of_revoked_records_nothing_is_left_and_who_waited_for_them_goes_on() ->
     known, first, second, third = ledger(), asked(1), asked(2), asked(3)
     for one in (first, second, third):
         known.arrived(one)
-    assert known.revoked([first.unit_id, third.unit_id]) == (Generate(unit_id=second.unit_id),)
+    assert known.revoked([first.unit_id, third.unit_id]) == (
+        GenerateAnswer(unit_id=second.unit_id),
+    )
     assert known.ended(first.unit_id, has_answer=True) == ()
     known.check_integrity()
 
@@ -239,7 +255,7 @@ def test_an_answer_handed_over_and_discarded_is_not_counted_when_its_unit_comes_
     known, first = ledger(), asked(1)
     known.arrived(first)
     known.ended(first.unit_id, has_answer=True)
-    assert known.arrived(first) == (Generate(unit_id=first.unit_id),)
+    assert known.arrived(first) == (GenerateAnswer(unit_id=first.unit_id),)
     assert known.handed_over == 0
     known.check_integrity()
 
@@ -254,8 +270,8 @@ def test_what_log_said_of_partition_is_known_when_it_comes_again_but_not_what_wa
     again, other = asked(1), asked(10, "known")
     assert known.arrived(again) == known.arrived(other) == ()
     assert known.read(0) == (
-        Generate(unit_id=again.unit_id),
-        Replay(unit_id=other.unit_id, partition=0, offset=70),
+        GenerateAnswer(unit_id=again.unit_id),
+        ReplayAnswer(unit_id=other.unit_id, partition=0, offset=70),
     )
 
 
@@ -264,9 +280,9 @@ def test_the_oldest_ids_are_forgotten_and_the_newest_half_never() -> None:
     assert known.ids <= 20
     for n in range(90, 100):
         (action,) = known.arrived(asked(1_000 + n, f"q-{n}"))
-        assert isinstance(action, Replay)
+        assert isinstance(action, ReplayAnswer)
     (action,) = known.arrived(asked(5_000, "q-0"))
-    assert isinstance(action, Generate)
+    assert isinstance(action, GenerateAnswer)
 
 
 def test_a_dictionary_of_recent_entries_never_holds_more_than_it_may() -> None:

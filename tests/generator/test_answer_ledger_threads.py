@@ -16,7 +16,7 @@ from generator.dedup import follower
 from generator.dedup.memory import MemoryAnswersReader
 from generator.dedup.reader import AnswersReader
 from generator.dedup.stage import DedupStage
-from generator.llm.memory import MemoryEngine
+from generator.llm.memory import MemoryLlm
 from generator.prompts import load_templates
 from generator.service import GeneratorStage
 from generator.settings import GeneratorSettings
@@ -30,7 +30,7 @@ from tests.generator.stage import LLM, WaitableSink, unit
 
 @contextmanager
 def whole(
-    engine: MemoryEngine, reader: Callable[[MemoryBroker], AnswersReader]
+    engine: MemoryLlm, reader: Callable[[MemoryBroker], AnswersReader]
 ) -> Iterator[tuple[DedupStage, WaitableSink, MemoryBroker]]:
     clock, settings, metrics, sink = (
         HandClock(step_us=1_000),
@@ -50,7 +50,7 @@ def whole(
 
 
 def test_a_question_published_twice_is_asked_once_of_the_model() -> None:
-    engine = MemoryEngine()
+    engine = MemoryLlm()
     with whole(engine, MemoryAnswersReader) as (outer, sink, broker):
         first = unit("why?")
         second = again(first)
@@ -89,13 +89,13 @@ def test_answers_that_cannot_be_read_for_good_end_the_service() -> None:
         def open(self) -> None:
             raise ConfigError("2 partitions")
 
-    with whole(MemoryEngine(), Wrong) as (_, sink, _):
+    with whole(MemoryLlm(), Wrong) as (_, sink, _):
         sink.wait(lambda: sink.failure is not None)
         assert isinstance(sink.failure, ConfigError)
 
 
 def test_closing_takes_a_moment_only() -> None:
-    with whole(MemoryEngine(), MemoryAnswersReader) as (outer, _, _):
+    with whole(MemoryLlm(), MemoryAnswersReader) as (outer, _, _):
         began_s = time.monotonic()
         outer.close()
         assert time.monotonic() - began_s < follower.CLOSE_TIMEOUT_S

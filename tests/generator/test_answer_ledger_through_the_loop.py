@@ -33,7 +33,7 @@ from generator.dedup.librdkafka import KafkaAnswersReader
 from generator.dedup.memory import MemoryAnswersReader
 from generator.dedup.reader import AnswersReader
 from generator.dedup.stage import DedupStage
-from generator.llm.memory import MemoryEngine
+from generator.llm.memory import MemoryLlm
 from generator.prompts import load_templates
 from generator.service import GeneratorStage
 from generator.settings import GeneratorSettings
@@ -57,7 +57,7 @@ class Service:
         reader: AnswersReader | None = None,
         settings: GeneratorSettings | None = None,
     ) -> None:
-        self.engine = MemoryEngine()
+        self.engine = MemoryLlm()
         settings, metrics, clock = (
             settings or GeneratorSettings(),
             Metrics(CollectorRegistry()),
@@ -320,7 +320,7 @@ class RealService:
     """One life of the generator, committing in transactions on a real broker."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        self.engine = MemoryEngine()
+        self.engine = MemoryLlm()
         own, metrics, clock = GeneratorSettings(), Metrics(CollectorRegistry()), SystemClock()
         within = GeneratorStage(own, LLM, load_templates(own), self.engine, metrics, clock)
         group = settings.group_of("generator")

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.plan.answer_text import AnswerReader, Written, answer_schema, written
+from generator.plan.answer_text import AnswerParser, Written, answer_schema, written
 
 TEXT = st.text(max_size=60)
 NUMBERS = st.lists(st.integers(0, 999_999_999), max_size=5)
 
 
-def read(text: str) -> AnswerReader:
-    reader = AnswerReader()
+def read(text: str) -> AnswerParser:
+    reader = AnswerParser()
     for char in text:
         reader.feed(char)
     return reader
@@ -51,7 +51,7 @@ def test_the_pieces_do_not_matter_and_what_is_returned_adds_up(
     answer: str, numbers: list[int], sizes: list[int]
 ) -> None:
     text = json.dumps({"answer": answer, "citations": numbers})
-    reader, returned, rest = AnswerReader(), "", text
+    reader, returned, rest = AnswerParser(), "", text
     for size in sizes:
         returned += reader.feed(rest[:size])
         rest = rest[size:]
@@ -178,32 +178,32 @@ def escaped(*units: int) -> str:
 
 @pytest.mark.parametrize("unit", [0xD7FF, 0xE000])
 def test_units_beside_the_surrogates_are_characters(unit: int) -> None:
-    reader = AnswerReader()
+    reader = AnswerParser()
     assert reader.feed('{"answer": "' + escaped(unit)) == chr(unit)
 
 
 @pytest.mark.parametrize("unit", [0xDC00, 0xDFFF])
 def test_a_low_surrogate_alone_is_replaced_at_both_ends_of_the_range(unit: int) -> None:
-    reader = AnswerReader()
+    reader = AnswerParser()
     assert reader.feed('{"answer": "' + escaped(unit)) == "\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.parametrize(("high", "low"), [(0xD800, 0xDC00), (0xDBFF, 0xDFFF)])
 def test_a_pair_is_one_character_at_both_ends_of_the_range(high: int, low: int) -> None:
-    reader = AnswerReader()
+    reader = AnswerParser()
     assert reader.feed('{"answer": "' + escaped(high, low)) == json.loads(f'"{escaped(high, low)}"')
 
 
 @pytest.mark.parametrize("unit", [0xE000, 0xD7FF])
 def test_a_high_surrogate_pairs_with_nothing_but_a_low_one(unit: int) -> None:
-    reader = AnswerReader()
+    reader = AnswerParser()
     assert reader.feed('{"answer": "' + escaped(0xD800, unit)) == "\N{REPLACEMENT CHARACTER}" + chr(
         unit
     )
 
 
 def test_an_answer_inside_two_other_objects_is_not_the_answer() -> None:
-    reader = AnswerReader()
+    reader = AnswerParser()
     reader.feed('{"a": {"b": {"c": 1}, "answer": "inner"}, "answer": "outer"')
     assert reader.answer == "outer"
 

@@ -15,10 +15,17 @@ import pytest
 from carpool.settings import Secret
 from carpool.testing.llm_server import Fault, LlmServer
 from carpool.testing.llm_text import NAME
-from generator.llm.memory import MemoryEngine, Turn
-from generator.llm.none import NoneEngine
-from generator.llm.openai_api import OpenAiEngine, _retry_after_s
-from generator.llm.protocol import Finished, LlmEngine, LlmRefusal, LlmRequest, Piece, PromptRefused
+from generator.llm.memory import MemoryLlm, Reply
+from generator.llm.none import NoLlm
+from generator.llm.openai_api import OpenAiLlm, _retry_after_s
+from generator.llm.protocol import (
+    LlmEngine,
+    LlmFinished,
+    LlmPiece,
+    LlmRefusal,
+    LlmRequest,
+    PromptRefused,
+)
 from generator.plan.answer_text import answer_schema, written
 from generator.settings import LlmSettings
 
@@ -34,17 +41,17 @@ REQUEST = LlmRequest(
 @contextmanager
 def openai_engine() -> Iterator[LlmEngine]:
     with LlmServer() as server:
-        yield OpenAiEngine(settings(server))
+        yield OpenAiLlm(settings(server))
 
 
 @contextmanager
 def memory_engine() -> Iterator[LlmEngine]:
-    yield MemoryEngine()
+    yield MemoryLlm()
 
 
 @contextmanager
 def no_engine() -> Iterator[LlmEngine]:
-    yield NoneEngine()
+    yield NoLlm()
 
 
 ENGINES = [openai_engine, memory_engine, no_engine]
@@ -54,12 +61,12 @@ def settings(server: LlmServer, **more: Any) -> LlmSettings:
     return LlmSettings(**{"base_url": server.url, "model": server.model, **more})
 
 
-async def collect(engine: LlmEngine, request: LlmRequest = REQUEST) -> tuple[str, Finished]:
+async def collect(engine: LlmEngine, request: LlmRequest = REQUEST) -> tuple[str, LlmFinished]:
     events = [event async for event in engine.stream(request)]
     *pieces, finished = events
-    assert isinstance(finished, Finished)
-    assert all(isinstance(piece, Piece) and piece.text for piece in pieces)
-    return "".join(piece.text for piece in pieces if isinstance(piece, Piece)), finished
+    assert isinstance(finished, LlmFinished)
+    assert all(isinstance(piece, LlmPiece) and piece.text for piece in pieces)
+    return "".join(piece.text for piece in pieces if isinstance(piece, LlmPiece)), finished
 
 
 def run(engine: LlmEngine, use: Callable[[LlmEngine], Awaitable[Any]]) -> Any:
@@ -116,7 +123,7 @@ def test_a_request_can_be_left_after_its_first_piece_and_the_next_one_works(
 ) -> None:
     async def leave_and_ask(engine: LlmEngine) -> str:
         async with aclosing(engine.stream(REQUEST)) as events:
-            assert isinstance(await anext(events), Piece)
+            assert isinstance(await anext(events), LlmPiece)
         return (await collect(engine))[0]
 
     with make() as engine:
@@ -127,7 +134,7 @@ def test_a_request_can_be_left_after_its_first_piece_and_the_next_one_works(
 def test_many_requests_run_side_by_side(
     make: Callable[[], AbstractContextManager[LlmEngine]],
 ) -> None:
-    async def many(engine: LlmEngine) -> list[tuple[str, Finished]]:
+    async def many(engine: LlmEngine) -> list[tuple[str, LlmFinished]]:
         return await asyncio.gather(*(collect(engine) for _ in range(20)))
 
     with make() as engine:
@@ -153,12 +160,12 @@ def server() -> Iterator[LlmServer]:
 
 def refusal_of(server: LlmServer, request: LlmRequest = REQUEST, **more: Any) -> LlmRefusal:
     with pytest.raises(LlmRefusal) as error:
-        run(OpenAiEngine(settings(server, **more)), lambda engine: collect(engine, request))
+        run(OpenAiLlm(settings(server, **more)), lambda engine: collect(engine, request))
     return error.value
 
 
 def test_usage_is_as_the_server_counted_it(server: LlmServer) -> None:
-    text, finished = run(OpenAiEngine(settings(server)), collect)
+    text, finished = run(OpenAiLlm(settings(server)), collect)
     assert NAME in text
     assert finished.model == server.model
     assert finished.input_tokens == 9
@@ -166,7 +173,7 @@ def test_usage_is_as_the_server_counted_it(server: LlmServer) -> None:
 
 
 def test_the_request_carries_its_id_so_that_the_servers_log_can_be_read(server: LlmServer) -> None:
-    run(OpenAiEngine(settings(server)), collect)
+    run(OpenAiLlm(settings(server)), collect)
     assert server.requests.completed_by_id == {REQUEST.id: 1}
 
 
@@ -214,7 +221,7 @@ def test_silence_before_or_between_tokens_is_a_timeout_and_ends_the_request(
 
 def test_a_slow_answer_is_no_timeout_as_long_as_tokens_come() -> None:
     with LlmServer(latency_ms=100, tokens_per_second=50) as server:
-        engine = OpenAiEngine(settings(server, first_token_timeout_s=30, next_token_timeout_s=30))
+        engine = OpenAiLlm(settings(server, first_token_timeout_s=30, next_token_timeout_s=30))
         assert written(run(engine, collect)[0]).is_complete
 
 
@@ -228,7 +235,7 @@ def test_cancelling_a_task_ends_the_request_at_the_server(server: LlmServer) -> 
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    run(OpenAiEngine(settings(server)), cancel)
+    run(OpenAiLlm(settings(server)), cancel)
     wait_until(lambda: server.requests.in_flight == 0)
     assert server.requests.disconnected == 1
 
@@ -239,7 +246,7 @@ def test_nobody_at_the_port_is_unreachable() -> None:
         url = f"http://127.0.0.1:{reserved.getsockname()[1]}/v1"
         for use in (collect, lambda engine: engine.check()):
             with pytest.raises(LlmRefusal, match="is it running") as error:
-                run(OpenAiEngine(LlmSettings(base_url=url, connect_timeout_s=5)), use)
+                run(OpenAiLlm(LlmSettings(base_url=url, connect_timeout_s=5)), use)
             assert (error.value.kind, error.value.is_suspect) == ("unreachable", False)
 
 
@@ -247,7 +254,7 @@ def test_another_model_is_missing_and_the_message_names_those_that_are_there(
     server: LlmServer,
 ) -> None:
     with pytest.raises(LlmRefusal, match=f"no model 'other', only: {NAME}; set llm.model") as error:
-        run(OpenAiEngine(settings(server, model="other")), lambda engine: engine.check())
+        run(OpenAiLlm(settings(server, model="other")), lambda engine: engine.check())
     assert error.value.kind == "model_missing"
     refusal = refusal_of(server, model="other")
     assert (refusal.kind, refusal.is_suspect) == ("model_missing", False)
@@ -257,7 +264,7 @@ def test_a_base_url_without_its_version_is_explained(server: LlmServer) -> None:
     url = server.url.removesuffix("/v1")
     with pytest.raises(LlmRefusal, match="base_url ends in /v1"):
         run(
-            OpenAiEngine(LlmSettings(base_url=url, model=server.model)),
+            OpenAiLlm(LlmSettings(base_url=url, model=server.model)),
             lambda engine: engine.check(),
         )
 
@@ -275,7 +282,7 @@ def test_the_first_refused_prompt_blames_the_settings_and_one_after_an_answer_th
         with pytest.raises(PromptRefused, match=f"HTTP 400: {NAME} was told to refuse"):
             await collect(engine)
 
-    run(OpenAiEngine(settings(server)), use)
+    run(OpenAiLlm(settings(server)), use)
 
 
 @contextmanager
@@ -343,7 +350,7 @@ def test_what_a_server_may_say_is_sorted_by_what_is_to_be_done(
     head: str, body: str, kind: str
 ) -> None:
     with answering(head, body) as of_server, pytest.raises(LlmRefusal) as error:
-        run(OpenAiEngine(of_server), collect)
+        run(OpenAiLlm(of_server), collect)
     assert error.value.kind == kind
 
 
@@ -353,14 +360,14 @@ def test_a_prompt_that_is_too_long_is_refused_even_if_it_is_the_first() -> None:
         answering(f"400 No\r\n{JSON}", body) as of_server,
         pytest.raises(PromptRefused, match="maximum context length"),
     ):
-        run(OpenAiEngine(of_server), collect)
+        run(OpenAiLlm(of_server), collect)
 
 
 def test_a_key_in_the_settings_is_sent_and_never_printed() -> None:
     with answering(f"401 No\r\n{JSON}", "{}") as of_server:
         keyed = LlmSettings(base_url=of_server.base_url, model="m", api_key=Secret("sk-1"))
         with pytest.raises(LlmRefusal, match="CARPOOL_LLM_API_KEY") as error:
-            run(OpenAiEngine(keyed), collect)
+            run(OpenAiLlm(keyed), collect)
     assert "sk-1" not in str(error.value) + repr(keyed)
 
 
@@ -371,16 +378,16 @@ def test_lone_surrogates_of_a_server_are_replaced_so_that_the_answer_can_travel(
     )
     head = "200 OK\r\nContent-Type: text/event-stream"
     with answering(head, f"data: {chunk}\n\ndata: [DONE]\n\n") as of_server:
-        text, finished = run(OpenAiEngine(of_server), collect)
+        text, finished = run(OpenAiLlm(of_server), collect)
     assert text == "a\ufffd"
     assert (finished.input_tokens, finished.finish_reason) == (0, "stop")
 
 
 def test_priority_and_seed_are_sent_where_they_are_wished_for() -> None:
-    plain = OpenAiEngine(LlmSettings())._body(REQUEST)
+    plain = OpenAiLlm(LlmSettings())._body(REQUEST)
     assert "seed" not in plain and "extra_body" not in plain
     wished = LlmRequest(id="x", system="s", user="u", max_tokens=5, seed=3, priority=-4)
-    body = OpenAiEngine(LlmSettings(sends_priority=True))._body(wished)
+    body = OpenAiLlm(LlmSettings(sends_priority=True))._body(wished)
     assert (body["seed"], body["extra_body"], "response_format" in body) == (
         3,
         {"priority": -4},
@@ -417,8 +424,11 @@ def test_retry_after_is_read_in_all_its_forms(
 
 def test_memory_plays_its_script_and_then_answers_from_the_prompt() -> None:
     refusal = LlmRefusal("busy", "no")
-    engine = MemoryEngine(
-        script=[Turn(error=refusal, text="a b"), Turn(text="hello", finish_reason="length")]
+    engine = MemoryLlm(
+        script=[
+            Reply(error=refusal, text="a b"),
+            Reply(text="hello", finish_reason="length"),
+        ]
     )
 
     async def use(engine: LlmEngine) -> AsyncIterator[Any] | list[Any]:

@@ -8,7 +8,7 @@ import pytest
 
 import carpool
 from generator.llm.memory import NAME as MEMORY
-from generator.llm.memory import MemoryEngine, Turn
+from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.protocol import LlmRefusal, LlmRequest, PromptRefused
 from generator.settings import GeneratorSettings
 from schemas.answer import AnswerError, CacheUse, Citation, Retrieved
@@ -21,7 +21,7 @@ CITED = json.dumps({"answer": "Because [2].", "citations": [2, 1]})
 
 
 def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
-    with running(MemoryEngine(script=[Turn(text=CITED)])) as run:
+    with running(MemoryLlm(script=[Reply(text=CITED)])) as run:
         run.wait_until_open()
         asked = unit()
         run.offer(asked)
@@ -54,7 +54,7 @@ def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
 
 
 def test_the_record_has_a_stable_id_and_carries_the_headers_of_its_query() -> None:
-    with running(MemoryEngine()) as run:
+    with running(MemoryLlm()) as run:
         run.wait_until_open()
         asked = unit()
         run.offer(asked)
@@ -77,7 +77,7 @@ def test_the_record_has_a_stable_id_and_carries_the_headers_of_its_query() -> No
 
 
 def test_times_are_of_every_stage_in_milliseconds() -> None:
-    with running(MemoryEngine(script=[Turn(text=CITED)]), clock=HandClock(step_us=1_000)) as run:
+    with running(MemoryLlm(script=[Reply(text=CITED)]), clock=HandClock(step_us=1_000)) as run:
         run.wait_until_open()
         run.offer(unit())
         (answer,) = run.wait_for_answers(1)
@@ -91,7 +91,7 @@ def test_times_are_of_every_stage_in_milliseconds() -> None:
 
 
 def test_the_model_is_asked_with_template_wishes_and_the_numbers_that_it_may_cite() -> None:
-    engine = MemoryEngine()
+    engine = MemoryLlm()
     wishes = {"generation": {"max_tokens": 50, "temperature": 0.5, "seed": 7}, "priority": -2}
     with running(engine, GeneratorSettings(max_tokens_cap=400, max_tokens=30)) as run:
         run.wait_until_open()
@@ -128,7 +128,7 @@ def enum_of(request: LlmRequest) -> object:
 
 def test_pieces_of_the_answers_text_are_sent_as_they_are_written() -> None:
     text = json.dumps({"answer": 'It is "so"\n[1].', "citations": [1]})
-    with running(MemoryEngine(script=[Turn(text=text)])) as run:
+    with running(MemoryLlm(script=[Reply(text=text)])) as run:
         run.wait_until_open()
         asked = unit()
         run.offer(asked)
@@ -143,7 +143,7 @@ def test_pieces_of_the_answers_text_are_sent_as_they_are_written() -> None:
 
 
 def test_partials_can_be_switched_off() -> None:
-    with running(MemoryEngine(), GeneratorSettings(partials=False)) as run:
+    with running(MemoryLlm(), GeneratorSettings(partials=False)) as run:
         run.wait_until_open()
         run.offer(unit())
         run.wait_for_answers(1)
@@ -151,7 +151,7 @@ def test_partials_can_be_switched_off() -> None:
 
 
 def test_a_prompt_seen_before_shows_in_the_cached_tokens() -> None:
-    with running(MemoryEngine()) as run:
+    with running(MemoryLlm()) as run:
         run.wait_until_open()
         run.offer(unit("same"))
         run.wait_for_answers(1)
@@ -164,8 +164,8 @@ def test_a_prompt_seen_before_shows_in_the_cached_tokens() -> None:
     assert run.metric("tokens_total", kind="input") == 2 * second.usage.input_tokens
 
 
-def answer_to(turn: Turn, settings: GeneratorSettings | None = None, **more: object) -> tuple:  # type: ignore[type-arg]
-    with running(MemoryEngine(script=[turn]), settings) as run:
+def answer_to(turn: Reply, settings: GeneratorSettings | None = None, **more: object) -> tuple:  # type: ignore[type-arg]
+    with running(MemoryLlm(script=[turn]), settings) as run:
         run.wait_until_open()
         run.offer(unit(**more))  # type: ignore[arg-type]
         (answer,) = run.wait_for_answers(1)
@@ -176,7 +176,7 @@ def answer_to(turn: Turn, settings: GeneratorSettings | None = None, **more: obj
 
 
 def test_an_object_that_was_cut_off_is_partial_and_its_text_is_kept() -> None:
-    answer, _ = answer_to(Turn(text='{"answer": "Because [1] and', finish_reason="length"))
+    answer, _ = answer_to(Reply(text='{"answer": "Because [1] and', finish_reason="length"))
     assert (answer.status, answer.finish_reason) == ("partial", "length")
     assert answer.answer == "Because [1] and"
     assert [citation.n for citation in answer.citations] == [1]
@@ -184,15 +184,15 @@ def test_an_object_that_was_cut_off_is_partial_and_its_text_is_kept() -> None:
 
 def test_a_text_that_fills_its_bound_was_cut_there() -> None:
     text = json.dumps({"answer": "x" * 40, "citations": [1]})
-    answer, _ = answer_to(Turn(text=text), GeneratorSettings(max_tokens=20))
+    answer, _ = answer_to(Reply(text=text), GeneratorSettings(max_tokens=20))
     assert (answer.status, answer.finish_reason, len(answer.citations)) == ("partial", "length", 1)
     text = json.dumps({"answer": "x" * 39, "citations": [1]})
-    answer, _ = answer_to(Turn(text=text), GeneratorSettings(max_tokens=20))
+    answer, _ = answer_to(Reply(text=text), GeneratorSettings(max_tokens=20))
     assert (answer.status, answer.finish_reason) == ("ok", "stop")
 
 
 def test_plain_text_of_a_server_without_structured_output_is_partial() -> None:
-    answer, _ = answer_to(Turn(text="Because [2]."))
+    answer, _ = answer_to(Reply(text="Because [2]."))
     assert (answer.status, answer.answer, answer.finish_reason) == (
         "partial",
         "Because [2].",
@@ -210,7 +210,7 @@ def test_plain_text_of_a_server_without_structured_output_is_partial() -> None:
     ],
 )
 def test_no_text_at_all_is_failed_with_a_reason(text: str, reason: str, retryable: bool) -> None:
-    answer, _ = answer_to(Turn(text=text, finish_reason=reason))
+    answer, _ = answer_to(Reply(text=text, finish_reason=reason))
     assert (answer.status, answer.answer, answer.citations) == ("failed", None, ())
     assert answer.error is not None
     assert (answer.error.type, answer.error.retryable, answer.error.stage) == (
@@ -223,14 +223,14 @@ def test_no_text_at_all_is_failed_with_a_reason(text: str, reason: str, retryabl
 
 def test_numbers_of_no_passage_are_dropped_and_counted_and_none_is_put_in_their_place() -> None:
     text = json.dumps({"answer": "Because [7].", "citations": [9]})
-    answer, run = answer_to(Turn(text=text))
+    answer, run = answer_to(Reply(text=text))
     assert (answer.answer, answer.citations, answer.status) == ("Because [7].", (), "ok")
     assert run.metric("citations_total", result="dropped") == 2
     assert run.metric("citations_total", result="valid") == 0
 
 
 def test_skipped_clusters_make_an_answer_partial_and_are_named() -> None:
-    answer, _ = answer_to(Turn(text=CITED), skipped_clusters=(ClusterId(4), ClusterId(9)))
+    answer, _ = answer_to(Reply(text=CITED), skipped_clusters=(ClusterId(4), ClusterId(9)))
     assert (answer.status, answer.answer, len(answer.citations)) == ("partial", "Because [2].", 2)
     assert answer.error == AnswerError(
         type="index_damaged",
@@ -242,7 +242,7 @@ def test_skipped_clusters_make_an_answer_partial_and_are_named() -> None:
 
 
 def test_where_nothing_was_found_the_model_is_told_and_can_cite_nothing() -> None:
-    engine = MemoryEngine()
+    engine = MemoryLlm()
     with running(engine) as run:
         run.wait_until_open()
         run.offer(unit(found=()))
@@ -255,7 +255,7 @@ def test_where_nothing_was_found_the_model_is_told_and_can_cite_nothing() -> Non
 
 def test_an_answer_too_large_for_its_topic_is_failed_in_words() -> None:
     huge = unit(timings_us={f"a stage {number}": 1 for number in range(60_000)})
-    with running(MemoryEngine()) as run:
+    with running(MemoryLlm()) as run:
         run.wait_until_open()
         run.offer(huge)
         (answer,) = run.wait_for_answers(1)
@@ -282,7 +282,7 @@ def test_an_answer_too_large_for_its_topic_is_failed_in_words() -> None:
 def test_what_cannot_be_asked_is_answered_failed_at_once_even_without_a_server(
     more: dict[str, object], kind: str, said: str
 ) -> None:
-    engine = MemoryEngine(checks=[LlmRefusal("unreachable", "down")] * 10_000)
+    engine = MemoryLlm(checks=[LlmRefusal("unreachable", "down")] * 10_000)
     with running(engine) as run:
         run.offer(unit(**more))  # type: ignore[arg-type]
         (answer,) = run.wait_for_answers(1)
@@ -295,7 +295,7 @@ def test_what_cannot_be_asked_is_answered_failed_at_once_even_without_a_server(
 
 
 def test_a_prompt_that_the_server_refuses_fails_alone() -> None:
-    engine = MemoryEngine(script=[Turn(text="", error=PromptRefused("HTTP 400: too long"))])
+    engine = MemoryLlm(script=[Reply(text="", error=PromptRefused("HTTP 400: too long"))])
     with running(engine) as run:
         run.wait_until_open()
         run.offer(unit())

@@ -16,10 +16,10 @@ from carpool.loop.stage import Credit
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.llm_server import Fault, LlmServer
 from carpool.testing.llm_text import NAME
-from generator.llm.memory import MemoryEngine, Turn
-from generator.llm.none import NoneEngine
-from generator.llm.openai_api import OpenAiEngine
-from generator.llm.protocol import Event, LlmRefusal, LlmRequest
+from generator.llm.memory import MemoryLlm, Reply
+from generator.llm.none import NoLlm
+from generator.llm.openai_api import OpenAiLlm
+from generator.llm.protocol import LlmEvent, LlmRefusal, LlmRequest
 from generator.service import build_stage
 from generator.settings import GeneratorSettings, LlmSettings
 from schemas.answer import Answer
@@ -27,13 +27,13 @@ from schemas.codec import decode
 from tests.clocks import NOW_US, HandClock
 from tests.generator.stage import LLM, generation, running, unit
 
-HANG = Turn(text="one two three", hangs_after=1)
+HANG = Reply(text="one two three", hangs_after=1)
 
 
 def test_nothing_is_taken_before_the_server_has_answered_and_the_reason_is_told() -> None:
     down = LlmRefusal("unreachable", "it cannot be reached (refused); is it running?")
     clock = HandClock()
-    with running(MemoryEngine(checks=[down, None]), clock=clock) as run:
+    with running(MemoryLlm(checks=[down, None]), clock=clock) as run:
         reason = "LLM server at memory refuses: it cannot be reached (refused); is it running?"
         run.wait(lambda: list(run.stage.not_ready()) == [reason])
         assert run.stage.credit() == Credit(records=0, size_bytes=64 * 1024 * 1024)
@@ -46,9 +46,9 @@ def test_nothing_is_taken_before_the_server_has_answered_and_the_reason_is_told(
 
 
 def test_a_refusing_server_stops_the_intake_keeps_what_is_in_hand_and_is_asked_again() -> None:
-    busy = Turn(text="", error=LlmRefusal("busy", "it takes no more work now", retry_after_s=3))
+    busy = Reply(text="", error=LlmRefusal("busy", "it takes no more work now", retry_after_s=3))
     clock = HandClock()
-    with running(MemoryEngine(script=[busy]), clock=clock) as run:
+    with running(MemoryLlm(script=[busy]), clock=clock) as run:
         run.wait_until_open()
         asked = unit()
         run.offer(asked)
@@ -70,8 +70,8 @@ def test_a_refusing_server_stops_the_intake_keeps_what_is_in_hand_and_is_asked_a
 
 
 def test_each_try_is_a_generation_of_its_own() -> None:
-    broken = Turn(text='{"answer": "Half', error=LlmRefusal("broken", "it broke off"))
-    with running(MemoryEngine(script=[broken])) as run:
+    broken = Reply(text='{"answer": "Half', error=LlmRefusal("broken", "it broke off"))
+    with running(MemoryLlm(script=[broken])) as run:
         run.wait_until_open()
         run.offer(unit())
         (answer,) = run.wait_for_answers(1)
@@ -85,8 +85,8 @@ def test_each_try_is_a_generation_of_its_own() -> None:
 
 
 def test_query_over_which_server_breaks_off_and_again_is_failed_while_others_are_answered() -> None:
-    class Picky(MemoryEngine):
-        async def stream(self, request: LlmRequest) -> AsyncGenerator[Event, None]:
+    class Picky(MemoryLlm):
+        async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
             if "poison" in request.user:
                 raise LlmRefusal("broken", "it failed (HTTP 500)")
             async for event in super().stream(request):
@@ -115,7 +115,7 @@ def test_query_over_which_server_breaks_off_and_again_is_failed_while_others_are
 
 
 def test_an_engine_that_fails_unforeseen_ends_the_service_and_loses_nothing() -> None:
-    class Buggy(MemoryEngine):
+    class Buggy(MemoryLlm):
         def stream(self, request: LlmRequest):  # type: ignore[no-untyped-def]
             raise ZeroDivisionError("oops")
 
@@ -130,7 +130,7 @@ def test_an_engine_that_fails_unforeseen_ends_the_service_and_loses_nothing() ->
 
 
 def test_a_running_query_whose_deadline_passes_is_cancelled_and_answered_expired() -> None:
-    engine, clock = MemoryEngine(script=[HANG]), HandClock()
+    engine, clock = MemoryLlm(script=[HANG]), HandClock()
     with running(engine, clock=clock) as run:
         run.wait_until_open()
         asked = unit(deadline_us=NOW_US + 1_000_000)
@@ -152,7 +152,7 @@ def test_a_running_query_whose_deadline_passes_is_cancelled_and_answered_expired
 
 
 def test_an_answer_in_time_whose_commit_begins_after_the_deadline_is_written_as_expired() -> None:
-    with running(MemoryEngine()) as run:
+    with running(MemoryLlm()) as run:
         run.wait_until_open()
         run.offer(unit(deadline_us=NOW_US + 60_000_000))
         (answer,) = run.wait_for_answers(1)
@@ -165,7 +165,7 @@ def test_an_answer_in_time_whose_commit_begins_after_the_deadline_is_written_as_
 
 
 def test_query_comes_late_is_expired_unasked_and_its_own_deadline_counts_without_another() -> None:
-    engine = MemoryEngine()
+    engine = MemoryLlm()
     with running(engine, clock=HandClock()) as run:
         run.wait_until_open()
         run.offer(unit(deadline_us=NOW_US), unit(query={"deadline": NOW_US // 1_000 - 1}))
@@ -175,7 +175,7 @@ def test_query_comes_late_is_expired_unasked_and_its_own_deadline_counts_without
 
 
 def test_concurrency_and_intake_are_bounded_in_records_and_bytes() -> None:
-    engine = MemoryEngine(script=[HANG] * 10)
+    engine = MemoryLlm(script=[HANG] * 10)
     settings = GeneratorSettings(
         concurrency=2, intake_records_max=4, intake_bytes_max=4 * 1024 * 1024
     )
@@ -194,7 +194,7 @@ def test_concurrency_and_intake_are_bounded_in_records_and_bytes() -> None:
 
 
 def test_revoked_queries_are_broken_off_and_never_answered() -> None:
-    engine = MemoryEngine(script=[HANG])
+    engine = MemoryLlm(script=[HANG])
     with running(engine, GeneratorSettings(concurrency=1, intake_records_max=9)) as run:
         run.wait_until_open()
         hanging, waiting, other = unit(), unit(), unit()
@@ -211,7 +211,7 @@ def test_revoked_queries_are_broken_off_and_never_answered() -> None:
 
 
 def test_draining_takes_nothing_more_and_finishes_what_is_in_hand() -> None:
-    with running(MemoryEngine(), GeneratorSettings(concurrency=1, intake_records_max=9)) as run:
+    with running(MemoryLlm(), GeneratorSettings(concurrency=1, intake_records_max=9)) as run:
         run.wait_until_open()
         run.offer(*(unit() for _ in range(5)))
         run.stage.drain(run.clock.now_us() + 10_000_000)
@@ -220,7 +220,7 @@ def test_draining_takes_nothing_more_and_finishes_what_is_in_hand() -> None:
 
 
 def test_closing_breaks_off_what_runs_and_can_be_done_twice_or_before_the_start() -> None:
-    engine = MemoryEngine(script=[HANG])
+    engine = MemoryLlm(script=[HANG])
     with running(engine) as run:
         run.wait_until_open()
         run.offer(unit())
@@ -235,7 +235,7 @@ def test_closing_breaks_off_what_runs_and_can_be_done_twice_or_before_the_start(
 
 
 def test_an_idle_stage_with_an_open_server_asks_for_no_tick() -> None:
-    with running(MemoryEngine(), clock=HandClock()) as run:
+    with running(MemoryLlm(), clock=HandClock()) as run:
         run.wait_until_open()
         assert run.tick() is None
 
@@ -267,7 +267,7 @@ def test_a_folder_of_templates_can_be_ones_own_and_a_query_chooses_among_them(
     (tmp_path / "a.txt").write_text(f"[system]\nI am A.\n{body}")
     (tmp_path / "b.txt").write_text(f"[system]\nI am B.\n{body}")
     (tmp_path / "notes.md").write_text("no template")
-    engine = MemoryEngine()
+    engine = MemoryLlm()
     with running(
         engine, GeneratorSettings(template="a", template_dir=str(tmp_path), concurrency=1)
     ) as run:
@@ -278,7 +278,7 @@ def test_a_folder_of_templates_can_be_ones_own_and_a_query_chooses_among_them(
 
 
 def test_without_a_model_every_answer_says_so() -> None:
-    with running(NoneEngine()) as run:
+    with running(NoLlm()) as run:
         run.wait_until_open()
         run.offer(unit())
         (answer,) = run.wait_for_answers(1)
@@ -295,7 +295,7 @@ def served(server: LlmServer) -> LlmSettings:
 
 
 def test_many_questions_are_answered_once_each_by_a_server_that_fails_now_and_then() -> None:
-    with LlmServer() as server, running(OpenAiEngine(served(server)), llm=served(server)) as run:
+    with LlmServer() as server, running(OpenAiLlm(served(server)), llm=served(server)) as run:
         run.wait_until_open()
         units = [unit(f"question {index}") for index in range(40)]
         for index, one in enumerate(units):
@@ -321,7 +321,7 @@ def test_a_server_that_goes_away_and_comes_back_costs_no_query() -> None:
     with LlmServer() as first:
         port = first.port
         llm = served(first)
-        engine = OpenAiEngine(llm)
+        engine = OpenAiLlm(llm)
         with running(engine, llm=llm) as run:
             run.wait_until_open()
             run.offer(unit())
@@ -339,7 +339,7 @@ def test_a_server_that_goes_away_and_comes_back_costs_no_query() -> None:
 def test_an_expired_query_ends_its_request_at_the_server() -> None:
     with (
         LlmServer() as server,
-        running(OpenAiEngine(served(server)), clock=(clock := HandClock())) as run,
+        running(OpenAiLlm(served(server)), clock=(clock := HandClock())) as run,
     ):
         run.wait_until_open()
         server.fault = Fault(mode="hang", after_tokens=1)
@@ -354,6 +354,6 @@ def test_an_expired_query_ends_its_request_at_the_server() -> None:
 
 def test_the_thread_ends_with_the_stage() -> None:
     before = set(threading.enumerate())
-    with running(MemoryEngine()) as run:
+    with running(MemoryLlm()) as run:
         run.wait_until_open()
     assert set(threading.enumerate()) <= before

@@ -369,7 +369,7 @@ def test_the_client_imports_nothing_that_the_base_install_lacks() -> None:
         "pydantic",
     )
     code = (
-        f"import sys, producers.load, producers.client; print([name for name in {heavy!r} "
+        f"import sys, producers.send_load, producers.client; print([name for name in {heavy!r} "
         "if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

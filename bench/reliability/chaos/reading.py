@@ -13,7 +13,7 @@ from bench.reliability.chaos.books import SeenRecord
 from carpool.errors import CarpoolError
 from carpool.kafka.client_config import client_config
 from carpool.kafka.settings import KafkaSettings
-from producers.publisher import LOGGER
+from producers.publish_queries import LOGGER
 from schemas.topics import MESSAGE_BYTES_MAX
 
 TIMEOUT_S = 120.0

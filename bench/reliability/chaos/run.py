@@ -31,10 +31,10 @@ from carpool.kafka.fencing import transactional_id
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaCluster
 from carpool.testing.transactions import Transaction, describe_transaction
-from producers.arrivals import bounded, even
-from producers.load import LoadPlan, LoadSummary, run_load
-from producers.publisher import Publisher
-from producers.questions import Question
+from producers.arrival_times import bounded, even
+from producers.publish_queries import Publisher
+from producers.read_questions import Question
+from producers.send_load import LoadPlan, LoadSummary, run_load
 from producers.settings import ClientSettings
 from schemas.topics import ANSWERS
 

@@ -22,10 +22,10 @@ from bench.services.overhead.contestants import Delivery
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.admin import create_topics
-from producers.load import LoadPlan, Sender
-from producers.publisher import Placed, Publisher
-from producers.questioning import QueryRecord
-from producers.questions import Question
+from producers.build_query import QueryRecord
+from producers.publish_queries import Placed, Publisher
+from producers.read_questions import Question
+from producers.send_load import LoadPlan, QuestionSender
 from producers.settings import ClientSettings
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
 
@@ -42,7 +42,7 @@ STALLED_S = 60.0
 class Redirected:
     """A sender that writes every question to one topic, whatever its own is."""
 
-    def __init__(self, sender: Sender, topic: str) -> None:
+    def __init__(self, sender: QuestionSender, topic: str) -> None:
         self._sender = sender
         self._topic = topic
 

@@ -14,7 +14,7 @@ from bench.core.spread import Spread, spread
 from bench.core.topic_recorder import Arrived
 from bench.services.overhead.contestants import Contestant
 from bench.services.overhead.disturbance import MachineLoad
-from producers.load import LoadSummary, Sent
+from producers.send_load import LoadSummary, SentQuestion
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.group import Group
@@ -110,7 +110,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def journeys(
-    sent: Mapping[str, Sent], records: Mapping[str, Iterable[Arrived]]
+    sent: Mapping[str, SentQuestion], records: Mapping[str, Iterable[Arrived]]
 ) -> tuple[Journey, ...]:
     """Returns the journeys of the questions that have a group, a retrieval and an answer; the first
     record counts.
@@ -135,7 +135,7 @@ def journeys(
 
 
 def bare_journeys(
-    sent: Mapping[str, Sent], hops: Sequence[Iterable[Arrived]]
+    sent: Mapping[str, SentQuestion], hops: Sequence[Iterable[Arrived]]
 ) -> tuple[Journey, ...]:
     """Returns the journeys of the questions that were read behind each of three bare hops; the
     first record counts.

@@ -29,8 +29,8 @@ from bench.services.overhead.outcome import (
     journeys,
 )
 from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster
-from producers.load import LoadPlan, Sent
-from producers.questions import Question
+from producers.read_questions import Question
+from producers.send_load import LoadPlan, SentQuestion
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
 STALLED_S = 60.0
@@ -47,7 +47,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     session: Session
     last_topic: str
     pids: dict[str, int]
-    outcome: Callable[[Mapping[str, Sent]], Outcome]
+    outcome: Callable[[Mapping[str, SentQuestion]], Outcome]
     commits: Callable[[], dict[str, float]]
 
 
@@ -166,7 +166,7 @@ def commits_of(stack: Stack) -> dict[str, float]:
     }
 
 
-def _of_services(session: Session, sent: Mapping[str, Sent]) -> Outcome:
+def _of_services(session: Session, sent: Mapping[str, SentQuestion]) -> Outcome:
     answers = session.reader.records(ANSWERS.name)
     found = journeys(
         sent,
@@ -179,7 +179,7 @@ def _of_services(session: Session, sent: Mapping[str, Sent]) -> Outcome:
     return answer_books(sent.keys(), answers), found
 
 
-def _of_hops(session: Session, sent: Mapping[str, Sent]) -> Outcome:
+def _of_hops(session: Session, sent: Mapping[str, SentQuestion]) -> Outcome:
     copies = [session.reader.records(topic) for topic in NAMES[1:]]
     return copy_books(sent.keys(), copies[-1]), bare_journeys(sent, copies)
 

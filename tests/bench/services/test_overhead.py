@@ -23,7 +23,7 @@ from bench.services.overhead.outcome import (
     promises,
 )
 from carpool.errors import ConfigError
-from producers.load import LoadSummary, Sent
+from producers.send_load import LoadSummary, SentQuestion
 from schemas.answer import Answer
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
@@ -74,8 +74,8 @@ def group(at_us: int, *query_ids: str) -> Arrived:
     return arrived("", record, at_us)
 
 
-def sent(query_id: str, intended_us: int, sent_us: int) -> Sent:
-    return Sent(query_id=query_id, row=0, intended_us=intended_us, sent_us=sent_us)
+def sent(query_id: str, intended_us: int, sent_us: int) -> SentQuestion:
+    return SentQuestion(query_id=query_id, row=0, intended_us=intended_us, sent_us=sent_us)
 
 
 def load(rate_per_s: float = 200.0) -> LoadSummary:

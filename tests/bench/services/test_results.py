@@ -20,7 +20,7 @@ from bench.services.traffic import (
     retrieved_per_s,
     traffic_promises,
 )
-from producers.load import LoadSummary
+from producers.send_load import LoadSummary
 from schemas.answer import Answer, Citation, Retrieved, Status, unanswered
 from tests.bench.helpers import arrived
 from tests.bench.test_figures import retrieval

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from producers.arrivals import bounded, even
+from producers.arrival_times import bounded, even
+from producers.build_query import QueryRecord
 from producers.errors import PublishError
-from producers.load import LoadPlan, LoadProgress, Sent, run_load
-from producers.publisher import Placed
-from producers.questioning import QueryRecord
-from producers.questions import Question
+from producers.publish_queries import Placed
+from producers.read_questions import Question
+from producers.send_load import LoadPlan, LoadProgress, SentQuestion, run_load
 from schemas.codec import decode_query
 from schemas.query import Query
 from schemas.record import Source
@@ -83,7 +83,7 @@ def times(count: int, rate: float = 10) -> Iterator[int]:
 
 
 def test_each_question_is_sent_at_its_intended_time_and_the_file_begins_again() -> None:
-    clock, broker, sent = HandClock(), Broker(), list[Sent]()
+    clock, broker, sent = HandClock(), Broker(), list[SentQuestion]()
     summary = run_load(
         broker,
         QUESTIONS,
@@ -109,7 +109,7 @@ def test_each_question_is_sent_at_its_intended_time_and_the_file_begins_again() 
 def test_a_machine_that_is_too_slow_sends_late_and_says_so_but_sends_all() -> None:
     # Each look at the clock costs 60 ms and each question looks at least twice: 100 ms a question
     # cannot be kept.
-    clock, broker, sent = HandClock(cost_us=60_000), Broker(), list[Sent]()
+    clock, broker, sent = HandClock(cost_us=60_000), Broker(), list[SentQuestion]()
     summary = run_load(
         broker,
         QUESTIONS,
@@ -142,7 +142,7 @@ def test_what_was_never_acknowledged_is_counted() -> None:
 
 
 def test_a_stop_ends_the_load_before_the_next_question() -> None:
-    clock, sent = HandClock(), list[Sent]()
+    clock, sent = HandClock(), list[SentQuestion]()
     summary = run_load(
         Broker(),
         QUESTIONS,

@@ -68,7 +68,7 @@ def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
     return gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
 
 
-class Vectors(Sequence[bytes]):
+class NpyRows(Sequence[bytes]):
     """The rows of a `.npy` file, (rows, dim) float16, float32 or float64 in C order, each as
     little-endian float32 bytes.
 
@@ -126,7 +126,7 @@ class Vectors(Sequence[bytes]):
 
 
 def with_vectors(
-    questions: Sequence[Question], vectors: Vectors, *, keep_text: bool = True
+    questions: Sequence[Question], vectors: NpyRows, *, keep_text: bool = True
 ) -> tuple[Question, ...]:
     """Returns the questions, each with the vector of its row. Raises `ConfigError` when there are
     fewer rows.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from producers.matching import Expectations, PartialText, Place, Ticket
+from producers.match_answers import ExpectedAnswers, PartialText, Place, Ticket
 from schemas.answer import Answer, PartialAnswer
 from schemas.record import Source
 
@@ -31,7 +31,7 @@ def answer(query_id: str, place: Place | None = None) -> Answer:
 
 
 def test_an_answer_goes_to_the_record_that_it_answers_and_not_to_its_namesake() -> None:
-    waiting = Expectations()
+    waiting = ExpectedAnswers()
     first, second = waiting.expect("q"), waiting.expect("q")
     assert waiting.placed(first, (0, 5)) is None
     assert waiting.placed(second, (0, 9)) is None
@@ -42,7 +42,7 @@ def test_an_answer_goes_to_the_record_that_it_answers_and_not_to_its_namesake() 
 
 
 def test_an_answer_that_comes_before_the_acknowledgement_is_kept_until_then() -> None:
-    waiting = Expectations()
+    waiting = ExpectedAnswers()
     ticket = waiting.expect("q")
     old, mine = answer("q", (2, 3)), answer("q", (2, 7))
     assert waiting.answered(old) == ()
@@ -51,21 +51,21 @@ def test_an_answer_that_comes_before_the_acknowledgement_is_kept_until_then() ->
 
 
 def test_where_the_broker_does_not_tell_the_place_the_id_decides() -> None:
-    waiting = Expectations()
+    waiting = ExpectedAnswers()
     ticket = waiting.expect("q")
     assert waiting.placed(ticket, None) is None
     assert waiting.answered(answer("q", (0, 1))) == (ticket,)
 
 
 def test_an_answer_without_a_source_goes_to_all_who_asked_under_its_id() -> None:
-    waiting = Expectations()
+    waiting = ExpectedAnswers()
     tickets = (waiting.expect("q"), waiting.expect("q"))
     waiting.expect("other")
     assert waiting.answered(answer("q")) == tickets
 
 
 def test_what_is_forgotten_is_not_wanted_and_may_be_forgotten_again() -> None:
-    waiting = Expectations()
+    waiting = ExpectedAnswers()
     ticket = waiting.expect("q")
     waiting.forget(ticket)
     waiting.forget(ticket)
@@ -93,7 +93,7 @@ class AnswersInAnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting = Expectations()
+        self.waiting = ExpectedAnswers()
         self.offset = 0
         self.open: dict[Ticket, _Asked] = {}
 

@@ -14,16 +14,16 @@ import msgspec
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError, RecordError
+from producers.build_query import Priority, QueryRecord, QuestionArgs, build_record
 from producers.errors import PublishError
-from producers.publisher import Place, Placed
-from producers.questioning import Priority, QueryRecord, QuestionArgs, build_record
-from producers.questions import Question
+from producers.publish_queries import Place, Placed
+from producers.read_questions import Question
 
 TURN_S = 0.1
 """Longest sleep: how soon a stop is noticed and progress told."""
 
 
-class Sender(Protocol):
+class QuestionSender(Protocol):
     """What a load needs of a publisher."""
 
     def send(self, record: QueryRecord, on_placed: Placed) -> None:
@@ -35,7 +35,7 @@ class Sender(Protocol):
         ...
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
+class SentQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """One question that was sent, in epoch microseconds. Latency counts from `intended_us`, not
     from when we got to it.
     """
@@ -89,7 +89,7 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None = None
 
 
-class _Books:
+class _Acknowledgements:
     """What the brokers said so far. Thread-safe."""
 
     def __init__(self) -> None:
@@ -112,34 +112,33 @@ class _Books:
 
 
 def run_load(
-    sender: Sender,
+    sender: QuestionSender,
     questions: Sequence[Question],
     times_us: Iterator[int],
     *,
     plan: LoadPlan,
     clock: Clock,
-    on_sent: Callable[[Sent], None] | None = None,
+    on_sent: Callable[[SentQuestion], None] | None = None,
     on_progress: Callable[[LoadProgress], None] | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
     flush_timeout_s: float = 30.0,
 ) -> LoadSummary:
-    """Sends `questions`, over and over, at `times_us` (see `producers.arrivals`); returns when all
-    are acknowledged.
+    """Sends `questions`, over and over, at `times_us`; returns when all are acknowledged.
 
     Blocks. A question that cannot be sent is counted, never retried, and never holds up the next.
     Callbacks come from the calling thread.
     """
     run_id = plan.run_id or uuid.uuid4().hex[:8]
-    books = _Books()
+    acknowledgements = _Acknowledgements()
     start_us = clock.now_us()
     sent = behind_us = behind_us_max = 0
 
     def progress() -> LoadProgress:
         return LoadProgress(
             sent=sent,
-            acknowledged=books.acknowledged,
-            errors=books.errors,
+            acknowledged=acknowledgements.acknowledged,
+            errors=acknowledgements.errors,
             elapsed_us=clock.now_us() - start_us,
             behind_us=behind_us,
         )
@@ -158,14 +157,14 @@ def run_load(
         behind_us_max = max(behind_us_max, behind_us)
         try:
             record = _record(questions[row], plan, f"{run_id}-{number}", intended_us)
-            sender.send(record, books.placed)
+            sender.send(record, acknowledgements.placed)
         except (CarpoolError, RecordError) as error:
-            books.failed(error)
+            acknowledgements.failed(error)
         else:
             sent += 1
             if on_sent is not None:
                 on_sent(
-                    Sent(
+                    SentQuestion(
                         query_id=record.query_id, row=row, intended_us=intended_us, sent_us=sent_us
                     )
                 )
@@ -176,13 +175,13 @@ def run_load(
     return LoadSummary(
         run_id=run_id,
         sent=sent,
-        acknowledged=books.acknowledged,
-        errors=books.errors,
+        acknowledged=acknowledgements.acknowledged,
+        errors=acknowledgements.errors,
         unacknowledged=unacknowledged,
         duration_s=duration_s,
         rate_per_s=sent / duration_s,
         behind_ms_max=behind_us_max / 1_000,
-        first_error=books.first_error,
+        first_error=acknowledgements.first_error,
     )
 
 

@@ -32,7 +32,7 @@ class _Waiter:
     held: list[Answer] = field(default_factory=list)
 
 
-class Expectations:
+class ExpectedAnswers:
     """The answers that are waited for. Not thread-safe: its owner holds a lock."""
 
     def __init__(self) -> None:

@@ -12,8 +12,8 @@ import confluent_kafka
 
 from carpool.kafka.client_config import producer_config
 from carpool.kafka.settings import KafkaSettings
+from producers.build_query import QueryRecord
 from producers.errors import PublishError
-from producers.questioning import QueryRecord
 from producers.settings import ClientSettings
 
 LOGGER = logging.getLogger("carpool.client")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from carpool.errors import ConfigError, RecordError
+from producers.build_query import build_record
 from producers.errors import RecordTooLarge
-from producers.questioning import build_record
-from producers.questions import Vectors, read_questions, with_vectors
+from producers.read_questions import NpyRows, read_questions, with_vectors
 from schemas.codec import decode_query, tenant_of
 from schemas.query import QUERY_BYTES_MAX, Generation
 from schemas.record import Source
@@ -59,7 +59,7 @@ def test_files_that_are_missing_or_cut_short_are_refused(tmp_path: Path) -> None
 def test_vectors_are_read_as_numpy_reads_them(tmp_path: Path, dtype: str) -> None:
     rows = np.random.default_rng(1).standard_normal((7, 12)).astype(dtype)
     np.save(tmp_path / "v.npy", rows)
-    vectors = Vectors(tmp_path / "v.npy")
+    vectors = NpyRows(tmp_path / "v.npy")
     assert (len(vectors), vectors.dim) == (7, 12)
     assert b"".join(vectors) == rows.astype("<f4").tobytes()
     with pytest.raises(IndexError):
@@ -76,7 +76,7 @@ def test_files_that_are_no_vectors_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.npy").touch()
     for name in ("integers", "flat", "fortran", "cut", "text", "empty", "missing"):
         with pytest.raises(ConfigError, match=f"{name}.npy"):
-            Vectors(tmp_path / f"{name}.npy")
+            NpyRows(tmp_path / f"{name}.npy")
 
 
 def test_rows_and_questions_must_match(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_rows_and_questions_must_match(tmp_path: Path) -> None:
     (tmp_path / "q.txt").write_text("a\nb\nc\n")
     questions = read_questions(tmp_path / "q.txt")
     with pytest.raises(ConfigError, match="3 questions but only 2"):
-        with_vectors(questions, Vectors(tmp_path / "v.npy"))
-    first, second = with_vectors(questions[:2], Vectors(tmp_path / "v.npy"), keep_text=False)
+        with_vectors(questions, NpyRows(tmp_path / "v.npy"))
+    first, second = with_vectors(questions[:2], NpyRows(tmp_path / "v.npy"), keep_text=False)
     assert (first.text, second.vector) == (None, struct.pack("<2f", 0, 1))
 
 

@@ -21,7 +21,7 @@ from carpool.errors import ConfigError
 from carpool.kafka.client_config import client_config
 from carpool.kafka.raw_headers import headers_of
 from carpool.kafka.settings import KafkaSettings
-from producers.publisher import LOGGER
+from producers.publish_queries import LOGGER
 from producers.settings import ClientSettings
 from schemas.record import Headers
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from generator.answers import Generated
-from generator.llm.protocol import Finished, LlmEngine, LlmRefusal, LlmRequest, Piece
-from generator.plan.answer_text import AnswerReader, written
+from generator.llm.protocol import LlmEngine, LlmFinished, LlmPiece, LlmRefusal, LlmRequest
+from generator.plan.answer_text import AnswerParser, written
 
 RAW_CHARS_PER_TOKEN_MAX = 64
 """Beyond so many characters a token that was asked for, a server does not keep to `max_tokens`, and
@@ -18,7 +18,7 @@ is broken off.
 """
 
 
-async def generate(
+async def stream_answer(
     engine: LlmEngine,
     request: LlmRequest,
     *,
@@ -32,14 +32,14 @@ async def generate(
     request at the server.
     """
     generation_id = str(uuid.uuid4())
-    reader = AnswerReader()
+    reader = AnswerParser()
     pieces: list[str] = []
     seq = 0
     chars_left = request.max_tokens * RAW_CHARS_PER_TOKEN_MAX
-    finished: Finished | None = None
+    finished: LlmFinished | None = None
     async with aclosing(engine.stream(request)) as events:
         async for event in events:
-            if not isinstance(event, Piece):
+            if not isinstance(event, LlmPiece):
                 finished = event
                 break
             if not pieces:
@@ -55,7 +55,7 @@ async def generate(
             if text:
                 on_text(generation_id, seq, text)
                 seq += 1
-    assert finished is not None, "an engine ends in Finished, or raises"
+    assert finished is not None, "an engine ends in LlmFinished, or raises"
     return Generated(
         generation_id=generation_id, written=written("".join(pieces)), finished=finished
     )

@@ -15,16 +15,16 @@ from typing import Any, Protocol
 
 from carpool.clock import Clock
 from carpool.telemetry.metrics import Metrics
-from generator.asking import generate
 from generator.llm.protocol import LlmEngine, LlmRefusal, PromptRefused
 from generator.plan.dispatch import CheckPassed, DispatchEvent, RequestAccepted, RequestEnded
-from generator.work import Work
+from generator.query_in_progress import QueryInProgress
+from generator.stream_answer import stream_answer
 
 CHECK_ID = -1
 CLOSE_TIMEOUT_S = 5.0
 
 
-class Heard(Protocol):
+class RequestListener(Protocol):
     """Told what becomes of requests, from the event loop."""
 
     def happened(self, event: DispatchEvent) -> None:
@@ -35,7 +35,7 @@ class Heard(Protocol):
         """The server did not do its work; `id` None: for a check."""
         ...
 
-    def written(self, work: Work, generation_id: str, seq: int, text: str) -> None:
+    def written(self, work: QueryInProgress, generation_id: str, seq: int, text: str) -> None:
         """The model has written the next characters of an answer."""
         ...
 
@@ -44,14 +44,16 @@ class Heard(Protocol):
         ...
 
 
-class Requests:
+class RequestsInFlight:
     """The requests in flight, by the id of their query; `CHECK_ID` is the question whether the
     server has the model.
     """
 
-    def __init__(self, engine: LlmEngine, heard: Heard, metrics: Metrics, clock: Clock) -> None:
+    def __init__(
+        self, engine: LlmEngine, listener: RequestListener, metrics: Metrics, clock: Clock
+    ) -> None:
         self._engine = engine
-        self._heard = heard
+        self._listener = listener
         self._metrics = metrics
         self._clock = clock
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -82,7 +84,7 @@ class Requests:
 
     # ---- the event loop
 
-    def send(self, id: int, work: Work) -> None:
+    def send(self, id: int, work: QueryInProgress) -> None:
         """Sends the request of a query."""
         self._start(id, self._ask(id, work))
 
@@ -122,7 +124,7 @@ class Requests:
             del self._tasks[id]
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            self._heard.broke(error)
+            self._listener.broke(error)
 
     async def _check(self) -> None:
         try:
@@ -130,18 +132,18 @@ class Requests:
         except LlmRefusal as refusal:
             self._refused(None, refusal)
         else:
-            self._heard.happened(CheckPassed())
+            self._listener.happened(CheckPassed())
 
-    async def _ask(self, id: int, work: Work) -> None:
+    async def _ask(self, id: int, work: QueryInProgress) -> None:
         """Sends one request, and tells what becomes of it."""
         work.sent_us, work.first_token_us = self._clock.now_us(), None
         self._metrics.generator.llm_in_flight.inc()
         try:
-            work.outcome = await generate(
+            work.outcome = await stream_answer(
                 self._engine,
                 work.prepared.request,
                 on_first_token=partial(self._first_token, id, work),
-                on_text=partial(self._heard.written, work),
+                on_text=partial(self._listener.written, work),
             )
         except PromptRefused as refused:
             work.outcome = refused
@@ -154,16 +156,16 @@ class Requests:
             self._metrics.generator.llm_requests.labels(outcome="answered").inc()
         finally:
             self._metrics.generator.llm_in_flight.dec()
-        self._heard.happened(RequestEnded(id=id))
+        self._listener.happened(RequestEnded(id=id))
 
-    def _first_token(self, id: int, work: Work) -> None:
+    def _first_token(self, id: int, work: QueryInProgress) -> None:
         work.first_token_us = self._clock.now_us()
         assert work.sent_us is not None
         self._metrics.generator.time_to_first_token_seconds.observe(
             (work.first_token_us - work.sent_us) / 1_000_000
         )
-        self._heard.happened(RequestAccepted(id=id))
+        self._listener.happened(RequestAccepted(id=id))
 
     def _refused(self, id: int | None, refusal: LlmRefusal) -> None:
         self._metrics.generator.llm_requests.labels(outcome=refusal.kind).inc()
-        self._heard.refused(id, refusal)
+        self._listener.refused(id, refusal)

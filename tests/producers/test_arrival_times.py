@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import ConfigError
-from producers.arrivals import bounded, even, poisson, recorded
+from producers.arrival_times import bounded, even, poisson, recorded
 
 RATES = st.floats(min_value=0.01, max_value=10_000)
 

@@ -11,20 +11,20 @@ from generator.answers import Generated, Timings
 from generator.llm.protocol import PromptRefused
 from generator.plan.dispatch import DispatchLimits
 from generator.plan.order import Prompt
-from generator.prompts import Prepared
+from generator.prompts import PreparedPrompt
 from generator.settings import GeneratorSettings, LlmSettings
 from schemas.retrieval import Retrieval
 from schemas.topics import priority_in_class
 
 
 @dataclass(kw_only=True, slots=True)
-class Work:
+class QueryInProgress:
     """A query in hand. `outcome` is what its last request came to, `trouble` why its last try came
     to nothing.
     """
 
     unit: Unit[Retrieval]
-    prepared: Prepared
+    prepared: PreparedPrompt
     arrived_us: int
     sent_us: int | None = None
     first_token_us: int | None = None
