@@ -1,4 +1,5 @@
-"""Published ways to search, as baselines: query by query, as EdgeRAG and CaGR-RAG print it.
+"""Ways to search that are compared: Carpool, published algorithms, and products.
 
-They run on the searcher's memory, disk engines and scan, so that only the algorithm differs.
+Query by query runs on the searcher's memory, disk engines and scan, so that only the algorithm
+differs.
 """

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import numpy as np
 
-from bench.retrieval.oracles import oracle_static
+from bench.data.oracles import oracle_static
 from bench.simulator.trace import Trace, horizons
 from schemas.record import ClusterId
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
@@ -45,7 +45,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 def static_oracle_bytes(trace: Trace, budget_bytes: int) -> int:
     """Returns what the best fixed set reads, chosen knowing the whole trace:
-    `bench.retrieval.oracles.oracle_static`.
+    `bench.data.oracles.oracle_static`.
     """
     windows = Counter(cluster for clusters in trace.wanted() for cluster in clusters)
     clusters = sorted(windows)

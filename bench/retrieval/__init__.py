@@ -1,7 +1,6 @@
-"""`carpool bench search`: contestants behind one seam, each alone in a memory cgroup, judged in one
-run.
+"""`carpool bench search`: how each way of searching does on one index, and what it reads.
 
-`contestant.py` is the seam, `contestants/` who stands behind it, `measure.py` what happens in a
-contestant's process, and `blocks.py` who runs when. The rules are written down in
-docs/benchmarks.md.
+Each contestant runs alone in a process, in a memory cgroup, from a cold start.
+*Invariant:* bytes are the kernel's count.
+*Invariant:* ids of exact contestants are compared with those of FAISS IVF-Flat.
 """

@@ -1,6 +1,4 @@
-"""Holding a process to a memory limit by the kernel: a cgroup of its own, v1 or v2, interpreter and
-page cache included.
-"""
+"""Memory limit of a process by the kernel: a cgroup of its own, v1 or v2, page cache included."""
 
 from __future__ import annotations
 
@@ -9,28 +7,29 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
 from carpool.errors import ConfigError
 
 ROOT = Path("/sys/fs/cgroup")
-HeldBy = Literal["cgroup", "none"]
+LimitedBy = Literal["cgroup", "none"]
 
-# The shell enters the groups before it becomes the program, so that every byte of the program is
-# counted.
+# The shell enters the groups before it becomes the program, so that every byte is counted.
 _ENTER = (
     'for group in $CARPOOL_CGROUPS; do echo $$ > "$group/cgroup.procs" || exit 97; done; '
     'unset CARPOOL_CGROUPS; exec "$@"'
 )
 ENTER_FAILED = 97
 NAME_PREFIX = "carpool-bench-"
+_HINT = "run as root (in Docker: --privileged), or give --memory-held-by none"
 
 
-class MemoryHeld(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group saw. `peak_bytes`: the most at any time; `oom_kills`: processes killed for want
-    of memory; `read_bytes`: what the block layer counted for it, None where it does not.
+class GroupCounters(msgspec.Struct, frozen=True, kw_only=True):
+    """The counters of a group. `oom_kills`: processes killed because memory ran out.
+
+    `read_bytes`: by the block layer; None where it does not count.
     """
 
     limit_bytes: int | None
@@ -39,225 +38,126 @@ class MemoryHeld(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: int | None
 
 
-class Holder(Protocol):
-    """Runs programs in a group. A context manager: made before, removed after the program has
-    ended.
-    """
+class MemoryGroup:
+    """A cgroup, or nothing: without folders it limits and counts nothing."""
 
-    def command(self, command: Sequence[str]) -> list[str]:
-        """Returns the command that runs `command` inside."""
-        ...
-
-    def environment(self) -> dict[str, str]:
-        """Returns what must be added to the environment of that command."""
-        ...
-
-    def seen(self) -> MemoryHeld:
-        """Returns the counters of the group."""
-        ...
-
-    def remove(self) -> None:
-        """Removes the group once its processes have ended."""
-        ...
-
-
-class NoHolder:
-    """Holds nothing: for machines where cgroups cannot be made, and then the report says so."""
-
-    def command(self, command: Sequence[str]) -> list[str]:
-        """Returns `command`."""
-        return list(command)
-
-    def environment(self) -> dict[str, str]:
-        """Returns nothing."""
-        return {}
-
-    def seen(self) -> MemoryHeld:
-        """Returns that nothing was seen."""
-        return MemoryHeld(limit_bytes=None, peak_bytes=None, oom_kills=0, read_bytes=None)
-
-    def remove(self) -> None:
-        """Does nothing."""
-
-
-class CgroupV1:
-    """A group of the v1 controllers `memory` and `blkio`."""
-
-    def __init__(self, name: str, limit_bytes: int | None, root: Path = ROOT) -> None:
-        """Makes the group. Raises `ConfigError` where it cannot."""
-        self._memory = _made(root / "memory" / name)
-        blkio = root / "blkio"
-        self._blkio = _made(blkio / name) if blkio.is_dir() else None
+    def __init__(
+        self, folders: Sequence[Path] = (), limit_bytes: int | None = None, *, is_v2: bool = False
+    ) -> None:
+        """`folders` exist already: one of v2, or those of the v1 controllers, memory first."""
+        self._folders = tuple(folders)
         self._limit_bytes = limit_bytes
-        if limit_bytes is not None:
-            _write(self._memory / "memory.limit_in_bytes", limit_bytes)
-            swap = self._memory / "memory.memsw.limit_in_bytes"
-            if swap.exists():
-                _write(swap, limit_bytes)
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """The folders of the group."""
-        return (self._memory,) if self._blkio is None else (self._memory, self._blkio)
+        self._is_v2 = is_v2
 
     def command(self, command: Sequence[str]) -> list[str]:
         """Returns the command that enters the group and becomes `command`."""
-        return ["/bin/sh", "-c", _ENTER, "sh", *command]
+        return ["/bin/sh", "-c", _ENTER, "sh", *command] if self._folders else list(command)
 
     def environment(self) -> dict[str, str]:
-        """Returns the names of the folders for that command."""
-        return {"CARPOOL_CGROUPS": " ".join(map(str, self.folders))}
+        """Returns variables that the command needs."""
+        return {"CARPOOL_CGROUPS": " ".join(map(str, self._folders))} if self._folders else {}
 
-    def seen(self) -> MemoryHeld:
+    def counters(self) -> GroupCounters:
         """Returns the counters of the group."""
-        return MemoryHeld(
+        if not self._folders:
+            return GroupCounters(limit_bytes=None, peak_bytes=None, oom_kills=0, read_bytes=None)
+        memory = self._folders[0]
+        peak = memory / ("memory.peak" if self._is_v2 else "memory.max_usage_in_bytes")
+        events = memory / ("memory.events" if self._is_v2 else "memory.oom_control")
+        return GroupCounters(
             limit_bytes=self._limit_bytes,
-            peak_bytes=int((self._memory / "memory.max_usage_in_bytes").read_text()),
-            oom_kills=_field(self._memory / "memory.oom_control", "oom_kill"),
-            read_bytes=None if self._blkio is None else _reads_v1(self._blkio),
+            peak_bytes=int(peak.read_text()) if peak.exists() else None,  # v2: since Linux 5.19
+            oom_kills=_oom_kills(events),
+            read_bytes=self._read_bytes(),
         )
 
     def remove(self) -> None:
-        """Removes the group; see `Holder.remove`."""
-        _remove(self.folders)
+        """Removes the group once its processes have ended. Blocks for a moment."""
+        for folder in self._folders:
+            for wait_s in (0.0, 0.05, 0.2, 1.0):  # a process that has just ended is still listed
+                time.sleep(wait_s)
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+                    break
 
-
-class CgroupV2:
-    """A group of the unified hierarchy, directly below its root."""
-
-    def __init__(self, name: str, limit_bytes: int | None, root: Path = ROOT) -> None:
-        """Makes the group. Raises `ConfigError` where it cannot."""
-        for controller in ("+memory", "+io"):
-            _write(root / "cgroup.subtree_control", controller)
-        self._folder = _made(root / name)
-        self._limit_bytes = limit_bytes
-        if limit_bytes is not None:
-            _write(self._folder / "memory.max", limit_bytes)
-            swap = self._folder / "memory.swap.max"
-            if swap.exists():
-                _write(swap, 0)
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """The folder of the group."""
-        return (self._folder,)
-
-    def command(self, command: Sequence[str]) -> list[str]:
-        """Returns the command that enters the group and becomes `command`."""
-        return ["/bin/sh", "-c", _ENTER, "sh", *command]
-
-    def environment(self) -> dict[str, str]:
-        """Returns the name of the folder for that command."""
-        return {"CARPOOL_CGROUPS": str(self._folder)}
-
-    def seen(self) -> MemoryHeld:
-        """Returns the counters of the group."""
-        peak = self._folder / "memory.peak"  # since Linux 5.19
-        return MemoryHeld(
-            limit_bytes=self._limit_bytes,
-            peak_bytes=int(peak.read_text()) if peak.exists() else None,
-            oom_kills=_field(self._folder / "memory.events", "oom_kill"),
-            read_bytes=_reads_v2(self._folder),
-        )
-
-    def remove(self) -> None:
-        """Removes the group; see `Holder.remove`."""
-        _remove(self.folders)
+    def _read_bytes(self) -> int | None:
+        name = "io.stat" if self._is_v2 else "blkio.throttle.io_service_bytes"
+        try:
+            text = (self._folders[-1] / name).read_text()
+        except OSError:
+            return None
+        if self._is_v2:
+            return sum(
+                int(word.removeprefix("rbytes="))
+                for word in text.split()
+                if word.startswith("rbytes=")
+            )
+        fields = [line.split() for line in text.splitlines()]
+        counted = sum(int(each[2]) for each in fields if len(each) == 3 and each[1] == "Read")
+        return counted or None  # since Linux 6.10 only devices with a limit are counted
 
 
 def group_name() -> str:
-    """Returns a name for a group that says which process made it."""
+    """Returns a new group name that contains the id of this process."""
     return f"{NAME_PREFIX}{os.getpid()}-{time.monotonic_ns()}"
 
 
-def memory_holder(held_by: HeldBy, name: str, limit_bytes: int | None, root: Path = ROOT) -> Holder:
-    """Returns what holds a program to `limit_bytes` (None: only watched). The caller removes it.
+def memory_group(
+    limited_by: LimitedBy, name: str, limit_bytes: int | None, root: Path = ROOT
+) -> MemoryGroup:
+    """Returns a group with `limit_bytes` (None: it only counts). The caller removes it.
 
-    Groups that a bench left behind when it was killed are removed too.
-
-    Raises `ConfigError` where memory shall be held and cannot.
+    Also removes groups of benches that were killed. Raises `ConfigError` where no group can be
+    made.
     """
-    if held_by == "none":
-        return NoHolder()
-    _sweep(root)
-    if (root / "memory" / "memory.limit_in_bytes").exists():
-        return CgroupV1(name, limit_bytes, root)
+    if limited_by == "none":
+        return MemoryGroup()
+    _remove_stale(root)
     controllers = root / "cgroup.controllers"
-    if controllers.exists() and "memory" in controllers.read_text().split():
-        return CgroupV2(name, limit_bytes, root)
-    raise ConfigError(
-        f"there is no memory controller below {root}: a contestant could take what it likes, and "
-        "the kernel's page cache would hide every read. Run where cgroups are, or give "
-        "--memory-held-by none, which the report then says"
-    )
+    if (root / "memory" / "memory.limit_in_bytes").exists():
+        bases = [root / "memory", *([root / "blkio"] if (root / "blkio").is_dir() else [])]
+        limits = {
+            "memory.limit_in_bytes": limit_bytes,
+            "memory.memsw.limit_in_bytes": limit_bytes,
+        }
+    elif controllers.exists() and "memory" in controllers.read_text().split():
+        for controller in ("+memory", "+io"):
+            _write(root / "cgroup.subtree_control", controller)
+        bases, limits = [root], {"memory.max": limit_bytes, "memory.swap.max": 0}
+    else:
+        raise ConfigError(f"there is no memory controller below {root}: {_HINT}")
+    folders = [base / name for base in bases]
+    for folder in folders:
+        try:
+            folder.mkdir()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make the cgroup {folder} ({error.strerror}): {_HINT}"
+            ) from error
+    if limit_bytes is not None:
+        for number, (file, value) in enumerate(limits.items()):
+            if number == 0 or (folders[0] / file).exists():  # the limit of swap may be missing
+                _write(folders[0] / file, value)
+    return MemoryGroup(folders, limit_bytes, is_v2=bases == [root])
 
 
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot make the cgroup {folder} ({error.strerror}): run as root (in Docker: "
-            "--privileged), or give --memory-held-by none, which the report then says"
-        ) from error
-    return folder
-
-
-def _write(path: Path, value: int | str) -> None:
+def _write(path: Path, value: int | str | None) -> None:
     try:
         path.write_text(str(value))
     except OSError as error:
-        raise ConfigError(
-            f"cannot write {value} to {path} ({error.strerror}): memory is not held; run as root, "
-            "or give --memory-held-by none, which the report then says"
-        ) from error
+        raise ConfigError(f"cannot write {value} to {path} ({error.strerror}): {_HINT}") from error
 
 
-def _field(path: Path, name: str) -> int:
+def _oom_kills(path: Path) -> int:
     found = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
-    return int(found.get(name, 0))
+    return int(found.get("oom_kill", 0))
 
 
-def _reads_v1(folder: Path) -> int | None:
-    try:
-        lines = (folder / "blkio.throttle.io_service_bytes").read_text().splitlines()
-    except OSError:
-        return None
-    found = sum(
-        int(fields[2])
-        for fields in map(str.split, lines)
-        if len(fields) == 3 and fields[1] == "Read"
-    )
-    return (
-        found or None
-    )  # since Linux 6.10 it counts only devices for which somebody has set a limit
-
-
-def _reads_v2(folder: Path) -> int | None:
-    try:
-        words = (folder / "io.stat").read_text().split()
-    except OSError:
-        return None
-    return sum(int(word.removeprefix("rbytes=")) for word in words if word.startswith("rbytes="))
-
-
-def _sweep(root: Path) -> None:
-    """Removes empty groups of processes that are no more."""
+def _remove_stale(root: Path) -> None:
+    """Removes empty groups of processes that have ended."""
     for base in (root, root / "memory", root / "blkio"):
         for folder in sorted(base.glob(f"{NAME_PREFIX}*")):
             made_by = folder.name.removeprefix(NAME_PREFIX).partition("-")[0]
             if not Path("/proc", made_by).exists():
                 with contextlib.suppress(OSError):  # still in use
                     os.rmdir(folder)
-
-
-def _remove(folders: Sequence[Path]) -> None:
-    """Removes folders of groups. A process that has just ended can hold its group for a moment."""
-    for folder in folders:
-        for wait_s in (0.0, 0.05, 0.2, 1.0):
-            time.sleep(wait_s)
-            try:
-                os.rmdir(folder)
-                break
-            except OSError:
-                continue

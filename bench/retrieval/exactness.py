@@ -1,33 +1,26 @@
-"""Is a contestant that claims to be exact exact? Its ids against those of FAISS IVF-Flat in memory.
-Pure functions.
-"""
+"""The ids of an exact contestant against those of FAISS IVF-Flat in memory. Pure."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from bench.baselines.contestant import Float32, Int64
 from bench.core.agreement import Agreement, Ranking, Verdict, agreement, compare
-from bench.retrieval.contestant import Float32, Int64
 
 MARGIN = 10
-"""The reference finds as many more as this than are asked for, so that the score of what stands in
-for an equal is known.
-"""
+"""The reference finds this many more than top_k, so that the scores of ties are known."""
 
 
-def check_exact(found: Int64, expected: Int64, scores: Float32, numbers: list[int]) -> Agreement:
-    """Returns how the ids of a contestant compare with the reference's. All arrays have a row a
-    query, best first.
+def check_exact(found: Int64, expected: Int64, scores: Float32) -> Agreement:
+    """Returns how the ids of a contestant compare with the reference's. A row a query, best first.
 
     `found`: (n, top_k) int64, -1 where there is none; `expected`: (n, top_k + MARGIN) int64 and
-    their `scores`, float32; `numbers`: the rows to look at. An id that the reference does not have
-    among its own and the margin is `different`.
+    their `scores`, float32. An id that the reference does not have is `different`.
     """
-    verdicts = [
-        (str(number), *_verdict(found[number], expected[number], scores[number]))
-        for number in numbers
-    ]
-    return agreement(verdicts)
+    return agreement(
+        (str(number), *_verdict(*rows))
+        for number, rows in enumerate(zip(found, expected, scores, strict=True))
+    )
 
 
 def _verdict(found: Int64, expected: Int64, scores: Float32) -> tuple[Verdict, str]:
@@ -38,11 +31,11 @@ def _verdict(found: Int64, expected: Int64, scores: Float32) -> tuple[Verdict, s
         int(row): float(score) for row, score in zip(expected, scores, strict=True) if row >= 0
     }
     ids = [int(row) for row in found if row >= 0]
-    strangers = [row for row in ids if row not in score_of]
-    if strangers:
+    unknown = [row for row in ids if row not in score_of]
+    if unknown:
         return (
             "different",
-            f"row {strangers[0]} is not among the first {len(score_of)} of the reference",
+            f"row {unknown[0]} is not among the first {len(score_of)} of the reference",
         )
     true_scores = [score_of[row] for row in ids]
     wanted = [int(row) for row in expected[:top_k] if row >= 0]

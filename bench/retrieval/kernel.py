@@ -1,6 +1,4 @@
-"""What the kernel counted, and its page cache: /proc/PID/io, the disk's own times, and dropping
-what is cached.
-"""
+"""Counters of the kernel, and its page cache: /proc/PID/io, disk times, dropping cached pages."""
 
 from __future__ import annotations
 
@@ -19,19 +17,16 @@ _BLOCK_DEVICES = Path("/sys/dev/block")
 
 
 class DiskTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """A block device since boot, all processes together. `busy_us`: time with at least one request
-    in flight.
-    """
+    """A block device since boot, for all processes. `busy_us`: with a request in flight."""
 
     read_bytes: int
     busy_us: int
 
 
 def process_read_bytes(pid: int | Literal["self"] = "self") -> int:
-    """Returns the bytes that a process made the disk read, all its threads together: page faults
-    and O_DIRECT included.
+    """Returns the bytes that a process read from disk: page faults and O_DIRECT included.
 
-    Raises `ConfigError` where the kernel does not tell.
+    Raises `ConfigError` where the kernel does not count them.
     """
     path = Path(f"/proc/{pid}/io")
     try:
@@ -46,25 +41,21 @@ def process_read_bytes(pid: int | Literal["self"] = "self") -> int:
 
 
 def disk_times(path: Path) -> DiskTimes | None:
-    """Returns the counters of the device that `path` lies on, or None where it is not a block
-    device of its own.
-    """
+    """Returns the counters of the block device of `path`, or None where it has none."""
     device = path.stat().st_dev
+    stat = _BLOCK_DEVICES / f"{os.major(device)}:{os.minor(device)}" / "stat"
     try:
-        stat = (_BLOCK_DEVICES / f"{os.major(device)}:{os.minor(device)}" / "stat").read_text(
-            encoding="ascii"
-        )
+        fields = stat.read_text(encoding="ascii").split()
     except OSError:
         return None
-    fields = stat.split()
     return DiskTimes(read_bytes=int(fields[2]) * SECTOR_BYTES, busy_us=int(fields[9]) * 1_000)
 
 
 def drop_page_cache(folders: Iterable[Path], *, everything: bool) -> Literal["all", "files"]:
-    """Empties the page cache, so that a run starts cold, and returns of what: `all`, or only of the
-    `files` in `folders`, if not `everything` is to go, or this is not root.
+    """Empties the page cache, and returns which part: `all`, or the `files` in `folders`.
 
-    Pages that a process has mapped stay. Blocks until what is dirty has been written.
+    `all` needs `everything` and root. Pages that a process has mapped stay. Blocks until dirty
+    pages are written.
     """
     if everything and os.access(_DROP_CACHES, os.W_OK):
         os.sync()
@@ -73,14 +64,14 @@ def drop_page_cache(folders: Iterable[Path], *, everything: bool) -> Literal["al
     for folder in folders:
         for file in sorted(folder.rglob("*")):
             if file.is_file():
-                _forget(file)
+                _drop_pages_of(file)
     return "files"
 
 
-def _forget(path: Path) -> None:
+def _drop_pages_of(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # what is dirty cannot be dropped
+        os.fsync(descriptor)  # dirty pages cannot be dropped
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)

@@ -1,6 +1,4 @@
-"""Starting the process of a contestant inside its cgroup, waiting for it, and saying what became of
-it.
-"""
+"""Starts the process of a contestant in its cgroup, waits for it, and judges how it ended."""
 
 from __future__ import annotations
 
@@ -11,65 +9,68 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from bench.retrieval.arrivals import monotonic_us
-from bench.retrieval.cells import Status, writing
-from bench.retrieval.cgroup import ENTER_FAILED, HeldBy, MemoryHeld, group_name, memory_holder
-from bench.retrieval.child import OUTCOME_NAME, PROGRESS_NAME, Outcome, Request, encode_request
+from bench.retrieval.cgroup import (
+    ENTER_FAILED,
+    GroupCounters,
+    LimitedBy,
+    group_name,
+    memory_group,
+)
+from bench.retrieval.child import OUTCOME_NAME, PROGRESS_NAME, ChildOutcome, ChildRequest
+from bench.retrieval.measure import monotonic_us
 
 POLL_S = 0.1
 LOG_NAME = "log"
 LOG_SHOWN_BYTES = 600
 
+Status = Literal["ok", "out of memory", "timed out", "failed"]
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+
+class ChildEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How a process ended."""
 
     status: Status
-    outcome: Outcome
-    held: MemoryHeld
+    outcome: ChildOutcome
+    group: GroupCounters
     duration_s: float
 
 
 def run_child(
-    request: Request,
+    request: ChildRequest,
     folder: Path,
     *,
-    held_by: HeldBy,
-    limit_bytes: int | None,
+    limited_by: LimitedBy = "none",
     timeout_s: float,
     on_progress: Callable[[int], None] = lambda _: None,
-) -> Ended:
-    """Runs a request in a process of its own and returns how it ended. Blocks; the process is dead
-    when this returns or raises.
+) -> ChildEnd:
+    """Runs a request in a process of its own and returns how it ended. Blocks.
 
-    `folder` is made; request, outcome, log and ids lie in it afterwards. A process that the kernel
-    killed for want of memory, that failed or took too long is an answer, not an error. Raises
-    `ConfigError` where memory cannot be held, or `folder` cannot be written.
+    The process is dead when this returns or raises. Request, outcome, log and ids are in `folder`,
+    which is made. A process that ran out of memory or time, or failed, is a result. Raises
+    `ConfigError` where memory cannot be limited.
     """
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / OUTCOME_NAME).unlink(missing_ok=True)
     (folder / PROGRESS_NAME).unlink(missing_ok=True)
     request_path = folder / "request.json"
-    holder = memory_holder(held_by, group_name(), limit_bytes)
+    group = memory_group(limited_by, group_name(), request.limits.memory_bytes)
     try:
-        with writing(request_path):
-            request_path.write_bytes(
-                encode_request(msgspec.structs.replace(request, spawned_us=monotonic_us()))
-            )
-        command = holder.command([sys.executable, "-m", f"{__package__}.child", str(request_path)])
-        environment = {
-            **os.environ,
-            **holder.environment(),
-            "OMP_NUM_THREADS": str(request.limits.threads),
-        }
+        request = msgspec.structs.replace(request, spawned_us=monotonic_us())
+        request_path.write_bytes(msgspec.json.encode(request))
+        command = [sys.executable, "-m", f"{__package__}.child", str(request_path)]
+        threads = {"OMP_NUM_THREADS": str(request.limits.threads)}
         started_s = time.monotonic()
         with (folder / LOG_NAME).open("wb") as log:
             process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                group.command(command),
+                env={**os.environ, **group.environment(), **threads},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
             )
             try:
                 in_time = _wait(process, folder, started_s + timeout_s, on_progress)
@@ -77,11 +78,11 @@ def run_child(
                 process.kill()
                 process.wait()
         duration_s = time.monotonic() - started_s
-        held = holder.seen()
+        counters = group.counters()
     finally:
-        holder.remove()
-    status, outcome = _judge(process.returncode, in_time, held, folder, timeout_s)
-    return Ended(status=status, outcome=outcome, held=held, duration_s=duration_s)
+        group.remove()
+    status, outcome = _judge(process.returncode, in_time, counters, folder, timeout_s)
+    return ChildEnd(status=status, outcome=outcome, group=counters, duration_s=duration_s)
 
 
 def _wait(
@@ -90,6 +91,7 @@ def _wait(
     deadline_s: float,
     on_progress: Callable[[int], None],
 ) -> bool:
+    """Whether the process ended in time."""
     progress = folder / PROGRESS_NAME
     while True:
         try:
@@ -105,24 +107,24 @@ def _wait(
 
 
 def _judge(
-    code: int, in_time: bool, held: MemoryHeld, folder: Path, timeout_s: float
-) -> tuple[Status, Outcome]:
+    code: int, in_time: bool, group: GroupCounters, folder: Path, timeout_s: float
+) -> tuple[Status, ChildOutcome]:
     path = folder / OUTCOME_NAME
     if not in_time:
-        return "timed out", Outcome(
-            error=f"it was not done after {timeout_s:.0f} s; --cell-timeout gives more"
+        return "timed out", ChildOutcome(
+            error=f"it was not done after {timeout_s:.0f} s; raise --cell-timeout"
         )
     if code == 0 and path.exists():
-        outcome = msgspec.json.decode(path.read_bytes(), type=Outcome)
+        outcome = msgspec.json.decode(path.read_bytes(), type=ChildOutcome)
         if "MemoryError" in outcome.error:
             return "out of memory", outcome
         return ("failed" if outcome.error else "ok"), outcome
-    if held.oom_kills:
-        return "out of memory", Outcome(
-            error=f"the kernel killed it at its limit of {held.limit_bytes} bytes"
+    if group.oom_kills:
+        return "out of memory", ChildOutcome(
+            error=f"the kernel killed it at its limit of {group.limit_bytes} bytes"
         )
     if code == ENTER_FAILED:
-        return "failed", Outcome(error="it could not enter its cgroup", is_bug=True)
+        return "failed", ChildOutcome(error="it could not enter its cgroup", is_bug=True)
     log = (folder / LOG_NAME).read_bytes()[-LOG_SHOWN_BYTES:].decode(errors="replace").strip()
     by = f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
-    return "failed", Outcome(error=f"it ended with {by}: {log or 'it said nothing'}", is_bug=True)
+    return "failed", ChildOutcome(error=f"it ended with {by}: {log or 'no output'}", is_bug=True)

@@ -1,6 +1,4 @@
-"""Where the questions of a run come from: files of vectors, less what a grown set was fitted
-with.
-"""
+"""The questions of `carpool bench search`: vectors out of files, distinct, in a seeded order."""
 
 from __future__ import annotations
 
@@ -10,68 +8,49 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from bench.baselines.contestant import Float32
 from bench.data.evaluation import DATA_VARIABLE, find_data, read_vectors
 from bench.data.grown.fitted import fitted_count
-from bench.retrieval.contestant import Float32
 from carpool.errors import ConfigError
 
 DATA_QUESTIONS = ("queries-hotpotqa", "queries-nq")
-"""Whose vectors are asked where --questions names none."""
+"""Questions that are asked where --questions names none."""
 
 
-class QuestionFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of questions. `left_out`: the last of its `rows`, which a grown set was fitted with
-    and is never asked.
-    """
+class QuestionVectors(msgspec.Struct, frozen=True, kw_only=True):
+    """Questions that may be asked of an index: `vectors` (n, dim) float32, row-normalised.
 
-    name: str
-    rows: int
-    left_out: int
-
-
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be asked of an index: `vectors` (n, dim) float32, row-normalised, and the files that
-    they are from.
+    `left_out`: how many others chose the spread of a grown set, and are never asked.
     """
 
     vectors: Float32
-    files: tuple[QuestionFile, ...]
-
-    @property
-    def left_out(self) -> int:
-        """Rows that are never asked."""
-        return sum(file.left_out for file in self.files)
+    left_out: int
 
 
-def read_asked(paths: Sequence[Path]) -> Asked:
-    """Returns the questions of some files, one after the other. Raises `ConfigError` where one
-    cannot be read.
-    """
+def read_question_vectors(paths: Sequence[Path]) -> QuestionVectors:
+    """Returns the questions of some files, joined. Raises `ConfigError` for a bad file."""
     vectors: list[Float32] = []
-    files: list[QuestionFile] = []
+    left_out = 0
     for path in paths:
         rows = read_vectors(path)
-        left_out = fitted_count(path, len(rows))
-        vectors.append(rows[: len(rows) - left_out])
-        files.append(
-            QuestionFile(name=f"{path.parent.name}/{path.name}", rows=len(rows), left_out=left_out)
-        )
+        fitted = fitted_count(path, len(rows))
+        vectors.append(rows[: len(rows) - fitted])
+        left_out += fitted
     if len({rows.shape[1] for rows in vectors}) > 1:
         raise ConfigError(
             f"the questions in {', '.join(map(str, paths))} are of different dimensions: name one "
             "model's"
         )
-    return Asked(vectors=np.concatenate(vectors), files=tuple(files))
+    return QuestionVectors(vectors=np.concatenate(vectors), left_out=left_out)
 
 
 def question_paths(
     questions: Sequence[Path], indexes: int, data: Path | None, environ: Mapping[str, str]
 ) -> list[list[Path]]:
-    """Returns the files to ask, once for all or once for each of `indexes`. `questions` given,
-    those; else those of the data.
+    """Returns the files to ask: one list for all indexes, or one list for each of them.
 
-    Raises `ConfigError` where they are not there, or are neither one nor as many as there are
-    indexes.
+    Without `questions` they are those of the evaluation data. Raises `ConfigError` where a file is
+    missing, or their number does not fit.
     """
     if questions:
         for path in questions:
@@ -93,3 +72,27 @@ def question_paths(
         )
     found = find_data(data, environ)
     return [[found.vectors_path(name) for name in DATA_QUESTIONS]]
+
+
+def choose_questions(asked: QuestionVectors, dimension: int, count: int, seed: int) -> Float32:
+    """Returns `count` distinct questions in the random order of a seed: (count, dim) float32.
+
+    Raises `ConfigError` where the dimension differs, or there are fewer than `count`.
+    """
+    vectors = asked.vectors
+    if vectors.ndim != 2 or vectors.shape[1] != dimension:
+        raise ConfigError(
+            f"the questions have vectors of shape {vectors.shape}, and the index is of dimension "
+            f"{dimension}: another model made them. Give --questions the vectors of the model that "
+            "the index was built with"
+        )
+    _, first = np.unique(vectors, axis=0, return_index=True)
+    if len(first) < count:
+        raise ConfigError(
+            f"there are {len(first)} distinct questions (and {asked.left_out} that chose the "
+            f"spread of a grown set, which are never asked), and --queries asks for {count}: a "
+            "question asked twice finds its clusters in memory. Ask for fewer, or name a file of "
+            "more with --questions"
+        )
+    order = np.random.default_rng(seed).permutation(np.sort(first))[:count]
+    return np.ascontiguousarray(vectors[order])

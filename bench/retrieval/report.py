@@ -1,188 +1,154 @@
-"""The report of `carpool bench search`: one JSON with all that a figure depends on, and a table for
-people.
-"""
+"""Promises and tables of `carpool bench search`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.core.machine import DataFile, Machine, Revision
+from bench.baselines.registry import ENTRIES
 from bench.core.spread import Range
-from bench.retrieval.cells import Cell, Line
-from bench.retrieval.questions import QuestionFile
-from bench.retrieval.summary import Row, Summary
-from carpool.errors import ConfigError
+from bench.retrieval.cells import Cell, SearchCells
+from bench.retrieval.plan import SearchPlan
+from bench.retrieval.summary import SearchRow, SearchSummary
 
-SCHEMA_VERSION = 1
-REPORT_NAME = "report.json"
 MB = 1e6
-HELD_TO_STATIC = "carpool"
-"""The contestant that a promise compares with the best fixed set, on wish."""
-MEASURED_OR_SPENT = ("ok", "out of memory", "timed out")
+MEASURED_OR_LIMITED = ("ok", "out of memory", "timed out")
 
 
 class IndexSearched(msgspec.Struct, frozen=True, kw_only=True):
-    """An index of a run. `seeds`: those that it stands for; `budget_bytes`: what a process was
-    limited to, or what its cache was, and what the static oracle kept (None: in other reports).
-    """
+    """An index of a run. `budget_bytes`: the limit, and what the static oracle kept."""
 
     dir_name: str
-    seeds: tuple[int, ...]
     index_version: str
-    format: str
     row_count: int
     dimension: int
     nlist: int
     vectors_bytes: int
     clusters_bytes: int
-    budget_bytes: int | None = None
+    budget_bytes: int
     embedding_model: str
 
 
-class SearchReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and where it ran. `is_memory_held`: whether the kernel held every contestant to its
-    limit. `revision`: of the source when it ended; each cell has its own, and `revisions` all of
-    them, of which there should be one.
-    """
+class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of a report. `left_out`: questions that were never asked."""
 
-    schema_version: int
-    benchmark: str
-    command: list[str]
-    started: str
-    duration_s: float
-    machine: Machine
-    revision: Revision | None
-    revisions: tuple[str, ...]
-    data: tuple[DataFile, ...]
-    questions: tuple[QuestionFile, ...]
+    is_memory_limited: bool
+    left_out: int
     indexes: tuple[IndexSearched, ...]
-    settings: dict[str, Any]
-    is_memory_held: bool
-    promises: dict[str, bool]
-    summary: Summary
-    lines: list[Line]
-
-    @property
-    def holds(self) -> bool:
-        """Whether every promise held."""
-        return all(self.promises.values())
+    summary: SearchSummary
+    cells: SearchCells
 
 
-def promises_of(
-    summary: Summary, lines: Sequence[Line], static_max: float | None = None
-) -> dict[str, bool]:
-    """Returns what a run promises, and whether it held. Want of memory or time breaks nothing: it
-    is a result, as long as there is another one.
+def list_contestants(console: Console) -> None:
+    """Prints who can take part."""
+    table = Table("contestant", "ids", "--memory", "--cache", "what it is", title="Contestants")
+    for entry in ENTRIES.values():
+        table.add_row(
+            entry.name,
+            "exact" if entry.is_exact else "approximate",
+            "limited" if entry.is_limited else "no limit",
+            "limited" if entry.has_cache_budget else "takes no part",
+            entry.summary,
+        )
+    console.print(table)
 
-    `static_max`: `carpool` reads at most so many times the static oracle's bytes, the median of the
-    seeds at each window size; there it must have results.
+
+def promises_of(summary: SearchSummary, cells: Sequence[Cell]) -> dict[str, bool]:
+    """Returns the promises of a run, and whether each was kept.
+
+    Running out of memory or time breaks none: it is a result, as long as there is another one.
     """
     measured = [row for row in summary.rows if not row.is_computed]
-    cells = [line for line in lines if isinstance(line, Cell)]
-    promises = {
+    return {
         "bytes by the kernel agree within 2 % or 4 MiB with the own count of each contestant that "
         "counts": all(row.bytes_agree for row in measured),
         "ids of exact contestants equal FAISS IVF-Flat's, but for equal scores": all(
             row.agreement is None or row.agreement["different"] == 0 for row in measured
         ),
-        "no contestant failed, but for want of memory or time": not any(
-            cell.is_bug or cell.status not in MEASURED_OR_SPENT for cell in cells
+        "no contestant failed, but for lack of memory or time": not any(
+            cell.is_bug or cell.status not in MEASURED_OR_LIMITED for cell in cells
         ),
         "something was measured": any(cell.status == "ok" for cell in cells),
     }
-    for row in measured:
-        if static_max is not None and row.contestant == HELD_TO_STATIC:
-            ratio = row.to_oracles.get("oracle-static", {}).get("bytes_read")
-            found = "no result" if ratio is None else _range(ratio, 1, 3)
-            text = (
-                f"{row.contestant} reads {found} times the best fixed set's bytes, at most "
-                f"{static_max:g}"
-            )
-            promises[f"windows of {row.window}: {text}"] = (
-                ratio is not None and ratio.median <= static_max
-            )
-    return promises
 
 
-def write_json(report: SearchReport, path: Path) -> None:
-    """Writes the report. Raises `ConfigError` where it cannot be written."""
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; give another --out") from error
-
-
-def print_summary(console: Console, summary: Summary) -> None:
-    """Prints two tables for each window size: medians over seeds, with the range where there are
-    several.
-    """
+def print_summary(console: Console, summary: SearchSummary) -> None:
+    """Prints two tables for each window size: medians over seeds, with the range."""
     for window in dict.fromkeys(row.window for row in summary.rows):
         rows = [row for row in summary.rows if row.window == window]
-        disk, spread = summary.disk_bytes_per_s.get(window), summary.spread_bytes_per_s.get(window)
-        titles = {
-            "speed": f"Windows of {window}: cold, closed loop",
-            "bytes": f"Windows of {window}: bytes"
-            + (f"; the disk reads {_range(disk, 1e9, 2)} GB/s" if disk else "")
-            + (f", {_range(spread, 1e9, 2)} into as much memory as the cache" if spread else ""),
-        }
-        for kind, columns in (("speed", speed_columns), ("bytes", bytes_columns)):
-            table = Table(title=titles[kind])
+        disk = summary.disk_bytes_per_s.get(window)
+        disk_words = f"; the disk reads {_range(disk, 1e9, 2)} GB/s" if disk else ""
+        for title, columns in (
+            (f"Windows of {window}: cold, closed loop", speed_columns),
+            (f"Windows of {window}: bytes{disk_words}", bytes_columns),
+        ):
+            table = Table(title=title)
             for heading in columns(rows[0]):
-                is_name = heading == "contestant"
-                table.add_column(
-                    heading, justify="left" if is_name else "right", no_wrap=True, overflow="fold"
-                )
+                justify = "left" if heading == "contestant" else "right"
+                table.add_column(heading, justify=justify, no_wrap=True, overflow="fold")  # type: ignore[arg-type]
             for row in rows:
                 table.add_row(*columns(row).values(), style="dim" if row.is_computed else "")
             console.print(table)
         for row in rows:
             for failure in row.failures:
-                console.print(
-                    f"{row.contestant}, {failure}",
-                    style="yellow",
-                    markup=False,
-                    highlight=False,
-                    soft_wrap=True,
-                )
-    console.print(
+                _line(console, f"{row.contestant}, {failure}", "yellow")
+    _line(
+        console,
         f"x: against {summary.baseline}, paired by seed. [lowest, highest] over seeds. computed: "
         "nothing was read",
-        style="dim",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        "dim",
     )
 
 
-def speed_columns(row: Row) -> dict[str, str]:
+def print_remarks(console: Console, results: SearchResults, plan: SearchPlan) -> None:
+    """Prints what a reader of the tables must also know."""
+    if not results.is_memory_limited:
+        if plan.cache_share is None:
+            text = "no process was limited: contestants took any memory (--memory-held-by none)"
+        else:
+            budgets = {f"{index.budget_bytes / 1e6:,.1f} MB" for index in results.indexes}
+            text = (
+                "no process was limited: each cache, reads in flight included, had "
+                f"{plan.cache_share:.1%} of the clusters' bytes ({', '.join(sorted(budgets))})"
+            )
+        _line(console, text, "yellow")
+    if len(plan.indexes) == 1 and plan.seeds > 1:
+        _line(
+            console,
+            "seeds differ in the order of arrival only: give --index once for each seed to vary "
+            "data and training",
+            "yellow",
+        )
+    if results.left_out:
+        _line(
+            console,
+            f"never asked, because they chose the spread of grown sets: {results.left_out} "
+            "questions",
+            "yellow",
+        )
+
+
+def speed_columns(row: SearchRow) -> dict[str, str]:
     """Returns heading and cell of the first table."""
     figures = row.figures
     return {
         "contestant": _name(row),
         "queries/s": _range(figures.get("queries_per_s"), 1, 1),
         "x": _range(row.to_baseline.get("queries_per_s"), 1, 2),
-        "p50 ms": _middle(figures.get("p50_ms")),
-        "p99 ms": _middle(figures.get("p99_ms")),
-        "held/s": held_rate(row),
-        "first s": _middle(figures.get("first_answer_s")),
-        "CPU ms": _middle(figures.get("cpu_ms_a_query")),
-        "same, tied, differ": _exact(row),
+        "p50 ms": _median(figures.get("p50_ms")),
+        "p99 ms": _median(figures.get("p99_ms")),
+        "first s": _median(figures.get("first_answer_s")),
+        "CPU ms": _median(figures.get("cpu_ms_a_query")),
+        "same, tied, differ": _verdicts(row),
     }
 
 
-def bytes_columns(row: Row) -> dict[str, str]:
+def bytes_columns(row: SearchRow) -> dict[str, str]:
     """Returns heading and cell of the second table."""
     figures = row.figures
-    shares = [
-        _range(figures.get(name), 0.01, 0)
-        for name in ("disk_share", "disk_share_busy", "disk_share_spread")
-    ]
     return {
         "contestant": _name(row),
         "MB a query": _range(figures.get("bytes_a_query"), MB, 2),
@@ -190,68 +156,42 @@ def bytes_columns(row: Row) -> dict[str, str]:
         "x window": _range(row.to_oracles.get("oracle-window", {}).get("bytes_read"), 1, 2),
         "x static": _range(row.to_oracles.get("oracle-static", {}).get("bytes_read"), 1, 2),
         "own count": _own_count(row),
-        "disk %": shares[0],
-        "busy %": shares[1],
-        "spread %": shares[2],
+        "disk %": _range(figures.get("disk_share"), 0.01, 0),
+        "busy %": _range(figures.get("disk_share_busy"), 0.01, 0),
         "loading MB": _range(figures.get("loading_bytes"), MB, 0),
         "peak MB": _range(figures.get("peak_bytes"), MB, 0),
     }
 
 
-def remarks(report: SearchReport) -> list[str]:
-    """Returns what a reader of the tables must know besides: questions left out or asked again, and
-    more than one revision.
-    """
-    found = []
-    if left_out := sum(file.left_out for file in report.questions):
-        names = ", ".join(
-            f"{file.left_out} of {file.name}" for file in report.questions if file.left_out
-        )
-        found.append(
-            f"never asked, since grown sets were fitted with them: {left_out} questions ({names})"
-        )
-    opened = [
-        line.measured.open_loop for line in report.lines if isinstance(line, Cell) and line.measured
+def cell_line(cell: Cell) -> str:
+    """Returns a cell in one line."""
+    head = f"seed {cell.seed}, windows of {cell.window}, {cell.contestant}: "
+    if cell.figures is None:
+        return f"{head}{cell.status}: {cell.error}"
+    closed = cell.figures.closed
+    words = [
+        f"{closed.queries_per_s:,.1f} queries/s",
+        f"p99 {closed.latency_ms.p99:,.1f} ms",
+        f"{closed.usage.kernel_read_bytes / closed.queries / 1e6:,.2f} MB a query",
+        f"first answer {cell.figures.first_answer_us / 1e6:.1f} s",
     ]
-    tries = [tried for loop in opened if loop is not None for tried in loop.tries]
-    if again := sum(tried.reused > 0 for tried in tries):
-        found.append(
-            f"{again} of {len(tries)} rates of the open loop asked questions that the closed loop "
-            "or an earlier rate had asked: "
-            "nobody keeps results, but clusters may be warm. A larger file of questions avoids it"
-        )
-    if len(report.revisions) > 1:
-        found.append(
-            f"CELLS COME FROM {len(report.revisions)} REVISIONS OF THE SOURCE "
-            f"({', '.join(report.revisions)}): ratios between them compare code, too"
-        )
-        found += [
-            f"windows of {row.window}, {row.contestant}: {', '.join(row.revisions)}"
-            for row in report.summary.rows
-            if row.revisions
-        ]
-    elif any("modified" in revision for revision in report.revisions):
-        found.append(f"the source differed from its commit: {report.revisions[0]}")
-    return found
+    if cell.agreement is not None:
+        counts = cell.agreement
+        words.append(f"{counts.same} same, {counts.tied} tied, {counts.different} different")
+    if not cell.bytes_agree:
+        words.append("BYTES DISAGREE")
+    return head + ", ".join(words)
 
 
-def _name(row: Row) -> str:
+def _line(console: Console, text: str, style: str) -> None:
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _name(row: SearchRow) -> str:
     return row.contestant + (" (computed)" if row.is_computed else "")
 
 
-def held_rate(row: Row) -> str:
-    """Returns the highest rate that held the latency target, `below N` where none did, `-` where
-    none was sought.
-    """
-    held, failed = row.figures.get("rate_held_per_s"), row.figures.get("rate_failed_per_s")
-    if held is None:
-        return "-"
-    if not held.max and failed is not None:
-        return f"below {failed.median:.3g}"
-    return _range(held, 1, 0)
-
-
-def _own_count(row: Row) -> str:
+def _own_count(row: SearchRow) -> str:
     if not row.bytes_agree:
         return "disagrees"
     if row.is_computed or not row.seeds:
@@ -259,14 +199,13 @@ def _own_count(row: Row) -> str:
     return "agrees" if row.counts_bytes else "not counted"
 
 
-def _exact(row: Row) -> str:
+def _verdicts(row: SearchRow) -> str:
     if row.agreement is None:
         return "-"
-    same, tied, different = (row.agreement[verdict] for verdict in ("same", "tied", "different"))
-    return f"{same}, {tied}, {different}"
+    return ", ".join(str(row.agreement[verdict]) for verdict in ("same", "tied", "different"))
 
 
-def _middle(found: Range | None) -> str:
+def _median(found: Range | None) -> str:
     return "-" if found is None else f"{found.median:,.1f}"
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from bench.baselines.published import SIMILARITY_MIN
 from bench.baselines.read_planner import PrefetchMode
-from bench.retrieval.contestants.cagr import SIMILARITY_MIN
 from bench.simulator.trace import Clusters, Window
 from grouper.plan.grouping import grouping_policy
 from grouper.plan.order import group_order

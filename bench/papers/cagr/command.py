@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.machine import data_file, program, this_machine, this_revision
+from bench.core.report import IndexFacts
 from bench.data.evaluation import EvaluationData, find_data
 from bench.papers.cagr.draw import draw
 from bench.papers.cagr.outcome import SCHEMA_VERSION, Run
@@ -33,7 +34,6 @@ from bench.papers.cagr.report import (
 )
 from bench.papers.cagr.run import Tell, make_run
 from bench.papers.cagr.stated import STATED
-from bench.retrieval.report import IndexSearched
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex, open_index
 from carpool.embedding import Embedder, EmbeddingSettings, load_embedder
@@ -187,18 +187,15 @@ def _embedder(index: OpenIndex, model: str | None) -> Embedder:
     return embedder
 
 
-def _searched(index: OpenIndex) -> IndexSearched:
+def _searched(index: OpenIndex) -> IndexFacts:
     manifest = index.manifest
-    return IndexSearched(
-        dir_name=index.dir.name,
-        seeds=(0,),
+    return IndexFacts(
         index_version=manifest.index_version,
-        format=manifest.format,
         row_count=manifest.row_count,
         dimension=manifest.dimension,
         nlist=manifest.nlist,
-        vectors_bytes=manifest.row_count * index.layout.row_bytes,
-        clusters_bytes=sum(extent.size_bytes for extent in index.extents),
+        nprobe_default=manifest.nprobe_default,
+        segment_bytes=sum(extent.size_bytes for extent in index.extents),
         embedding_model=manifest.embedding_model_name,
     )
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from bench.data.oracles import Int32
 from bench.papers.cagr.plan import Dataset, PaperSettings
-from bench.retrieval.contestant import Int32
 from grouper.plan.grouping import grouping_policy
 from grouper.plan.jaccard import jaccard_matrix
 from grouper.plan.order import group_order

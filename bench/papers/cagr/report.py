@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.core.machine import DataFile, Machine, Revision
+from bench.core.report import IndexFacts
 from bench.core.spread import Spread
 from bench.papers.cagr.outcome import SCHEMA_VERSION, Run
 from bench.papers.cagr.overlap import Overlap
 from bench.papers.cagr.plan import RunSpec
 from bench.papers.cagr.stated import STATED
-from bench.retrieval.report import IndexSearched
 from carpool.errors import ConfigError
 
 RUNS_NAME = "runs"
@@ -36,7 +36,7 @@ class FigureReport(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     revision: Revision | None
     data: tuple[DataFile, ...]
-    index: IndexSearched
+    index: IndexFacts
     settings: dict[str, Any]
     stated: tuple[str, ...]
     promises: dict[str, bool]

@@ -1,17 +1,19 @@
-"""A tiny index, questions for it, and contestants' data, for the tests of `carpool bench
-search`.
-"""
+"""A tiny index and questions for it, for the tests of `carpool bench search`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.retrieval.contestant import Dataset
+from bench.baselines.contestant import SearchData
+from bench.data.index_view import open_view
+from bench.retrieval.plan import SearchPlan
 from carpool.clock import SystemClock
+from carpool.disk.centroids import probe
 from carpool.embedding import EmbeddingSettings
 from indexer.build import BuildRequest, build_index
 from indexer.progress import SilentProgress
@@ -20,6 +22,7 @@ from indexer.settings import IndexerConfig, IndexerSettings
 DIMENSION = 16
 ROWS = 400
 NLIST = 8
+QUERIES = 50
 
 
 def unit_rows(rng: np.random.Generator, rows: int, dimension: int = DIMENSION) -> np.ndarray:
@@ -56,38 +59,53 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Dataset:
-    """Queries and probes without an index behind them."""
-    rng = np.random.default_rng(3)
-    probes = np.stack([rng.permutation(NLIST)[:3] for _ in range(50)]).astype(np.int32)
-    return Dataset(
-        index_dir=tmp_path,
-        prepared_dir=tmp_path,
+@pytest.fixture(scope="session")
+def data(tiny_index: Path, tmp_path_factory: pytest.TempPathFactory) -> SearchData:
+    """The tiny index, with 50 queries."""
+    view = open_view(tiny_index)
+    queries = unit_rows(np.random.default_rng(3), QUERIES)
+    return SearchData(
+        index_dir=tiny_index,
+        prepared_dir=tmp_path_factory.mktemp("prepared"),
         dimension=DIMENSION,
         nlist=NLIST,
         row_count=ROWS,
         top_k=5,
-        queries=unit_rows(rng, 50),
-        probes=probes,
+        queries=queries,
+        probes=probe(view.centroids, queries, 3),
     )
 
 
-def cgroups_can_be_made() -> bool:
-    """Whether this process may make memory cgroups."""
-    from bench.retrieval.cgroup import memory_holder
-    from carpool.errors import ConfigError
-
-    try:
-        memory_holder("cgroup", f"carpool-test-{os.getpid()}", None).remove()
-    except ConfigError:
-        return False
-    return True
+def make_plan(folder: Path, index: Path, **wishes: Any) -> SearchPlan:
+    """Returns a plan that takes seconds."""
+    values: dict[str, Any] = {
+        "indexes": (index,),
+        "contestants": ("faiss-memory",),
+        "windows": (10,),
+        "seeds": 1,
+        "queries": 40,
+        "nprobe": 3,
+        "top_k": 5,
+        "memory_share": None if "cache_share" in wishes else 10_000.0,
+        "limited_by": "none",
+        "threads": 1,
+        "timeout_s": 60.0,
+        "baseline": "faiss-memory",
+        "work": folder / "work",
+        "empty_page_cache": False,  # not of the machine that other tests run on
+        "disk_s": 0.02,
+    }
+    return SearchPlan(**{**values, **wishes})
 
 
 @pytest.fixture(scope="session")
-def held_by() -> str:
-    """`cgroup`; skips where they cannot be made."""
-    if not cgroups_can_be_made():
+def cgroups() -> str:
+    """`cgroup`; skips where none can be made."""
+    from bench.retrieval.cgroup import memory_group
+    from carpool.errors import ConfigError
+
+    try:
+        memory_group("cgroup", f"carpool-test-{os.getpid()}", None).remove()
+    except ConfigError:
         pytest.skip("memory cgroups cannot be made here (needs root)")
     return "cgroup"

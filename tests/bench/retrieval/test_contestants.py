@@ -1,144 +1,165 @@
-"""Every contestant of our own on a tiny index, in one process each: exact, and honest about what it
-read.
-"""
+"""Every contestant finds what scoring every probed row finds."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+import importlib.util
+import os
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from bench.retrieval.arrivals import ClosedLoop
-from bench.retrieval.blocks import Run, Tell
-from bench.retrieval.cells import Cell
-from bench.retrieval.contestant import Dataset, Limits
-from bench.retrieval.contestants.cagr import GroupedExecutor
-from bench.retrieval.plan import Plan
-from bench.retrieval.questions import read_asked
-from bench.retrieval.registry import ENTRIES, entry
-from grouper.plan.grouping import PolicyName, grouping_policy
-from grouper.plan.order import group_order
-from schemas.record import ClusterId
-from searcher.executor import Search, SearchGroup
+from bench.baselines.carpool import GROWTH_BYTES, CarpoolSearch, cache_budget
+from bench.baselines.contestant import Contestant, FoundRows, Limits, SearchData
+from bench.baselines.lancedb import INDEX_CACHE_BYTES_MIN, LanceDb, index_cache_bytes
+from bench.baselines.published import Grouping, PublishedSearch
+from bench.baselines.registry import ENTRIES, chosen_names
+from bench.core.memory import memory_of
+from bench.data.index_view import open_view
+from bench.retrieval.measure import windows_of
+from carpool.errors import ConfigError
 
-OURS = tuple(name for name in ENTRIES if name.startswith(("edgerag", "cagr-", "carpool")))
-IN_CHILDREN = ("cagr-best-greedy", "carpool")
+UNLIMITED = Limits(memory_bytes=None, threads=1, window=7)
+OURS = [name for name, entry in ENTRIES.items() if entry.has_cache_budget]
+HAS_LANCE = all(importlib.util.find_spec(name) for name in ("lancedb", "lance"))
 
 
-class Joined:
-    """An executor that only keeps what joins."""
-
-    def __init__(self) -> None:
-        self.groups: list[SearchGroup] = []
-
-    def join(self, group: SearchGroup) -> None:
-        self.groups.append(group)
-
-
-def window(*clusters: tuple[int, ...]) -> SearchGroup:
-    searches = tuple(
-        Search(
-            key=key, vector=np.zeros(4, np.float32), clusters=tuple(map(ClusterId, wanted)), top_k=1
-        )
-        for key, wanted in enumerate(clusters)
-    )
-    return SearchGroup(searches=searches, window=7)
+def search_all(contestant: Contestant, data: SearchData, window: int) -> list[list[int]]:
+    found: dict[int, FoundRows] = {}
+    for asked in windows_of(data, window):
+        for result in contestant.search(asked):
+            assert result.number not in found
+            found[result.number] = result
+    return [found[number].rows.tolist() for number in range(len(data.queries))]
 
 
-@pytest.mark.parametrize(
-    ("policy", "groups"),
-    [
-        # 0 and 1 share half, 1 and 2 share half, 0 and 2 nothing: a chain for Algorithm 1, not for
-        # Eq. 3.
-        ("greedy", [[0, 1, 2], [3]]),
-        ("agglomerative", [[0, 1], [2], [3]]),
-        ("per_query", [[0], [1], [2], [3]]),
-    ],
-)
-def test_a_window_is_cut_into_groups_that_know_the_next_query(
-    policy: PolicyName, groups: list[list[int]]
-) -> None:
-    asked = window((0, 1, 2), (1, 2, 3), (2, 3, 4), (9, 8, 7))
-    joined = Joined()
-    chosen = grouping_policy(policy, jaccard_similarity_min=0.5, linkage="complete")
-    GroupedExecutor(joined, chosen, group_order("arrival")).join(asked)  # type: ignore[arg-type]
-    assert [[search.key for search in group.searches] for group in joined.groups] == groups
-    following = [asked.searches[members[0]].clusters for members in groups[1:]]
-    assert [group.next_query for group in joined.groups] == [*following, ()]
-    assert {group.window for group in joined.groups} == {7}
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_it_finds_what_scoring_every_probed_row_finds(
-    name: str, tiny_index: Path, dataset: Dataset
-) -> None:
-    from bench.retrieval.dataset import open_view
-
-    vectors = np.empty((dataset.row_count, dataset.dimension), np.float32)
-    cluster_of = np.empty(dataset.row_count, np.int64)
-    for cluster in open_view(tiny_index).clusters():
+def expected(data: SearchData) -> list[list[int]]:
+    """The best rows of the probed clusters, one query after the other."""
+    vectors = np.empty((data.row_count, data.dimension), np.float32)
+    cluster_of = np.empty(data.row_count, np.int64)
+    for cluster in open_view(data.index_dir).clusters():
         vectors[cluster.rows], cluster_of[cluster.rows] = cluster.vectors, cluster.cluster
-    contestant = entry(name).make()
-    contestant.open(
-        replace(dataset, index_dir=tiny_index), Limits(memory_bytes=None, threads=1, window=7)
-    )
-    found: dict[int, list[int]] = {}
+    best = []
+    for query, probes in zip(data.queries, data.probes, strict=True):
+        scores = np.where(np.isin(cluster_of, probes), vectors @ query, -np.inf)
+        best.append(np.argsort(-scores, kind="stable")[: data.top_k].tolist())
+    return best
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_it_finds_what_scoring_every_probed_row_finds(name: str, data: SearchData) -> None:
+    entry = ENTRIES[name]
+    if name.startswith("lancedb") and not HAS_LANCE:
+        pytest.skip("LanceDB is not installed (pip install 'carpool[bench]')")
+    if entry.preparation is not None:
+        folder = data.prepared_dir / entry.preparation.name
+        if not folder.exists():
+            folder.mkdir()
+            entry.preparation.make(data, folder)
+    contestant = entry.make()
+    contestant.open(data, UNLIMITED)
     try:
-        for _ in range(2):  # the second time what was read is there
-            found.clear()
-            loop = ClosedLoop(dataset, range(50), window=7)
-            for result in contestant.run(loop):
-                assert result.is_final
-                loop.answered(result.query)
-                found[result.query] = result.ids.tolist()
+        found = [search_all(contestant, data, 7) for _ in range(2)]
         counters = contestant.counters()
     finally:
         contestant.close()
-    for number in range(50):
-        scores = np.where(
-            np.isin(cluster_of, dataset.probes[number]), vectors @ dataset.queries[number], -np.inf
-        )
-        assert found[number] == np.argsort(-scores, kind="stable")[: dataset.top_k].tolist()
-    once = sum(open_view(tiny_index).cluster_bytes)  # all fits
-    assert counters.bytes_read == once
-    assert counters.cache_misses
-    assert counters.cache_hits
+    assert found[0] == found[1]
+    best = expected(data)
+    if entry.is_exact:
+        assert found[0] == best
+    else:  # codes of one bit, with most rows re-ranked
+        shared = [len(set(one) & set(other)) for one, other in zip(found[0], best, strict=True)]
+        assert np.mean(shared) > 0.97 * data.top_k
+    if entry.has_cache_budget:  # everything fits, so it is read once
+        assert counters.bytes_read == open_view(data.index_dir).clusters_bytes
+        assert counters.cache_hits
+        assert counters.cache_misses
 
 
-@pytest.mark.slow
-def test_in_processes_of_their_own_they_agree_with_faiss_and_with_the_kernel(
-    tmp_path: Path, tiny_index: Path, questions: Path
+@pytest.mark.parametrize("name", OURS)
+def test_a_cache_keeps_its_budget(name: str, data: SearchData) -> None:
+    budget_bytes = open_view(data.index_dir).clusters_bytes // 2
+    contestant = ENTRIES[name].make()
+    contestant.open(data, Limits(memory_bytes=None, threads=1, window=7, cache_bytes=budget_bytes))
+    try:
+        assert search_all(contestant, data, 7) == expected(data)
+        counters = contestant.counters()
+    finally:
+        contestant.close()
+    assert counters.cache_bytes is not None
+    assert counters.cache_bytes <= budget_bytes
+    assert counters.bytes_read is not None
+    assert counters.bytes_read > open_view(data.index_dir).clusters_bytes
+
+
+@pytest.mark.parametrize(
+    ("grouping", "sizes"),
+    [("greedy", [3, 1]), ("agglomerative", [2, 1, 1]), ("per_query", [1, 1, 1, 1])],
+)
+def test_a_window_is_cut_into_groups_that_know_the_next_query(
+    data: SearchData, grouping: Grouping, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = Plan(
-        indexes=(tiny_index,),
-        contestants=IN_CHILDREN,
-        windows=(10,),
-        seeds=1,
-        queries=60,
-        nprobe=3,
-        top_k=5,
-        memory_share=20_000.0,
-        held_by="none",
-        threads=1,
-        open_loop=None,
-        timeout_s=60.0,
-        out=tmp_path / "out",
-        work=tmp_path / "work",
-        empty_page_cache=False,
-        disk_s=0.02,
+    # 0 and 1 share half, 1 and 2 share half, 0 and 2 a fifth: a chain for Algorithm 1 only.
+    probes = np.array([[0, 1, 2], [1, 2, 3], [2, 3, 4], [5, 6, 7]], dtype=np.int32)
+    asked = SearchData(**{**vars(data), "queries": data.queries[:4].copy(), "probes": probes})
+    joined = []
+    contestant = PublishedSearch(grouping=grouping, prefetch="none")
+    contestant.open(asked, UNLIMITED)
+    try:
+        thread = contestant._thread
+        assert thread is not None
+        join = thread.join
+        monkeypatch.setattr(thread, "join", lambda group: (joined.append(group), join(group)))
+        search_all(contestant, asked, 4)
+    finally:
+        contestant.close()
+    assert [len(group.searches) for group in joined] == sizes
+    following = [group.searches[0].clusters for group in joined[1:]]
+    assert [group.next_query for group in joined] == [*following, ()]
+
+
+def test_the_budget_is_the_caches_own_or_what_the_process_leaves() -> None:
+    limits = Limits(memory_bytes=1 << 40, threads=1, window=1, cache_bytes=5)
+    assert cache_budget(limits, 1000) == 5
+    assert cache_budget(Limits(memory_bytes=None, threads=1, window=1), 1000) == 2000
+    limit = memory_of(os.getpid()).resident_bytes + GROWTH_BYTES + (1 << 30)
+    budget = cache_budget(Limits(memory_bytes=limit, threads=1, window=1), 1 << 40)
+    assert 0 < budget < 1 << 31
+    with pytest.raises(ConfigError, match="hold no cluster"):
+        cache_budget(Limits(memory_bytes=1 << 20, threads=1, window=1), 1000)
+
+
+def test_only_contestants_that_say_so_use_the_horizon(data: SearchData) -> None:
+    window = next(windows_of(data, 7))
+    for uses_horizon in (True, False):
+        (group,) = CarpoolSearch(uses_horizon=uses_horizon)._groups(window)
+        assert bool(group.horizon) is uses_horizon
+
+
+def test_lancedb_says_what_to_install(data: SearchData, without_lance: None) -> None:
+    with pytest.raises(ConfigError, match=r"lancedb is not installed.*carpool\[bench\]"):
+        LanceDb(kind="IVF_FLAT", batched=False).open(data, UNLIMITED)
+
+
+@pytest.fixture
+def without_lance(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a machine where the package is not installed: Python then refuses the import."""
+    monkeypatch.setitem(__import__("sys").modules, "lancedb", None)
+    yield
+
+
+def test_the_cache_of_lancedb_takes_what_the_limit_leaves() -> None:
+    assert index_cache_bytes(1 << 30) - index_cache_bytes(1 << 29) == 1 << 29
+    assert index_cache_bytes(100 << 20) == INDEX_CACHE_BYTES_MIN
+
+
+def test_contestants_are_chosen_by_name() -> None:
+    assert chosen_names(None) == tuple(ENTRIES)
+    assert set(chosen_names(None, with_cache_budget=True)) == set(OURS)
+    assert chosen_names("faiss-ondisk, cagr-literal-*") == (
+        "faiss-ondisk",
+        "cagr-literal-greedy",
+        "cagr-literal-agglomerative",
     )
-    plan.out.mkdir()
-    cells = [
-        line
-        for line in Run(plan, [read_asked([questions])], Tell()).run()
-        if isinstance(line, Cell)
-    ]
-    assert {cell.contestant: (cell.status, cell.error) for cell in cells} == dict.fromkeys(
-        IN_CHILDREN, ("ok", "")
-    )
-    for cell in cells:
-        assert cell.agreement is not None
-        assert cell.agreement.same + cell.agreement.tied == 60
-        assert cell.bytes_agree
+    with pytest.raises(ConfigError, match="no contestant 'carpol'"):
+        chosen_names("carpol")

@@ -1,36 +1,32 @@
-"""From cells to the tables: what is a median, a ratio, a failure; and the plot."""
+"""The summary and the promises of a run, from cells made by hand."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import msgspec
 import pytest
 from rich.console import Console
 
+from bench.baselines.contestant import ContestantCounters
 from bench.core.agreement import Agreement
-from bench.core.spread import Range, Spread
-from bench.micro.disk import DiskFigures, DiskRate
-from bench.retrieval.cells import Cell, DiskBlock, Line, OracleCell, Status
-from bench.retrieval.contestant import Counters
-from bench.retrieval.measure import ClosedLoopResult, Measured, OpenLoopResult, Usage
-from bench.retrieval.oracles import OracleBytes
-from bench.retrieval.plot import plot_summary
-from bench.retrieval.rates import RateFound
+from bench.core.spread import Spread
+from bench.data.oracles import OracleBytes
+from bench.micro.disk import DiskRate
+from bench.retrieval.cells import Cell, DiskBlock, OracleCell, SearchCells
+from bench.retrieval.measure import ClosedLoopFigures, ContestantFigures, Usage
+from bench.retrieval.processes import Status
 from bench.retrieval.report import print_summary, promises_of
-from bench.retrieval.summary import Summary, disk_rates, summarise
+from bench.retrieval.summary import SearchSummary, disk_rate, summarise
 
 SECOND_US = 1_000_000
 
 
-def usage(*, read_bytes: int, duration_us: int = SECOND_US, own_bytes: int | None = None) -> Usage:
+def usage(read_bytes: int, own_bytes: int | None = None) -> Usage:
     return Usage(
-        duration_us=duration_us,
-        cpu_us=duration_us // 2,
+        duration_us=SECOND_US,
+        cpu_us=SECOND_US // 2,
         kernel_read_bytes=read_bytes,
         disk_read_bytes=None,
-        disk_busy_us=duration_us // 2,
-        own=Counters(bytes_read=own_bytes),
+        disk_busy_us=SECOND_US // 2,
+        own=ContestantCounters(bytes_read=own_bytes),
     )
 
 
@@ -42,104 +38,75 @@ def cell(
     queries_per_s: int = 100,
     own_bytes: int | None = None,
     different: int = 0,
-    held_per_s: float = 0.0,
 ) -> Cell:
-    closed = ClosedLoopResult(
+    closed = ClosedLoopFigures(
         queries=queries_per_s,
         windows=5,
-        drafts=0,
         latency_ms=Spread(count=queries_per_s, mean=2.0, p50=2.0, p99=9.0, max=10.0),
-        usage=usage(read_bytes=read_bytes, own_bytes=own_bytes),
+        usage=usage(read_bytes, own_bytes),
     )
-    measured = Measured(
+    figures = ContestantFigures(
         start_us=SECOND_US,
-        opening=usage(read_bytes=1_000),
+        opening=usage(1_000),
         first_answer_us=3 * SECOND_US,
         closed=closed,
-        open_loop=OpenLoopResult(
-            p99_max_ms=100.0,
-            found=RateFound(held_per_s=held_per_s, failed_per_s=8.0, tries=3),
-            tries=(),
-            is_out_of_time=False,
-        ),
         life_read_bytes=read_bytes,
         anonymous_bytes=5,
     )
+    same = queries_per_s - different
     return Cell(
-        settings_id="s",
         seed=seed,
         window=20,
         contestant=contestant,
         status="ok",
-        measured=measured,
-        agreement=Agreement(
-            same=queries_per_s - different, tied=0, different=different, examples=()
-        ),
+        figures=figures,
+        agreement=Agreement(same=same, tied=0, different=different, examples=()),
     )
 
 
-def figures(*bytes_per_s: int) -> DiskFigures:
+def ended(status: Status, *, is_bug: bool = False, contestant: str = "base") -> Cell:
+    return Cell(
+        seed=2, window=20, contestant=contestant, status=status, error="killed", is_bug=is_bug
+    )
+
+
+def disk(seed: int, *bytes_per_s: int) -> DiskBlock:
     rates = tuple(
         DiskRate(depth=depth, reads=1, bytes_read=rate, duration_us=SECOND_US)
         for depth, rate in enumerate(bytes_per_s)
     )
-    return DiskFigures(rates=rates)
+    return DiskBlock(seed=seed, window=20, rates=rates)
 
 
-def disk(
-    seed: int,
-    *bytes_per_s: int,
-    slices: DiskFigures | None = None,
-    into_cache: DiskFigures | None = None,
-) -> DiskBlock:
-    return DiskBlock(
-        settings_id="s",
-        seed=seed,
-        window=20,
-        figures=figures(*bytes_per_s),
-        slices=slices,
-        spread=into_cache,
-    )
+def oracle(seed: int) -> OracleCell:
+    found = OracleBytes(bytes_read=25_000_000, kept_bytes=0)
+    return OracleCell(seed=seed, window=20, name="oracle-window", queries=100, found=found)
 
 
-def oracle(seed: int, bytes_read: int, name: str = "oracle-window") -> OracleCell:
-    found = OracleBytes(bytes_read=bytes_read, kept_bytes=0)
-    return OracleCell(settings_id="s", seed=seed, window=20, name=name, queries=100, found=found)
-
-
-LINES: list[Line] = [
+CELLS = [
     cell("base", 0, read_bytes=100_000_000, queries_per_s=50),
     cell("base", 1, read_bytes=300_000_000, queries_per_s=100),
-    cell("ours", 0, read_bytes=50_000_000, queries_per_s=200, held_per_s=6.0),
-    cell("ours", 1, read_bytes=100_000_000, queries_per_s=300, held_per_s=7.0),
-    Cell(
-        settings_id="s",
-        seed=2,
-        window=20,
-        contestant="ours",
-        status="out of memory",
-        error="killed",
-    ),
-    oracle(0, 25_000_000),
-    oracle(1, 25_000_000),
-    disk(0, 90_000_000, 100_000_000),
-    disk(0, 50_000_000, slices=figures(200_000_000, 70_000_000)),
-    disk(0, 300_000_000, into_cache=figures(125_000_000, 90_000_000)),
+    cell("ours", 0, read_bytes=50_000_000, queries_per_s=200),
+    cell("ours", 1, read_bytes=100_000_000, queries_per_s=300),
+    ended("out of memory", contestant="ours"),
+]
+DISK = [
+    disk(0, 90_000_000, 200_000_000),
+    disk(0, 90_000_000, 200_000_000),
+    disk(0, 900_000_000, 100_000_000),  # one lucky moment does not count
     disk(1, 200_000_000),
 ]
 
 
-def summary(lines: list[Line]) -> Summary:
-    return summarise(lines, [20], ["base", "ours"], "base")
+def summary(cells: list[Cell]) -> SearchSummary:
+    found = SearchCells(cells=cells, disk=DISK, oracles=[oracle(0), oracle(1)])
+    return summarise(found, [20], ["base", "ours"], "base")
 
 
 def test_figures_are_medians_over_seeds_and_ratios_are_paired() -> None:
-    base, ours, best = summary(LINES).rows
-    assert (ours.contestant, ours.seeds, ours.failures) == (
-        "ours",
-        2,
-        ("seed 2: out of memory: killed",),
-    )
+    base, ours, best = summary(CELLS).rows
+    assert (ours.contestant, ours.seeds) == ("ours", 2)
+    assert ours.failures == ("seed 2: out of memory: killed",)
     assert ours.figures["queries_per_s"].median == 250
     assert (ours.to_baseline["queries_per_s"].min, ours.to_baseline["queries_per_s"].max) == (3, 4)
     assert ours.to_baseline["bytes_read"].median == pytest.approx((1 / 2 + 1 / 3) / 2)
@@ -150,129 +117,45 @@ def test_figures_are_medians_over_seeds_and_ratios_are_paired() -> None:
     assert ours.figures["queries_per_s_with_loading"].max == 300 / 3
 
 
-def test_the_disk_of_a_block_is_the_best_median_of_a_size_and_depth() -> None:
-    rates = disk_rates(line for line in LINES if isinstance(line, DiskBlock))
-    assert rates == {(0, 20): 200e6, (1, 20): 200e6}
-    ours = summary(LINES).rows[1]
+def test_the_rate_of_the_disk_is_the_best_median_of_a_depth() -> None:
+    assert disk_rate(DISK[:3]) == 200e6
+    assert disk_rate([]) is None
+    ours = summary(CELLS).rows[1]
     assert ours.figures["disk_share"].max == 0.5  # 100 MB in the second of the loop
-    assert ours.figures["disk_share_busy"].max == 1.0  # of which it was busy for half
+    assert ours.figures["disk_share_busy"].max == 1.0  # half of which the disk was busy
 
 
-def test_a_moment_in_which_the_disk_was_lucky_does_not_count() -> None:
-    blocks = [
-        disk(0, 100_000_000, 60_000_000),
-        disk(0, 60_000_000, 100_000_000),
-        disk(0, 50_000_000, 60_000_000),
-    ]
-    assert disk_rates(line for line in blocks if isinstance(line, DiskBlock)) == {(0, 20): 60e6}
+@pytest.mark.parametrize(
+    ("cells", "kept"),
+    [
+        (CELLS, [True, True, True, True]),
+        ([cell("base", 0, read_bytes=10**8, own_bytes=9 * 10**7)], [False, True, True, True]),
+        ([cell("base", 0, read_bytes=1, different=1)], [True, False, True, True]),
+        ([CELLS[0], ended("failed", is_bug=True)], [True, True, False, True]),
+        ([ended("failed")], [True, True, False, False]),
+        ([ended("out of memory")], [True, True, True, False]),
+        ([ended("timed out"), CELLS[0]], [True, True, True, True]),
+        ([], [True, True, True, False]),
+    ],
+)
+def test_promises_break_when_bytes_or_ids_differ_or_nothing_was_measured(
+    cells: list[Cell], kept: list[bool]
+) -> None:
+    assert list(promises_of(summary(cells), cells).values()) == kept
 
 
-def test_what_was_measured_again_for_longer_counts_instead_of_the_best_of_what_was_tried() -> None:
-    def again(bytes_per_s: int, spread_bytes_per_s: int) -> DiskBlock:
-        tried = disk(0, 900_000_000, into_cache=figures(900_000_000))
-        return msgspec.structs.replace(
-            tried,
-            sustained=figures(bytes_per_s).rates[0],
-            spread_sustained=figures(spread_bytes_per_s).rates[0],
-        )
-
-    blocks = [
-        again(100_000_000, 10_000_000),
-        again(300_000_000, 30_000_000),
-        again(200_000_000, 20_000_000),
-    ]
-    assert disk_rates(blocks) == {(0, 20): 200e6}
-    assert disk_rates(blocks, is_spread=True) == {(0, 20): 20e6}
-
-
-def test_reads_into_memory_of_a_cache_size_are_a_figure_of_their_own() -> None:
-    blocks = [line for line in LINES if isinstance(line, DiskBlock)]
-    assert disk_rates(blocks, is_spread=True) == {(0, 20): 125e6}
-    found = summary(LINES)
-    assert found.spread_bytes_per_s[20].median == 125e6
-    assert found.rows[1].figures["disk_share_spread"] == Range(
-        median=0.4, min=0.4, max=0.4, count=1
-    )
-
-
-def test_promises_break_when_bytes_or_ids_do_not_agree() -> None:
-    assert all(promises_of(summary(LINES), LINES).values())
-    liar: list[Line] = [cell("base", 0, read_bytes=100_000_000, own_bytes=90_000_000)]
-    assert list(promises_of(summary(liar), liar).values()) == [False, True, True, True]
-    wrong: list[Line] = [cell("base", 0, read_bytes=1, different=1)]
-    assert list(promises_of(summary(wrong), wrong).values()) == [True, False, True, True]
-    bug = [LINES[0], ended("failed", is_bug=True)]
-    assert list(promises_of(summary(bug), bug).values()) == [True, True, False, True]
-
-
-def ended(status: Status, *, is_bug: bool = False) -> Cell:
-    return Cell(
-        settings_id="s",
-        seed=3,
-        window=20,
-        contestant="base",
-        status=status,
-        error="why",
-        is_bug=is_bug,
-    )
-
-
-def test_a_run_in_which_nothing_was_measured_holds_nothing() -> None:
-    refused: list[Line] = [ended("failed")]  # as by a setting that does not do: nobody's bug
-    assert list(promises_of(summary(refused), refused).values()) == [True, True, False, False]
-    for status in ("out of memory", "timed out"):
-        spent: list[Line] = [ended(status)]
-        assert list(promises_of(summary(spent), spent).values()) == [True, True, True, False]
-        spent.append(LINES[0])
-        assert all(promises_of(summary(spent), spent).values())
-    assert list(promises_of(summary([]), []).values()) == [True, True, True, False]
-
-
-def test_how_far_carpool_is_from_the_best_fixed_set_is_a_promise_on_wish() -> None:
-    def held_to_90(read_bytes: int) -> dict[str, bool]:
-        lines: list[Line] = [
-            cell("carpool", seed, read_bytes=read_bytes + seed, held_per_s=6.0)
-            for seed in (0, 1, 2)
-        ] + [oracle(seed, 1_000_000, "oracle-static") for seed in (0, 1, 2)]
-        return promises_of(
-            summarise(lines, [20], ["carpool", "base"], "base"), lines, static_max=0.9
-        )
-
-    key = "windows of 20: carpool reads {} times the best fixed set's bytes, at most 0.9"
-    assert held_to_90(899_999)[key.format("0.900")]
-    assert not held_to_90(901_000)[key.format("0.901")]
-    failed: list[Line] = [
-        Cell(settings_id="s", seed=0, window=20, contestant="carpool", status="timed out")
-    ]
-    promises = promises_of(summarise(failed, [20], ["carpool"], "base"), failed, static_max=0.9)
-    assert promises[key.format("no result")] is False
-    assert len(promises_of(summary(LINES), LINES)) == 4
-
-
-def test_the_tables_say_what_was_held_and_what_failed() -> None:
+def test_the_tables_show_ranges_failures_and_counts() -> None:
     console = Console(width=200, record=True)
-    print_summary(console, summary(LINES))
+    print_summary(console, summary(CELLS))
     text = console.export_text()
-    for words in (
-        "250.0 [200.0, 300.0]",
-        "below 8",
-        "6 [6, 7]",
-        "out of memory: killed",
-        "oracle-window (computed)",
-    ):
+    for words in ("250.0 [200.0, 300.0]", "out of memory: killed", "oracle-window (computed)"):
         assert words in text
-    assert "[lowest, highest]" in text
     assert text.count("not counted") == 2
     counted = [
         cell("base", 0, read_bytes=9, own_bytes=9),
         cell("ours", 0, read_bytes=99 << 20, own_bytes=1),
     ]
-    print_summary(console, summary(list(counted)))
+    print_summary(console, summary(counted))
     text = console.export_text()
-    assert "not counted" not in text and "agrees" in text and "disagrees" in text
-
-
-def test_the_plot_is_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    plot_summary(summary(LINES), tmp_path / "report.png")
-    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "agrees" in text
+    assert "disagrees" in text

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from bench.retrieval.cgroup import group_name, memory_holder
+from bench.retrieval.cgroup import group_name, memory_group
 from carpool.errors import ConfigError
 
 
 def test_version_one_is_used_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("max")
-    holder = memory_holder("cgroup", "mine", 1000, tmp_path)
+    group = memory_group("cgroup", "mine", 1000, tmp_path)
     folder = tmp_path / "memory" / "mine"
     assert (folder / "memory.limit_in_bytes").read_text() == "1000"
     (folder / "memory.max_usage_in_bytes").write_text("900\n")
     (folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
-    seen = holder.seen()
-    assert (seen.limit_bytes, seen.peak_bytes, seen.oom_kills, seen.read_bytes) == (
+    counters = group.counters()
+    assert (counters.limit_bytes, counters.peak_bytes, counters.oom_kills, counters.read_bytes) == (
         1000,
         900,
         2,
@@ -34,20 +34,20 @@ def test_version_one_is_used_where_it_is(tmp_path: Path) -> None:
 
 def test_version_two_is_used_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu io memory\n")
-    holder = memory_holder("cgroup", "mine", 1000, tmp_path)
+    group = memory_group("cgroup", "mine", 1000, tmp_path)
     folder = tmp_path / "mine"
     assert (folder / "memory.max").read_text() == "1000"
     (folder / "memory.peak").write_text("900\n")
     (folder / "memory.events").write_text("low 0\noom 3\noom_kill 1\n")
     (folder / "io.stat").write_text("254:0 rbytes=4096 wbytes=1\n7:0 rbytes=1 wbytes=0\n")
-    seen = holder.seen()
-    assert (seen.peak_bytes, seen.oom_kills, seen.read_bytes) == (900, 1, 4097)
+    counters = group.counters()
+    assert (counters.peak_bytes, counters.oom_kills, counters.read_bytes) == (900, 1, 4097)
 
 
 def test_where_there_is_no_controller_it_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--memory-held-by none"):
-        memory_holder("cgroup", "mine", 1000, tmp_path)
-    assert memory_holder("none", "mine", 1000, tmp_path).seen().peak_bytes is None
+        memory_group("cgroup", "mine", 1000, tmp_path)
+    assert memory_group("none", "mine", 1000, tmp_path).counters().peak_bytes is None
 
 
 def test_groups_that_a_killed_bench_left_are_removed(tmp_path: Path) -> None:
@@ -57,20 +57,20 @@ def test_groups_that_a_killed_bench_left_are_removed(tmp_path: Path) -> None:
     left, alive = tmp_path / f"carpool-bench-{ended.pid}-1", tmp_path / group_name()
     left.mkdir()
     alive.mkdir()
-    memory_holder("cgroup", "mine", None, tmp_path)
+    memory_group("cgroup", "mine", None, tmp_path)
     assert not left.exists()
     assert alive.exists()
 
 
 def test_a_program_starts_inside_its_groups(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("memory")
-    holder = memory_holder("cgroup", "mine", None, tmp_path)
-    command = holder.command(
+    group = memory_group("cgroup", "mine", None, tmp_path)
+    command = group.command(
         [sys.executable, "-c", "import os; print(os.getpid(), 'CARPOOL_CGROUPS' in os.environ)"]
     )
     done = subprocess.run(
         command,
-        env={**os.environ, **holder.environment()},
+        env={**os.environ, **group.environment()},
         capture_output=True,
         text=True,
         check=True,
@@ -79,17 +79,17 @@ def test_a_program_starts_inside_its_groups(tmp_path: Path) -> None:
     assert done.stdout.split() == [entered, "False"]
 
 
-def test_the_kernel_kills_what_takes_more_than_its_limit(held_by: str) -> None:
-    holder = memory_holder("cgroup", f"carpool-test-{os.getpid()}-limit", 48 << 20)
+def test_the_kernel_kills_what_takes_more_than_its_limit(cgroups: str) -> None:
+    group = memory_group("cgroup", f"carpool-test-{os.getpid()}-limit", 48 << 20)
     try:
-        command = holder.command([sys.executable, "-c", "b = bytearray(b'x') * (200 << 20)"])
+        command = group.command([sys.executable, "-c", "b = bytearray(b'x') * (200 << 20)"])
         done = subprocess.run(
-            command, env={**os.environ, **holder.environment()}, capture_output=True, check=False
+            command, env={**os.environ, **group.environment()}, capture_output=True, check=False
         )
-        seen = holder.seen()
+        counters = group.counters()
     finally:
-        holder.remove()
+        group.remove()
     assert done.returncode == -9
-    assert seen.oom_kills >= 1
-    assert seen.peak_bytes is not None
-    assert seen.peak_bytes <= 48 << 20
+    assert counters.oom_kills >= 1
+    assert counters.peak_bytes is not None
+    assert counters.peak_bytes <= 48 << 20

@@ -1,0 +1,217 @@
+"""Carpool's search plane without Kafka, as the searcher opens it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bench.baselines.contestant import (
+    AskedWindow,
+    ContestantCounters,
+    ContestantEntry,
+    ContestantError,
+    FoundRows,
+    Limits,
+    SearchData,
+)
+from schemas.record import ClusterId
+
+if TYPE_CHECKING:
+    from searcher.build import OpenExecutor
+    from searcher.executor import SearchGroup
+    from searcher.local import SearchThread
+
+GROWTH_BYTES = 12 << 20
+"""How much the process may grow outside the budget after `open`: scores, results, stacks."""
+READ_TIMEOUT_MS = 60_000
+"""A late read on a machine that stands still is a latency to report, not a skipped cluster."""
+
+
+def cache_budget(limits: Limits, clusters_bytes: int) -> int:
+    """Returns the bytes that the memory for clusters may take.
+
+    `limits.cache_bytes`, or what `limits.memory_bytes` leaves beside the process as it is now, at
+    most enough for all of `clusters_bytes`. Raises `ConfigError` where nothing is left.
+    """
+    from bench.core.memory import memory_of
+    from carpool.errors import ConfigError
+
+    if limits.cache_bytes is not None:
+        return limits.cache_bytes
+    budget_bytes = 2 * clusters_bytes
+    if limits.memory_bytes is not None:
+        budget_bytes = min(
+            budget_bytes, limits.memory_bytes - memory_of(os.getpid()).resident_bytes - GROWTH_BYTES
+        )
+    if budget_bytes <= 0:
+        raise ConfigError(
+            f"{limits.memory_bytes} bytes hold no cluster beside interpreter and libraries; raise "
+            "--memory, or limit only the memory for clusters, with --cache"
+        )
+    return budget_bytes
+
+
+class BusyDisk:
+    """An `EventLog` that adds up the time in which at least one cluster was being read."""
+
+    def __init__(self) -> None:
+        self.busy_us = 0
+        self._last_us = 0
+        self._lock = threading.Lock()
+
+    def read(self, cluster: ClusterId, purpose: str, started_us: int, ended_us: int) -> None:
+        """Adds the part that no earlier read has covered. Reads end nearly in order."""
+        with self._lock:
+            self.busy_us += max(0, ended_us - max(started_us, self._last_us))
+            self._last_us = max(self._last_us, ended_us)
+
+    def scored(self, cluster: ClusterId, started_us: int, ended_us: int) -> None:
+        """Does nothing."""
+
+
+class CarpoolSearch:
+    """The search plane with `settings` of `[searcher]`, each window joined as one group.
+
+    `uses_horizon`: the executor is told what the next windows want.
+    """
+
+    def __init__(self, *, uses_horizon: bool = False, **settings: Any) -> None:
+        self._uses_horizon = uses_horizon
+        self._settings = settings
+        self._thread: SearchThread | None = None
+        self._numbers: dict[int, int] = {}
+        self._next_key = 0
+        self._top_k = 0
+        self._busy = BusyDisk()
+
+    def open(self, data: SearchData, limits: Limits) -> None:
+        """Opens the index with the budget of `cache_budget`; reads no cluster."""
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+        from carpool.clock import SystemClock
+        from carpool.disk.index import open_index
+        from carpool.telemetry.metrics import Metrics
+        from searcher.build import open_search_plane
+        from searcher.local import SearchThread
+        from searcher.settings import SearcherSettings
+
+        threadpool_limits(limits=1, user_api="blas")
+        index = open_index(data.index_dir)
+        index.close()
+        executor = self._executor()
+        settings = SearcherSettings(
+            budget_bytes=cache_budget(limits, sum(extent.size_bytes for extent in index.extents)),
+            scoring_threads=limits.threads,
+            read_timeout_ms=READ_TIMEOUT_MS,
+            **self._settings,
+        )
+        self._metrics, self._top_k = Metrics(), data.top_k
+        plane = open_search_plane(
+            index, settings, self._metrics, SystemClock(), events=self._busy, executor=executor
+        )
+        self._thread = SearchThread(plane)
+
+    def search(self, window: AskedWindow) -> Iterator[FoundRows]:
+        """Joins the window and yields each result as it is finished."""
+        assert self._thread is not None
+        for group in self._groups(window):
+            self._thread.join(group)
+        for _ in window.queries:
+            search, found = self._thread.take()
+            if found is None or found.skipped:
+                raise ContestantError(
+                    f"clusters {found.skipped if found else ()} were skipped: "
+                    f"{found and found.errors}"
+                )
+            yield FoundRows(self._numbers.pop(search.key), found.best.rows)
+
+    def counters(self) -> ContestantCounters:
+        """Returns bytes, hits and misses by the searcher's own metrics."""
+        count = partial(self._metrics.registry.get_sample_value)
+        read = [
+            count("carpool_bytes_read_total", {"purpose": purpose}) or 0
+            for purpose in ("demand", "prefetch")
+        ]
+        return ContestantCounters(
+            bytes_read=int(sum(read)),
+            disk_busy_us=self._busy.busy_us,
+            cache_hits=int(count("carpool_cluster_requests_total", {"tier": "ram"}) or 0),
+            cache_misses=int(count("carpool_cluster_requests_total", {"tier": "ssd"}) or 0),
+            cache_bytes=int(count("carpool_budget_bytes") or 0),
+        )
+
+    def close(self) -> None:
+        """Ends the search thread and frees the memory."""
+        if self._thread is not None:
+            self._thread.close()
+
+    def _executor(self) -> OpenExecutor:
+        from searcher.build import cluster_major
+
+        return cluster_major
+
+    def _groups(self, window: AskedWindow) -> list[SearchGroup]:
+        return [self._group(window, range(len(window.queries)), ())]
+
+    def _group(
+        self, window: AskedWindow, members: range | tuple[int, ...], following: tuple[int, ...]
+    ) -> SearchGroup:
+        """The queries `members` of `window`; `following` are the members of the next group."""
+        from searcher.executor import Search, SearchGroup
+
+        searches = []
+        for member in members:
+            query = window.queries[member]
+            self._numbers[self._next_key] = query.number
+            clusters = tuple(map(ClusterId, query.clusters.tolist()))
+            searches.append(
+                Search(
+                    key=self._next_key,
+                    vector=query.vector,
+                    clusters=clusters,
+                    top_k=self._top_k,
+                )
+            )
+            self._next_key += 1
+        horizon: dict[ClusterId, int] = {}
+        if self._uses_horizon:
+            for windows, probes in reversed(list(enumerate(window.ahead, start=1))):
+                horizon |= dict.fromkeys(map(ClusterId, probes.ravel().tolist()), windows)
+        next_query = (
+            tuple(map(ClusterId, window.queries[following[0]].clusters.tolist()))
+            if following
+            else ()
+        )
+        return SearchGroup(
+            searches=tuple(searches),
+            window=window.queries[0].number,
+            next_query=next_query,
+            horizon=horizon,
+        )
+
+
+def _entry(name: str, summary: str, **options: Any) -> ContestantEntry:
+    return ContestantEntry(
+        name=name,
+        summary=summary,
+        is_exact=True,
+        has_cache_budget=True,
+        make=partial(CarpoolSearch, **options),
+    )
+
+
+ENTRIES = (
+    _entry(
+        "carpool",
+        "each cluster once a window; knows the next 4 windows: evicts by next use, reads ahead",
+        uses_horizon=True,
+    ),
+    _entry(
+        "carpool-blind",
+        "as carpool, knows nothing of what waits: evicts by aged frequency",
+        prefetch="none",
+    ),
+)

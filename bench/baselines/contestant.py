@@ -1,0 +1,144 @@
+"""The seam of `carpool bench search`: what a contestant gets, does, and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Float32 = npt.NDArray[np.float32]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+class AskedQuery(NamedTuple):
+    """A query that has arrived.
+
+    `number`: its row in the data set; `vector`: (dim,) float32, normalised; `clusters`: C(q),
+    (nprobe,) int32, nearest first.
+    """
+
+    number: int
+    vector: Float32
+    clusters: Int32
+
+
+class AskedWindow(NamedTuple):
+    """Queries that arrived together.
+
+    `ahead`: the probes of the next few windows, (queries, nprobe) int32 each: the records that wait
+    in Kafka, which the grouper reads ahead. Only contestants that say so in their summary use it.
+    """
+
+    queries: tuple[AskedQuery, ...]
+    ahead: tuple[Int32, ...]
+
+
+class FoundRows(NamedTuple):
+    """The answer to the query `number`: `rows`, (at most top_k,) int64, best first."""
+
+    number: int
+    rows: Int64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchData:
+    """What is searched, and the queries in the order of their arrival.
+
+    `queries`: (n, dim) float32, normalised, distinct; `probes`: (n, nprobe) int32. `prepared_dir`
+    has a folder for each `Preparation`.
+    """
+
+    index_dir: Path
+    prepared_dir: Path
+    dimension: int
+    nlist: int
+    row_count: int
+    top_k: int
+    queries: Float32
+    probes: Int32
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a contestant may use.
+
+    `memory_bytes`: of its whole process, page cache included; None: no limit. `cache_bytes`: of
+    clusters in memory, resident or being read; None: whatever `memory_bytes` leaves. `threads`: to
+    compute with. `window`: queries in a window.
+    """
+
+    memory_bytes: int | None
+    threads: int
+    window: int
+    cache_bytes: int | None = None
+
+
+class ContestantCounters(msgspec.Struct, frozen=True, kw_only=True):
+    """What a contestant counted since it was opened; None: it does not count.
+
+    `bytes_read`: from the disk. `disk_busy_us`: time with at least one read in flight.
+    `cache_bytes`: memory reserved for clusters now; known wherever `Limits.cache_bytes` is set.
+    """
+
+    bytes_read: int | None = None
+    disk_busy_us: int | None = None
+    cache_hits: int | None = None
+    cache_misses: int | None = None
+    cache_bytes: int | None = None
+
+
+class Contestant(Protocol):
+    """A way to search. One object for one run in one process."""
+
+    def open(self, data: SearchData, limits: Limits) -> None:
+        """Prepares to search. Timed and counted. Raises `CarpoolError` where it cannot."""
+        ...
+
+    def search(self, window: AskedWindow) -> Iterator[FoundRows]:
+        """Yields the answer to each query of `window` as soon as it is known. Blocks."""
+        ...
+
+    def counters(self) -> ContestantCounters:
+        """Returns what was counted since `open`."""
+        ...
+
+    def close(self) -> None:
+        """Frees everything."""
+        ...
+
+
+class ContestantError(Exception):
+    """A contestant broke a rule of the seam. The report shows a failed cell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """Files that contestants need, made once for each index, outside the measured run.
+
+    `make(data, folder)` writes into an empty folder, which becomes `data.prepared_dir / name`.
+    """
+
+    name: str
+    make: Callable[[SearchData, Path], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContestantEntry:
+    """A contestant as it is listed. `make` imports what it needs.
+
+    `is_exact`: its ids are compared with those of an in-memory IVF-Flat. `is_limited`: it runs
+    under the memory limit. `has_cache_budget`: it keeps `Limits.cache_bytes`.
+    """
+
+    name: str
+    summary: str
+    is_exact: bool
+    make: Callable[[], Contestant]
+    is_limited: bool = True
+    has_cache_budget: bool = False
+    preparation: Preparation | None = None

@@ -1,3 +1,0 @@
-"""The contestants, one module each published algorithm or product; `bench.retrieval.registry` lists
-them.
-"""

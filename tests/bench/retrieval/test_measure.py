@@ -1,0 +1,102 @@
+"""The measurement: windows, the audit of answers, phases, limits of caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from bench.baselines.contestant import (
+    AskedWindow,
+    ContestantCounters,
+    ContestantError,
+    FoundRows,
+    Limits,
+    SearchData,
+)
+from bench.retrieval.measure import counted_since, measure, monotonic_us, windows_of
+
+
+class Echo:
+    """Finds the queries' own numbers; `fault`: what it does wrong."""
+
+    def __init__(self, fault: str = "", cache_bytes: int | None = None) -> None:
+        self.fault = fault
+        self.cache_bytes = cache_bytes
+
+    def open(self, data: SearchData, limits: Limits) -> None:
+        pass
+
+    def search(self, window: AskedWindow) -> Iterator[FoundRows]:
+        for at, query in enumerate(window.queries):
+            if self.fault == "forgets" and not at:
+                continue
+            rows = np.full(99 if self.fault == "too many" else 1, query.number)
+            yield FoundRows(query.number, rows)
+            if self.fault == "repeats":
+                yield FoundRows(query.number, rows)
+
+    def counters(self) -> ContestantCounters:
+        return ContestantCounters(cache_bytes=self.cache_bytes)
+
+    def close(self) -> None:
+        pass
+
+
+def run(contestant: Echo, data: SearchData, cache_bytes: int | None = None) -> np.ndarray:
+    limits = Limits(memory_bytes=None, threads=1, window=8, cache_bytes=cache_bytes)
+    figures, ids = measure(
+        contestant, data, limits, spawned_us=monotonic_us(), on_answer=lambda _: None
+    )
+    assert (figures.closed.queries, figures.closed.windows) == (50, 7)
+    assert figures.closed.latency_ms.count == 50
+    assert figures.first_answer_us > 0
+    return ids
+
+
+def test_every_answer_is_measured_and_kept(data: SearchData) -> None:
+    ids = run(Echo(), data)
+    assert ids[:, 0].tolist() == list(range(50))
+    assert (ids[:, 1:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("forgets", "1 queries of a window were not answered"),
+        ("repeats", "it was answered, or not asked"),
+        ("too many", "over top_k"),
+    ],
+)
+def test_a_contestant_that_breaks_the_rules_is_caught(
+    data: SearchData, fault: str, error: str
+) -> None:
+    with pytest.raises(ContestantError, match=error):
+        run(Echo(fault), data)
+
+
+@pytest.mark.parametrize(
+    ("cache_bytes", "error"), [(None, "does not say"), (1001, "has reserved 1001 bytes")]
+)
+def test_a_cache_over_its_limit_or_of_unknown_size_is_caught(
+    data: SearchData, cache_bytes: int | None, error: str
+) -> None:
+    run(Echo(cache_bytes=1000), data, cache_bytes=1000)
+    with pytest.raises(ContestantError, match=error):
+        run(Echo(cache_bytes=cache_bytes), data, cache_bytes=1000)
+
+
+def test_a_window_shows_the_next_four(data: SearchData) -> None:
+    windows = list(windows_of(data, 8))
+    assert [len(window.queries) for window in windows] == [8, 8, 8, 8, 8, 8, 2]
+    assert [len(window.ahead) for window in windows] == [4, 4, 4, 3, 2, 1, 0]
+    assert (windows[0].ahead[0] == data.probes[8:16]).all()
+
+
+def test_counters_are_of_a_phase() -> None:
+    before = ContestantCounters(bytes_read=10, cache_bytes=7)
+    now = ContestantCounters(bytes_read=15, cache_hits=2, cache_bytes=8)
+    assert counted_since(now, before) == ContestantCounters(
+        bytes_read=5, cache_hits=2, cache_bytes=8
+    )
