@@ -39,8 +39,9 @@ bench: setup ## the benchmarks there are; ARGS="traffic --help"
 	$(BIN)/carpool bench $(or $(ARGS),--help)
 demo: setup $(VENV)/.stamp-vllm ## five questions, answered by a real LLM on this machine; CORPUS= MODEL= BOOTSTRAP= PASSAGES=
 	deploy/demo/demo
-docs: setup ## write what is generated (JSON Schemas), check the links of all pages
-	$(BIN)/python -m schemas.jsonschema && $(BIN)/pytest -q tests/deploy/test_docs.py
+docs: setup ## write the reference and the JSON Schemas from the code, then check links and code blocks of all pages
+	$(BIN)/python -m schemas.jsonschema && PYTHONPATH=. $(BIN)/python docs/reference/generate.py
+	$(BIN)/pytest -q tests/deploy/test_docs.py
 lock: setup ## resolve pyproject.toml anew; ARGS="--upgrade"
 	requirements/lock $(VENV) $(ARGS)
 clean: ## remove the environment and everything made
