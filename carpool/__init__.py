@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from producers import AnswerFailed, AnswerTimeout, Client, PublishError, RecordTooLarge
+    from searcher.local import LocalSearcher
 
 __all__ = [
     "AnswerFailed",
     "AnswerTimeout",
     "Client",
+    "LocalSearcher",
     "PublishError",
     "RecordTooLarge",
     "__version__",
@@ -24,6 +26,15 @@ def __getattr__(name: str) -> Any:
     """Imports a public name. Raises `ImportError` that names the extra where packages lack."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import producers as client_package
+    if name != "LocalSearcher":
+        import producers as client_package
 
-    return getattr(client_package, name)
+        return getattr(client_package, name)
+    try:
+        import searcher.local as local_search
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"LocalSearcher needs {error.name}, which is not installed: pip install "
+            "'carpool[services]'"
+        ) from error
+    return local_search.LocalSearcher
