@@ -183,7 +183,7 @@ def run_generator(chosen: Given) -> None:
     from carpool.loop.priority.intake_queues import Intake
     from carpool.run_service import run_service
     from cli.all_settings import CarpoolSettings
-    from generator.dedup.librdkafka import KafkaAnswersReader
+    from generator.dedup.answers_log import answers_log
     from generator.dedup.stage import DedupStage
     from generator.service import build_stage
 
@@ -202,7 +202,7 @@ def run_generator(chosen: Given) -> None:
         ),
         build_stage=lambda metrics, clock: DedupStage(
             build_stage(settings.generator, settings.llm, metrics, clock),
-            KafkaAnswersReader(settings.kafka, clock),
+            answers_log(settings.kafka, clock),
             settings.generator,
             metrics,
             clock,

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import confluent_kafka
-
-from carpool.errors import ConfigError
-from carpool.kafka.client_config import client_config
-from carpool.kafka.raw_headers import headers_of
+from carpool.clock import SystemClock
+from carpool.errors import ConfigError, RetryableError
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import TopicReader
 from producers.publish_queries import LOGGER
 from producers.settings import ClientSettings
 from schemas.record import Headers
@@ -31,12 +29,6 @@ Arrived = Callable[[str, bytes, bytes, Headers], None]
 
 
 POLL_S = 0.05
-RETRY_S = 0.1
-LEADERLESS = (
-    confluent_kafka.KafkaError.NOT_LEADER_FOR_PARTITION,
-    confluent_kafka.KafkaError.LEADER_NOT_AVAILABLE,
-    confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART,
-)
 
 
 class AnswerReader:
@@ -48,20 +40,21 @@ class AnswerReader:
         self._kafka = kafka
         self._timeout_s = client.connect_timeout_ms / 1_000
         self._arrived = arrived
-        self._consumer = confluent_kafka.Consumer(
-            client_config(kafka)
-            | {
+        self._reader = TopicReader(
+            kafka,
+            SystemClock(),
+            name=f"client-{uuid.uuid4()}",
+            timeout_s=self._timeout_s,
+            config={
                 "client.id": "carpool-client",
-                # librdkafka wants a name; nothing joins or commits under it
-                "group.id": f"carpool-client-{uuid.uuid4()}",
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
+                "enable.partition.eof": False,
                 "fetch.wait.max.ms": client.fetch_wait_ms,
-                # An offset that is gone (a broker begun anew): read all there is, since answers are
-                # matched to their record.
+                # If the offset is gone (a broker begun anew), all answers are read: each is
+                # matched to its question.
                 "auto.offset.reset": "earliest",
+                "log_level": 6,
+                "logger": LOGGER,
             },
-            logger=LOGGER,
         )
         self._partitions: dict[str, tuple[int, ...]] = {}
         self._followed: set[str] = set()
@@ -88,7 +81,7 @@ class AnswerReader:
                 )
             self._follow(ANSWERS.name)
         except BaseException:
-            self._consumer.close()
+            self._reader.close()
             raise
         self._thread.start()
 
@@ -112,65 +105,39 @@ class AnswerReader:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
-            self._consumer.close()
+            self._reader.close()
 
     def _topics(self) -> dict[str, tuple[int, ...]]:
-        """Every topic and its partitions. Asking for one by name would make some brokers create
-        it.
-        """
         try:
-            listed = self._consumer.list_topics(timeout=self._timeout_s)
-        except confluent_kafka.KafkaException as error:
+            return self._reader.topics()
+        except RetryableError as error:
             raise ConfigError(
-                f"no broker at {self._kafka.bootstrap} answered within {self._timeout_s:g} s "
-                f"({error.args[0].str()}). Start one (`carpool up` brings its own), or give the "
-                "right address with --bootstrap or CARPOOL_KAFKA_BOOTSTRAP."
+                f"{error} Start one (`carpool up` starts its own), or give the right address with "
+                "--bootstrap or CARPOOL_KAFKA_BOOTSTRAP."
             ) from error
-        return {
-            name: tuple(sorted(topic.partitions))
-            for name, topic in listed.topics.items()
-            if topic.error is None
-        }
 
     def _follow(self, topic: str) -> None:
-        # Asked for now, not at the first fetch: what is published after this call is read for
-        # certain.
-        ends = [
-            confluent_kafka.TopicPartition(topic, partition, self._end_of(topic, partition))
-            for partition in self._partitions[topic]
-        ]
-        self._consumer.incremental_assign(ends)
+        # The end is asked for now, not at the first fetch: later records are read for certain.
+        places = [TopicPartition(topic, partition) for partition in self._partitions[topic]]
+        try:
+            self._reader.add(
+                {at: self._reader.bounds(at, patience_s=self._timeout_s)[1] for at in places}
+            )
+        except RetryableError as error:
+            raise ConfigError(
+                f"{error}: its leader may be down. See `carpool topics describe`."
+            ) from error
         self._followed.add(topic)
-
-    def _end_of(self, topic: str, partition: int) -> int:
-        place = confluent_kafka.TopicPartition(topic, partition)
-        deadline_s = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                _, end = self._consumer.get_watermark_offsets(place, timeout=self._timeout_s)
-                return int(end)
-            except confluent_kafka.KafkaException as error:
-                # A topic that was just made, or whose leader moves, has none for a moment.
-                if time.monotonic() > deadline_s or error.args[0].code() not in LEADERLESS:
-                    raise ConfigError(
-                        f"{self._kafka.bootstrap} does not say where {topic}[{partition}] ends "
-                        f"({error.args[0].str()}): its"
-                        " leader may be down. See `carpool topics describe`."
-                    ) from error
-                time.sleep(RETRY_S)
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
             while not self._follows.empty():
                 self._follow_for(self._follows.get())
-            message = self._consumer.poll(POLL_S)
-            # Errors here are transient (a leader moves, a broker is away): librdkafka goes on, and
-            # deadlines bound the wait.
-            if message is None or message.error() is not None:
-                continue
-            key, value = message.key(), message.value()
-            if isinstance(key, bytes) and value:
-                self._arrived(message.topic(), key, value, headers_of(message))
+            # librdkafka retries after an error (a leader moves, a broker is away), and deadlines
+            # bound the wait.
+            for message in self._reader.poll(1, POLL_S).messages:
+                if message.key is not None and message.value:
+                    self._arrived(message.source.topic, message.key, message.value, message.headers)
 
     def _follow_for(self, done: Future[None]) -> None:
         try:

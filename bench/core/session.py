@@ -16,7 +16,7 @@ import msgspec
 
 from bench.core.kafka_settings import kafka_section
 from bench.core.stack import Stack
-from bench.core.topic_recorder import TopicReader, end_offsets
+from bench.core.topic_recorder import TopicRecorder, end_offsets
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.admin import create_topics
@@ -24,8 +24,8 @@ from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import Position
 from carpool.kafka.embedded import EmbeddedBroker
 from carpool.kafka.librdkafka.partition_handover import commit_now
-from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import TopicReader
 from producers.arrival_times import bounded, even, poisson
 from producers.publish_queries import LOGGER, Publisher
 from producers.read_questions import Question
@@ -69,7 +69,7 @@ class Session:
     """A stack that runs and is listened to. Made by `open_session`."""
 
     def __init__(
-        self, *, stack: Stack, reader: TopicReader, publisher: QuestionSender, clock: SystemClock
+        self, *, stack: Stack, reader: TopicRecorder, publisher: QuestionSender, clock: SystemClock
     ) -> None:
         """Owns nothing: `open_session` ends the parts."""
         self.stack = stack
@@ -200,7 +200,7 @@ def open_session(
                     begin_at_end(kafka, kafka.group_of(service), topic)
         topics = [GROUPS.name, RETRIEVALS.name, ANSWERS.name]
         reader = stack.enter_context(
-            TopicReader(kafka, topics, clock, from_beginning=broker.is_fresh)
+            TopicRecorder(kafka, topics, clock, from_beginning=broker.is_fresh)
         )
         processes = stack.enter_context(
             Stack(
@@ -230,15 +230,10 @@ def begin_at_end(kafka: KafkaSettings, group: str, topic: str) -> None:
     )
     try:
         while True:
-            ends = end_offsets(consumer, topic)
             try:
-                commit_now(
-                    consumer,
-                    {
-                        TopicPartition(at.topic, at.partition): Position(at.offset, "")
-                        for at in ends
-                    },
-                )
+                with TopicReader(kafka, SystemClock(), name="bench-ends") as reader:
+                    ends = end_offsets(reader, topic)
+                commit_now(consumer, {at: Position(end, "") for at, end in ends.items()})
                 return
             except RetryableError:
                 if time.monotonic() > until_s:

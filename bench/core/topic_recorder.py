@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from types import TracebackType
 
-import confluent_kafka
 import msgspec
+from confluent_kafka import OFFSET_BEGINNING
 
 from carpool.clock import Clock
-from carpool.errors import CarpoolError, RetryableError
-from carpool.kafka.client_config import client_config
+from carpool.errors import CarpoolError
+from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from producers.publish_queries import LOGGER
+from carpool.kafka.topic_reader import TopicReader, is_final
 from schemas.record import Headers
 from schemas.topics import MESSAGE_BYTES_MAX
 
 POLL_S = 0.1
 TIMEOUT_S = 10.0
-MISSING_S = 3.0
+TOPIC_PATIENCE_S = 3.0
 """How long a topic that was just made may be unknown to a broker."""
 
 
@@ -41,7 +40,7 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     arrived_us: int
 
 
-class TopicReader:
+class TopicRecorder:
     """Reads whole topics on a thread. A context manager."""
 
     def __init__(
@@ -59,24 +58,19 @@ class TopicReader:
         self._failure: CarpoolError | None = None
         self._last_arrival_s = time.monotonic()
         self._stopping = threading.Event()
-        self._consumer = confluent_kafka.Consumer(
-            client_config(kafka)
-            | {
-                # librdkafka wants a name; nothing joins under it
-                "group.id": f"carpool-bench-reader-{uuid.uuid4()}",
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "error",
+        self._reader = TopicReader(
+            kafka,
+            clock,
+            name="bench-recorder",
+            timeout_s=TIMEOUT_S,
+            config={
+                "enable.partition.eof": False,
                 "fetch.wait.max.ms": 500,
                 "fetch.message.max.bytes": MESSAGE_BYTES_MAX,
             },
-            logger=LOGGER,
         )
-        places = [place for topic in topics for place in end_offsets(self._consumer, topic)]
-        if from_beginning:
-            for place in places:
-                place.offset = confluent_kafka.OFFSET_BEGINNING
-        self._consumer.assign(places)
+        ends = {at: end for topic in topics for at, end in end_offsets(self._reader, topic).items()}
+        self._reader.add(dict.fromkeys(ends, OFFSET_BEGINNING) if from_beginning else ends)
         self._thread = threading.Thread(target=self._run, name="topic-reader", daemon=True)
 
     def records(self, topic: str) -> tuple[Arrived, ...]:
@@ -130,29 +124,23 @@ class TopicReader:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            message = self._consumer.poll(POLL_S)
-            if message is None:
-                continue
-            error = message.error()
-            if error is not None:
-                if error.code() == confluent_kafka.KafkaError._AUTO_OFFSET_RESET or error.fatal():
-                    self._fail(
-                        f"the topics cannot be read to their end ({error.str()}), so nothing can "
-                        "be counted"
-                    )
-                continue
-            arrived_us = self._clock.now_us()
-            self._keep(message, arrived_us)
+            batch = self._reader.poll(1, POLL_S)
+            for error in filter(is_final, batch.errors):
+                self._fail(
+                    f"the topics cannot be read to their end ({error.str()}), so nothing can be "
+                    "counted"
+                )
+            for message in batch.messages:
+                self._keep(message)
 
-    def _keep(self, message: confluent_kafka.Message, arrived_us: int) -> None:
-        key, value = message.key() or b"", message.value() or b""
+    def _keep(self, message: Message) -> None:
         record = Arrived(
-            key=key.decode(errors="replace") if isinstance(key, bytes) else key,
-            value=value if isinstance(value, bytes) else value.encode(),
-            headers=tuple(message.headers() or ()),
-            arrived_us=arrived_us,
+            key=(message.key or b"").decode(errors="replace"),
+            value=message.value or b"",
+            headers=message.headers,
+            arrived_us=message.received_us,
         )
-        topic = message.topic() or ""
+        topic = message.source.topic
         with self._lock:
             self._records[topic].append(record)
             self._counts[topic][record.key] += 1
@@ -162,7 +150,7 @@ class TopicReader:
         with self._lock:
             self._failure = CarpoolError(message)
 
-    def __enter__(self) -> TopicReader:
+    def __enter__(self) -> TopicRecorder:
         """Begins to read."""
         self._thread.start()
         return self
@@ -176,50 +164,13 @@ class TopicReader:
         """Stops reading."""
         self._stopping.set()
         self._thread.join()
-        self._consumer.close()
+        self._reader.close()
 
 
-class _NoTopicError(RetryableError):
-    """A broker knows of no such topic."""
+def end_offsets(reader: TopicReader, topic: str) -> dict[TopicPartition, int]:
+    """Returns the end of every partition of `topic`. Blocks up to `TIMEOUT_S` for leaders.
 
-
-def end_offsets(
-    consumer: confluent_kafka.Consumer, topic: str
-) -> list[confluent_kafka.TopicPartition]:
-    """Returns every partition of `topic` with its end as its offset. Blocks up to `TIMEOUT_S`.
-    Raises `RetryableError`.
+    Raises `ConfigError` for a topic that does not exist, `RetryableError` for silent brokers.
     """
-    now_s = time.monotonic()
-    until_s, missing_until_s = now_s + TIMEOUT_S, now_s + MISSING_S
-    while True:
-        try:
-            return _end_offsets(consumer, topic)
-        except confluent_kafka.KafkaException as error:
-            # A topic that was made a moment ago has no leader yet.
-            if time.monotonic() > until_s:
-                raise RetryableError(
-                    f"the brokers do not say where {topic} ends: {error.args[0].str()}; are they "
-                    "running?"
-                ) from error
-        except _NoTopicError:
-            # Or not every broker has heard of it.
-            if time.monotonic() > missing_until_s:
-                raise
-        time.sleep(POLL_S)
-
-
-def _end_offsets(
-    consumer: confluent_kafka.Consumer, topic: str
-) -> list[confluent_kafka.TopicPartition]:
-    # Asked for all: asking for one by name would make some brokers create it.
-    found = consumer.list_topics(timeout=TIMEOUT_S).topics.get(topic)
-    if found is None:
-        raise _NoTopicError(
-            f"there is no topic {topic} at the brokers; make the topics: carpool topics create"
-        )
-    places = [
-        confluent_kafka.TopicPartition(topic, partition) for partition in sorted(found.partitions)
-    ]
-    for place in places:
-        place.offset = consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)[1]
-    return places
+    places = reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
+    return {at: reader.bounds(at, patience_s=TIMEOUT_S)[1] for at in places}

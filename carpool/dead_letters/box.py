@@ -9,6 +9,7 @@ written in one transaction, under an id that only one process can hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
@@ -17,14 +18,14 @@ from confluent_kafka.admin import AdminClient
 
 from carpool.clock import Clock
 from carpool.dead_letters.letter import DeadLetter, place_text, read_letter, replay_output
-from carpool.dead_letters.log_reader import LogReader
 from carpool.dead_letters.selection import Place, Selection
 from carpool.errors import AbortedError, ConfigError, RecordError, RetryableError
 from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import TransactionalProducerClient
 from carpool.kafka.librdkafka.admin_replies import reply
-from carpool.kafka.records import Output
+from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import SilentBrokersError, TopicReader, read_topic
 from schemas.codec import decode, encode
 from schemas.deadletter import Action, DeadLetterMark
 from schemas.topics import DEAD_LETTER_MARKS, DEAD_LETTER_SUFFIX
@@ -35,6 +36,8 @@ BATCH_BYTES_MAX = 4 * 1024 * 1024
 memory.
 """
 TRIES = 5
+ONE_RECORD_S = 3.0
+READER_NAME = "dlq"
 
 Marks = dict[Place, DeadLetterMark]
 Progress = Callable[[int, int], None]
@@ -60,13 +63,19 @@ class DeadLetterBox:
         self._settings = settings
         self._clock = clock
         self._timeout_s = settings.request_timeout_ms / 1_000
-        self._reader = LogReader(settings, clock)
+
+    def _reader(self) -> TopicReader:
+        return TopicReader(self._settings, self._clock, name=READER_NAME)
+
+    def _read(self, topic: str, progress: Progress = lambda read, total: None) -> Iterator[Message]:
+        return read_topic(self._settings, self._clock, topic, name=READER_NAME, progress=progress)
 
     def topics(self) -> tuple[str, ...]:
         """Returns the dead-letter topics that exist. Raises `ConfigError` when the topic of marks
         does not.
         """
-        names = self._reader.topics()
+        with self._reader() as reader:
+            names = reader.topics().keys()
         if DEAD_LETTER_MARKS.name not in names:
             raise ConfigError(
                 f"{self._settings.bootstrap} has no topic {DEAD_LETTER_MARKS.name}, where it is "
@@ -83,7 +92,7 @@ class DeadLetterBox:
         others wrote them.
         """
         marks: Marks = {}
-        for message in self._reader.read(DEAD_LETTER_MARKS.name):
+        for message in self._read(DEAD_LETTER_MARKS.name):
             try:
                 mark = decode(DeadLetterMark, message.value, message.headers)
             except RecordError:
@@ -97,15 +106,20 @@ class DeadLetterBox:
         self, topic: str, marks: Marks, progress: Progress = lambda read, of: None
     ) -> Iterator[DeadLetter]:
         """Yields every letter of a topic as it is now, each partition in order."""
-        for message in self._reader.read(topic, progress):
+        for message in self._read(topic, progress):
             at = message.source
             yield read_letter(message, marks.get((at.topic, at.partition, at.offset)))
 
     def letter(self, place: Place) -> DeadLetter:
         """Returns one letter. Raises `ConfigError` when there is none at that place."""
-        message = self._reader.read_one(*place)
+        topic, partition, offset = place
+        at = TopicPartition(topic, partition)
+        with self._reader() as reader:
+            message = None
+            if at in reader.partitions(topic):
+                with suppress(SilentBrokersError):  # beyond the end, of some brokers
+                    message = reader.read_one(at, offset, timeout_s=ONE_RECORD_S)
         if message is None:
-            topic, partition, offset = place
             raise ConfigError(
                 f"there is no letter at {topic}/{partition}/{offset}; `carpool dlq list --letters` "
                 "shows places"
@@ -168,8 +182,9 @@ class DeadLetterBox:
         offset that is left, by partition, where anything was removed. Raises `ConfigError` where
         the brokers refuse.
         """
-        begins, ends = self._reader.bounds(topic)
-        first_kept = dict(ends)
+        with self._reader() as reader:
+            bounds = {at.partition: reader.bounds(at) for at in reader.partitions(topic)}
+        first_kept = {partition: end for partition, (_, end) in bounds.items()}
         for letter in self.letters(topic, marks):
             at = letter.place
             if letter.mark is None:
@@ -177,7 +192,7 @@ class DeadLetterBox:
         wanted = {
             partition: offset
             for partition, offset in first_kept.items()
-            if offset > begins[partition]
+            if offset > bounds[partition][0]
         }
         admin = AdminClient(client_config(self._settings) | {"log_level": 0})
         places = [RawPartition(topic, partition, offset) for partition, offset in wanted.items()]

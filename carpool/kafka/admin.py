@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
-from carpool.errors import ConfigError, RetryableError
+from carpool.errors import ConfigError
 from carpool.kafka.client_config import client_config
+from carpool.kafka.cluster import cluster_metadata
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import TOPICS, Topic
@@ -59,10 +60,7 @@ def create_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS) -
     Raises `RetryableError` when no broker answers, `ConfigError` when the brokers refuse.
     """
     admin, timeout_s = _admin(settings)
-    try:
-        metadata = admin.list_topics(timeout=timeout_s)
-    except KafkaException as error:
-        raise _unreachable(settings, error) from error
+    metadata = cluster_metadata(admin, settings.bootstrap, timeout_s)
     replicas = settings.replication_factor or min(3, max(1, len(metadata.brokers)))
     missing = [topic for topic in topics if topic.name not in metadata.topics]
     if not missing:
@@ -96,10 +94,7 @@ def describe_topics(
     `RetryableError`.
     """
     admin, timeout_s = _admin(settings)
-    try:
-        metadata = admin.list_topics(timeout=timeout_s)
-    except KafkaException as error:
-        raise _unreachable(settings, error) from error
+    metadata = cluster_metadata(admin, settings.bootstrap, timeout_s)
     states = []
     for topic in topics:
         found = metadata.topics.get(topic.name)
@@ -137,9 +132,3 @@ def _admin(settings: KafkaSettings) -> tuple[AdminClient, float]:
     return AdminClient(
         client_config(settings) | {"log_level": 0}
     ), settings.request_timeout_ms / 1_000
-
-
-def _unreachable(settings: KafkaSettings, error: KafkaException) -> RetryableError:
-    return RetryableError(
-        f"no broker answers at {settings.bootstrap}: {error.args[0].str()}; is it running?"
-    )

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
-from carpool.errors import ConfigError, RetryableError
+from carpool.errors import ConfigError
 from carpool.kafka.checks import (
     WARN_SHARE,
     BrokerFacts,
@@ -23,6 +23,7 @@ from carpool.kafka.checks import (
     judge,
 )
 from carpool.kafka.client_config import client_config
+from carpool.kafka.cluster import cluster_metadata
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import broker_config, settings_of
 from carpool.kafka.librdkafka.committed import committed_so_far
@@ -66,12 +67,7 @@ def ask_brokers(
     # What fails is raised; librdkafka's own log lines would only bury it.
     admin = AdminClient(client_config(settings) | {"log_level": 0})
     timeout_s = settings.request_timeout_ms / 1_000
-    try:
-        metadata = admin.list_topics(timeout=timeout_s)
-    except KafkaException as error:
-        raise RetryableError(
-            f"no broker answers at {settings.bootstrap}: {error.args[0].str()}; is it running?"
-        ) from error
+    metadata = cluster_metadata(admin, settings.bootstrap, timeout_s)
     present = {name: found for name, found in metadata.topics.items() if found.error is None}
     config = broker_config(admin, metadata.brokers, timeout_s)
     resources = [

@@ -1,7 +1,7 @@
 """The generator's stage behind the ledger of answers: what has an answer already never reaches it.
 
-The polling thread offers; the stage within hands over from threads of its own; the follower's
-thread tells what the log says. All three move the same state machine under one lock; what it
+The polling thread offers; the stage within hands over from threads of its own; the thread of the
+table delivers stored answers. All three move the same state machine under one lock; what it
 decides is carried out by the polling thread, in order.
 """
 
@@ -17,11 +17,10 @@ import structlog
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Message, Output, TopicPartition
+from carpool.kafka.topic_table import TableLog, TopicTable
 from carpool.loop.stage import Credit, Done, Sink, Stage, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.answers import Timings, bounded_answer_output, not_answered, replayed
-from generator.dedup.follower import Follower
-from generator.dedup.reader import AnswersReader
 from generator.plan.answer_dedup import (
     AnswerDedup,
     DedupAction,
@@ -64,7 +63,7 @@ class DedupStage:
     def __init__(
         self,
         within: Stage[Retrieval],
-        reader: AnswersReader,
+        answers: TableLog,
         settings: GeneratorSettings,
         metrics: Metrics,
         clock: Clock,
@@ -81,7 +80,7 @@ class DedupStage:
         self._held_bytes = 0
         self._decided: deque[DedupAction] = deque()
         self._sink: Sink | None = None
-        self.follower = Follower(reader, self, clock, horizon_ms=settings.dedup_horizon_ms)
+        self.table = TopicTable(answers, self, clock, horizon_ms=settings.dedup_horizon_ms)
         metrics.generator.dedup_ids.set_function(lambda: self._dedup.ids)
 
     # ---- the polling thread
@@ -90,7 +89,7 @@ class DedupStage:
         """Starts the stage within, and the thread that reads the answers."""
         self._sink = sink
         self._within.start(_Overheard(sink, self))
-        self.follower.start()
+        self.table.start()
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Begins to read the answers of these partitions; their units are held until that is
@@ -100,7 +99,7 @@ class DedupStage:
         self._assigned |= partitions
         with self._lock:
             self._dedup.assigned(numbers)
-        self.follower.read(numbers)
+        self.table.read(numbers)
         self._within.assigned(partitions)
 
     def credit(self) -> Credit:
@@ -158,13 +157,11 @@ class DedupStage:
         with self._lock:
             unread, unseen = self._dedup.unread, self._dedup.handed_over
         reasons = []
-        if (trouble := self.follower.trouble) is not None:
+        if (trouble := self.table.trouble) is not None:
             reasons.append(f"the answers cannot be read, which is tried again: {trouble}")
         if unread:
             numbers = ", ".join(map(str, unread))
-            reasons.append(
-                f"reading the answers of partitions {numbers}: {self.follower.share:.0%}"
-            )
+            reasons.append(f"reading the answers of partitions {numbers}: {self.table.share:.0%}")
         if unseen >= UNSEEN_MAX:
             reasons.append(
                 f"{unseen} answers were handed over that {ANSWERS.name} does not show yet"
@@ -173,7 +170,7 @@ class DedupStage:
 
     def close(self) -> None:
         """Ends the reading, then the stage within."""
-        self.follower.close()
+        self.table.close()
         self._within.close()
 
     def _carry_out(self, now_us: int) -> None:
@@ -200,7 +197,7 @@ class DedupStage:
                         _conflict(unit.record, Timings(arrived_us=arrived_us, ended_us=now_us)),
                     )
                 case ReplayAnswer(partition=partition, offset=offset):
-                    self.follower.fetch(unit.id, partition, offset)
+                    self.table.fetch(unit.id, partition, offset)
 
     # ---- any thread
 
@@ -244,9 +241,9 @@ class DedupStage:
                 unit.message.size_bytes for unit, _ in self._held.values()
             ), "bytes add up"
 
-    # ---- the follower's thread
+    # ---- the thread of the table
 
-    def answers_seen(self, messages: Sequence[Message]) -> None:
+    def rows_read(self, messages: Sequence[Message]) -> None:
         """Takes note of answers. A record that is no answer that this build can read is passed
         over, and counted.
         """
@@ -260,17 +257,17 @@ class DedupStage:
                 else:
                     self._metrics.generator.dedup_decisions.labels(result="unreadable").inc()
 
-    def answers_read(self, partition: int) -> None:
+    def partition_read(self, partition: int) -> None:
         """Lets go of what waited for this partition."""
         with self._lock:
             self._decided.extend(self._dedup.read(partition))
 
-    def answer_fetched(self, unit_id: int, offset: int, message: Message | None) -> None:
+    def row_fetched(self, request_id: int, offset: int, message: Message | None) -> None:
         """Answers a unit again, as its id was answered before."""
         stored = None if message is None else _decoded(message)
         now_us = self._clock.now_us()
         with self._lock:
-            unit, arrived_us = self._held.get(unit_id, (None, 0))
+            unit, arrived_us = self._held.get(request_id, (None, 0))
             if unit is None:
                 return
             deadline_us = deadline_us_of(unit.record)
@@ -281,15 +278,15 @@ class DedupStage:
                 or stored.status != "ok"
                 or stored.query_id != unit.record.query.query_id
             ):
-                self._decided.extend(self._dedup.gone(unit_id, offset))
+                self._decided.extend(self._dedup.gone(request_id, offset))
                 return
-            self._release(unit_id)
+            self._release(request_id)
         self._metrics.generator.dedup_decisions.labels(result="replayed").inc()
         self._answer(
             unit, replayed(stored, unit.record, Timings(arrived_us=arrived_us, ended_us=now_us))
         )
 
-    def answers_failed(self, error: CarpoolError) -> None:
+    def table_failed(self, error: CarpoolError) -> None:
         """Ends the service: without the ledger, answers would be given twice."""
         assert self._sink is not None
         self._sink.fail(error)

@@ -114,7 +114,7 @@ def test_every_missing_package_has_its_extra_and_others_have_none() -> None:
         (("up", "--demo", "missing.txt"), "missing.txt"),
         (
             ("ask", "?", "--bootstrap", "127.0.0.1:1", "--set", "client.connect_timeout_ms=200"),
-            "no broker at 127.0.0.1:1",
+            "no broker answers at 127.0.0.1:1",
         ),
         (("load", "missing.jsonl"), "missing.jsonl"),
         (("publish", "a", "--timeout", "3"), "No such option"),

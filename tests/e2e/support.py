@@ -17,7 +17,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from carpool.kafka.librdkafka.committed import committed_so_far
-from carpool.kafka.raw_headers import headers_of
+from carpool.kafka.raw_records import headers_of
 from carpool.kafka.settings import KafkaSettings
 from schemas.record import Headers, header
 

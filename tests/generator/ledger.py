@@ -14,7 +14,7 @@ from carpool.kafka.records import Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from generator.answers import bounded_answer_output
-from generator.dedup.librdkafka import KafkaAnswersReader
+from generator.dedup.answers_log import answers_log
 from generator.plan.query_digest import query_digest
 from schemas.answer import Answer, Status
 from schemas.retrieval import Retrieval
@@ -82,7 +82,7 @@ def made(retrieval: Retrieval, status: Status = "ok", text: str | None = None) -
 def make_topics(settings: KafkaSettings) -> None:
     """Makes the topics of a broker, and waits until their partitions have leaders."""
     create_topics(settings)
-    reader = KafkaAnswersReader(settings, SystemClock())
+    reader = answers_log(settings, SystemClock())
     reader.open()
     deadline_s = time.monotonic() + 20
     waited_for = list(range(settings.partitions))

@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry
 
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.records import Message, Output, TopicPartition
+from carpool.kafka.topic_table import TopicTable
 from carpool.loop.stage import Unit
 from carpool.telemetry.metrics import Metrics
-from generator.dedup.follower import Follower
-from generator.dedup.memory import MemoryAnswersReader
+from generator.dedup.answers_log import MemoryAnswersLog
 from generator.dedup.stage import DedupStage
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer, Status
@@ -37,7 +37,7 @@ Outcome = Literal["ok", "failed", "retried"]
 
 @pytest.fixture(autouse=True, scope="module")
 def _followers_are_stepped_by_hand() -> Iterator[None]:
-    with patch.object(Follower, "start", lambda self: None):
+    with patch.object(TopicTable, "start", lambda self: None):
         yield
 
 
@@ -73,7 +73,7 @@ class World:
         self.read_to = dict.fromkeys(range(PARTITIONS), 0)
         self.assigned: set[int] = set()
         metrics = Metrics(CollectorRegistry())
-        reader = MemoryAnswersReader(self.broker)
+        reader = MemoryAnswersLog(self.broker)
         self.stage = DedupStage(self.within, reader, GeneratorSettings(), metrics, HandClock())
         self.stage.start(self.sink)
 
@@ -149,7 +149,7 @@ class World:
 
     def follow(self) -> None:
         if self.assigned:
-            self.stage.follower.step()
+            self.stage.table.step()
 
     def tick(self) -> None:
         self.stage.tick(0, 0)

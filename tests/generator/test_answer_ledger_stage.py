@@ -12,12 +12,13 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from carpool.errors import CarpoolError, RetryableError
+from carpool.kafka import topic_table
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.loop.stage import Credit, Unit
 from carpool.telemetry.metrics import Metrics
-from generator.dedup import follower, stage
-from generator.dedup.memory import MemoryAnswersReader
+from generator.dedup import stage
+from generator.dedup.answers_log import MemoryAnswersLog
 from generator.dedup.stage import DedupStage
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
@@ -33,7 +34,7 @@ from tests.generator.stage import WaitableSink, unit
 NOW_MS = NOW_US // 1_000
 
 
-class SlowReader(MemoryAnswersReader):
+class SlowReader(MemoryAnswersLog):
     """Reads when it is let, a record at a time."""
 
     def __init__(self, broker: MemoryBroker) -> None:
@@ -75,7 +76,7 @@ class Bench:
             self.stage.offer(one, self.clock.now_us())
 
     def follow(self) -> None:
-        self.stage.follower.step()
+        self.stage.table.step()
         self.stage.tick(self.clock.now_us(), 0)
         self.stage.check_integrity()
 
@@ -343,9 +344,9 @@ def test_answers_that_cannot_be_read_are_read_again_with_growing_pauses() -> Non
     bench.follow()
     trouble, reading = bench.stage.not_ready()
     assert "no broker answers" in trouble and reading == "reading the answers of partitions 0: 0%"
-    bench.clock.time_us += follower.BACKOFF_US_MIN
+    bench.clock.time_us += topic_table.BACKOFF_US_MIN
     bench.follow()
-    bench.clock.time_us += 2 * follower.BACKOFF_US_MIN
+    bench.clock.time_us += 2 * topic_table.BACKOFF_US_MIN
     bench.reader.trouble = None
     bench.follow()
     assert bench.stage.not_ready() == ()

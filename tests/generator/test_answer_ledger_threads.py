@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry
 
 from carpool.errors import ConfigError
+from carpool.kafka import topic_table
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.records import TopicPartition
+from carpool.kafka.topic_table import TableLog
 from carpool.telemetry.metrics import Metrics
-from generator.dedup import follower
-from generator.dedup.memory import MemoryAnswersReader
-from generator.dedup.reader import AnswersReader
+from generator.dedup.answers_log import MemoryAnswersLog
 from generator.dedup.stage import DedupStage
 from generator.llm.memory import MemoryLlm
 from generator.prompts import load_templates
@@ -30,7 +30,7 @@ from tests.generator.stage import LLM, WaitableSink, unit
 
 @contextmanager
 def whole(
-    engine: MemoryLlm, reader: Callable[[MemoryBroker], AnswersReader]
+    engine: MemoryLlm, reader: Callable[[MemoryBroker], TableLog]
 ) -> Iterator[tuple[DedupStage, WaitableSink, MemoryBroker]]:
     clock, settings, metrics, sink = (
         HandClock(step_us=1_000),
@@ -51,7 +51,7 @@ def whole(
 
 def test_a_question_published_twice_is_asked_once_of_the_model() -> None:
     engine = MemoryLlm()
-    with whole(engine, MemoryAnswersReader) as (outer, sink, broker):
+    with whole(engine, MemoryAnswersLog) as (outer, sink, broker):
         first = unit("why?")
         second = again(first)
 
@@ -85,7 +85,7 @@ def test_a_question_published_twice_is_asked_once_of_the_model() -> None:
 
 
 def test_answers_that_cannot_be_read_for_good_end_the_service() -> None:
-    class Wrong(MemoryAnswersReader):
+    class Wrong(MemoryAnswersLog):
         def open(self) -> None:
             raise ConfigError("2 partitions")
 
@@ -95,7 +95,7 @@ def test_answers_that_cannot_be_read_for_good_end_the_service() -> None:
 
 
 def test_closing_takes_a_moment_only() -> None:
-    with whole(MemoryLlm(), MemoryAnswersReader) as (outer, _, _):
+    with whole(MemoryLlm(), MemoryAnswersLog) as (outer, _, _):
         began_s = time.monotonic()
         outer.close()
-        assert time.monotonic() - began_s < follower.CLOSE_TIMEOUT_S
+        assert time.monotonic() - began_s < topic_table.CLOSE_TIMEOUT_S

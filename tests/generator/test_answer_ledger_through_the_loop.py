@@ -21,6 +21,7 @@ from carpool.kafka.memory.consumer import MemoryConsumer
 from carpool.kafka.memory.producers import MemoryProducer, MemoryTransactionalProducer
 from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_table import TableLog
 from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext
 from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
@@ -29,9 +30,7 @@ from carpool.loop.loop import Loop
 from carpool.loop.priority.intake_queues import Intake
 from carpool.loop.stage import Unit
 from carpool.telemetry.metrics import Metrics
-from generator.dedup.librdkafka import KafkaAnswersReader
-from generator.dedup.memory import MemoryAnswersReader
-from generator.dedup.reader import AnswersReader
+from generator.dedup.answers_log import MemoryAnswersLog, answers_log
 from generator.dedup.stage import DedupStage
 from generator.llm.memory import MemoryLlm
 from generator.prompts import load_templates
@@ -54,7 +53,7 @@ class Service:
         self,
         broker: MemoryBroker,
         delivery: str,
-        reader: AnswersReader | None = None,
+        reader: TableLog | None = None,
         settings: GeneratorSettings | None = None,
     ) -> None:
         self.engine = MemoryLlm()
@@ -90,7 +89,7 @@ class Service:
             else MemoryConsumer(broker, GROUP)
         )
         self.stage = DedupStage(
-            within, reader or MemoryAnswersReader(broker), settings, metrics, clock
+            within, reader or MemoryAnswersLog(broker), settings, metrics, clock
         )
         self.loop = Loop[Retrieval](
             name="generator",
@@ -229,7 +228,7 @@ def test_a_successor_makes_what_its_predecessor_did_not_and_nothing_twice(delive
 FAR = 1_000_000
 
 
-class LongReader(MemoryAnswersReader):
+class LongReader(MemoryAnswersLog):
     """The answers of partition 0 are many: they are not read to their end before it is let."""
 
     is_let = False
@@ -273,7 +272,7 @@ def test_on_real_brokers_a_new_life_reads_what_an_earlier_one_committed(
     name = uuid.uuid4().hex[:8]
     settings = KafkaSettings(bootstrap=kafka_bootstrap, group_prefix=f"t-{name}", instance_id=name)
     make_topics(settings)
-    log = KafkaAnswersReader(settings, SystemClock())
+    log = answers_log(settings, SystemClock())
     log.open()
     for partition in range(settings.partitions):
         log.begin(partition, time.time_ns() // 1_000_000)
@@ -332,7 +331,7 @@ class RealService:
                 decode=lambda message: decode(Retrieval, message.value, message.headers),
                 bad_input="stop",
             ),
-            stage=DedupStage(within, KafkaAnswersReader(settings, clock), own, metrics, clock),
+            stage=DedupStage(within, answers_log(settings, clock), own, metrics, clock),
             consumer=make_consumer(settings, group, clock, "exactly_once"),
             make_delivery=make_delivery(settings, group, "exactly_once"),
             clock=clock,

@@ -14,12 +14,12 @@ import pytest
 from carpool.clock import SystemClock
 from carpool.dead_letters.box import BATCH_LETTERS_MAX, DeadLetterBox
 from carpool.dead_letters.letter import DeadLetter, Reason, make_letter
-from carpool.dead_letters.log_reader import LogReader
 from carpool.dead_letters.selection import Selection
 from carpool.errors import CarpoolError, FencedError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.librdkafka import LibrdkafkaProducer, LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import read_topic
 from carpool.testing.kafka import KafkaServer
 from schemas.record import Source
 from schemas.topics import QUERIES
@@ -58,7 +58,7 @@ def settings(tmp_path: Path) -> Iterator[KafkaSettings]:
 def replayed(settings: KafkaSettings) -> Counter[int]:
     return Counter(
         int(message.value or b"-1")
-        for message in LogReader(settings, SystemClock()).read(QUERIES.name)
+        for message in read_topic(settings, SystemClock(), QUERIES.name, name="test")
     )
 
 

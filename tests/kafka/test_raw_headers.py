@@ -9,10 +9,10 @@ import uuid
 import pytest
 
 from carpool.clock import SystemClock
-from carpool.dead_letters.log_reader import LogReader
 from carpool.kafka.admin import create_topics
-from carpool.kafka.raw_headers import headers_of
+from carpool.kafka.raw_records import headers_of
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import read_topic
 from schemas.codec import decode, decode_query
 from schemas.errors import RecordError
 from schemas.group import Group
@@ -59,7 +59,8 @@ def test_a_reader_goes_on_behind_a_name_of_any_bytes(kafka_bootstrap: str) -> No
     names = (b"\xff\xfe", b"", b"a\x00b", "é".encode())
     for name in names * 15:  # Python specialises what runs often
         write_with_header_name(kafka_bootstrap, topic.name, b"x", name)
-    found = [message.headers for message in LogReader(settings, SystemClock()).read(topic.name)]
+    records = read_topic(settings, SystemClock(), topic.name, name="test")
+    found = [message.headers for message in records]
     assert (
         found == [((UNREADABLE_HEADERS, None),), (("", b"v"),), (("a", b"v"),), (("é", b"v"),)] * 15
     )

@@ -46,7 +46,7 @@ from carpool.testing.steps import (
     Steps,
     watched,
 )
-from generator.dedup.memory import MemoryAnswersReader
+from generator.dedup.answers_log import MemoryAnswersLog
 from generator.dedup.stage import DedupStage
 from generator.service import build_stage as build_generator
 from generator.settings import GeneratorSettings, LlmSettings
@@ -174,7 +174,7 @@ class Member:
         )
         self.stage = service.build(pipeline.index, metrics, pipeline.clock)
         if service.name == "generator":
-            reader = MemoryAnswersReader(broker)
+            reader = MemoryAnswersLog(broker)
             self.stage = DedupStage(
                 self.stage, reader, GeneratorSettings(), metrics, pipeline.clock
             )

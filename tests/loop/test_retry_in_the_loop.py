@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from carpool.clock import SystemClock
-from carpool.dead_letters.log_reader import LogReader
 from carpool.errors import DeploymentError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import read_topic
 from carpool.loop.delivery.factory import make_consumer, make_delivery
 from carpool.loop.loop import Loop
 from carpool.loop.priority.intake_queues import Intake
@@ -204,15 +205,16 @@ def test_queries_go_round_through_a_real_broker_and_come_out_once(
         )
         running = threading.Thread(target=lambda: loop.run(drain_us=10_000_000))
         running.start()
-        reader, deadline = LogReader(settings, clock), time.monotonic() + 60
-        while time.monotonic() < deadline and len(list(reader.read(RETRIEVALS.name))) < len(texts):
+        read = partial(read_topic, settings, clock, name="test")
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and len(list(read(RETRIEVALS.name))) < len(texts):
             time.sleep(0.5)
         loop.stop()
         running.join(30)
         assert not running.is_alive() and loop.failure is None
         assert Counter(
-            (message.value or b"").decode() for message in reader.read(RETRIEVALS.name)
+            (message.value or b"").decode() for message in read(RETRIEVALS.name)
         ) == Counter(texts)
-        attempts = Counter(attempt_of(message.headers) for message in reader.read(QUERIES.name))
+        attempts = Counter(attempt_of(message.headers) for message in read(QUERIES.name))
         assert attempts == {1: len(texts), 2: len(texts), 3: len(texts)}
-        assert list(reader.read(ANSWERS.name)) == list(reader.read(QUERIES_DEAD.name)) == []
+        assert list(read(ANSWERS.name)) == list(read(QUERIES_DEAD.name)) == []

@@ -2,63 +2,34 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import confluent_kafka
 import msgspec
 
-from bench.core.topic_recorder import end_offsets
+from bench.core.topic_recorder import TOPIC_PATIENCE_S
 from bench.reliability.chaos.books import SeenRecord
+from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
-from carpool.kafka.client_config import client_config
+from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.records import Message
 from carpool.kafka.settings import KafkaSettings
-from producers.publish_queries import LOGGER
+from carpool.kafka.topic_reader import TopicReader
 from schemas.topics import MESSAGE_BYTES_MAX
 
 TIMEOUT_S = 120.0
-COMMITTED_TIMEOUT_S = 20.0
-BATCH = 500
 
 
 def read_committed(kafka: KafkaSettings, topics: Sequence[str]) -> Iterator[SeenRecord]:
-    """Yields every committed record of the topics. Raises `CarpoolError` when an end is not reached
-    in `TIMEOUT_S`.
+    """Yields every committed record of the topics. Raises `CarpoolError` after `TIMEOUT_S`
+    without a record.
     """
-    consumer = confluent_kafka.Consumer(
-        client_config(kafka)
-        | {
-            "group.id": "carpool-bench-books",  # librdkafka wants a name; nothing joins under it
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "error",
-            "enable.partition.eof": True,
-            "fetch.message.max.bytes": MESSAGE_BYTES_MAX,
-        },
-        logger=LOGGER,
-    )
-    try:
-        places = [place for topic in topics for place in end_offsets(consumer, topic)]
-        for place in places:
-            place.offset = confluent_kafka.OFFSET_BEGINNING
-        consumer.assign(places)
-        missing = {(place.topic, place.partition) for place in places}
-        until_s = time.monotonic() + TIMEOUT_S
-        while missing:
-            if time.monotonic() > until_s:
-                raise CarpoolError(
-                    f"these partitions have no end, so nothing can be counted: {sorted(missing)}"
-                )
-            for message in consumer.consume(BATCH, timeout=0.2):
-                error = message.error()
-                if error is None:
-                    yield _seen(message)
-                elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
-                    missing.discard((message.topic() or "", message.partition() or 0))
-                elif error.code() == confluent_kafka.KafkaError._AUTO_OFFSET_RESET or error.fatal():
-                    raise CarpoolError(f"the topics cannot be read to their end: {error.str()}")
-    finally:
-        consumer.close()
+    config = {"fetch.message.max.bytes": MESSAGE_BYTES_MAX}
+    with TopicReader(kafka, SystemClock(), name="bench-audit", config=config) as reader:
+        places = [
+            at for topic in topics for at in reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
+        ]
+        yield from map(_seen, reader.read_to_end(places, silence_s=TIMEOUT_S))
 
 
 class Behind(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,19 +53,15 @@ def behind(
 
     `last_offsets`: of the last record that a reader of committed records sees, by partition.
     """
-    config = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_uncommitted"}
-    consumer = confluent_kafka.Consumer(client_config(kafka) | config, logger=LOGGER)
+    wanted = [
+        confluent_kafka.TopicPartition(topic, partition) for partition in sorted(last_offsets)
+    ]
     try:
-        wanted = [
-            confluent_kafka.TopicPartition(topic, partition) for partition in sorted(last_offsets)
-        ]
-        found = consumer.committed(wanted, timeout=COMMITTED_TIMEOUT_S)
+        found = committed_so_far(kafka, group, wanted)
     except confluent_kafka.KafkaException as error:
         raise CarpoolError(
             f"what {group} committed cannot be read: {error.args[0].str()}"
         ) from error
-    finally:
-        consumer.close()
     for raw in found:
         if raw.offset <= last_offsets[raw.partition]:
             yield Behind(
@@ -107,14 +74,13 @@ def behind(
             )
 
 
-def _seen(message: confluent_kafka.Message) -> SeenRecord:
-    key, value = message.key() or b"", message.value() or b""
+def _seen(message: Message) -> SeenRecord:
     return SeenRecord(
-        topic=message.topic() or "",
-        partition=message.partition() or 0,
-        offset=message.offset() or 0,
-        timestamp_ms=message.timestamp()[1],
-        key=key.decode(errors="replace") if isinstance(key, bytes) else key,
-        value=value if isinstance(value, bytes) else value.encode(),
-        headers=tuple(message.headers() or ()),
+        topic=message.source.topic,
+        partition=message.source.partition,
+        offset=message.source.offset,
+        timestamp_ms=message.source.timestamp_ms,
+        key=(message.key or b"").decode(errors="replace"),
+        value=message.value or b"",
+        headers=message.headers,
     )

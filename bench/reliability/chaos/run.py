@@ -17,7 +17,7 @@ import msgspec
 from bench.core.made_up import ENVIRONMENT, by_label, fresh_folder
 from bench.core.session import INPUTS
 from bench.core.stack import SERVICES, ServiceProcess, Stack, member_names
-from bench.core.topic_recorder import TopicReader
+from bench.core.topic_recorder import TopicRecorder
 from bench.data.index import BenchIndex
 from bench.reliability.chaos.books import TOPICS, ChaosBooks, TopicLedger
 from bench.reliability.chaos.keeper import EndedByItself, Keeper, Kept
@@ -156,7 +156,7 @@ class _Run:
         cluster: KafkaCluster,
         stack: Stack,
         kafka: KafkaSettings,
-        reader: TopicReader,
+        reader: TopicRecorder,
         load: _Load,
     ) -> None:
         self.keeper = Keeper(
@@ -278,7 +278,7 @@ def run_chaos(
             )
         )
         reader = exits.enter_context(
-            TopicReader(kafka, [ANSWERS.name], SystemClock(), from_beginning=True)
+            TopicRecorder(kafka, [ANSWERS.name], SystemClock(), from_beginning=True)
         )
         load = _Load(
             kafka, questions, LoadPlan(embedding_model=index.manifest.embedding_model), rate_per_s

@@ -17,7 +17,7 @@ import confluent_kafka
 from bench.core.accounting import Books, close_books
 from bench.core.made_up import fresh_folder
 from bench.core.stack import Stack
-from bench.core.topic_recorder import TopicReader
+from bench.core.topic_recorder import TopicRecorder
 from bench.reliability.rebalance.load import RetrievalLoad
 from bench.reliability.rebalance.outcome import Change, Kill
 from carpool.clock import SystemClock
@@ -25,6 +25,7 @@ from carpool.errors import CarpoolError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.commit_metadata import instance_id_of
 from carpool.kafka.fencing import transactional_id
+from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
 from carpool.testing.transactions import describe_transaction
@@ -52,7 +53,7 @@ class Rig:
         self,
         kafka: KafkaSettings,
         stack: Stack,
-        reader: TopicReader,
+        reader: TopicRecorder,
         load: RetrievalLoad,
         folder: Path,
     ) -> None:
@@ -155,19 +156,14 @@ class Rig:
 
     def owners(self) -> dict[int, str | None]:
         """Returns which instance id committed last in each partition."""
-        config = {"bootstrap.servers": self._kafka.bootstrap, "group.id": self._group}
-        consumer = confluent_kafka.Consumer(config | {"isolation.level": "read_uncommitted"})
-        try:
-            wanted = [
-                confluent_kafka.TopicPartition(RETRIEVALS.name, partition)
-                for partition in range(PARTITIONS)
-            ]
-            return {
-                raw.partition: instance_id_of(raw.metadata or "")
-                for raw in consumer.committed(wanted, timeout=10)
-            }
-        finally:
-            consumer.close()
+        wanted = [
+            confluent_kafka.TopicPartition(RETRIEVALS.name, partition)
+            for partition in range(PARTITIONS)
+        ]
+        return {
+            raw.partition: instance_id_of(raw.metadata or "")
+            for raw in committed_so_far(self._kafka, self._group, wanted)
+        }
 
     def answered_s(self) -> dict[int, list[float]]:
         """Returns when answers to queries of each partition were read, epoch seconds, in order."""
@@ -234,7 +230,7 @@ def open_rig(
                 **(settings or {}),
             },
         )
-        with TopicReader(kafka, [ANSWERS.name], SystemClock(), from_beginning=True) as reader:
+        with TopicRecorder(kafka, [ANSWERS.name], SystemClock(), from_beginning=True) as reader:
             load = RetrievalLoad(server.bootstrap, partitions=PARTITIONS, rate_per_s=rate_per_s)
             try:
                 yield Rig(kafka, stack, reader, load, folder)

@@ -17,7 +17,7 @@ import msgspec
 from bench.core.kafka_settings import kafka_section
 from bench.core.session import Session
 from bench.core.stack import ServiceProcess, Stack
-from bench.core.topic_recorder import TopicReader
+from bench.core.topic_recorder import TopicRecorder
 from bench.services.overhead.contestants import Delivery
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
@@ -97,7 +97,7 @@ def open_bare_hops(
     create_topics(kafka, TOPICS)
     hops = hop_processes(delivery, bootstrap=stack.bootstrap, folder=folder, settings=settings)
     with ExitStack() as opened:
-        reader = opened.enter_context(TopicReader(kafka, NAMES[1:], clock, from_beginning=True))
+        reader = opened.enter_context(TopicRecorder(kafka, NAMES[1:], clock, from_beginning=True))
         for hop in hops.values():
             hop.start()
             opened.callback(hop.stop)

@@ -12,7 +12,6 @@ import structlog
 from confluent_kafka import (
     OFFSET_BEGINNING,
     OFFSET_END,
-    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
     KafkaException,
@@ -37,10 +36,9 @@ from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
 from carpool.kafka.librdkafka.partition_handover import Takeover, commit_now, read_committed
 from carpool.kafka.librdkafka.protocol import GroupProtocol, choose_protocol, member_config
-from carpool.kafka.raw_headers import headers_of
+from carpool.kafka.raw_records import message_of
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from schemas.record import Source
 
 log = structlog.get_logger()
 
@@ -266,25 +264,9 @@ class LibrdkafkaConsumer:
             raise sort_error(error.args[0]) from error
 
     def _message(self, raw: RawMessage) -> Message:
-        topic, partition, offset = raw.topic(), raw.partition(), raw.offset()
-        assert topic is not None and partition is not None and offset is not None, (
-            "a record has a place"
-        )
-        self._at_end.discard(TopicPartition(topic, partition))
-        kind, timestamp_ms = raw.timestamp()
-        source = Source(
-            topic=topic,
-            partition=partition,
-            offset=offset,
-            timestamp_ms=0 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
-        )
-        return Message(
-            source=source,
-            key=_bytes(raw.key()),
-            value=_bytes(raw.value()),
-            headers=headers_of(raw),
-            received_us=self._clock.now_us(),
-        )
+        message = message_of(raw, self._clock.now_us())
+        self._at_end.discard(TopicPartition(message.source.topic, message.source.partition))
+        return message
 
     def _event(self, raw: RawMessage, error: KafkaError) -> None:
         code = error.code()
@@ -408,7 +390,3 @@ class LibrdkafkaConsumer:
         if self._member is not None:
             self._member.close()
         self._ends.close()
-
-
-def _bytes(value: bytes | str | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value

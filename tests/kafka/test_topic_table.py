@@ -1,4 +1,4 @@
-"""What follows the log of answers goes on with what it can read, whatever else cannot be read."""
+"""A table reads the partitions that can be read, whatever the trouble with others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.memory.producers import MemoryProducer
 from carpool.kafka.records import Message, Output
-from generator.dedup.follower import BACKOFF_US_MAX, BACKOFF_US_MIN, Follower
-from generator.dedup.memory import MemoryAnswersReader
+from carpool.kafka.topic_table import BACKOFF_US_MAX, BACKOFF_US_MIN, TopicTable
+from generator.dedup.answers_log import MemoryAnswersLog
 from schemas.topics import ANSWERS, RETRIEVALS
 from tests.clocks import HandClock
 
@@ -22,20 +22,20 @@ class Ear:
         self.read: list[int] = []
         self.fetched: list[int] = []
 
-    def answers_seen(self, messages: Sequence[Message]) -> None:
+    def rows_read(self, messages: Sequence[Message]) -> None:
         self.values += [message.value for message in messages]
 
-    def answers_read(self, partition: int) -> None:
+    def partition_read(self, partition: int) -> None:
         self.read.append(partition)
 
-    def answer_fetched(self, unit_id: int, offset: int, message: Message | None) -> None:
-        self.fetched.append(unit_id)
+    def row_fetched(self, request_id: int, offset: int, message: Message | None) -> None:
+        self.fetched.append(request_id)
 
-    def answers_failed(self, error: CarpoolError) -> None:
+    def table_failed(self, error: CarpoolError) -> None:
         raise error
 
 
-class Leaderless(MemoryAnswersReader):
+class Leaderless(MemoryAnswersLog):
     """Some partitions have no leader."""
 
     def __init__(self, broker: MemoryBroker, *partitions: int) -> None:
@@ -51,13 +51,13 @@ class Leaderless(MemoryAnswersReader):
 
 
 class Rig:
-    """A follower of a broker in memory, stepped by hand."""
+    """A table over a broker in memory, stepped by hand."""
 
     def __init__(self, *leaderless: int) -> None:
         self.clock, self.ear = HandClock(), Ear()
         self.broker = MemoryBroker(self.clock, {ANSWERS.name: 3, RETRIEVALS.name: 3})
         self.reader = Leaderless(self.broker, *leaderless)
-        self.follower = Follower(self.reader, self.ear, self.clock, horizon_ms=1_000)
+        self.table = TopicTable(self.reader, self.ear, self.clock, horizon_ms=1_000)
 
     def write(self, partition: int, value: bytes) -> None:
         producer = MemoryProducer(self.broker)
@@ -69,31 +69,31 @@ class Rig:
 def test_a_partition_without_a_leader_keeps_no_other_from_being_read() -> None:
     rig = Rig(0, 1)
     rig.write(2, b"a")
-    rig.follower.read([0, 1, 2])
-    rig.follower.step()
-    assert rig.follower.trouble is not None and "no leader" in rig.follower.trouble
-    rig.follower.step()
+    rig.table.read([0, 1, 2])
+    rig.table.step()
+    assert rig.table.trouble is not None and "no leader" in rig.table.trouble
+    rig.table.step()
     assert (rig.ear.read, rig.ear.values) == ([2], [b"a"])
     rig.write(2, b"b")
-    rig.follower.step()
+    rig.table.step()
     assert rig.ear.values == [b"a", b"b"]
-    assert rig.follower.trouble is not None
+    assert rig.table.trouble is not None
 
 
 def test_what_cannot_be_read_is_asked_for_after_pauses_and_nothing_is_looked_up_meanwhile() -> None:
     rig = Rig(0)
-    rig.follower.read([0])
-    rig.follower.step()
-    rig.follower.fetch(7, 0, 0)
-    rig.follower.step()
+    rig.table.read([0])
+    rig.table.step()
+    rig.table.fetch(7, 0, 0)
+    rig.table.step()
     assert (rig.reader.asked, rig.ear.fetched) == (1, [])
     rig.clock.time_us += BACKOFF_US_MIN
-    rig.follower.step()
+    rig.table.step()
     assert (rig.reader.asked, rig.ear.fetched) == (2, [])
     rig.reader.leaderless.clear()
     rig.clock.time_us += BACKOFF_US_MAX
-    rig.follower.step()
-    assert (rig.reader.asked, rig.ear.read, rig.ear.fetched, rig.follower.trouble) == (
+    rig.table.step()
+    assert (rig.reader.asked, rig.ear.read, rig.ear.fetched, rig.table.trouble) == (
         3,
         [0],
         [7],

@@ -1,34 +1,31 @@
-"""The log of answers of a broker in memory, for tests."""
+"""The `TableLog` of a broker in memory, for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carpool.errors import ConfigError
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.records import Message, TopicPartition
-from schemas.topics import ANSWERS, RETRIEVALS
+from carpool.kafka.topic_table import require_same_partitions
 
 
-class MemoryAnswersReader:
-    """An `AnswersReader` of a `MemoryBroker`. Nothing here ever waits."""
+class MemoryTableLog:
+    """A `TableLog` of a `MemoryBroker`. No call blocks."""
 
-    def __init__(self, broker: MemoryBroker) -> None:
+    def __init__(self, broker: MemoryBroker, *, topic: str, same_partitions_as: str) -> None:
+        self.topic = topic
         self._broker = broker
+        self._same_partitions_as = same_partitions_as
         self._next: dict[int, int] = {}
 
     def open(self) -> None:
-        """Checks the topic."""
-        answers = self._broker.partitions.get(ANSWERS.name, 0)
-        retrievals = self._broker.partitions.get(RETRIEVALS.name, 0)
-        if answers != retrievals:
-            raise ConfigError(
-                f"{ANSWERS.name} has {answers} partitions and {RETRIEVALS.name} {retrievals}"
-            )
+        """Compares the partition counts of the two topics."""
+        names = (self.topic, self._same_partitions_as)
+        require_same_partitions({name: self._broker.partitions.get(name, 0) for name in names})
 
     def begin(self, partition: int, since_ms: int) -> int:
         """Begins at the first record of `since_ms` or later, or at the end."""
-        at = TopicPartition(ANSWERS.name, partition)
+        at = TopicPartition(self.topic, partition)
         with self._broker.lock:
             log = self._broker.logs[at]
             found = log.next_committed(0)
@@ -40,14 +37,14 @@ class MemoryAnswersReader:
     def end(self, partition: int) -> int:
         """Returns the high watermark."""
         with self._broker.lock:
-            return len(self._broker.logs[TopicPartition(ANSWERS.name, partition)])
+            return len(self._broker.logs[TopicPartition(self.topic, partition)])
 
     def poll(self, timeout_s: float, records_max: int) -> Sequence[Message]:
         """Returns what is committed now."""
         read: list[Message] = []
         with self._broker.lock:
             for partition, offset in self._next.items():
-                at = TopicPartition(ANSWERS.name, partition)
+                at = TopicPartition(self.topic, partition)
                 log = self._broker.logs[at]
                 found = log.next_committed(offset)
                 while found is not None and len(read) < records_max:
@@ -63,14 +60,12 @@ class MemoryAnswersReader:
 
     def fetch(self, partition: int, offset: int) -> Message | None:
         """Returns the record at `offset`, if a reader of committed records sees it."""
-        at = TopicPartition(ANSWERS.name, partition)
+        at = TopicPartition(self.topic, partition)
         with self._broker.lock:
             found = self._broker.logs[at].next_committed(offset)
-            return (
-                self._broker.message(at, *found)
-                if found is not None and found[0] == offset
-                else None
-            )
+            if found is None or found[0] != offset:
+                return None
+            return self._broker.message(at, *found)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Does nothing."""

@@ -30,10 +30,9 @@ from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.memory.producers import MemoryProducer, MemoryTransactionalProducer
 from carpool.kafka.records import Message, Output
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_table import TableLog
 from carpool.testing.kafka import KafkaServer
-from generator.dedup.librdkafka import KafkaAnswersReader
-from generator.dedup.memory import MemoryAnswersReader
-from generator.dedup.reader import AnswersReader
+from generator.dedup.answers_log import MemoryAnswersLog, answers_log
 from schemas.topics import ANSWERS, RETRIEVALS
 from tests.generator.ledger import make_topics
 
@@ -48,7 +47,7 @@ class Log:
     """One kind of broker: how to read its answers, and how to write them."""
 
     kind: str
-    reader: AnswersReader
+    reader: TableLog
     write: Callable[..., None]
     transaction: Callable[..., Callable[[bool], None]]
     """Writes values into an open transaction; what is returned ends it: True commits."""
@@ -101,7 +100,7 @@ def _memory_log(broker: MemoryBroker) -> Log:
             producer.produce(_output(partition, value))
         return lambda commits: producer.commit() if commits else producer.abort()
 
-    return Log("memory", MemoryAnswersReader(broker), write, transaction)
+    return Log("memory", MemoryAnswersLog(broker), write, transaction)
 
 
 def _kafka_log(kind: str, settings: KafkaSettings) -> Log:
@@ -126,7 +125,7 @@ def _kafka_log(kind: str, settings: KafkaSettings) -> Log:
             producer.commit_transaction(20) if commits else producer.abort_transaction(20)
         )
 
-    return Log(kind, KafkaAnswersReader(settings, SystemClock()), write, transaction)
+    return Log(kind, answers_log(settings, SystemClock()), write, transaction)
 
 
 def _output(partition: int, value: bytes) -> Output:
@@ -324,11 +323,11 @@ def test_a_partition_that_the_client_does_not_know_of_is_asked_for_anew(tmp_path
 def test_topics_of_different_partitions_are_refused_in_words() -> None:
     broker = MemoryBroker(SystemClock(), {ANSWERS.name: 2, RETRIEVALS.name: 4})
     with pytest.raises(ConfigError, match="2 partitions"):
-        MemoryAnswersReader(broker).open()
+        MemoryAnswersLog(broker).open()
 
 
 def test_an_unreachable_broker_is_named() -> None:
-    reader = KafkaAnswersReader(
+    reader = answers_log(
         KafkaSettings(bootstrap="127.0.0.1:1", request_timeout_ms=1_000), SystemClock()
     )
     with pytest.raises(RetryableError, match=r"127\.0\.0\.1:1"):

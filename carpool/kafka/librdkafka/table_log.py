@@ -1,0 +1,117 @@
+"""The `TableLog` of a real broker: one reader follows, another one looks up offsets and records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carpool.clock import Clock
+from carpool.errors import RetryableError
+from carpool.kafka.records import Message, TopicPartition
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import TopicReader
+from carpool.kafka.topic_table import require_same_partitions
+from schemas.topics import MESSAGE_BYTES_MAX
+
+RECEIVE = {"receive.message.max.bytes": max(100_000_000, 2 * MESSAGE_BYTES_MAX)}
+FOLLOWER = {
+    # After truncation or deletion everything that is left must be read.
+    "auto.offset.reset": "earliest",
+    # How long a broker delays a fetch that finds little: fewer requests, later rows.
+    "fetch.wait.max.ms": 50,
+    "fetch.min.bytes": 64 * 1024,
+}
+LOOK_UP = {
+    # The end must not depend on open transactions; a fetched record was read as committed before.
+    "isolation.level": "read_uncommitted",
+    # Brokers return a whole record batch, however large, if it is the first of the response.
+    "fetch.message.max.bytes": 16 * 1024,
+    "queued.min.messages": 1,
+}
+
+
+class LibrdkafkaTableLog:
+    """A `TableLog` over a real broker."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        clock: Clock,
+        *,
+        topic: str,
+        same_partitions_as: str,
+        name: str,
+    ) -> None:
+        """Connects in `open`. `same_partitions_as`: a topic with as many partitions as `topic`."""
+        self.topic = topic
+        self._settings = settings
+        self._clock = clock
+        self._same_partitions_as = same_partitions_as
+        self._name = name
+        self._timeout_s = settings.request_timeout_ms / 1_000
+        self._next: dict[int, int] = {}
+        self._trouble: str | None = None
+        self._readers: tuple[TopicReader, TopicReader] | None = None
+
+    @property
+    def _follower(self) -> TopicReader:
+        assert self._readers is not None, "open comes first"
+        return self._readers[0]
+
+    @property
+    def _look_up(self) -> TopicReader:
+        assert self._readers is not None, "open comes first"
+        return self._readers[1]
+
+    def open(self) -> None:
+        """Connects, and compares the partition counts of the two topics."""
+        if self._readers is None:
+            follower, look_up = (
+                TopicReader(self._settings, self._clock, name=self._name, config=config | RECEIVE)
+                for config in (FOLLOWER, LOOK_UP)
+            )
+            self._readers = (follower, look_up)
+        topics = self._look_up.topics()
+        require_same_partitions(
+            {name: len(topics.get(name, ())) for name in (self.topic, self._same_partitions_as)}
+        )
+
+    def begin(self, partition: int, since_ms: int) -> int:
+        """Begins at the offset that the broker has for `since_ms`."""
+        at = TopicPartition(self.topic, partition)
+        start = self._look_up.first_since(at, since_ms)
+        self._follower.add({at: start})
+        self._next[partition] = start
+        return start
+
+    def end(self, partition: int) -> int:
+        """Returns the high watermark."""
+        return self._look_up.bounds(TopicPartition(self.topic, partition))[1]
+
+    def poll(self, timeout_s: float, records_max: int) -> Sequence[Message]:
+        """Returns a batch. An error of librdkafka is raised by the next call."""
+        if self._trouble is not None:
+            trouble, self._trouble = self._trouble, None
+            raise RetryableError(f"{self.topic} cannot be read: {trouble}")
+        batch = self._follower.poll(records_max, timeout_s)
+        for message in batch.messages:
+            self._next[message.source.partition] = message.source.offset + 1
+        for at, offset in batch.ends.items():
+            self._next[at.partition] = max(self._next[at.partition], offset)
+        if batch.errors:
+            self._trouble = batch.errors[-1].str()
+        return batch.messages
+
+    def position(self, partition: int) -> int:
+        """Returns the offset after the last record, or of the end where that was reached."""
+        return self._next[partition]
+
+    def fetch(self, partition: int, offset: int) -> Message | None:
+        """Fetches one record, in one or two requests."""
+        at = TopicPartition(self.topic, partition)
+        return self._look_up.read_one(at, offset, timeout_s=self._timeout_s)
+
+    def close(self) -> None:
+        """Disconnects."""
+        for reader in self._readers or ():
+            reader.close()
+        self._readers = None

@@ -1,0 +1,268 @@
+"""Topics read without a consumer group: partitions are assigned by offset, nothing is committed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as RawPartition
+
+from carpool.clock import Clock
+from carpool.errors import ConfigError, RetryableError
+from carpool.kafka.client_config import PROTOCOL_OVERHEAD_BYTES, client_config
+from carpool.kafka.cluster import cluster_metadata, partitions_by_topic
+from carpool.kafka.raw_records import message_of
+from carpool.kafka.records import Message, TopicPartition
+from carpool.kafka.settings import KafkaSettings
+from schemas.topics import MESSAGE_BYTES_MAX
+
+POLL_S = 0.05
+BATCH = 500
+RETRY_S = 0.1
+REPORT_EVERY = 1_000
+LEADERLESS = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+"""Errors of a partition that was just made, or whose leader is changing."""
+
+
+class ReadBatch(NamedTuple):
+    """Records in the order of each partition, partitions whose end was reached, and errors."""
+
+    messages: list[Message]
+    ends: dict[TopicPartition, int]
+    errors: list[KafkaError]
+
+
+class SilentBrokersError(RetryableError):
+    """The brokers sent neither a record nor the end of a partition."""
+
+
+class TopicReader:
+    """A librdkafka consumer that joins no group. Every call blocks; one thread at a time."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        clock: Clock,
+        *,
+        name: str,
+        timeout_s: float | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Connects lazily. `name`: for the brokers' logs.
+
+        `timeout_s`: of a request, by default the request time-out of the settings. `config`:
+        librdkafka settings that replace the defaults here, which read committed records only.
+        """
+        self._bootstrap = settings.bootstrap
+        self._clock = clock
+        self._timeout_s = settings.request_timeout_ms / 1_000 if timeout_s is None else timeout_s
+        self._stale_topics: set[str] = set()
+        self._consumer = Consumer(
+            client_config(settings)
+            | {
+                "group.id": settings.group_of(name),  # required by librdkafka; never joined
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": settings.fetch_wait_ms,
+                "queued.max.messages.kbytes": settings.prefetch_kib,
+                "log_level": 0,  # failures are raised
+            }
+            | dict(config or {})
+        )
+
+    def topics(self) -> dict[str, tuple[int, ...]]:
+        """Returns every topic and its partitions. Raises `RetryableError` without a broker."""
+        metadata = cluster_metadata(self._consumer, self._bootstrap, self._timeout_s)
+        return partitions_by_topic(metadata)
+
+    def partitions(self, topic: str, *, patience_s: float = 0.0) -> list[TopicPartition]:
+        """Returns the partitions of a topic. Raises `ConfigError` when it does not exist.
+
+        `patience_s`: how long a topic that was just created may be unknown.
+        """
+        until_s = time.monotonic() + patience_s
+        while (found := self.topics().get(topic)) is None:
+            if time.monotonic() >= until_s:
+                raise ConfigError(
+                    f"there is no topic {topic} at {self._bootstrap}; make the topics: carpool "
+                    "topics create"
+                )
+            time.sleep(RETRY_S)
+        return [TopicPartition(topic, number) for number in found]
+
+    def bounds(self, at: TopicPartition, *, patience_s: float = 0.0) -> tuple[int, int]:
+        """Returns the first offset of a partition and the offset after its last record.
+
+        Readers of committed records see the last stable offset as the end. `patience_s`: how long
+        a partition may be without a leader. Raises `RetryableError`.
+        """
+        until_s = time.monotonic() + patience_s
+        while True:
+            try:
+                if at.topic in self._stale_topics:
+                    # librdkafka would use an answer with too few partitions until its next refresh.
+                    self._consumer.list_topics(at.topic, timeout=self._timeout_s)
+                    self._stale_topics.discard(at.topic)
+                low, high = self._consumer.get_watermark_offsets(
+                    RawPartition(*at), timeout=self._timeout_s
+                ) or (0, 0)
+                return int(low), int(high)
+            except KafkaException as error:
+                if time.monotonic() >= until_s or error.args[0].code() not in LEADERLESS:
+                    raise self.unreadable(at, error.args[0]) from error
+            time.sleep(RETRY_S)
+
+    def first_since(self, at: TopicPartition, since_ms: int) -> int:
+        """Returns the offset of the first record at or after `since_ms`, epoch milliseconds.
+
+        The end where there is none; the beginning from brokers that have no offsets by time.
+        """
+        low, high = self.bounds(at)
+        try:
+            (found,) = self._consumer.offsets_for_times(
+                [RawPartition(*at, since_ms)], timeout=self._timeout_s
+            )
+        except KafkaException as error:
+            raise self.unreadable(at, error.args[0]) from error
+        if found.error is not None:
+            raise self.unreadable(at, found.error)
+        if found.offset == OFFSET_END:
+            return high
+        return int(found.offset) if low <= found.offset <= high else low
+
+    def add(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Begins to read these partitions at these offsets, in addition to earlier ones."""
+        try:
+            self._consumer.incremental_assign(
+                [RawPartition(*at, offset) for at, offset in starts.items()]
+            )
+        except KafkaException as error:
+            raise self.unreadable(next(iter(starts)), error.args[0]) from error
+
+    def poll(self, records_max: int, timeout_s: float) -> ReadBatch:
+        """Returns `records_max` records, or fewer after `timeout_s`."""
+        batch = ReadBatch([], {}, [])
+        for raw in self._consumer.consume(records_max, timeout_s):
+            error = raw.error()
+            if error is None:
+                batch.messages.append(message_of(raw, self._clock.now_us()))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                at = TopicPartition(raw.topic() or "", raw.partition() or 0)
+                batch.ends[at] = raw.offset() or 0
+            else:
+                batch.errors.append(error)
+        return batch
+
+    def read_to_end(
+        self, partitions: Iterable[TopicPartition], *, silence_s: float | None = None
+    ) -> Iterator[Message]:
+        """Yields every record of these partitions, from their beginnings to their present ends.
+
+        Raises `SilentBrokersError` after `silence_s` without a record, by default the time-out of
+        a request, and `RetryableError` where records cannot be read.
+        """
+        left = set(partitions)
+        silence_s = self._timeout_s if silence_s is None else silence_s
+        silent_since_s = time.monotonic()
+        self._consumer.assign([RawPartition(*at, OFFSET_BEGINNING) for at in sorted(left)])
+        while left:
+            batch = self.poll(BATCH, POLL_S)
+            if batch.messages or batch.ends:
+                silent_since_s = time.monotonic()
+            elif time.monotonic() - silent_since_s > silence_s:
+                raise SilentBrokersError(
+                    f"{self._bootstrap} sent nothing for {silence_s:g} s; is it still running?"
+                )
+            yield from batch.messages
+            left -= batch.ends.keys()
+            for error in batch.errors:
+                if is_final(error):
+                    raise RetryableError(f"the records cannot be read: {error.str()}")
+
+    def read_one(self, at: TopicPartition, offset: int, *, timeout_s: float) -> Message | None:
+        """Returns the record at this offset; None where it was deleted or never existed.
+
+        Replaces the assigned partitions. Raises `SilentBrokersError` after `timeout_s`: brokers
+        without transactions do not answer beyond the end of a partition.
+        """
+        until_s = time.monotonic() + timeout_s
+        self._consumer.assign([RawPartition(*at, offset)])
+        try:
+            while time.monotonic() < until_s:
+                batch = self.poll(1, POLL_S)
+                if batch.messages:
+                    found = batch.messages[0]
+                    return found if found.source.offset == offset else None
+                codes = [error.code() for error in batch.errors]
+                if batch.ends or KafkaError._AUTO_OFFSET_RESET in codes:
+                    return None
+                if any(map(is_final, batch.errors)):
+                    raise self.unreadable(at, batch.errors[0])
+        finally:
+            self._consumer.unassign()
+        raise SilentBrokersError(
+            f"{at.topic}[{at.partition}] at {offset} was not read within {timeout_s:g} s"
+        )
+
+    def unreadable(self, at: TopicPartition, error: KafkaError) -> RetryableError:
+        """Returns the error of a partition that cannot be read now; its metadata is asked for
+        again.
+        """
+        self._stale_topics.add(at.topic)
+        return RetryableError(f"{at.topic}[{at.partition}] cannot be read: {error.str()}")
+
+    def close(self) -> None:
+        """Disconnects."""
+        self._consumer.close()
+
+    def __enter__(self) -> Self:
+        """Returns the reader."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Disconnects."""
+        self.close()
+
+
+def read_topic(
+    settings: KafkaSettings,
+    clock: Clock,
+    topic: str,
+    *,
+    name: str,
+    progress: Callable[[int, int], None] = lambda read, total: None,
+) -> Iterator[Message]:
+    """Yields every committed record of a topic, those of each partition in order. Blocks.
+
+    `progress` is called with the number of records read and the approximate total. Raises
+    `ConfigError` for a topic that does not exist, `RetryableError` as `TopicReader` does.
+    """
+    config = {
+        "auto.offset.reset": "earliest",  # retention may delete records meanwhile
+        "fetch.message.max.bytes": MESSAGE_BYTES_MAX + PROTOCOL_OVERHEAD_BYTES,
+    }
+    with TopicReader(settings, clock, name=name, config=config) as reader:
+        partitions = reader.partitions(topic)
+        bounds = [reader.bounds(at) for at in partitions]
+        total = sum(end - first for first, end in bounds)
+        for read, message in enumerate(reader.read_to_end(partitions), start=1):
+            if read % REPORT_EVERY == 0:
+                progress(read, max(total, read))
+            yield message
+
+
+def is_final(error: KafkaError) -> bool:
+    """Returns whether reading cannot go on: after all other errors librdkafka retries."""
+    return bool(error.code() == KafkaError._AUTO_OFFSET_RESET or error.fatal())

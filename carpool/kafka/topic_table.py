@@ -1,0 +1,280 @@
+"""A topic read as a table: each partition is read to its end, then followed, on one thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from carpool.clock import Clock
+from carpool.errors import CarpoolError, ConfigError, RetryableError
+from carpool.kafka.records import Message
+
+log = structlog.get_logger()
+
+POLL_S = 0.05
+BATCH = 500
+"""Most records of one call of the listener."""
+BACKOFF_US_MIN = 250_000
+BACKOFF_US_MAX = 4_000_000
+REPORT_US = 5_000_000
+"""How often progress is logged while partitions are read to their end."""
+CLOSE_TIMEOUT_S = 1.0
+
+
+class TableLog(Protocol):
+    """The partitions of one topic. Implementations: `librdkafka` (real brokers), `memory` (tests).
+
+    All calls come from one thread, may block for a request's time-out, and may raise
+    `RetryableError`, after which the same call may be made again.
+    """
+
+    topic: str
+
+    def open(self) -> None:
+        """Connects. Raises `ConfigError` when the topic is missing or partitioned wrongly."""
+        ...
+
+    def begin(self, partition: int, since_ms: int) -> int:
+        """Begins to read a partition, in addition to earlier ones; returns the first offset.
+
+        That is the first record of `since_ms` (epoch milliseconds) or later. Where there is none it
+        is the end; the embedded broker returns the beginning.
+        """
+        ...
+
+    def end(self, partition: int) -> int:
+        """Returns the offset after the last record, committed or not."""
+        ...
+
+    def poll(self, timeout_s: float, records_max: int) -> Sequence[Message]:
+        """Returns the next committed records, those of each partition in order.
+
+        Fewer than `records_max` after `timeout_s`; all fetched records were then returned.
+        """
+        ...
+
+    def position(self, partition: int) -> int:
+        """Returns the offset read to, past transaction markers and aborted records."""
+        ...
+
+    def fetch(self, partition: int, offset: int) -> Message | None:
+        """Returns the record at this offset; None when it was deleted or compacted."""
+        ...
+
+    def close(self) -> None:
+        """Disconnects."""
+        ...
+
+
+class TableListener(Protocol):
+    """Receives the rows of a table, on the thread of the table."""
+
+    def rows_read(self, messages: Sequence[Message]) -> None:
+        """The next records, those of each partition in order. A later record of a key wins."""
+        ...
+
+    def partition_read(self, partition: int) -> None:
+        """All records that the partition had when `read` was called were passed to `rows_read`."""
+        ...
+
+    def row_fetched(self, request_id: int, offset: int, message: Message | None) -> None:
+        """The result of `fetch`; None: the record is no longer in the topic."""
+        ...
+
+    def table_failed(self, error: CarpoolError) -> None:
+        """The topic cannot be read, and no retry helps."""
+        ...
+
+
+class _Span(NamedTuple):
+    start: int
+    end: int
+
+
+class _Fetch(NamedTuple):
+    request_id: int
+    partition: int
+    offset: int
+
+
+class TopicTable:
+    """Owns a `TableLog`. `read`, `fetch`, `share` and `trouble` are thread-safe and do not block.
+
+    A partition that moved to another member is still followed: that is cheap, and if it comes back
+    only new records are read. Failed calls are retried after a pause that doubles from 0.25 to 4
+    seconds; other partitions are read meanwhile.
+    """
+
+    def __init__(
+        self, table_log: TableLog, listener: TableListener, clock: Clock, *, horizon_ms: int
+    ) -> None:
+        """`horizon_ms`: the age of the oldest records that are read."""
+        self._log = table_log
+        self._listener = listener
+        self._clock = clock
+        self._horizon_ms = horizon_ms
+        self._requested: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._to_begin: dict[int, None] = {}
+        self._fetches: deque[_Fetch] = deque()
+        self._spans: dict[int, _Span] = {}
+        self._followed: set[int] = set()
+        self._is_open = False
+        self.trouble: str | None = None
+        """Why the topic cannot be read at the moment."""
+        self.share = 0.0
+        """The share of the requested records that was read, from 0 to 1."""
+        self._backoff_us = BACKOFF_US_MIN
+        self._retry_at_us = 0
+        self._began_us = self._report_at_us = 0
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name=f"table {table_log.topic}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def read(self, partitions: Sequence[int]) -> None:
+        """Reads these partitions to the end that they have when the thread begins with them."""
+        for partition in partitions:
+            self._requested.put(partition)
+        self._wake.set()
+
+    def fetch(self, request_id: int, partition: int, offset: int) -> None:
+        """Fetches one record for `row_fetched`."""
+        self._fetches.append(_Fetch(request_id, partition, offset))
+        self._wake.set()
+
+    def close(self) -> None:
+        """Ends the thread. Blocks for up to a second."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_TIMEOUT_S)
+
+    # All methods below run on the thread of the table.
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self.step()
+        except Exception as error:  # a silent end would leave the listener waiting
+            log.exception("a table cannot be followed", topic=self._log.topic)
+            what = (
+                error
+                if isinstance(error, CarpoolError)
+                else CarpoolError(f"reading {self._log.topic} failed: {error!r}")
+            )
+            self._listener.table_failed(what)
+        finally:
+            self._log.close()
+
+    def step(self) -> None:
+        """Begins requested partitions, polls once, and fetches requested records.
+
+        The pause after trouble holds for requests to brokers only: followed partitions are fetched
+        by the client in the background.
+        """
+        is_due = self._clock.now_us() >= self._retry_at_us
+        try:
+            if is_due:
+                self._begin()
+            self._follow(0 if is_due and self._fetches else POLL_S)
+            if is_due:
+                self._fetch()
+        except RetryableError as error:
+            self._pause(str(error))
+        else:
+            if is_due and self.trouble is not None:
+                log.info("a table is read again", topic=self._log.topic)
+                self.trouble, self._backoff_us = None, BACKOFF_US_MIN
+
+    def _pause(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            log.warning("a table cannot be read; retrying", topic=self._log.topic, trouble=trouble)
+        self.trouble = trouble
+        self._retry_at_us = self._clock.now_us() + self._backoff_us
+        self._backoff_us = min(2 * self._backoff_us, BACKOFF_US_MAX)
+
+    def _begin(self) -> None:
+        while not self._requested.empty():
+            self._to_begin[self._requested.get()] = None
+        if self._to_begin and not self._is_open:
+            self._log.open()
+            self._is_open = True
+        trouble: RetryableError | None = None
+        for partition in tuple(self._to_begin):
+            try:
+                self._begin_with(partition)
+            except RetryableError as error:
+                trouble = error
+        if trouble is not None:
+            raise trouble
+
+    def _begin_with(self, partition: int) -> None:
+        now_us = self._clock.now_us()
+        if not self._spans:
+            self._began_us, self._report_at_us = now_us, now_us + REPORT_US
+        if partition in self._followed:
+            start = self._log.position(partition)
+        else:
+            start = self._log.begin(partition, now_us // 1_000 - self._horizon_ms)
+            self._followed.add(partition)
+        self._spans[partition] = _Span(start, self._log.end(partition))
+        del self._to_begin[partition]
+
+    def _follow(self, wait_s: float) -> None:
+        if not self._followed:
+            self._wake.wait(POLL_S)
+            self._wake.clear()
+            return
+        messages = self._log.poll(wait_s, BATCH)
+        if messages:
+            self._listener.rows_read(messages)
+        self._report()
+        for partition, span in tuple(self._spans.items()):
+            # The embedded broker may put the end before the last of the records that it sends.
+            if self._log.position(partition) >= span.end and len(messages) < BATCH:
+                del self._spans[partition]
+                self._listener.partition_read(partition)
+
+    def _report(self) -> None:
+        spans = self._spans.items()
+        total = sum(span.end - span.start for _, span in spans)
+        read = sum(self._log.position(partition) - span.start for partition, span in spans)
+        self.share = min(1.0, read / total) if total else 0.0
+        now_us = self._clock.now_us()
+        if spans and now_us >= self._report_at_us:
+            self._report_at_us = now_us + REPORT_US
+            log.info(
+                "reading a table",
+                topic=self._log.topic,
+                partitions=sorted(self._spans),
+                read_offsets=read,
+                offsets=total,
+                seconds=round((now_us - self._began_us) / 1_000_000),
+            )
+
+    def _fetch(self) -> None:
+        while self._fetches:
+            wanted = self._fetches[0]
+            message = self._log.fetch(wanted.partition, wanted.offset)
+            self._fetches.popleft()
+            self._listener.row_fetched(wanted.request_id, wanted.offset, message)
+
+
+def require_same_partitions(counts: dict[str, int]) -> None:
+    """Raises `ConfigError` unless these topics (name to partitions) exist with equal counts."""
+    if len(set(counts.values())) > 1 or 0 in counts.values():
+        found = ", ".join(f"{name} has {count} partitions" for name, count in counts.items())
+        raise ConfigError(
+            "records of one key must be in the partition of the same number in both topics, and "
+            f"{found}: make both topics with `carpool topics create`"
+        )
