@@ -1,6 +1,4 @@
-"""Was each question answered once? Published ids against the terminal records that came back. Pure
-functions.
-"""
+"""Was each question answered once: published ids against the records that came back. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +7,16 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+MISSING_IDS_MAX = 20
 
-class Books(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of `published` questions. `foreign`: records of questions that somebody else
-    asked; they do not count.
 
-    `answered` had at least one of the records that were looked for, `duplicates` counts those
-    beyond a question's first, `other` maps what else ended questions (such as `failed`) to how
-    many; `missing_ids` names up to 20 without any record.
+class Accounting(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of `published` questions.
+
+    `answered`: questions with at least one record. `duplicates`: records beyond a question's
+    first. `other`: questions that ended in another way, by that way (such as `failed`).
+    `missing_ids`: up to 20 questions without any record. `foreign`: records of questions that
+    were not published; they break nothing.
     """
 
     published: int
@@ -29,31 +29,33 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether every question was answered, each once, and none ended otherwise."""
+        """Whether every question was answered, each once, and none ended in another way."""
         return self.answered == self.published and not (
             self.missing or self.duplicates or any(self.other.values())
         )
 
 
-def close_books(
-    published: Iterable[str], arrived: Iterable[str], ended_otherwise: Mapping[str, str]
-) -> Books:
-    """Returns the books. `arrived`: the query id of every record looked for, as often as it came.
+def account(
+    published: Iterable[str],
+    received: Iterable[str],
+    ended_otherwise: Mapping[str, str] | None = None,
+) -> Accounting:
+    """Returns the accounting of `published` question ids.
 
-    `ended_otherwise` maps ids of questions to how else they ended; of one that has a record too,
-    both count.
+    `received`: the question id of every record, as often as it came. `ended_otherwise` maps
+    question ids to how else they ended; a question with a record too counts in both.
     """
     wanted = set(published)
-    seen = Counter(arrived)
-    ours = {query_id: times for query_id, times in seen.items() if query_id in wanted}
-    other = {query_id: how for query_id, how in ended_otherwise.items() if query_id in wanted}
+    seen = Counter(received)
+    ours = {query_id: count for query_id, count in seen.items() if query_id in wanted}
+    other = {key: how for key, how in (ended_otherwise or {}).items() if key in wanted}
     missing = sorted(wanted - ours.keys() - other.keys())
-    return Books(
+    return Accounting(
         published=len(wanted),
         answered=len(ours),
         missing=len(missing),
         duplicates=sum(ours.values()) - len(ours),
         foreign=seen.total() - sum(ours.values()),
         other=dict(sorted(Counter(other.values()).items())),
-        missing_ids=tuple(missing[:20]),
+        missing_ids=tuple(missing[:MISSING_IDS_MAX]),
     )

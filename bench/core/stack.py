@@ -1,6 +1,4 @@
-"""The services as processes, for benchmarks and crash tests: started, waited for, measured, killed,
-started again.
-"""
+"""The services as processes: started, waited for, paused, killed, measured, started again."""
 
 from __future__ import annotations
 
@@ -17,18 +15,18 @@ from types import TracebackType
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.embedded import free_port
+from carpool.settings import environment_name
+from carpool.testing.llm_text import NAME as STAND_IN_MODEL
 
 SERVICES = ("grouper", "searcher", "generator")
 LOOPBACK = "127.0.0.1"
-STAND_IN_MODEL = "carpool-llm-stand-in"
+LOG_TAIL_CHARS = 3_000
 
 
 class ServiceProcess:
-    """One process of Carpool with HTTP pages of its own. Its log is appended to `log_file` over all
-    its lives.
-    """
+    """One process with an HTTP port; it may be started again. Its log is appended to `log_file`."""
 
     def __init__(
         self,
@@ -39,7 +37,7 @@ class ServiceProcess:
         log_file: Path,
         ready_page: str,
     ) -> None:
-        """`command` is run as it is; `ready_page` answers 200 once it does its work."""
+        """`ready_page`: the HTTP path that answers 200 when the process is ready."""
         self.command = tuple(command)
         self.port = port
         self.log_file = log_file
@@ -49,17 +47,17 @@ class ServiceProcess:
 
     @property
     def pid(self) -> int:
-        """The process id of the running life."""
+        """The process id since the last start."""
         assert self._process is not None, "not started"
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process exists, paused or not."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Starts it; returns at once."""
+        """Starts the process; does not wait until it is ready."""
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,
@@ -71,25 +69,25 @@ class ServiceProcess:
             )
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Waits until it is ready. Raises `CarpoolError` with the end of its log when it ends or
-        takes too long.
+        """Waits until the process is ready.
+
+        Raises `CarpoolError` with the end of the log when it ends or takes longer.
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            if self.page(self._ready_page)[0] == 200:
+            status, text = self.page(self._ready_page)
+            if status == 200:
                 return
             if not self.is_running or time.monotonic() > deadline:
-                tail = (
-                    self.log_file.read_text(errors="replace")[-3_000:]
-                    if self.log_file.exists()
-                    else ""
-                )
                 what = "is not ready" if self.is_running else "has ended"
                 raise CarpoolError(
-                    f"{' '.join(self.command[-2:])} {what}; "
-                    f"{self.page(self._ready_page)[1]}\n{tail}"
+                    f"{' '.join(self.command[-2:])} {what}; {text}\n{self.log_tail()}"
                 )
             time.sleep(0.05)
+
+    def log_tail(self, chars: int = LOG_TAIL_CHARS) -> str:
+        """Returns the end of the log."""
+        return self.log_file.read_text(errors="replace")[-chars:] if self.log_file.exists() else ""
 
     def page(self, path: str) -> tuple[int, str]:
         """Returns (status, text) of one of its HTTP pages; status 0 when nothing answers."""
@@ -102,7 +100,7 @@ class ServiceProcess:
             return 0, "nothing answers"
 
     def metric(self, name: str, **labels: str) -> float:
-        """Returns the sum of a metric's samples that carry these labels; 0 when there are none."""
+        """Returns the sum of a metric's samples that have these labels; 0 when there are none."""
         status, text = self.page("/metrics")
         if status != 200:
             return 0.0
@@ -113,44 +111,32 @@ class ServiceProcess:
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
-    def samples(self) -> dict[str, float]:
-        """Returns every sample of /metrics under its name with labels, as they stand on the page;
-        none when nothing answers.
-        """
-        status, text = self.page("/metrics")
-        if status != 200:
-            return {}
-        lines = (
-            line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")
-        )
-        return {name: float(value) for name, _, value in lines}
-
     def kill(self) -> None:
-        """Ends it with SIGKILL, also while it is paused, and waits."""
+        """Ends the process with SIGKILL, also while it is paused, and waits for its end."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def pause(self) -> None:
-        """Stops it in the middle of what it does, as a stall does."""
+        """Stops the process with SIGSTOP, as a stall does."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets it go on."""
+        """Continues a paused process."""
         os.kill(self.pid, signal.SIGCONT)
 
     def wait(self, timeout_s: float) -> int:
-        """Waits for its end and returns its exit status. Raises `subprocess.TimeoutExpired`."""
+        """Waits for the end and returns the exit status. Raises `subprocess.TimeoutExpired`."""
         assert self._process is not None, "not started"
         return self._process.wait(timeout_s)
 
     def stop(self, timeout_s: float = 40.0) -> int:
-        """Ends it with SIGTERM, by SIGKILL if that takes too long; returns its exit status."""
+        """Ends the process with SIGTERM, later with SIGKILL; returns its exit status."""
         if self._process is None:
             return 0
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-            self._process.send_signal(signal.SIGCONT)  # one that is paused would not hear of it
+            self._process.send_signal(signal.SIGCONT)  # a paused process would not receive SIGTERM
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -159,19 +145,32 @@ class ServiceProcess:
 
 
 def member_names(service: str, members: int) -> list[str]:
-    """Returns the instance ids of a service's processes.
+    """Returns the names of a service's processes: their instance ids too."""
+    return [service] if members == 1 else [f"{service}-{n}" for n in range(1, members + 1)]
 
-    A single process has the name of the service.
-    """
-    return (
-        [service] if members == 1 else [f"{service}-{number}" for number in range(1, members + 1)]
-    )
+
+def clean_environment() -> dict[str, str]:
+    """Returns the environment of this process without settings of Carpool; OpenMP: one thread."""
+    base = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
+    return base | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def parse_settings(given: Sequence[str]) -> dict[str, str]:
+    """Returns each SECTION.NAME=VALUE as an environment variable. Raises `ConfigError`."""
+    variables = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        section, dot, setting = name.partition(".")
+        if not (equals and dot and section and setting):
+            raise ConfigError(
+                f"--set {text}: write SECTION.NAME=VALUE, for example grouper.policy=per_query"
+            )
+        variables[environment_name(section, setting)] = value
+    return variables
 
 
 class Stack:
-    """Grouper, searcher, generator and, if asked for, the LLM stand-in, on a broker that is there.
-    A context manager.
-    """
+    """Grouper, searcher, generator and an LLM stand-in as processes on a broker that exists."""
 
     def __init__(
         self,
@@ -184,73 +183,61 @@ class Stack:
         settings: Mapping[str, str] | None = None,
         llm_url: str | None = None,
     ) -> None:
-        """`settings` are further environment variables (CARPOOL_SECTION_NAME). `members`: processes
-        of each service.
+        """`settings`: further environment variables. `members`: processes of each service.
 
-        Without `llm_url` the stand-in is run, unless the settings want no LLM.
+        The stand-in runs when `services` has the generator, there is no `llm_url`, and the settings
+        do not turn the LLM off.
         """
         work_dir.mkdir(parents=True, exist_ok=True)
         self.bootstrap = bootstrap
         self.processes: dict[str, ServiceProcess] = {}
-        base = {
-            name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")
-        }
-        base |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        needs_llm = "generator" in services and (settings or {}).get("CARPOOL_LLM_ENGINE") != "none"
-        if needs_llm and llm_url is None:
-            port = free_port()
-            command = [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(port)]
-            self.processes["llm"] = ServiceProcess(
-                command,
-                environ=base,
-                port=port,
-                log_file=work_dir / "llm.log",
-                ready_page="/health",
-            )
-            llm_url = f"http://{LOOPBACK}:{port}/v1"
+        base, given = clean_environment(), dict(settings or {})
+        if (
+            llm_url is None
+            and "generator" in services
+            and given.get("CARPOOL_LLM_ENGINE") != "none"
+        ):
+            self.processes["llm"] = stand_in = _llm_stand_in(base, work_dir)
+            llm_url = f"http://{LOOPBACK}:{stand_in.port}/v1"
             base["CARPOOL_LLM_MODEL"] = STAND_IN_MODEL
-        for name, service in {
-            name: each for each in services for name in member_names(each, members)
-        }.items():
-            port = free_port()
-            environ = base | {
-                "CARPOOL_KAFKA_BOOTSTRAP": bootstrap,
-                "CARPOOL_KAFKA_INSTANCE_ID": name,
-                "CARPOOL_INDEX_DIR": str(index_dir),
-                "CARPOOL_HTTP_PORT": str(port),
-                **({"CARPOOL_LLM_BASE_URL": llm_url} if llm_url else {}),
-                **(settings or {}),
-            }
-            self.processes[name] = ServiceProcess(
-                [sys.executable, "-m", "carpool", service],
-                environ=environ,
-                port=port,
-                log_file=work_dir / f"{name}.log",
-                # With several, one may have nothing to be ready for: a topic with one partition has
-                # one reader.
-                ready_page="/readyz" if members == 1 else "/healthz",
-            )
+        for service in services:
+            for name in member_names(service, members):
+                port = free_port()
+                environ = base | {
+                    "CARPOOL_KAFKA_BOOTSTRAP": bootstrap,
+                    "CARPOOL_KAFKA_INSTANCE_ID": name,
+                    "CARPOOL_INDEX_DIR": str(index_dir),
+                    "CARPOOL_HTTP_PORT": str(port),
+                    **({"CARPOOL_LLM_BASE_URL": llm_url} if llm_url else {}),
+                    **given,
+                }
+                self.processes[name] = ServiceProcess(
+                    [sys.executable, "-m", "carpool", service],
+                    environ=environ,
+                    port=port,
+                    log_file=work_dir / f"{name}.log",
+                    # Of several members, one may have no partition to become ready for.
+                    ready_page="/readyz" if members == 1 else "/healthz",
+                )
 
-    def __getitem__(self, service: str) -> ServiceProcess:
-        """Returns one process by its name: that of its service, or with `members`
-        SERVICE-NUMBER.
-        """
-        return self.processes[service]
+    def __getitem__(self, name: str) -> ServiceProcess:
+        """Returns one process: SERVICE, or SERVICE-NUMBER where there are several members."""
+        return self.processes[name]
 
     def start(self, timeout_s: float = 90.0) -> None:
-        """Starts all and waits until all are ready."""
+        """Starts all processes and waits until all are ready."""
         for process in self.processes.values():
             process.start()
         for process in self.processes.values():
             process.wait_ready(timeout_s)
 
     def stop(self) -> None:
-        """Ends all, those that feed others first."""
+        """Ends all processes, the LLM last."""
         for name in sorted(self.processes, key=lambda name: name == "llm"):
             self.processes[name].stop()
 
     def __enter__(self) -> Stack:
-        """Starts all."""
+        """Starts all processes."""
         try:
             self.start()
         except BaseException:
@@ -264,5 +251,16 @@ class Stack:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Ends all."""
+        """Ends all processes."""
         self.stop()
+
+
+def _llm_stand_in(environ: Mapping[str, str], work_dir: Path) -> ServiceProcess:
+    port = free_port()
+    return ServiceProcess(
+        [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(port)],
+        environ=environ,
+        port=port,
+        log_file=work_dir / "llm.log",
+        ready_page="/health",
+    )

@@ -1,9 +1,7 @@
-"""Reading what the services write, exactly: every record of some topics from where they ended when
-the reader was made.
+"""Records everything that is written to some topics, with the time of arrival.
 
-No consumer group: partitions are assigned, offsets are taken before anything is published, nothing
-is skipped. Records are kept as bytes with their time of arrival and decoded after the run, so that
-reading costs the run little.
+No consumer group: partitions are assigned, and offsets are taken before anything is published, so
+nothing is skipped. Values stay bytes until after the run, so that reading costs the run little.
 """
 
 from __future__ import annotations
@@ -28,16 +26,16 @@ from schemas.topics import MESSAGE_BYTES_MAX
 POLL_S = 0.1
 TIMEOUT_S = 10.0
 TOPIC_PATIENCE_S = 3.0
-"""How long a topic that was just made may be unknown to a broker."""
+"""How long a topic that was just created may be unknown to a broker."""
 
 
-class Arrived(msgspec.Struct, frozen=True, kw_only=True):
-    """A record as it was read. `arrived_us`: epoch microseconds."""
+class ReceivedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A record as it was read. `received_us`: epoch microseconds."""
 
     key: str
     value: bytes
     headers: Headers
-    arrived_us: int
+    received_us: int
 
 
 class TopicRecorder:
@@ -46,17 +44,15 @@ class TopicRecorder:
     def __init__(
         self, kafka: KafkaSettings, topics: Sequence[str], clock: Clock, *, from_beginning: bool
     ) -> None:
-        """Takes the offsets to begin at: the ends of now, or the beginnings (of a broker that was
-        made for the run).
+        """Takes the offsets to begin at: the current ends, or the beginnings.
 
         Raises `RetryableError` when no broker answers.
         """
-        self._clock = clock
         self._lock = threading.Lock()
-        self._records: dict[str, list[Arrived]] = {topic: [] for topic in topics}
+        self._records: dict[str, list[ReceivedRecord]] = {topic: [] for topic in topics}
         self._counts: dict[str, Counter[str]] = {topic: Counter() for topic in topics}
         self._failure: CarpoolError | None = None
-        self._last_arrival_s = time.monotonic()
+        self._last_record_s = time.monotonic()
         self._stopping = threading.Event()
         self._reader = TopicReader(
             kafka,
@@ -71,10 +67,10 @@ class TopicRecorder:
         )
         ends = {at: end for topic in topics for at, end in end_offsets(self._reader, topic).items()}
         self._reader.add(dict.fromkeys(ends, OFFSET_BEGINNING) if from_beginning else ends)
-        self._thread = threading.Thread(target=self._run, name="topic-reader", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="topic-recorder", daemon=True)
 
-    def records(self, topic: str) -> tuple[Arrived, ...]:
-        """Returns what was read of `topic` so far, in order within each partition."""
+    def records(self, topic: str) -> tuple[ReceivedRecord, ...]:
+        """Returns the records of `topic` so far, in order within each partition."""
         with self._lock:
             return tuple(self._records[topic])
 
@@ -84,9 +80,7 @@ class TopicRecorder:
             return len(ids & set().union(*(self._counts[topic].keys() for topic in topics)))
 
     def distinct(self, topic: str) -> int:
-        """Returns how many different keys the records of `topic` had so far. Raises what stopped
-        the reader.
-        """
+        """Returns the number of different keys in `topic`. Raises what stopped the recorder."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -101,22 +95,20 @@ class TopicRecorder:
         settle_s: float,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> bool:
-        """Waits until every id was seen in one of `topics`, and `settle_s` longer, for what may
-        come twice.
+        """Waits until every id was seen in one of `topics`, and `settle_s` longer for duplicates.
 
-        Returns whether all were seen: False after `stalled_s` without any record. Raises what
-        stopped the reader.
+        Returns whether all were seen; False after `stalled_s` without any record. Raises what
+        stopped the recorder.
         """
         started_s = time.monotonic()
         while (seen := self.seen(topics, ids)) < len(ids):
             on_progress(seen)
-            time.sleep(
-                POLL_S
-            )  # not woken by each record: at a high rate that would load the machine being measured
+            # Polled: waking for each record would load the machine that is measured.
+            time.sleep(POLL_S)
             with self._lock:
                 if self._failure is not None:
                     raise self._failure
-                if time.monotonic() - max(self._last_arrival_s, started_s) > stalled_s:
+                if time.monotonic() - max(self._last_record_s, started_s) > stalled_s:
                     return False
         on_progress(seen)
         time.sleep(settle_s)
@@ -126,29 +118,26 @@ class TopicRecorder:
         while not self._stopping.is_set():
             batch = self._reader.poll(1, POLL_S)
             for error in filter(is_final, batch.errors):
-                self._fail(
-                    f"the topics cannot be read to their end ({error.str()}), so nothing can be "
-                    "counted"
-                )
+                with self._lock:
+                    self._failure = CarpoolError(
+                        f"the topics cannot be read to their end ({error.str()}), so nothing can "
+                        "be counted"
+                    )
             for message in batch.messages:
                 self._keep(message)
 
     def _keep(self, message: Message) -> None:
-        record = Arrived(
+        record = ReceivedRecord(
             key=(message.key or b"").decode(errors="replace"),
             value=message.value or b"",
             headers=message.headers,
-            arrived_us=message.received_us,
+            received_us=message.received_us,
         )
         topic = message.source.topic
         with self._lock:
             self._records[topic].append(record)
             self._counts[topic][record.key] += 1
-            self._last_arrival_s = time.monotonic()
-
-    def _fail(self, message: str) -> None:
-        with self._lock:
-            self._failure = CarpoolError(message)
+            self._last_record_s = time.monotonic()
 
     def __enter__(self) -> TopicRecorder:
         """Begins to read."""

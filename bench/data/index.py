@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from bench.core.report import IndexFacts
 from bench.data.evaluation import CORPUS, EvaluationData, Float32, read_passage_ids, read_vectors
 from bench.data.exact import MemorySearch
 from carpool.clock import SystemClock
@@ -39,6 +40,20 @@ class BenchIndex(msgspec.Struct, frozen=True, kw_only=True):
         return sum(
             self.manifest.file(segment_name(n)).size_bytes
             for n in range(self.manifest.segment_count)
+        )
+
+    @property
+    def facts(self) -> IndexFacts:
+        """The index as a report names it."""
+        manifest = self.manifest
+        return IndexFacts(
+            index_version=manifest.index_version,
+            row_count=manifest.row_count,
+            dimension=manifest.dimension,
+            nlist=manifest.nlist,
+            nprobe_default=manifest.nprobe_default,
+            segment_bytes=self.segment_bytes,
+            embedding_model=manifest.embedding_model,
         )
 
 

@@ -1,142 +1,118 @@
-"""`carpool bench priorities`: does batch work, or one loud tenant, make others wait? Whole way, no
-model and no embedder.
+"""`carpool bench priorities`: do batch work or one loud tenant make others wait?
 
-Every load is open: a question is due at its time whether or not earlier ones are back, and its time
-counts from then.
+The whole way without models. Every load is open: a question is sent at its time, and its time
+counts from when it was due.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
-from bench.core.accounting import Books, close_books
-from bench.core.machine import Machine, Revision, program, this_machine, this_revision
-from bench.core.session import Session, open_session
+from bench.core.accounting import Accounting, account
+from bench.core.kafka import started_broker
+from bench.core.made_up import ENVIRONMENT, MODEL
+from bench.core.progress import Tell, progress_bars
+from bench.core.report import Report, RunStart, finish
+from bench.core.session import STALLED_S, SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
+from bench.core.stack import SERVICES, parse_settings
 from bench.data.index import BenchIndex, index_of_texts
-from bench.services.figures import stage_spreads_ms
+from bench.services.results import answers_of
 from carpool.errors import CarpoolError
 from carpool.testing.kafka import KAFKA_JAVA, KafkaServer, kafka_home
 from producers.read_questions import Question
-from producers.send_load import LoadPlan, SentQuestion
-from schemas.answer import Answer
-from schemas.codec import decode
+from producers.send_load import LoadPlan
 from schemas.topics import ANSWERS
 
-SERVICES = ("grouper", "searcher", "generator")
-MODEL = "hashing:384"
 PASSAGES = 5_000
 NLIST = 64
 WORDS = 2_000
-STALLED_S = 60.0
 BATCH_RATE_PER_S = 4_000.0
+LOUD_SHARE = 0.9
 WARM_UP_SHARE = 5
-"""One batch question is asked in the warm-up for so many that are measured."""
+"""The warm-up sends one batch question for so many that are measured."""
+
 BATCH_SLOWDOWN_MAX = 2.0
 TENANT_SLOWDOWN_MAX = 1.5
 
-Tell = Callable[[str, int, int], None]
-
 
 class PrioritiesOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked. `rate_per_s`: of interactive questions; `tenant_rate_per_s`: of all tenants,
-    the loud one's share of it is `loud_share`; `warm_up_s`: how long both classes are asked before
-    anything is measured.
-    """
+    """Options. `rate_per_s`: of interactive questions; `tenant_rate_per_s`: of both tenants."""
 
     batch: int
     rate_per_s: float
     tenant_rate_per_s: float
-    loud_share: float
     duration_s: float
     warm_up_s: float
     seed: int
+    settings: tuple[str, ...] = ()
 
 
-class Asking(msgspec.Struct, frozen=True, kw_only=True):
-    """Questions of one kind, in one condition: times in ms from when each was due until its answer
-    was read.
-
-    `stages_ms`: what the answers say of it.
-    """
+class ConditionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Questions of one kind in one condition: ms from when each was due until it was answered."""
 
     condition: str
     total_ms: Spread | None
-    stages_ms: dict[str, Spread]
-    books: Books
+    accounting: Accounting
 
 
 class PrioritiesResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. `batch_left`: batch questions without an answer when the last interactive
-    one was due: where it is 0 the backlog was too short to say anything.
+    """The result.
+
+    `batch_left`: batch questions without an answer when the last interactive one was sent. When it
+    is 0, the backlog was too short to show anything.
     """
 
-    interactive_alone: Asking
-    interactive_beside_batch: Asking
-    batch: Asking
+    interactive_alone: ConditionResult
+    interactive_beside_batch: ConditionResult
+    batch: ConditionResult
     batch_left: int
     batch_per_s: float
-    quiet_tenants_alone: Asking
-    quiet_tenants_beside_loud: Asking
-    loud_tenant: Asking
+    quiet_tenant_alone: ConditionResult
+    quiet_tenant_beside_loud: ConditionResult
+    loud_tenant: ConditionResult
 
-    @property
-    def promises(self) -> dict[str, bool]:
-        """What was promised, and whether it held."""
-        alone, beside = self.interactive_alone, self.interactive_beside_batch
-        askings = (
-            alone,
-            beside,
-            self.batch,
-            self.quiet_tenants_alone,
-            self.quiet_tenants_beside_loud,
-            self.loud_tenant,
+    def conditions(self) -> tuple[ConditionResult, ...]:
+        """Returns the results of all conditions."""
+        return (
+            *(self.interactive_alone, self.interactive_beside_batch, self.batch),
+            *(self.quiet_tenant_alone, self.quiet_tenant_beside_loud, self.loud_tenant),
         )
+
+    def promises(self) -> dict[str, bool]:
+        """Returns each promise and whether it was kept."""
+        interactive = slowdown(self.interactive_alone, self.interactive_beside_batch)
+        tenant = slowdown(self.quiet_tenant_alone, self.quiet_tenant_beside_loud)
         return {
-            f"interactive p99 beside batch at most {BATCH_SLOWDOWN_MAX:g}x": _slowdown(
-                alone, beside
-            )
+            f"interactive p99 beside batch at most {BATCH_SLOWDOWN_MAX:g}x": interactive
             <= BATCH_SLOWDOWN_MAX,
             "batch questions were waiting all the time": self.batch_left > 0,
-            f"other tenants' p99 beside a loud one at most {TENANT_SLOWDOWN_MAX:g}x": (
-                _slowdown(self.quiet_tenants_alone, self.quiet_tenants_beside_loud)
-                <= TENANT_SLOWDOWN_MAX
+            f"other tenants' p99 beside a loud one at most {TENANT_SLOWDOWN_MAX:g}x": tenant
+            <= TENANT_SLOWDOWN_MAX,
+            "each question has one answer": all(
+                each.accounting.holds for each in self.conditions()
             ),
-            "each question has one answer": all(asking.books.holds for asking in askings),
         }
 
 
-class PrioritiesReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, where it ran, and what was set."""
-
-    benchmark: str
-    command: list[str]
-    machine: Machine
-    revision: Revision | None
-    broker: str
-    options: PrioritiesOptions
-    services: dict[str, str]
-    promises: dict[str, bool]
-    results: PrioritiesResult
-
-
-def _slowdown(alone: Asking, beside: Asking) -> float:
+def slowdown(alone: ConditionResult, beside: ConditionResult) -> float:
+    """Returns the ratio of the p99s; infinity where nothing came back."""
     if alone.total_ms is None or beside.total_ms is None:
         return float("inf")
     return beside.total_ms.p99 / alone.total_ms.p99
 
 
 @contextmanager
-def real_broker(bootstrap: str | None, folder: Path) -> Iterator[str | None]:
-    """Yields the brokers that are named, or one of Apache Kafka where `KAFKA_HOME` says how; None:
-    the embedded one.
-    """
+def brokers_of(bootstrap: str | None, folder: Path) -> Iterator[str | None]:
+    """Yields the named brokers, or a new Apache Kafka where KAFKA_HOME is set, else None."""
     if bootstrap is not None or kafka_home() is None:
         yield bootstrap
         return
@@ -145,10 +121,20 @@ def real_broker(bootstrap: str | None, folder: Path) -> Iterator[str | None]:
 
 
 def made_up_index(folder: Path) -> BenchIndex:
-    """Returns an index of made-up passages, built there unless it is there already."""
+    """Returns an index of made-up passages in `folder`; builds it if absent."""
     rng = random.Random(7)
     texts = [_text(rng, 40) for _ in range(PASSAGES)]
     return index_of_texts(texts, index_dir=folder, nlist=NLIST, model=MODEL)
+
+
+def run(
+    options: PrioritiesOptions, bootstrap: str | None, work: Path, json_file: Path | None
+) -> bool:
+    """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
+    index = made_up_index((work / "priorities-index").resolve())
+    with progress_bars() as tell:
+        report = run_priorities(options, bootstrap, index, (work / "priorities").resolve(), tell)
+    return finish(report, json_file, lambda console: print_priorities(console, report.results))
 
 
 def run_priorities(
@@ -156,21 +142,14 @@ def run_priorities(
     bootstrap: str | None,
     index: BenchIndex,
     work_dir: Path,
-    settings: Mapping[str, str],
     tell: Tell,
-) -> PrioritiesReport:
-    """Runs all conditions, one after the other, on the same services. Blocks. Raises
-    `CarpoolError`.
-    """
-    machine = this_machine()  # its load as it was before the run
-    services = {
-        "CARPOOL_EMBEDDING_MODEL": MODEL,
-        "CARPOOL_LLM_ENGINE": "none",
-        "CARPOOL_GENERATOR_PARTIALS": "false",
-        **settings,
-    }
+) -> Report:
+    """Runs all conditions in turn on the same services. Blocks. Raises `CarpoolError`."""
+    start = RunStart.now()
+    given = parse_settings(options.settings)
+    services = {**ENVIRONMENT, "CARPOOL_GENERATOR_PARTIALS": "false", **given}
     with (
-        real_broker(bootstrap, work_dir / "kafka") as brokers,
+        brokers_of(bootstrap, work_dir / "kafka") as brokers,
         open_session(
             bootstrap=brokers,
             index_dir=index.dir,
@@ -179,23 +158,19 @@ def run_priorities(
             settings=services,
         ) as session,
     ):
-        result = _Run(session, options, tell).all()
-    return PrioritiesReport(
-        benchmark="priorities",
-        command=program(),
-        machine=machine,
-        revision=this_revision(),
-        broker=bootstrap
-        or ("embedded" if brokers is None else "Apache Kafka, one broker of its own"),
-        options=options,
-        services=services,
-        promises=result.promises,
+        result = _Conditions(session, options, tell).measure()
+    return start.report(
+        "priorities",
+        settings=msgspec.to_builtins(options) | {"services": services},
+        promises=result.promises(),
         results=result,
+        index=index.facts,
+        broker=bootstrap or ("embedded" if brokers is None else started_broker()),
     )
 
 
-class _Run:
-    """The conditions on one session."""
+class _Conditions:
+    """The conditions, one after the other, on one session."""
 
     def __init__(self, session: Session, options: PrioritiesOptions, tell: Tell) -> None:
         self._session = session
@@ -203,152 +178,125 @@ class _Run:
         self._tell = tell
         self._rng = random.Random(options.seed)
 
-    def all(self) -> PrioritiesResult:
+    def measure(self) -> PrioritiesResult:
         options = self._options
+        rate_per_s, duration_s = options.rate_per_s, options.duration_s
         self._warm_up()
-        alone = self._ask("alone", LoadPlan(), options.rate_per_s, options.duration_s)
+        alone = self._ask("alone", LoadPlan(), rate_per_s, duration_s)
         batch = self._send(LoadPlan(priority="batch"), BATCH_RATE_PER_S, options.batch)
-        batch_ids = batch.keys()
-        seen_before = self._seen(batch_ids)
-        beside = self._send(
-            LoadPlan(), options.rate_per_s, self._count(options.rate_per_s, options.duration_s)
-        )
-        batch_left = len(batch) - self._seen(batch_ids)
-        beside_asked = self._back("beside batch", beside)
-        batch_asked = self._back("batch", batch)
-        quiet_rate = options.tenant_rate_per_s * (1 - options.loud_share)
+        answered_before = self._answered(batch)
+        beside = self._send(LoadPlan(), rate_per_s, _count(rate_per_s, duration_s))
+        batch_left = len(batch.sent) - self._answered(batch)
+        interactive = self._wait("beside batch", beside)
+        batch_result = self._wait("batch", batch)
+        quiet_rate = options.tenant_rate_per_s * (1 - LOUD_SHARE)
         quiet_alone = self._ask(
-            "other tenants alone", LoadPlan(tenant="quiet"), quiet_rate, options.duration_s
+            "quiet tenant alone", LoadPlan(tenant="quiet"), quiet_rate, duration_s
         )
-        loud_rate = options.tenant_rate_per_s * options.loud_share
-        loud, quiet = self._both(loud_rate, quiet_rate)
+        loud, quiet = self._send_both(options.tenant_rate_per_s * LOUD_SHARE, quiet_rate)
         return PrioritiesResult(
             interactive_alone=alone,
-            interactive_beside_batch=beside_asked,
-            batch=batch_asked,
+            interactive_beside_batch=interactive,
+            batch=batch_result,
             batch_left=batch_left,
-            batch_per_s=(len(batch) - batch_left - seen_before) / options.duration_s,
-            quiet_tenants_alone=quiet_alone,
-            quiet_tenants_beside_loud=self._back("other tenants beside a loud one", quiet),
-            loud_tenant=self._back("loud tenant", loud),
+            batch_per_s=(len(batch.sent) - batch_left - answered_before) / duration_s,
+            quiet_tenant_alone=quiet_alone,
+            quiet_tenant_beside_loud=self._wait("quiet tenant beside a loud one", quiet),
+            loud_tenant=self._wait("loud tenant", loud),
         )
 
     def _warm_up(self) -> None:
-        """Asks of both classes, so that nothing is measured on a broker that compiles itself, and
-        waits for all answers.
-        """
+        """Sends both classes until the broker's Java is compiled, and waits for all answers."""
         options = self._options
-        batch = self._send(
-            LoadPlan(priority="batch"), BATCH_RATE_PER_S, max(1, options.batch // WARM_UP_SHARE)
-        )
+        batch_count = max(1, options.batch // WARM_UP_SHARE)
+        batch = self._send(LoadPlan(priority="batch"), BATCH_RATE_PER_S, batch_count)
         self._ask("warm-up", LoadPlan(), options.rate_per_s, options.warm_up_s)
-        self._back("warm-up, batch", batch)
+        self._wait("warm-up, batch", batch)
 
-    def _both(
-        self, loud_rate: float, quiet_rate: float
-    ) -> tuple[dict[str, SentQuestion], dict[str, SentQuestion]]:
-        """Sends of both tenants at once; returns what each sent."""
-        sent: dict[str, SentQuestion] = {}
+    def _send_both(self, loud_rate: float, quiet_rate: float) -> tuple[SentLoad, SentLoad]:
+        """Sends the loads of both tenants at the same time; returns loud and quiet."""
+        loud: list[SentLoad] = []
         failures: list[CarpoolError] = []
+        duration_s = self._options.duration_s
 
         def send_loud() -> None:
             try:
-                count = self._count(loud_rate, self._options.duration_s)
-                sent.update(self._send(LoadPlan(tenant="loud"), loud_rate, count))
+                count = _count(loud_rate, duration_s)
+                loud.append(self._send(LoadPlan(tenant="loud"), loud_rate, count))
             except CarpoolError as error:
                 failures.append(error)
 
         thread = threading.Thread(target=send_loud, name="loud-tenant")
         thread.start()
-        count = self._count(quiet_rate, self._options.duration_s)
-        quiet = self._send(LoadPlan(tenant="quiet"), quiet_rate, count)
+        quiet = self._send(LoadPlan(tenant="quiet"), quiet_rate, _count(quiet_rate, duration_s))
         thread.join()
         if failures:
             raise failures[0]
-        return sent, quiet
+        return loud[0], quiet
 
-    def _ask(self, condition: str, plan: LoadPlan, rate_per_s: float, duration_s: float) -> Asking:
-        return self._back(
-            condition, self._send(plan, rate_per_s, self._count(rate_per_s, duration_s))
-        )
+    def _ask(
+        self, condition: str, plan: LoadPlan, rate_per_s: float, duration_s: float
+    ) -> ConditionResult:
+        return self._wait(condition, self._send(plan, rate_per_s, _count(rate_per_s, duration_s)))
 
-    @staticmethod
-    def _count(rate_per_s: float, duration_s: float) -> int:
-        return max(1, round(rate_per_s * duration_s))
-
-    def _send(self, plan: LoadPlan, rate_per_s: float, count: int) -> dict[str, SentQuestion]:
-        questions = [Question(text=_text(self._rng, 8)) for _ in range(count)]
-        sent, _ = self._session.send(
-            questions,
+    def _send(self, plan: LoadPlan, rate_per_s: float, count: int) -> SentLoad:
+        return self._session.send(
+            [Question(text=_text(self._rng, 8)) for _ in range(count)],
             plan,
             rate_per_s=rate_per_s,
             arrivals="even" if plan.priority == "batch" else "poisson",
             seed=self._options.seed,
         )
-        return sent
 
-    def _seen(self, ids: Set[str]) -> int:
-        return self._session.reader.seen((ANSWERS.name,), ids)
+    def _answered(self, load: SentLoad) -> int:
+        return self._session.recorder.seen((ANSWERS.name,), load.sent.keys())
 
-    def _back(self, condition: str, sent: Mapping[str, SentQuestion]) -> Asking:
+    def _wait(self, condition: str, load: SentLoad) -> ConditionResult:
         """Waits for the answers to what was sent."""
-        reader = self._session.reader
-        reader.wait(
+        recorder, sent = self._session.recorder, load.sent
+        recorder.wait(
             sent.keys(),
             (ANSWERS.name,),
             stalled_s=STALLED_S,
             settle_s=0.5,
             on_progress=lambda done: self._tell(condition, done, len(sent)),
         )
-        arrived = [record for record in reader.records(ANSWERS.name) if record.key in sent]
-        answers = [decode(Answer, record.value, record.headers) for record in arrived]
-        return Asking(
+        records = [record for record in recorder.records(ANSWERS.name) if record.key in sent]
+        answers = answers_of(records, sent.keys())
+        return ConditionResult(
             condition=condition,
             total_ms=spread(
-                (record.arrived_us - sent[record.key].intended_us) / 1_000 for record in arrived
+                (record.received_us - sent[record.key].intended_us) / 1_000 for record in records
             ),
-            stages_ms=stage_spreads_ms(
-                {name: int(time_ms * 1_000) for name, time_ms in answer.timings_ms.items()}
-                for answer in answers
-            ),
-            books=close_books(
+            accounting=account(
                 sent,
-                [answer.query_id for answer in answers],
+                (answer.query_id for answer in answers),
                 {answer.query_id: answer.status for answer in answers if answer.status != "ok"},
             ),
         )
+
+
+def _count(rate_per_s: float, duration_s: float) -> int:
+    return max(1, round(rate_per_s * duration_s))
 
 
 def _text(rng: random.Random, words: int) -> str:
     return " ".join(f"w{min(int(rng.expovariate(1 / 200)), WORDS)}" for _ in range(words))
 
 
-def lines(result: PrioritiesResult) -> Sequence[str]:
-    """Returns the figures as lines to read."""
-    rows = [f"{'':<34}{'asked':>8}{'p50 ms':>9}{'p99 ms':>9}{'max ms':>9}"]
-    for asking in (
-        result.interactive_alone,
-        result.interactive_beside_batch,
-        result.batch,
-        result.quiet_tenants_alone,
-        result.quiet_tenants_beside_loud,
-        result.loud_tenant,
-    ):
-        times = asking.total_ms
-        shown = (
-            f"{times.p50:>9.1f}{times.p99:>9.1f}{times.max:>9.1f}"
-            if times is not None
-            else f"{'none came back':>27}"
+def print_priorities(console: Console, result: PrioritiesResult) -> None:
+    """Prints the tables of a result."""
+    table = Table("", "questions", "p50 ms", "p99 ms", "max ms", title="Priorities")
+    for each in result.conditions():
+        times = each.total_ms
+        cells = (
+            ["nothing came back"]
+            if times is None
+            else [f"{ms:.1f}" for ms in (times.p50, times.p99, times.max)]
         )
-        rows.append(f"{asking.condition:<34}{asking.books.published:>8}{shown}")
-    waits = [
-        f"{stage} {times.p50:.0f}/{times.p99:.0f}"
-        for stage, times in result.interactive_beside_batch.stages_ms.items()
-    ]
-    rows.append("interactive beside batch, p50/p99 ms by stage: " + ", ".join(waits))
-    rows.append(f"batch questions left when the last interactive one was due: {result.batch_left}")
-    rows.append(f"batch questions answered a second meanwhile: {result.batch_per_s:.0f}")
-    rows += [
-        f"{'held  ' if held else 'BROKEN'}  {promise}" for promise, held in result.promises.items()
-    ]
-    return rows
+        table.add_row(each.condition, str(each.accounting.published), *cells)
+    console.print(table)
+    console.print(
+        f"batch questions left when the last interactive one was sent: {result.batch_left}; "
+        f"answered a second meanwhile: {result.batch_per_s:.0f}"
+    )

@@ -1,267 +1,306 @@
-"""`carpool bench claims`: do the services find what an exact search finds, and is what they find
-evidence?
+"""`carpool bench claims`: do the services find what an exact search finds, and is it evidence?
 
-Every claim goes through broker, grouper and searcher. What comes back is compared with FAISS in
-memory, given the query vectors that the grouper used; a number of claims go on through the
-generator.
+Every claim goes through broker, grouper and searcher. The retrievals are compared with FAISS in
+memory, given the query vectors that the grouper used. The first claims go through the generator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
-from bench.core.accounting import Books
+from bench.core.accounting import Accounting
 from bench.core.agreement import Agreement, Ranking, agreement, compare
-from bench.core.memory import MemoryPeaks, MemoryWatch
-from bench.core.session import Asked, Session, open_session
-from bench.data.exact import Float32, MemorySearch
-from bench.data.index import BenchIndex, nprobes_to_try
-from bench.services.figures import evidence_share
+from bench.core.progress import Tell, progress_bars
+from bench.core.report import finish
+from bench.core.session import STALLED_S, SentLoad, Session, open_session
+from bench.data.evaluation import CLAIMS, Float32
+from bench.data.exact import MemorySearch
+from bench.data.index import memory_search, nprobes_to_try
+from bench.services.corpus import CorpusOptions, CorpusRun, open_run
 from bench.services.results import (
-    Generated,
+    GeneratedAnswers,
     answers_of,
     final_retrievals,
-    generated,
+    generated_answers,
     groups_of,
     query_vectors,
-    retrieval_books,
+    retrieval_accounting,
 )
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, ConfigError
+from carpool.settings import environment_name
+from carpool.testing.llm_text import NAME as STAND_IN_MODEL
 from producers.read_questions import Question
 from producers.send_load import LoadPlan
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
+STAND_IN = "stand-in"
+"""Given instead of an LLM server's URL: the run starts the LLM stand-in."""
+
 EVIDENCE_MARGIN = 0.01
 """How much less often than exact search an evidence page may be among the first five."""
 
 FIRST = 5
+RATE_PER_S = 100.0
 SETTLE_S = 2.0
-STALLED_S = 60.0
 STALLED_LLM_S = 600.0
 
-Tell = Callable[[str, int, int], None]
-"""Called with a step, how much of it is done, and how much there is."""
 
+class ClaimsOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of claims. `nprobe` None: the index's; `generate`: claims for the generator."""
 
-class ClaimsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. `nprobe` None: what the index was measured for. `generate`: claims that go
-    through the generator.
-    """
-
-    bootstrap: str | None
-    work_dir: Path
-    plan: LoadPlan
     nprobe: int | None
-    rate_per_s: float
     generate: int
-    llm_url: str | None
-    settings: dict[str, str]
+    llm_url: str
+    llm_model: str
 
 
 class ClaimsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. Shares are of claims with an evidence page among the first five; `promises`
-    says what held.
-    """
+    """The result. Evidence: the share of claims with an evidence page among the first five."""
 
-    retrievals: Books
+    retrievals: Accounting
     ids: Agreement
     nprobe: int
     evidence_services: float
     evidence_exact: float
     evidence_by_nprobe: dict[int, float]
-    evidence_margin: float
-    generated: Generated | None
-    memory: dict[str, MemoryPeaks]
-    promises: dict[str, bool]
+    generated: GeneratedAnswers | None
+
+    def promises(self) -> dict[str, bool]:
+        """Returns each promise and whether it was kept."""
+        checked = self.ids.same + self.ids.tied
+        promises = {
+            "each claim has one retrieval": self.retrievals.holds,
+            "ids equal FAISS IVF-Flat's, but for equal scores": self.ids.holds
+            and checked == self.retrievals.published,
+            "evidence within 1 point of exact search": self.evidence_services
+            >= self.evidence_exact - EVIDENCE_MARGIN,
+        }
+        if self.generated is not None:
+            promises["each claim for the generator has one answer"] = (
+                self.generated.accounting.holds
+            )
+        return promises
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
-    """What the services wrote of the claims, by query id, and which claim each was.
-    `asked_for_answers`: ids.
-    """
+class ServedClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """What the services wrote about the claims, by query id. `claim_of`: the claim of each id."""
 
     claim_of: dict[str, str]
-    asked_for_answers: frozenset[str]
     retrievals: dict[str, Retrieval]
     vectors: dict[str, Float32]
-    books: Books
-    generated: Generated | None
-    memory: dict[str, MemoryPeaks]
+    accounting: Accounting
+    generated: GeneratedAnswers | None
 
 
-def run_claims(
-    request: ClaimsRequest,
-    index: BenchIndex,
-    claims: Sequence[Question],
-    evidence: Mapping[str, frozenset[str]],
-    search: MemorySearch,
-    tell: Tell,
-) -> ClaimsResult:
-    """Runs the claims and judges what came back. Blocks for minutes. Raises `CarpoolError` when the
-    run itself broke.
-    """
-    heard = _hear(request, index, claims, tell)
-    return judge(request, index, heard, evidence, search)
-
-
-def _hear(
-    request: ClaimsRequest, index: BenchIndex, claims: Sequence[Question], tell: Tell
-) -> Heard:
-    """Publishes the claims and returns what came back: first those that are to be answered, with
-    the generator running.
-    """
-    services = ("grouper", "searcher", "generator") if request.generate else ("grouper", "searcher")
-    with (
-        open_session(
-            bootstrap=request.bootstrap,
-            index_dir=index.dir,
-            work_dir=request.work_dir,
-            services=services,
-            settings=request.settings,
-            llm_url=request.llm_url,
-        ) as session,
-        MemoryWatch({name: session.stack[name].pid for name in services}) as watch,
-    ):
-        claim_of: dict[str, str] = {}
-        first = _ask(
-            session, request, claims[: request.generate], ANSWERS.name, STALLED_LLM_S, tell
+def run(options: CorpusOptions, claims: ClaimsOptions) -> bool:
+    """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
+    if claims.generate and not claims.llm_url:
+        raise ConfigError(
+            f"--generate needs an LLM: name its server with --llm-url, or say --llm-url {STAND_IN}"
         )
-        claim_of |= _claims_of(first, claims)
-        if request.generate:
-            # What comes now is not for it: it would answer all that is retrieved.
+    run = open_run(options, "claims")
+    model = STAND_IN_MODEL if claims.llm_url == STAND_IN else claims.llm_model
+    if claims.generate and model:
+        run.settings.setdefault(environment_name("llm", "model"), model)
+    search = memory_search(run.data, run.index)
+    with progress_bars() as tell:
+        served = _serve(run, claims, run.questions(CLAIMS), tell)
+    nprobe = claims.nprobe or run.index.manifest.nprobe_default
+    result = judge(
+        served,
+        run.data.evidence(),
+        search,
+        nprobe=nprobe,
+        nprobes=nprobes_to_try(run.index.manifest.nlist, run.index.manifest.nprobe_default),
+    )
+    report = run.report(
+        "claims",
+        options=claims,
+        files=(run.data.questions_path(CLAIMS), run.data.evidence_path),
+        promises=result.promises(),
+        results=result,
+    )
+    return finish(report, options.json_file, lambda console: print_claims(console, result))
+
+
+def _serve(
+    run: CorpusRun, options: ClaimsOptions, claims: Sequence[Question], tell: Tell
+) -> ServedClaims:
+    """Publishes the claims: first those for the generator, with the generator running."""
+    services = ("grouper", "searcher", "generator") if options.generate else ("grouper", "searcher")
+    with open_session(
+        bootstrap=run.options.bootstrap,
+        index_dir=run.index.dir,
+        work_dir=run.work_dir,
+        services=services,
+        settings=run.settings,
+        llm_url=None if options.llm_url in ("", STAND_IN) else options.llm_url,
+    ) as session:
+        claim_of: dict[str, str] = {}
+        to_generate: frozenset[str] = frozenset()
+        plan = msgspec.structs.replace(run.plan, nprobe=options.nprobe)
+        if options.generate:
+            first = claims[: options.generate]
+            load = _ask(session, plan, first, ANSWERS.name, tell)
+            claim_of |= _claims_of(load, first)
+            to_generate = frozenset(load.sent)
+            # It would answer all claims that are retrieved from now on.
             session.stack["generator"].stop()
-        rest = _ask(session, request, claims[request.generate :], RETRIEVALS.name, STALLED_S, tell)
-        claim_of |= _claims_of(rest, claims[request.generate :])
+        if rest := claims[options.generate :]:
+            claim_of |= _claims_of(_ask(session, plan, rest, RETRIEVALS.name, tell), rest)
         session.wait_quiet("grouper", "searcher")
-        records = session.reader.records(RETRIEVALS.name)
-        answers = answers_of(session.reader.records(ANSWERS.name), claim_of.keys())
-        groups = groups_of(session.reader.records(GROUPS.name), claim_of.keys())
-    retrievals = {
-        query_id: found
-        for query_id, (found, _) in final_retrievals(records, claim_of.keys()).items()
-    }
-    hits = {query_id: [hit.doc_id for hit in found.hits] for query_id, found in retrievals.items()}
-    asked = frozenset(first.sent) if first is not None else frozenset()
-    return Heard(
+        records = session.recorder.records(RETRIEVALS.name)
+        answers = answers_of(session.recorder.records(ANSWERS.name), claim_of.keys())
+        groups = groups_of(session.recorder.records(GROUPS.name), claim_of.keys())
+    found = final_retrievals(records, claim_of.keys())
+    retrievals = {query_id: retrieval for query_id, (retrieval, _) in found.items()}
+    return ServedClaims(
         claim_of=claim_of,
-        asked_for_answers=asked,
         retrievals=retrievals,
         vectors=query_vectors(groups),
-        books=retrieval_books(claim_of.keys(), records, answers),
-        generated=generated(asked, [answer for answer in answers if answer.query_id in asked], hits)
-        if asked
+        accounting=retrieval_accounting(claim_of.keys(), records, answers),
+        generated=generated_answers(
+            to_generate,
+            [answer for answer in answers if answer.query_id in to_generate],
+            {key: [hit.doc_id for hit in found.hits] for key, found in retrievals.items()},
+        )
+        if to_generate
         else None,
-        memory=watch.peaks(),
     )
 
 
 def _ask(
-    session: Session,
-    request: ClaimsRequest,
-    claims: Sequence[Question],
-    until: str,
-    stalled_s: float,
-    tell: Tell,
-) -> Asked | None:
-    if not claims:
-        return None
-    what = "answered" if until == ANSWERS.name else "retrieved"
-    plan = msgspec.structs.replace(request.plan, nprobe=request.nprobe)
+    session: Session, plan: LoadPlan, claims: Sequence[Question], until: str, tell: Tell
+) -> SentLoad:
+    is_answered = until == ANSWERS.name
+    what = "answered" if is_answered else "retrieved"
     return session.ask(
         claims,
         plan,
-        rate_per_s=request.rate_per_s,
+        rate_per_s=RATE_PER_S,
         topics=(until, ANSWERS.name),
-        stalled_s=stalled_s,
+        stalled_s=STALLED_LLM_S if is_answered else STALLED_S,
         settle_s=SETTLE_S,
         on_sent=lambda done: tell(f"claims sent, to be {what}", done, len(claims)),
         on_seen=lambda done: tell(f"claims {what}", done, len(claims)),
     )
 
 
-def _claims_of(asked: Asked | None, claims: Sequence[Question]) -> dict[str, str]:
-    if asked is None:
-        return {}
-    return {query_id: str(claims[sent.row].id) for query_id, sent in asked.sent.items()}
+def _claims_of(load: SentLoad, claims: Sequence[Question]) -> dict[str, str]:
+    return {query_id: str(claims[sent.row].id) for query_id, sent in load.sent.items()}
 
 
 def judge(
-    request: ClaimsRequest,
-    index: BenchIndex,
-    heard: Heard,
+    served: ServedClaims,
     evidence: Mapping[str, frozenset[str]],
     search: MemorySearch,
+    *,
+    nprobe: int,
+    nprobes: Sequence[int],
 ) -> ClaimsResult:
-    """Returns what came of a run: ids against FAISS with the same centroids and nprobe, evidence
-    against exact search.
+    """Compares ids with FAISS at the same centroids and nprobe, and evidence with exact search.
+
+    `nprobes`: further ones whose evidence is reported.
     """
-    nprobe = request.nprobe or index.manifest.nprobe_default
-    query_ids = sorted(heard.retrievals.keys() & heard.vectors.keys())
+    query_ids = sorted(served.retrievals.keys() & served.vectors.keys())
     if not query_ids:
         raise CarpoolError(
-            "no claim came back with the vector that was searched with; see the logs of the "
-            "services"
+            "no claim came back with the vector that was searched with; see the services' logs"
         )
-    queries = np.stack([heard.vectors[query_id] for query_id in query_ids])
-    ids = _agreement(heard, query_ids, queries, search, nprobe)
-    wanted = {claim: evidence[claim] for claim in heard.claim_of.values() if claim in evidence}
-    claims = [heard.claim_of[query_id] for query_id in query_ids]
+    queries = np.stack([served.vectors[query_id] for query_id in query_ids])
+    claims = [served.claim_of[query_id] for query_id in query_ids]
+    wanted = {claim: evidence[claim] for claim in served.claim_of.values() if claim in evidence}
 
     def share(rankings: Sequence[Ranking]) -> float:
-        return evidence_share(
-            {claim: found.ids for claim, found in zip(claims, rankings, strict=True)}, wanted, FIRST
-        )
+        found = {claim: ranking.ids for claim, ranking in zip(claims, rankings, strict=True)}
+        return evidence_share(found, wanted)
 
     ours = {
-        heard.claim_of[query_id]: [hit.doc_id for hit in found.hits]
-        for query_id, found in heard.retrievals.items()
+        served.claim_of[query_id]: [hit.doc_id for hit in found.hits]
+        for query_id, found in served.retrievals.items()
     }
-    found, exact = evidence_share(ours, wanted, FIRST), share(search.flat(queries, FIRST))
-    promises = {
-        "each claim has one retrieval": heard.books.holds,
-        "ids equal FAISS IVF-Flat's, but for equal scores": ids.holds
-        and len(query_ids) == len(heard.claim_of),
-        "evidence within 1 point of exact search": found >= exact - EVIDENCE_MARGIN,
-    }
-    if heard.generated is not None:
-        promises["each claim for the generator has one answer"] = heard.generated.books.holds
     return ClaimsResult(
-        retrievals=heard.books,
-        ids=ids,
+        retrievals=served.accounting,
+        ids=_agreement(served, query_ids, queries, search, nprobe),
         nprobe=nprobe,
-        evidence_services=found,
-        evidence_exact=exact,
-        evidence_by_nprobe={
-            tried: share(search.ivf(queries, FIRST, tried))
-            for tried in nprobes_to_try(index.manifest.nlist, index.manifest.nprobe_default)
-        },
-        evidence_margin=EVIDENCE_MARGIN,
-        generated=heard.generated,
-        memory=heard.memory,
-        promises=promises,
+        evidence_services=evidence_share(ours, wanted),
+        evidence_exact=share(search.flat(queries, FIRST)),
+        evidence_by_nprobe={tried: share(search.ivf(queries, FIRST, tried)) for tried in nprobes},
+        generated=served.generated,
     )
 
 
 def _agreement(
-    heard: Heard, query_ids: Sequence[str], queries: Float32, search: MemorySearch, nprobe: int
+    served: ServedClaims,
+    query_ids: Sequence[str],
+    queries: Float32,
+    search: MemorySearch,
+    nprobe: int,
 ) -> Agreement:
-    top_k = (
-        max((len(heard.retrievals[query_id].hits) for query_id in query_ids), default=FIRST)
-        or FIRST
-    )
+    found_hits = [served.retrievals[query_id].hits for query_id in query_ids]
+    top_k = max(map(len, found_hits)) or FIRST
     verdicts = []
-    for query_id, query, expected in zip(
-        query_ids, queries, search.ivf(queries, top_k, nprobe), strict=True
+    expected_rankings = search.ivf(queries, top_k, nprobe)
+    for query_id, hits, query, expected in zip(
+        query_ids, found_hits, queries, expected_rankings, strict=True
     ):
-        hits = heard.retrievals[query_id].hits
         found = Ranking(
             ids=tuple(hit.doc_id for hit in hits), scores=tuple(hit.score for hit in hits)
         )
         verdict, why = compare(found, expected, search.true_scores(query, found.ids))
-        verdicts.append((heard.claim_of[query_id], verdict, why))
+        verdicts.append((served.claim_of[query_id], verdict, why))
     return agreement(verdicts)
+
+
+def evidence_share(
+    found: Mapping[str, Sequence[str]], evidence: Mapping[str, frozenset[str]], first: int = FIRST
+) -> float:
+    """Returns the share of claims with one of its evidence pages among its `first` hits.
+
+    Both map claim ids; a claim that found nothing counts as missed. Raises `ValueError` without
+    evidence.
+    """
+    if not evidence:
+        raise ValueError("no claim has evidence, so there is no share to compute")
+    hits = sum(
+        not pages.isdisjoint(found.get(claim, ())[:first]) for claim, pages in evidence.items()
+    )
+    return hits / len(evidence)
+
+
+def print_claims(console: Console, result: ClaimsResult) -> None:
+    """Prints the tables of a result."""
+    ids, claims = result.ids, result.retrievals
+    table = Table(
+        *("claims", "retrieved", "missing", "duplicates", "ids equal", "equal scores", "different"),
+        title="Claims",
+    )
+    counts = (claims.published, claims.answered, claims.missing, claims.duplicates)
+    table.add_row(*map(str, (*counts, ids.same, ids.tied, ids.different)))
+    console.print(table)
+    for example in ids.examples:
+        console.print(f"  [red]{example}[/]")
+    shares = Table("search", "nprobe", "evidence in the first five", title="Evidence")
+    shares.add_row("services", str(result.nprobe), f"{result.evidence_services:.1%}", style="bold")
+    shares.add_row("exact, in memory", "-", f"{result.evidence_exact:.1%}")
+    for nprobe, share in result.evidence_by_nprobe.items():
+        shares.add_row("FAISS IVF-Flat, in memory", str(nprobe), f"{share:.1%}")
+    console.print(shares)
+    if (made := result.generated) is not None:
+        first, total = made.time_to_first_token_ms, made.total_ms
+        console.print(
+            f"answers: {made.accounting.published} asked; "
+            + ", ".join(f"{status} {count}" for status, count in made.by_status.items())
+            + f"; valid citations {made.valid_citations} ({made.valid_citations_share:.0%})"
+            + (f"; first token p50 {first.p50:.0f} ms" if first else "")
+            + (f"; total p50 {total.p50:.0f} ms" if total else "")
+            + f"; {', '.join(made.models)}"
+        )
+        for error in made.errors:
+            console.print(f"  [yellow]{error}[/]")

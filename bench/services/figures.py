@@ -1,11 +1,9 @@
-"""From records to figures: spreads, stage times, cache use, windows. Pure functions; times in
-microseconds go in, ms come out.
-"""
+"""From records to figures: stage times, cache use, windows. Pure; microseconds in, ms out."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -14,48 +12,37 @@ from schemas.group import Group
 from schemas.retrieval import Retrieval
 
 STAGES = (
-    "send_delay",
-    "kafka_wait",
-    "window_wait",
-    "encode",
-    "group",
-    "queue_search",
-    "load",
-    "search",
-    "passages",
-    "return",
-    "total",
+    *("send_delay", "kafka_wait", "window_wait", "encode", "group", "queue_search", "load"),
+    *("search", "passages", "return", "total"),
 )
-"""The way of a query, in order. `send_delay`, `return` and `total` are seen from outside, the rest
-the services say.
+"""The stages of a query in order.
+
+The benchmark measures `send_delay`, `return` and `total`; the services report the others.
 """
 
 
 class Trip(msgspec.Struct, frozen=True, kw_only=True):
-    """One query as it was sent and came back. Epoch microseconds; `arrived_us`: its retrieval was
-    read by the benchmark.
-    """
+    """One query as it was sent and came back. Epoch microseconds."""
 
     intended_us: int
     sent_us: int
-    arrived_us: int
+    received_us: int
     retrieval: Retrieval
 
     def stages_us(self) -> dict[str, int]:
-        """Returns what each stage took: what the services say, and what is seen from outside."""
+        """Returns the time of each stage."""
         return {
             **self.retrieval.timings_us,
             "send_delay": self.sent_us - self.intended_us,
-            "return": self.arrived_us - self.retrieval.completed_us,
-            "total": self.arrived_us - self.intended_us,
+            "return": self.received_us - self.retrieval.completed_us,
+            "total": self.received_us - self.intended_us,
         }
 
 
 def stage_spreads_ms(timings_us: Iterable[Mapping[str, int]]) -> dict[str, Spread]:
-    """Returns the spread of each stage in milliseconds, known stages first and in their order.
+    """Returns the spread of each stage: stages of `STAGES` in their order, then any others.
 
-    A stage that a query did not go through does not count for it, so that `count` may differ
-    between stages.
+    A query counts only for the stages that it went through.
     """
     by_stage: dict[str, list[float]] = {}
     for timings in timings_us:
@@ -66,9 +53,7 @@ def stage_spreads_ms(timings_us: Iterable[Mapping[str, int]]) -> dict[str, Sprea
 
 
 class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Clusters that queries probed, by the tier where they were found, and the bytes that were read
-    because of queries.
-    """
+    """Clusters that queries probed, by the tier where they were, and bytes read for queries."""
 
     gpu: int
     ram: int
@@ -77,17 +62,17 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requests(self) -> int:
-        """Clusters asked for."""
+        """Probed clusters."""
         return self.gpu + self.ram + self.ssd
 
     @property
     def hit_share(self) -> float:
-        """The share of clusters that did not have to be read; 0 where none was asked for."""
+        """The share of clusters that were not read; 0 where none was probed."""
         return (self.gpu + self.ram) / self.requests if self.requests else 0.0
 
 
 def cache_use(retrievals: Iterable[Retrieval]) -> CacheUse:
-    """Returns what the retrievals say of the cache, added up."""
+    """Returns the sums over `retrievals`."""
     tiers: Counter[str] = Counter()
     bytes_read = 0
     for retrieval in retrievals:
@@ -96,8 +81,8 @@ def cache_use(retrievals: Iterable[Retrieval]) -> CacheUse:
     return CacheUse(gpu=tiers["gpu"], ram=tiers["ram"], ssd=tiers["ssd"], bytes_read=bytes_read)
 
 
-class Windows(msgspec.Struct, frozen=True, kw_only=True):
-    """How queries travelled together."""
+class WindowSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """How many queries windows and groups had."""
 
     windows: int
     groups: int
@@ -105,11 +90,10 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
     group_queries: Spread
 
 
-def windows(groups: Iterable[Group]) -> Windows | None:
-    """Returns the sizes of windows and groups, or None without groups. A group that was cut counts
-    as its pieces.
+def window_sizes(groups: Iterable[Group]) -> WindowSizes | None:
+    """Returns the sizes of windows and groups; None without groups.
 
-    Windows are told apart by the process that planned them and its number for them.
+    A window is known by its grouper and number. Each piece of a group that was cut counts.
     """
     queries: Counter[tuple[str, int]] = Counter()
     sizes = []
@@ -119,26 +103,9 @@ def windows(groups: Iterable[Group]) -> Windows | None:
     window_queries, group_queries = spread(queries.values()), spread(sizes)
     if window_queries is None or group_queries is None:
         return None
-    return Windows(
+    return WindowSizes(
         windows=len(queries),
         groups=len(sizes),
         window_queries=window_queries,
         group_queries=group_queries,
     )
-
-
-def evidence_share(
-    found: Mapping[str, Sequence[str]], evidence: Mapping[str, frozenset[str]], first: int = 5
-) -> float:
-    """Returns the share of queries with one of its evidence pages among its `first` hits.
-
-    Both map query ids; a query of `evidence` that found nothing counts as missed. Raises
-    `ValueError` without evidence.
-    """
-    if not evidence:
-        raise ValueError("no query has evidence: a share of nothing means nothing")
-    hits = sum(
-        not pages.isdisjoint(found.get(query_id, ())[:first])
-        for query_id, pages in evidence.items()
-    )
-    return hits / len(evidence)

@@ -1,60 +1,68 @@
-"""`carpool bench traffic`: what do grouper and searcher do with a stream of questions: times,
-cache, bytes, memory?
+"""`carpool bench traffic`: times, cache, bytes and memory under a stream of questions.
 
-An open load: a question is due at its time whether or not earlier ones are back, and its time
-counts from then.
+The load is open: a question is sent at its time, and its time counts from when it was due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Literal
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
-from bench.core.accounting import Books
+from bench.core.accounting import Accounting
 from bench.core.memory import MemoryPeaks, MemoryUse, MemoryWatch, memory_of
-from bench.core.session import Asked, Session, open_session
+from bench.core.progress import Tell, progress_bars
+from bench.core.report import finish
+from bench.core.session import STALLED_S, SentLoad, Session, open_session
 from bench.core.spread import Spread
 from bench.core.stack import ServiceProcess
-from bench.data.index import BenchIndex
-from bench.services.figures import CacheUse, Trip, Windows, cache_use, stage_spreads_ms, windows
-from bench.services.results import answers_of, final_retrievals, groups_of, retrieval_books
-from producers.read_questions import Question
-from producers.send_load import LoadPlan, LoadSummary
+from bench.data.evaluation import TRAFFIC
+from bench.data.index import BenchIndex, tiny_index
+from bench.services.corpus import CorpusOptions, CorpusRun, Kind, open_run
+from bench.services.figures import (
+    CacheUse,
+    Trip,
+    WindowSizes,
+    cache_use,
+    stage_spreads_ms,
+    window_sizes,
+)
+from bench.services.results import (
+    answers_of,
+    final_retrievals,
+    groups_of,
+    retrieval_accounting,
+)
+from carpool.errors import ConfigError
+from carpool.settings import environment_name
+from producers.send_load import LoadSummary
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
 SERVICES = ("grouper", "searcher")
 SETTLE_S = 2.0
-STALLED_S = 60.0
-FOOTPRINT_BYTES_MAX = 150 * 1024 * 1024
-GROUPER_BYTES_MAX = 900 * 1024 * 1024
+WARM_UP = 20
+"""Questions that are sent first and not measured: a model's first batch is slow."""
 
-Kind = Literal["text", "vectors"]
-Arrivals = Literal["even", "poisson"]
-Tell = Callable[[str, int, int], None]
+FOOTPRINT_RATE_PER_S = 200.0
+MIB = 1024 * 1024
+FOOTPRINT_BYTES_MAX = 150 * MIB
+GROUPER_BYTES_MAX = 900 * MIB
 
 
-class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `warm_up` questions go first and are not measured: a model's first batch is slow."""
+class TrafficOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of traffic. A rate of 0 leaves its run out."""
 
-    kind: Kind
-    bootstrap: str | None
-    work_dir: Path
-    plan: LoadPlan
-    rate_per_s: float
-    arrivals: Arrivals
-    seed: int
-    warm_up: int
-    settings: dict[str, str]
+    text_rate_per_s: float
+    vector_rate_per_s: float
+    budget_share: float
+    footprint: bool
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """What the searcher's metrics counted. Demand: because a query lacked a cluster; prefetch: read
-    ahead for the next group.
-    """
+    """Counters of the searcher. Demand: read because a query lacked a cluster; else read ahead."""
 
     ram: int
     ssd: int
@@ -73,116 +81,153 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one run. Times in ms; percentiles over all its queries. Bytes a query include
-    what was read ahead.
+    """The result of one load. Times in ms over all its queries; bytes include those read ahead.
 
-    `retrieved_per_s` under the offered rate: the services fell behind, and their queue is most of
-    the total.
+    Where `retrieved_per_s` is below the offered rate, most of the total is time in a queue.
     """
 
     kind: Kind
     load: LoadSummary
     retrieved_per_s: float
-    retrievals: Books
+    retrievals: Accounting
     stages_ms: dict[str, Spread]
-    windows: Windows | None
+    windows: WindowSizes | None
     cache: CacheUse
     cache_hit_share: float
     counters: Counters
     records_agree_with_metrics: bool
-    demand_bytes_a_query: float
     bytes_a_query: float
     memory: dict[str, MemoryPeaks]
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The searcher on an index with a few passages a cluster: at rest, and with the same traffic as
-    a backlog.
+    """The searcher's memory on an index of a few passages, at rest and with a backlog.
 
-    `beside_budget_bytes`: its anonymous memory in use at most, less all the bytes of these
-    clusters.
+    `beside_budget_bytes`: the most anonymous memory, less the bytes of all clusters.
     """
 
     at_rest: MemoryUse
     in_use: MemoryPeaks
-    cluster_bytes: int
     beside_budget_bytes: int
-    questions: int
 
 
-def run_traffic(
-    request: TrafficRequest, index: BenchIndex, questions: Sequence[Question], tell: Tell
-) -> TrafficResult:
-    """Runs one load and returns what came of it. Blocks. Raises `CarpoolError` when the run itself
-    broke.
-    """
-    with _session(request, index) as session:
+def run(options: CorpusOptions, traffic: TrafficOptions) -> bool:
+    """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
+    run = open_run(options, "traffic")
+    budget_bytes = int(run.index.segment_bytes * traffic.budget_share)
+    budget_name = environment_name("searcher", "budget_bytes")
+    if budget_name in run.settings:
+        raise ConfigError("set the searcher's budget with --budget-share, not with --set")
+    run.settings[budget_name] = str(budget_bytes)
+    rates: dict[Kind, float] = {
+        "text": traffic.text_rate_per_s,
+        "vectors": traffic.vector_rate_per_s,
+    }
+    footprint = None
+    with progress_bars() as tell:
+        results = [measure(run, kind, rate, tell) for kind, rate in rates.items() if rate > 0]
+        if traffic.footprint:
+            rate = traffic.vector_rate_per_s or FOOTPRINT_RATE_PER_S
+            footprint = measure_footprint(run, rate, tell)
+    report = run.report(
+        "traffic",
+        options=traffic,
+        files=(run.data.questions_path(TRAFFIC), run.data.vectors_path(TRAFFIC)),
+        promises=traffic_promises(results, footprint, budget_bytes),
+        results={"budget_bytes": budget_bytes, "runs": results, "footprint": footprint},
+    )
+    return finish(
+        report, options.json_file, lambda console: print_traffic(console, results, footprint)
+    )
+
+
+def measure(run: CorpusRun, kind: Kind, rate_per_s: float, tell: Tell) -> TrafficResult:
+    """Runs one load. Blocks. Raises `CarpoolError` when the run itself failed."""
+    questions = run.questions(TRAFFIC, kind)
+    with _session(run, run.index, kind) as session:
         searcher = session.stack["searcher"]
         with MemoryWatch({name: session.stack[name].pid for name in SERVICES}) as watch:
-            _warm_up(session, request, questions)
+            session.ask(questions[:WARM_UP], run.plan, rate_per_s=rate_per_s)
+            session.wait_quiet(*SERVICES)
             before = read_counters(searcher)
-            asked = _ask(session, request, questions, tell)
+            load = session.ask(
+                questions,
+                run.plan,
+                rate_per_s=rate_per_s,
+                arrivals="poisson",
+                seed=run.options.seed,
+                settle_s=SETTLE_S,
+                on_sent=lambda done: tell(f"{kind}: sent", done, len(questions)),
+                on_seen=lambda done: tell(f"{kind}: back", done, len(questions)),
+            )
             session.wait_quiet(*SERVICES)
             counters = read_counters(searcher).since(before)
-        ids = asked.sent.keys()
-        records = session.reader.records(RETRIEVALS.name)
-        answers = answers_of(session.reader.records(ANSWERS.name), ids)
-        groups = groups_of(session.reader.records(GROUPS.name), ids)
+        return _result(session, kind, load, counters, watch.peaks())
+
+
+def _result(
+    session: Session,
+    kind: Kind,
+    load: SentLoad,
+    counters: Counters,
+    memory: dict[str, MemoryPeaks],
+) -> TrafficResult:
+    ids, recorder = load.sent.keys(), session.recorder
+    records = recorder.records(RETRIEVALS.name)
     found = final_retrievals(records, ids)
     trips = [
         Trip(
-            intended_us=asked.sent[query_id].intended_us,
-            sent_us=asked.sent[query_id].sent_us,
-            arrived_us=arrived_us,
+            intended_us=load.sent[query_id].intended_us,
+            sent_us=load.sent[query_id].sent_us,
+            received_us=received_us,
             retrieval=retrieval,
         )
-        for query_id, (retrieval, arrived_us) in found.items()
+        for query_id, (retrieval, received_us) in found.items()
     ]
     cache = cache_use(retrieval for retrieval, _ in found.values())
     return TrafficResult(
-        kind=request.kind,
-        load=asked.summary,
+        kind=kind,
+        load=load.summary,
         retrieved_per_s=retrieved_per_s(trips),
-        retrievals=retrieval_books(ids, records, answers),
+        retrievals=retrieval_accounting(
+            ids, records, answers_of(recorder.records(ANSWERS.name), ids)
+        ),
         stages_ms=stage_spreads_ms(trip.stages_us() for trip in trips),
-        windows=windows(groups),
+        windows=window_sizes(groups_of(recorder.records(GROUPS.name), ids)),
         cache=cache,
         cache_hit_share=cache.hit_share,
         counters=counters,
         records_agree_with_metrics=agrees(cache, counters),
-        demand_bytes_a_query=cache.bytes_read / max(1, len(found)),
         bytes_a_query=(counters.demand_bytes + counters.prefetch_bytes) / max(1, len(found)),
-        memory=watch.peaks(),
+        memory=memory,
     )
 
 
-def measure_footprint(
-    request: TrafficRequest, tiny: BenchIndex, questions: Sequence[Question], tell: Tell
-) -> Footprint:
-    """Returns what the searcher takes with next to nothing to hold, at rest and with `questions`.
-    Blocks.
+def measure_footprint(run: CorpusRun, rate_per_s: float, tell: Tell) -> Footprint:
+    """Returns the searcher's memory with almost nothing to keep. Blocks.
 
-    It is started when all the groups are waiting for it, so that what it fetches ahead of its work
-    counts.
+    The searcher starts when all groups wait for it, so that what it fetches ahead counts.
     """
-    with _session(request, tiny) as session:
+    questions = run.questions(TRAFFIC, "vectors")
+    tiny = tiny_index(
+        run.data, work_dir=run.work_dir, nlist=run.options.nlist, embedding=run.embedding
+    )
+    with _session(run, tiny, "vectors") as session:
         searcher = session.stack["searcher"]
         at_rest = memory_of(searcher.pid)
         searcher.stop()
-        sent, _ = session.send(
+        load = session.send(
             questions,
-            request.plan,
-            rate_per_s=request.rate_per_s,
-            arrivals=request.arrivals,
-            seed=request.seed,
+            run.plan,
+            rate_per_s=rate_per_s,
             on_sent=lambda done: tell("footprint: sent", done, len(questions)),
         )
         session.wait_quiet("grouper")
         searcher.start()
         with MemoryWatch({"searcher": searcher.pid}, interval_s=0.05) as watch:
             searcher.wait_ready()
-            session.reader.wait(
-                sent.keys(),
+            session.recorder.wait(
+                load.sent.keys(),
                 (RETRIEVALS.name, ANSWERS.name),
                 stalled_s=STALLED_S,
                 settle_s=0.0,
@@ -192,51 +237,22 @@ def measure_footprint(
     return Footprint(
         at_rest=at_rest,
         in_use=in_use,
-        cluster_bytes=tiny.segment_bytes,
         beside_budget_bytes=in_use.anonymous_bytes_max - tiny.segment_bytes,
-        questions=len(questions),
     )
 
 
-def _session(request: TrafficRequest, index: BenchIndex) -> AbstractContextManager[Session]:
+def _session(run: CorpusRun, index: BenchIndex, kind: Kind) -> AbstractContextManager[Session]:
     return open_session(
-        bootstrap=request.bootstrap,
+        bootstrap=run.options.bootstrap,
         index_dir=index.dir,
-        work_dir=request.work_dir,
+        work_dir=run.work_dir / kind,
         services=SERVICES,
-        settings=request.settings,
-    )
-
-
-def _warm_up(session: Session, request: TrafficRequest, questions: Sequence[Question]) -> None:
-    if request.warm_up:
-        session.ask(
-            questions[: request.warm_up],
-            request.plan,
-            rate_per_s=request.rate_per_s,
-            stalled_s=STALLED_S,
-        )
-        session.wait_quiet(*SERVICES)
-
-
-def _ask(
-    session: Session, request: TrafficRequest, questions: Sequence[Question], tell: Tell
-) -> Asked:
-    return session.ask(
-        questions,
-        request.plan,
-        rate_per_s=request.rate_per_s,
-        arrivals=request.arrivals,
-        seed=request.seed,
-        stalled_s=STALLED_S,
-        settle_s=SETTLE_S,
-        on_sent=lambda done: tell(f"{request.kind}: sent", done, len(questions)),
-        on_seen=lambda done: tell(f"{request.kind}: back", done, len(questions)),
+        settings=run.settings,
     )
 
 
 def read_counters(searcher: ServiceProcess) -> Counters:
-    """Returns what the searcher's /metrics counts now."""
+    """Returns the counters of the searcher's /metrics."""
 
     def read(name: str, **labels: str) -> int:
         return int(searcher.metric(f"carpool_{name}", **labels))
@@ -254,19 +270,15 @@ def read_counters(searcher: ServiceProcess) -> Counters:
 
 
 def retrieved_per_s(trips: Sequence[Trip]) -> float:
-    """Returns retrievals a second from the first question's time until the last retrieval was read;
-    0 without any.
-    """
+    """Returns retrievals a second, from the first question's time to the last retrieval."""
     if not trips:
         return 0.0
-    took_us = max(trip.arrived_us for trip in trips) - min(trip.intended_us for trip in trips)
+    took_us = max(trip.received_us for trip in trips) - min(trip.intended_us for trip in trips)
     return len(trips) * 1_000_000 / max(1, took_us)
 
 
 def agrees(cache: CacheUse, counters: Counters) -> bool:
-    """Whether records and metrics say the same: clusters by tier, and bytes read because a query
-    lacked them.
-    """
+    """Whether records and metrics agree on clusters by tier and on bytes read on demand."""
     return (cache.ram, cache.ssd, cache.bytes_read) == (
         counters.ram,
         counters.ssd,
@@ -277,23 +289,69 @@ def agrees(cache: CacheUse, counters: Counters) -> bool:
 def traffic_promises(
     results: Sequence[TrafficResult], footprint: Footprint | None, budget_bytes: int
 ) -> dict[str, bool]:
-    """Returns what was promised of the runs, and whether it held."""
+    """Returns each promise and whether it was kept."""
     promises: dict[str, bool] = {}
     for result in results:
-        promises[f"{result.kind}: each question has one retrieval"] = result.retrievals.holds
-        promises[f"{result.kind}: records and metrics agree on cache and bytes"] = (
+        kind, memory = result.kind, result.memory
+        promises[f"{kind}: each question has one retrieval"] = result.retrievals.holds
+        promises[f"{kind}: records and metrics agree on cache and bytes"] = (
             result.records_agree_with_metrics
         )
-        promises[f"{result.kind}: grouper under 900 MB"] = (
-            result.memory["grouper"].resident_bytes_max < GROUPER_BYTES_MAX
+        promises[f"{kind}: grouper under 900 MB"] = (
+            memory["grouper"].resident_bytes_max < GROUPER_BYTES_MAX
         )
         if footprint is not None:
-            allowed_bytes = budget_bytes + footprint.beside_budget_bytes
-            promises[f"{result.kind}: searcher within budget and footprint"] = (
-                result.memory["searcher"].anonymous_bytes_max <= allowed_bytes
+            promises[f"{kind}: searcher within budget and footprint"] = (
+                memory["searcher"].anonymous_bytes_max
+                <= budget_bytes + footprint.beside_budget_bytes
             )
     if footprint is not None:
         promises["searcher's footprint at most 150 MB"] = (
             footprint.beside_budget_bytes <= FOOTPRINT_BYTES_MAX
         )
     return promises
+
+
+def print_traffic(
+    console: Console, results: Sequence[TrafficResult], footprint: Footprint | None
+) -> None:
+    """Prints the tables of the results, one column each."""
+    kinds = [result.kind for result in results]
+    times = Table("p50 / p99, ms", *kinds, title="Times of every stage")
+    for stage in dict.fromkeys(stage for result in results for stage in result.stages_ms):
+        cells = [_cell(result.stages_ms.get(stage)) for result in results]
+        times.add_row(stage, *cells, style="bold" if stage == "total" else "")
+    console.print(times)
+    facts = Table("", *kinds, title="Cache, bytes, windows, memory")
+    columns = [traffic_facts(result) for result in results]
+    for name in columns[0] if columns else ():
+        facts.add_row(name, *(column[name] for column in columns))
+    console.print(facts)
+    if footprint is not None:
+        console.print(
+            f"searcher's footprint: {footprint.at_rest.anonymous_bytes / MIB:.1f} MiB at rest, "
+            f"{footprint.beside_budget_bytes / MIB:.1f} MiB at most beside its budget"
+        )
+
+
+def traffic_facts(result: TrafficResult) -> dict[str, str]:
+    """Returns the rows of the second table."""
+    counters, memory, found = result.counters, result.memory, result.retrievals
+    windows = result.windows
+    return {
+        "retrieved / missing / twice": f"{found.answered} / {found.missing} / {found.duplicates}",
+        "offered / retrieved a second": f"{result.load.rate_per_s:.1f} / "
+        f"{result.retrieved_per_s:.1f}",
+        "clusters found in RAM": f"{result.cache_hit_share:.1%} of {result.cache.requests:,}",
+        "read ahead: used / late / wasted": f"{counters.prefetches_used} / "
+        f"{counters.prefetches_late} / {counters.prefetches_wasted}",
+        "bytes read a query": f"{result.bytes_a_query:,.0f}",
+        "window, queries": _cell(windows.window_queries if windows else None),
+        "group, queries": _cell(windows.group_queries if windows else None),
+        "searcher, peak anonymous MiB": f"{memory['searcher'].anonymous_bytes_max / MIB:.1f}",
+        "grouper, peak resident MiB": f"{memory['grouper'].resident_bytes_max / MIB:.1f}",
+    }
+
+
+def _cell(found: Spread | None) -> str:
+    return "-" if found is None else f"{found.p50:,.1f} / {found.p99:,.1f}"

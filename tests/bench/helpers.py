@@ -1,6 +1,4 @@
-"""What tests of benchmarks share: records as a listener saw them, small folders of evaluation
-data.
-"""
+"""What tests of benchmarks share: recorded records, and folders of evaluation data."""
 
 from __future__ import annotations
 
@@ -11,15 +9,28 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bench.core.topic_recorder import Arrived
+from bench.core.topic_recorder import ReceivedRecord
+from producers.send_load import LoadSummary
 from schemas.codec import encode
 from schemas.record import Record
 
+LOAD = LoadSummary(
+    run_id="r",
+    sent=1,
+    acknowledged=1,
+    errors=0,
+    unacknowledged=0,
+    duration_s=1.0,
+    rate_per_s=200.0,
+    behind_ms_max=0.0,
+    first_error=None,
+)
 
-def arrived(key: str, record: Record, arrived_us: int = 0) -> Arrived:
-    """Returns a record that was read at this moment."""
+
+def received(key: str, record: Record, received_us: int = 0) -> ReceivedRecord:
+    """Returns a record that was read at this time."""
     value, headers = encode(record, event_id="e", source="test", time_us=0)
-    return Arrived(key=key, value=value, headers=headers, arrived_us=arrived_us)
+    return ReceivedRecord(key=key, value=value, headers=headers, received_us=received_us)
 
 
 def write_embedded(

@@ -15,7 +15,6 @@ from bench.core.machine import data_file, this_machine, this_revision
 from bench.core.memory import MemoryUse, MemoryWatch, memory_of, parse_status
 from bench.data.evaluation import find_data, read_evidence, read_passage_ids, read_vectors
 from bench.data.index import nprobes_to_try
-from bench.services.commands import parse_settings
 from carpool.errors import ConfigError
 
 
@@ -63,16 +62,6 @@ def test_half_precision_vectors_come_out_at_length_one(tmp_path: Path) -> None:
     np.save(path, np.array([1, 2]))
     with pytest.raises(ConfigError, match="rows of floats"):
         read_vectors(path)
-
-
-def test_settings_of_the_services_become_their_environment() -> None:
-    assert parse_settings(["grouper.policy=none", "kafka.group_prefix=a=b"]) == {
-        "CARPOOL_GROUPER_POLICY": "none",
-        "CARPOOL_KAFKA_GROUP_PREFIX": "a=b",
-    }
-    for wrong in ("grouper.policy", "policy=none", ".x=1", "grouper.=1"):
-        with pytest.raises(ConfigError, match=r"SECTION\.NAME=VALUE"):
-            parse_settings([wrong])
 
 
 def test_nprobes_of_a_table_hold_the_default_and_all_clusters() -> None:

@@ -1,8 +1,7 @@
-"""Members of a service come, go and are killed under load, on one real broker: no gap, no
-duplicate.
+"""Members of a service join, leave and are killed under load: no gap, no duplicate.
 
-The generator without an LLM stands for all services: they share the loop. How long partitions pause
-meanwhile is what `carpool bench rebalance` measures, with the same rig.
+A generator without an LLM is tested for all services: they share the loop. `carpool bench
+rebalance` measures the pauses with the same group of members.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.reliability.rebalance.rig import Rig, open_rig
+from bench.reliability.rebalance.member_group import MemberGroup, open_group
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -20,42 +19,42 @@ RATE_PER_S = 120
 PHASE_S = 3.0
 
 
-def begin(rig: Rig, *names: str) -> None:
-    """Lets the first member in, prepares the others, and starts the load."""
+def begin(group: MemberGroup, *names: str) -> None:
+    """The first member joins, the others are prepared, and the load starts."""
     first, *others = names
-    rig.prepare(*names)
-    rig.let_in(first)
-    rig.await_share(first)
-    rig.load.start()
+    group.prepare(*names)
+    group.join(first)
+    group.wait_assigned(first)
+    group.load.start()
     assert others
 
 
 def test_from_one_member_to_three_and_back_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    with open_rig(tmp_path, members=3, rate_per_s=RATE_PER_S) as rig:
-        begin(rig, "generator-1", "generator-2", "generator-3")
+    with open_group(tmp_path, members=3, rate_per_s=RATE_PER_S) as group:
+        begin(group, "generator-1", "generator-2", "generator-3")
         for name in ("generator-2", "generator-3"):
-            rig.let_in(name)
-            rig.await_share(name)
+            group.join(name)
+            group.wait_assigned(name)
             time.sleep(PHASE_S)
         for name in ("generator-3", "generator-2"):
-            rig.leave(name)
+            group.leave(name)
             time.sleep(PHASE_S)
-        books = rig.close_books()
-        assert books.published > 4 * PHASE_S * RATE_PER_S / 2
-        assert books.holds, books
-        assert set(rig.owners().values()) == {"generator-1"}
+        accounting = group.account()
+        assert accounting.published > 4 * PHASE_S * RATE_PER_S / 2
+        assert accounting.holds, accounting
+        assert set(group.owners().values()) == {"generator-1"}
 
 
 def test_what_a_member_killed_inside_a_transaction_had_is_answered_once_by_the_others(
     tmp_path: Path,
 ) -> None:
-    with open_rig(tmp_path, members=2, rate_per_s=RATE_PER_S) as rig:
-        begin(rig, "generator-1", "generator-2")
-        rig.let_in("generator-2")
-        rig.await_share("generator-2")
+    with open_group(tmp_path, members=2, rate_per_s=RATE_PER_S) as group:
+        begin(group, "generator-1", "generator-2")
+        group.join("generator-2")
+        group.wait_assigned("generator-2")
         time.sleep(PHASE_S)
-        killed = rig.kill_in_transaction("generator-2")
+        killed = group.kill_in_transaction("generator-2")
         assert killed.partitions
-        books = rig.close_books()
-        assert books.holds, books
-        assert set(rig.owners().values()) == {"generator-1"}
+        accounting = group.account()
+        assert accounting.holds, accounting
+        assert set(group.owners().values()) == {"generator-1"}

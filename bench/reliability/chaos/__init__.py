@@ -1,3 +1,1 @@
-"""`carpool bench chaos`: is anything lost or repeated while services and brokers are killed and
-paused?
-"""
+"""`carpool bench chaos`: is anything lost or repeated while processes are killed and paused?"""

@@ -1,3 +1,1 @@
-"""`carpool bench rebalance`: how long do partitions pause when members come, go and are killed
-under load?
-"""
+"""`carpool bench rebalance`: how long partitions pause when members join, leave and are killed."""

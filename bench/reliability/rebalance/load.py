@@ -1,6 +1,4 @@
-"""Retrievals at a steady rate, to one partition after another, for a service that is measured by
-itself.
-"""
+"""A steady load of retrievals, to one partition after another, for a generator by itself."""
 
 from __future__ import annotations
 
@@ -17,12 +15,11 @@ from schemas.retrieval import Hit, Retrieval
 from schemas.topics import QUERIES, RETRIEVALS
 
 FLUSH_S = 30.0
+HIT = Hit(doc_id="d-1", score=0.9, cluster=ClusterId(1), title="A title", text="A passage.")
 
 
 class RetrievalLoad(threading.Thread):
-    """Publishes from `start` to `stop`. A query's id begins with its partition:
-    `PARTITION-NUMBER`.
-    """
+    """Publishes from `start` to `stop`. The id of a query is PARTITION-NUMBER."""
 
     def __init__(self, bootstrap: str, *, partitions: int, rate_per_s: float) -> None:
         super().__init__(name="load", daemon=True)
@@ -32,7 +29,7 @@ class RetrievalLoad(threading.Thread):
         self._stopping = threading.Event()
         self.ids: list[str] = []
         self.behind_ms_max = 0.0
-        """By how much the latest record was late."""
+        """The longest delay of a record."""
 
     def run(self) -> None:
         """Publishes each record when it is due."""
@@ -54,15 +51,7 @@ class RetrievalLoad(threading.Thread):
             is_final=True,
             index_version="i",
             embedding_model="m",
-            hits=(
-                Hit(
-                    doc_id="d-1",
-                    score=0.9,
-                    cluster=ClusterId(1),
-                    title="A title",
-                    text="A passage.",
-                ),
-            ),
+            hits=(HIT,),
             skipped_clusters=(),
         )
         value, headers = encode(retrieval, event_id=query_id, source="bench", time_us=0)
@@ -72,7 +61,7 @@ class RetrievalLoad(threading.Thread):
         self.ids.append(query_id)
 
     def stop(self) -> None:
-        """Ends the load once all of it was written. Raises `CarpoolError` where it was not."""
+        """Ends the load when all of it was written. Raises `CarpoolError` where it was not."""
         self._stopping.set()
         self.join()
         if left := self._producer.flush(FLUSH_S):

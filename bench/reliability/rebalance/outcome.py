@@ -1,4 +1,4 @@
-"""From times of answers to pauses and takeovers, and what was promised of them. Pure functions."""
+"""From the times of answers to pauses and takeovers, and the promises about them. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from itertools import pairwise
 
 import msgspec
 
-from bench.core.accounting import Books
+from bench.core.accounting import Accounting
 from bench.core.spread import Spread, spread
 
 PAUSE_MS_MAX = 200.0
 TAKEOVER_BEYOND_SESSION_S = 2.0
 
-Times = Mapping[int, Sequence[float]]
-"""When answers to queries of each partition were read, epoch seconds, in order."""
+AnswerTimes = Mapping[int, Sequence[float]]
+"""When answers to queries of each partition were read: epoch seconds, in order."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A member came or went, at `began_s`; watched until `ended_s` (epoch seconds). `stayed`:
-    partitions that kept their member.
+    """A member joined or left at `began_s`; watched until `ended_s` (epoch seconds).
 
-    `rebalance_ms`: how long each member's polling thread was held up by it, as its metrics say.
+    `stayed`: partitions that kept their member. `moved`: the others.
     """
 
     what: str
@@ -29,21 +28,20 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float
     stayed: tuple[int, ...]
     moved: tuple[int, ...]
-    rebalance_ms: dict[str, float]
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
-    """A member was killed inside an open transaction that held offsets, at `killed_s`;
-    `partitions`: those that it had.
-    """
+    """A member with `partitions` was killed inside an open transaction that contained offsets."""
 
     killed_s: float
     partitions: tuple[int, ...]
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change cost. `pause_ms`: of partitions that stayed, beyond the baseline's p99;
-    `moving_ms`: of others.
+    """The cost of a change.
+
+    `pause_ms`: the longest gap of partitions that stayed, beyond the baseline's p99. `moving_ms`:
+    the longest gap of those that moved.
     """
 
     change: Change
@@ -52,13 +50,14 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RebalanceResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a run. `calm_ms`: times between answers of a partition while nobody came or
-    went; `takeovers_s`: from each kill until each of its partitions went on; `session_s`: silence
-    after which the brokers take a member for dead.
+    """The result of a run.
+
+    `baseline_ms`: gaps between answers of a partition without a change. `takeovers_s`: from each
+    kill until each of its partitions was answered again. `session_s`: the session time-out.
     """
 
-    books: Books
-    calm_ms: Spread | None
+    accounting: Accounting
+    baseline_ms: Spread | None
     pauses: tuple[Pause, ...]
     kills: tuple[Kill, ...]
     takeovers_s: tuple[dict[int, float], ...]
@@ -67,9 +66,7 @@ class RebalanceResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gaps_ms(times_s: Sequence[float], begin_s: float, end_s: float) -> list[float]:
-    """Returns times between neighbours, from the last before `begin_s` to the first after
-    `end_s`.
-    """
+    """Returns the gaps from the last time before `begin_s` to the first after `end_s`."""
     return [
         (later - earlier) * 1_000
         for earlier, later in pairwise(times_s)
@@ -77,11 +74,9 @@ def gaps_ms(times_s: Sequence[float], begin_s: float, end_s: float) -> list[floa
     ]
 
 
-def calm(times: Times, baselines_s: Iterable[tuple[float, float]]) -> Spread | None:
-    """Returns how long the times between answers of a partition are in the baselines; None without
-    any.
-    """
-    spans = tuple(baselines_s)
+def baseline(times: AnswerTimes, spans_s: Iterable[tuple[float, float]]) -> Spread | None:
+    """Returns the gaps between answers of a partition in `spans_s`; None without any."""
+    spans = tuple(spans_s)
     return spread(
         gap
         for each in times.values()
@@ -90,53 +85,47 @@ def calm(times: Times, baselines_s: Iterable[tuple[float, float]]) -> Spread | N
     )
 
 
-def pause(change: Change, times: Times, calm_p99_ms: float) -> Pause:
-    """Returns what a change cost the partitions that stayed, and those that moved."""
+def pause(change: Change, times: AnswerTimes, baseline_p99_ms: float) -> Pause:
+    """Returns the cost of a change to the partitions that stayed, and to those that moved."""
     return Pause(
         change=change,
-        pause_ms=_longest_ms(change, times, change.stayed) - calm_p99_ms,
+        pause_ms=_longest_ms(change, times, change.stayed) - baseline_p99_ms,
         moving_ms=_longest_ms(change, times, change.moved),
     )
 
 
-def _longest_ms(change: Change, times: Times, partitions: Sequence[int]) -> float:
-    gaps = [
-        gap
-        for each in partitions
-        for gap in gaps_ms(times.get(each, ()), change.began_s, change.ended_s)
-    ]
+def _longest_ms(change: Change, times: AnswerTimes, partitions: Sequence[int]) -> float:
+    began_s, ended_s = change.began_s, change.ended_s
+    gaps = [gap for each in partitions for gap in gaps_ms(times.get(each, ()), began_s, ended_s)]
     return max(gaps, default=0.0)
 
 
-def took_over_s(kill: Kill, times: Times, *, in_flight_s: float = 0.2) -> dict[int, float]:
-    """Returns how long after the kill each partition of the dead went on; infinity where it did
-    not.
+def took_over_s(kill: Kill, times: AnswerTimes, *, in_flight_s: float = 0.2) -> dict[int, float]:
+    """Returns how long after the kill each of its partitions was answered again, or infinity.
 
-    Answers within `in_flight_s` of the kill were committed by the dead.
+    Answers within `in_flight_s` after the kill were committed by the killed member.
     """
-    return {
-        each: min(
-            (at_s for at_s in times.get(each, ()) if at_s > kill.killed_s + in_flight_s),
-            default=float("inf"),
-        )
-        - kill.killed_s
-        for each in kill.partitions
-    }
+
+    def next_s(partition: int) -> float:
+        later = (at for at in times.get(partition, ()) if at > kill.killed_s + in_flight_s)
+        return min(later, default=float("inf"))
+
+    return {each: next_s(each) - kill.killed_s for each in kill.partitions}
 
 
 def promises(result: RebalanceResult) -> dict[str, bool]:
-    """Returns what was promised, and whether it held."""
+    """Returns each promise and whether it was kept."""
     longest_s = result.session_s + TAKEOVER_BEYOND_SESSION_S
+    accounting, pauses = result.accounting, result.pauses
     found = {
-        "no gap: each query has an answer": not result.books.missing and not result.books.other,
-        "no duplicate: no query has two": not result.books.duplicates,
+        "no gap: each query has an answer": not accounting.missing and not accounting.other,
+        "no duplicate: no query has two": not accounting.duplicates,
         "in each change, partitions stayed and others moved": all(
-            each.change.stayed and each.change.moved for each in result.pauses
+            each.change.stayed and each.change.moved for each in pauses
         ),
-        f"retained partitions pause under {PAUSE_MS_MAX:g} ms beyond the baseline's p99": bool(
-            result.pauses
-        )
-        and all(each.pause_ms < PAUSE_MS_MAX for each in result.pauses),
+        f"partitions that stay pause for less than {PAUSE_MS_MAX:g} ms beyond the baseline's p99": (
+            bool(pauses) and all(each.pause_ms < PAUSE_MS_MAX for each in pauses)
+        ),
     }
     if result.kills:
         found[f"takeover after a kill in a transaction within {longest_s:g} s"] = all(

@@ -1,3 +1,1 @@
-"""`carpool bench overhead`: what does the way through three services and four topics cost, by
-delivery and by brokers?
-"""
+"""`carpool bench overhead`: the cost of the way through three services and four topics."""

@@ -1,34 +1,31 @@
-"""What `carpool bench overhead` does: the contestants round by round, the report."""
+"""The run of `carpool bench overhead`: contestants round by round, tables, report."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
-from bench.core.machine import this_machine
-from bench.core.made_up import kafka_report, made_up_index, made_up_questions, require_kafka
-from bench.core.report import print_promises, write_report
-from bench.services.commands import parse_settings
+from bench.core.kafka import require_kafka, started_broker
+from bench.core.made_up import made_up_index, made_up_questions
+from bench.core.report import RunStart, finish
+from bench.core.spread import Spread
+from bench.core.stack import parse_settings
 from bench.services.overhead.contestants import chosen
-from bench.services.overhead.outcome import Round, cost, promises
-from bench.services.overhead.rig import Rig, open_rig
-from bench.services.overhead.tables import print_costs
+from bench.services.overhead.outcome import STAGES, Cost, Round, SideResult, cost, promises
+from bench.services.overhead.sides import BothSides, open_sides
 
 TURNS = (True, False, False, True)
-"""Of a round, whether Carpool is asked, or the bare hops: whatever drifts on the machine meets both
-alike.
-"""
+"""The turns of a round: whether Carpool is measured, else the bare hops. Drift meets both alike."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for. `seconds` of measured load of Carpool and of bare hops for each
-    contestant, shared by its rounds; `settings`: SECTION.NAME=VALUE each; `contestants`: short
-    names, none for all.
+class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options. `seconds`: measured load of each side of a contestant, over all its rounds.
+
+    `contestants`: short names, none for all. `settings`: SECTION.NAME=VALUE each.
     """
 
     rate_per_s: float
@@ -39,13 +36,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     contestants: tuple[str, ...] = ()
 
 
-def run(options: Options, work: Path, json_file: Path | None) -> bool:
-    """Runs the benchmark in the folder `work`; returns whether its promises held. Blocks for
-    minutes. Raises `CarpoolError`.
-    """
+def run(options: OverheadOptions, work: Path, json_file: Path | None) -> bool:
+    """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
     contestants = chosen(options.contestants)
     require_kafka()
-    started_s, machine = time.time(), this_machine()
+    start = RunStart.now()
     notes = Console(stderr=True, highlight=False)
     folder = (work / "overhead").resolve()
     index = made_up_index(folder)
@@ -55,41 +50,61 @@ def run(options: Options, work: Path, json_file: Path | None) -> bool:
     bare: dict[str, list[Round]] = {each.name: [] for each in contestants}
     notes.print(f"logs of services, bare hops and brokers: {folder}")
     for number in range(options.rounds):
-        # There and back: whatever drifts on the machine meets all of them alike.
+        # Every other round in reverse, so that drift of the machine meets all alike.
         for contestant in contestants if number % 2 == 0 else reversed(contestants):
             notes.print(f"round {number + 1} of {options.rounds}: {contestant.name}")
             log_folder = folder / f"{contestant.short_name}-{number}"
-            with open_rig(contestant, index, folder=log_folder, settings=settings) as rig:
+            with open_sides(contestant, index, folder=log_folder, settings=settings) as sides:
                 if warm_up:
-                    rig.warm_up(warm_up, options.rate_per_s)
-                for is_ours, found in turns(rig, options, number):
+                    sides.warm_up(warm_up, options.rate_per_s)
+                for is_ours, found in turns(sides, options, number):
                     (carpool if is_ours else bare)[contestant.name].append(found)
     costs = [cost(each, carpool[each.name], bare[each.name]) for each in contestants]
-    report = kafka_report(
+    report = start.report(
         "overhead",
-        started_s=started_s,
-        machine=machine,
-        index=index,
         settings=msgspec.to_builtins(options) | {"services": settings},
         promises=promises(costs, options.rate_per_s),
         results=costs,
+        index=index.facts,
+        broker=started_broker(),
     )
-    if json_file is not None:
-        write_report(report, json_file)
-    console = Console(file=sys.stderr if str(json_file) == "-" else sys.stdout)
-    print_costs(console, costs)
-    print_promises(console, report.promises)
-    return report.holds
+    return finish(report, json_file, lambda console: print_costs(console, costs))
 
 
-def turns(rig: Rig, options: Options, number: int) -> Iterator[tuple[bool, Round]]:
-    """Yields each turn of one round, and whether it is Carpool's. Every other round begins with the
-    bare hops.
-    """
+def turns(sides: BothSides, options: OverheadOptions, number: int) -> Iterator[tuple[bool, Round]]:
+    """Yields each turn of round `number`, and whether it is Carpool's."""
     own_turns = options.rounds * len(TURNS) // 2
     questions = made_up_questions(max(1, round(options.rate_per_s * options.seconds / own_turns)))
     for is_ours in TURNS if number % 2 == 0 else [not each for each in TURNS]:
-        yield (
-            is_ours,
-            rig.measure(rig.carpool if is_ours else rig.bare, questions, options.rate_per_s),
-        )
+        side = sides.carpool if is_ours else sides.bare
+        yield is_ours, sides.measure(side, questions, options.rate_per_s)
+
+
+def print_costs(console: Console, costs: Sequence[Cost]) -> None:
+    """Prints the contestants as columns: stages, then Carpool and bare hops."""
+    names = [each.contestant.name for each in costs]
+    stages = Table("p50 / p99 / max, ms", *names, title="Times of every stage")
+    for stage in STAGES:
+        stages.add_row(stage, *(_cell(each.carpool.stages_ms.get(stage)) for each in costs))
+    console.print(stages)
+    table = Table("", *names, title="Carpool and bare hops")
+
+    def rows(what: str, cell: Callable[[SideResult], str]) -> None:
+        table.add_row(f"{what}: Carpool", *(cell(each.carpool) for each in costs))
+        table.add_row(f"{what}: bare hops", *(cell(each.bare) for each in costs))
+
+    rows("questions", lambda side: f"{sum(each.published for each in side.accounting):,}")
+    rows("p50 / p99 / max, ms", lambda side: _cell(side.total))
+    rows("CPU for a question, ms", lambda side: f"{side.cpu_ms_a_question:.2f}")
+    rows("cores in use", lambda side: f"{sum(side.cpu_s.values()) / side.seconds:.2f}")
+    ratios = [each.ratio for each in costs]
+    table.add_row(
+        "Carpool / bare hops: p50, p99, CPU",
+        *("-" if r is None else f"{r.p50:.2f}, {r.p99:.2f}, {r.cpu:.2f}" for r in ratios),
+        style="bold",
+    )
+    console.print(table)
+
+
+def _cell(found: Spread | None) -> str:
+    return "-" if found is None else f"{found.p50:,.1f} / {found.p99:,.1f} / {found.max:,.0f}"

@@ -1,6 +1,4 @@
-"""The ways to deliver that `carpool bench overhead` judges, each on so many brokers, with what was
-promised of it.
-"""
+"""What `carpool bench overhead` measures: a delivery on a number of brokers, with its bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ Delivery = Literal["exactly_once", "at_least_once"]
 
 
 class Contestant(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to deliver on so many brokers, and the most that its total may be, in ms."""
+    """A delivery on `brokers` brokers, and the bounds of a question's total time in ms."""
 
     name: str
     delivery: Delivery
@@ -25,31 +23,31 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def short_name(self) -> str:
-        """What it is called on the command line and in names of folders, such as exactly-once-3."""
+        """The name on the command line and of folders, such as exactly-once-3."""
         return f"{self.delivery.replace('_', '-')}-{self.brokers}"
 
 
+def _contestant(
+    name: str, delivery: Delivery, brokers: int, p50_ms_max: float, p99_ms_max: float | None = None
+) -> Contestant:
+    return Contestant(
+        name=name,
+        delivery=delivery,
+        brokers=brokers,
+        p50_ms_max=p50_ms_max,
+        p99_ms_max=p99_ms_max,
+    )
+
+
 CONTESTANTS = (
-    Contestant(
-        name="exactly once, one broker",
-        delivery="exactly_once",
-        brokers=1,
-        p50_ms_max=60,
-        p99_ms_max=150,
-    ),
-    Contestant(
-        name="exactly once, three brokers", delivery="exactly_once", brokers=3, p50_ms_max=120
-    ),
-    Contestant(
-        name="at least once, one broker", delivery="at_least_once", brokers=1, p50_ms_max=25
-    ),
+    _contestant("exactly once, one broker", "exactly_once", 1, 60, 150),
+    _contestant("exactly once, three brokers", "exactly_once", 3, 120),
+    _contestant("at least once, one broker", "at_least_once", 1, 25),
 )
 
 
 def chosen(names: Sequence[str]) -> tuple[Contestant, ...]:
-    """Returns the contestants of these short names, in their usual order; all where none is named.
-    Raises `ConfigError`.
-    """
+    """Returns the contestants with these short names, all for none. Raises `ConfigError`."""
     known = {each.short_name: each for each in CONTESTANTS}
     for name in names:
         if name not in known:

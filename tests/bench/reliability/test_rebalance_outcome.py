@@ -1,32 +1,28 @@
-"""What pauses and takeovers are, and which promises break when they are long. Seconds in,
-milliseconds out.
-"""
+"""Pauses and takeovers from the times of answers, and the promises that break."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from bench.core.accounting import close_books
+from bench.core.accounting import account
 from bench.reliability.rebalance.outcome import (
     Change,
     Kill,
     Pause,
     RebalanceResult,
-    calm,
+    baseline,
     gaps_ms,
     pause,
     promises,
     took_over_s,
 )
 
-CHANGE = Change(
-    what="b comes", began_s=10.0, ended_s=12.0, stayed=(0,), moved=(1,), rebalance_ms={"a": 5.0}
-)
+CHANGE = Change(what="b joins", began_s=10.0, ended_s=12.0, stayed=(0,), moved=(1,))
 SHORT = Pause(change=CHANGE, pause_ms=199.0, moving_ms=900.0)
 RESULT = RebalanceResult(
-    books=close_books(["q"], ["q"], {}),
-    calm_ms=None,
+    accounting=account(["q"], ["q"]),
+    baseline_ms=None,
     pauses=(SHORT,),
     kills=(Kill(killed_s=20.0, partitions=(1,)),),
     takeovers_s=({1: 7.9},),
@@ -39,20 +35,20 @@ def test_gaps_reach_from_the_last_answer_before_to_the_first_after() -> None:
     assert gaps_ms([8.0, 9.0, 11.0, 12.5, 13.0], 10.0, 12.0) == [2_000.0, 1_500.0]
 
 
-def test_a_pause_is_the_longest_gap_of_what_stayed_beyond_the_calm() -> None:
+def test_a_pause_is_the_longest_gap_of_what_stayed_beyond_the_baseline() -> None:
     times = {0: [9.9, 10.2, 10.3, 12.1], 1: [9.9, 11.9, 12.0]}
     found = pause(CHANGE, times, 100.0)
     assert found.pause_ms == pytest.approx(1_700.0)
     assert found.moving_ms == pytest.approx(2_000.0)
 
 
-def test_the_calm_counts_baselines_only() -> None:
-    found = calm({0: [0.0, 1.0, 2.0, 9.0]}, [(0.5, 1.5)])
+def test_the_baseline_has_only_gaps_in_its_spans() -> None:
+    found = baseline({0: [0.0, 1.0, 2.0, 9.0]}, [(0.5, 1.5)])
     assert found is not None
     assert (found.count, found.max) == (2, 1_000.0)
 
 
-def test_a_takeover_lasts_until_each_partition_moves_again() -> None:
+def test_a_takeover_ends_when_the_partition_is_answered_again() -> None:
     kill = Kill(killed_s=20.0, partitions=(1, 2))
     assert took_over_s(kill, {1: [19.0, 20.1, 26.5, 26.6]}) == {1: 6.5, 2: float("inf")}
 
@@ -62,16 +58,16 @@ def test_a_takeover_lasts_until_each_partition_moves_again() -> None:
     [
         (RESULT, set()),
         (
-            replace(RESULT, books=close_books(["q", "r"], ["q"], {})),
+            replace(RESULT, accounting=account(["q", "r"], ["q"])),
             {"no gap: each query has an answer"},
         ),
         (
-            replace(RESULT, books=close_books(["q"], ["q", "q"], {})),
+            replace(RESULT, accounting=account(["q"], ["q", "q"])),
             {"no duplicate: no query has two"},
         ),
         (
             replace(RESULT, pauses=(SHORT, replace(SHORT, pause_ms=200.0))),
-            {"retained partitions pause under 200 ms beyond the baseline's p99"},
+            {"partitions that stay pause for less than 200 ms beyond the baseline's p99"},
         ),
         (
             replace(RESULT, pauses=(replace(SHORT, change=replace(CHANGE, stayed=())),)),

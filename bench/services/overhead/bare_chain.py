@@ -1,10 +1,7 @@
-"""The baseline as processes: three bare hops in a chain, topics of their own, and a session that
-asks through them.
-"""
+"""The baseline as processes: three bare hops in a chain, and a session that sends through them."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from bench.core.kafka_settings import kafka_section
+from bench.core.kafka import kafka_settings
 from bench.core.session import Session
-from bench.core.stack import ServiceProcess, Stack
+from bench.core.stack import ServiceProcess, Stack, clean_environment
 from bench.core.topic_recorder import TopicRecorder
 from bench.services.overhead.contestants import Delivery
 from carpool.clock import SystemClock
@@ -33,48 +30,37 @@ TOPICS = tuple(
     msgspec.structs.replace(topic, name=f"bench.bare-hops.{number}.v1")
     for number, topic in enumerate((QUERIES, GROUPS, RETRIEVALS, ANSWERS))
 )
-"""As the services' topics, with as many partitions and copies each."""
+"""Topics of their own, each with the partitions and copies of a topic of the services."""
 
 NAMES = tuple(topic.name for topic in TOPICS)
-STALLED_S = 60.0
 
 
-class Redirected:
-    """A sender that writes every question to one topic, whatever its own is."""
+class RedirectedSender:
+    """A sender that writes every question to one topic."""
 
     def __init__(self, sender: QuestionSender, topic: str) -> None:
         self._sender = sender
         self._topic = topic
 
     def send(self, record: QueryRecord, on_placed: Placed) -> None:
-        """Queues a record; raises `PublishError` when it cannot."""
+        """See `QuestionSender`."""
         self._sender.send(replace(record, topic=self._topic), on_placed)
 
     def flush(self, timeout_s: float) -> int:
-        """Waits for acknowledgements; returns how many are missing."""
+        """See `QuestionSender`."""
         return self._sender.flush(timeout_s)
 
 
 def hop_processes(
     delivery: Delivery, *, bootstrap: str, folder: Path, settings: Mapping[str, str]
 ) -> dict[str, ServiceProcess]:
-    """Returns three hops by name, from topic to topic; they are not started. `settings`:
-    environment variables.
-    """
-    base = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
-    command = [
-        sys.executable,
-        "-m",
-        f"{__package__}.bare_hops",
-        "--bootstrap",
-        bootstrap,
-        "--delivery",
-        delivery,
-    ]
+    """Returns three hops by name, not started. `settings`: environment variables."""
+    command = [sys.executable, "-m", f"{__package__}.bare_hop"]
+    command += ["--bootstrap", bootstrap, "--delivery", delivery]
     return {
         f"hop {number}": ServiceProcess(
             [*command, "--from", source, "--to", target, "--group", f"bare-hop-{number}"],
-            environ=base | {"PYTHONUNBUFFERED": "1", **settings},
+            environ={**clean_environment(), **settings},
             port=0,  # it has no pages
             log_file=folder / f"bare-hop-{number}.log",
             ready_page="",
@@ -84,38 +70,29 @@ def hop_processes(
 
 
 @contextmanager
-def open_bare_hops(
+def open_bare_chain(
     delivery: Delivery, *, stack: Stack, folder: Path, settings: Mapping[str, str]
 ) -> Iterator[tuple[Session, dict[str, ServiceProcess]]]:
-    """Yields a session that asks through three hops on the brokers of `stack`, once a question came
-    through; and the hops.
+    """Yields a session through three hops on the brokers of `stack`, and the hops.
 
-    Raises `CarpoolError` with the ends of the hops' logs where none comes through.
+    Waits until a first question came through; else raises `CarpoolError` with the hops' logs.
     """
     clock = SystemClock()
-    kafka = kafka_section(settings, bootstrap=stack.bootstrap)
+    kafka = kafka_settings(settings, bootstrap=stack.bootstrap)
     create_topics(kafka, TOPICS)
     hops = hop_processes(delivery, bootstrap=stack.bootstrap, folder=folder, settings=settings)
     with ExitStack() as opened:
-        reader = opened.enter_context(TopicRecorder(kafka, NAMES[1:], clock, from_beginning=True))
+        recorder = opened.enter_context(TopicRecorder(kafka, NAMES[1:], clock, from_beginning=True))
         for hop in hops.values():
             hop.start()
             opened.callback(hop.stop)
         publisher = Publisher(kafka, ClientSettings())
         opened.callback(publisher.close, 5.0)
-        session = Session(
-            stack=stack, reader=reader, publisher=Redirected(publisher, NAMES[0]), clock=clock
-        )
-        asked = session.ask(
-            [Question(text="the first")],
-            LoadPlan(),
-            rate_per_s=1,
-            topics=NAMES[-1:],
-            stalled_s=STALLED_S,
-        )
-        if not asked.is_complete:
-            ends = "\n".join(
-                hop.log_file.read_text(errors="replace")[-1_000:] for hop in hops.values()
-            )
-            raise CarpoolError(f"the bare hops let nothing through:\n{ends}")
+        sender = RedirectedSender(publisher, NAMES[0])
+        session = Session(stack=stack, recorder=recorder, publisher=sender, clock=clock)
+        first = [Question(text="the first")]
+        load = session.ask(first, LoadPlan(), rate_per_s=1, topics=NAMES[-1:])
+        if not load.is_complete:
+            tails = "\n".join(hop.log_tail(1_000) for hop in hops.values())
+            raise CarpoolError(f"no record came through the bare hops:\n{tails}")
         yield session, hops

@@ -1,14 +1,11 @@
-"""One bare hop: records from one topic to the next, as they are; the baseline of `carpool bench
-overhead`.
+"""A bare hop: copies records from one topic to the next; the baseline of `carpool bench overhead`.
 
-A plain consumer and a plain Kafka producer on one thread, with the librdkafka settings of Carpool's
-services and nothing of their loop: no books, no retries, no takeover. Whatever fails ends the
-process. Run by `bench.services.overhead.bare_rig`:
+A plain consumer and a plain producer on one thread, with the librdkafka settings of Carpool's
+services and nothing of their loop: no accounting, retries or takeover. Any failure ends the
+process. The section `kafka` of Carpool's settings is read from the environment.
 
-    python -m bench.services.overhead.bare_hops --bootstrap 127.0.0.1:9092 --from A --to B --group G
+    python -m bench.services.overhead.bare_hop --bootstrap 127.0.0.1:9092 --from A --to B --group G
     --delivery exactly_once
-
-The section `kafka` of Carpool's settings is read from the environment, too.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from bench.core.kafka_settings import kafka_section
+from bench.core.kafka import kafka_settings
 from bench.services.overhead.contestants import Delivery
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.client_config import client_config, producer_config
@@ -43,7 +40,7 @@ IsStopped = Callable[[], bool]
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True):
-    """From where to where, and as which consumer group."""
+    """The two topics, and the consumer group."""
 
     source: str
     target: str
@@ -53,9 +50,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 def copy_exactly_once(
     settings: KafkaSettings, hop: Hop, consumer: Consumer, is_stopped: IsStopped
 ) -> None:
-    """Copies what has come, in one transaction with its offsets; the next begins an interval after.
-    Raises `KafkaException`.
-    """
+    """Copies what has come in one transaction with its offsets, then waits one commit interval."""
     timeout_s = settings.request_timeout_ms / 1_000
     producer = Producer(
         producer_config(settings)
@@ -86,9 +81,7 @@ def copy_exactly_once(
 def copy_at_least_once(
     settings: KafkaSettings, hop: Hop, consumer: Consumer, is_stopped: IsStopped
 ) -> None:
-    """Copies what comes at once; an interval after the last commit flushes, and commits the
-    offsets. Raises `KafkaException`.
-    """
+    """Copies what comes immediately; flushes and commits offsets after each commit interval."""
     producer = Producer(producer_config(settings))
     uncommitted: list[Message] = []
     due_s = 0.0
@@ -109,30 +102,24 @@ def copy_at_least_once(
 
 
 def records_of(polled: Iterable[Message | None]) -> list[Message]:
-    """Returns the records among what a poll returned, less the ends of partitions. Raises
-    `KafkaException` for a fatal error.
-    """
+    """Returns the records of a poll without ends of partitions. Raises on a fatal error."""
     records = []
     for message in polled:
-        if message is None:
-            continue
-        error = message.error()
-        if error is None:
+        error = message.error() if message is not None else None
+        if message is not None and error is None:
             records.append(message)
-        elif error.fatal():
+        elif error is not None and error.fatal():
             raise KafkaException(error)
     return records
 
 
 def copied(record: Message) -> dict[str, object]:
-    """Returns what a Kafka producer takes of a record, to write it as it is."""
+    """Returns the arguments of `produce` that write `record` unchanged."""
     return {"key": record.key(), "value": record.value(), "headers": record.headers()}
 
 
 def ends_of(records: Iterable[Message]) -> list[TopicPartition]:
-    """Returns the offsets to go on from behind these records, which are in order within each
-    partition.
-    """
+    """Returns the offsets after these records, which are in order within each partition."""
     ends = {(record.topic(), record.partition()): (record.offset() or 0) + 1 for record in records}
     return [
         TopicPartition(topic or "", partition or 0, offset)
@@ -146,13 +133,10 @@ def _require_delivered(error: KafkaError | None, _: Message) -> None:
 
 
 def open_consumer(settings: KafkaSettings, hop: Hop) -> Consumer:
-    """Returns a member of the hop's consumer group, subscribed, that begins at the beginning.
-    Blocks for requests.
-    """
+    """Returns a subscribed member of the hop's group that begins at the beginning. Blocks."""
     admin = AdminClient(client_config(settings))
-    protocol = choose_protocol(
-        settings, admin, _brokers(admin, settings.request_timeout_ms / 1_000)
-    )
+    brokers = _brokers(admin, settings.request_timeout_ms / 1_000)
+    protocol = choose_protocol(settings, admin, brokers)
     consumer = Consumer(
         member_config(settings, hop.group, protocol)
         | {"auto.offset.reset": "earliest", "retry.backoff.ms": settings.retry_backoff_ms}
@@ -162,9 +146,7 @@ def open_consumer(settings: KafkaSettings, hop: Hop) -> Consumer:
 
 
 def _brokers(admin: AdminClient, timeout_s: float) -> list[int]:
-    """Returns their ids. One that was silent for long is taken for dead by its cluster, and comes
-    back in a moment.
-    """
+    """Returns the broker ids; waits for a broker that its cluster believes dead for a moment."""
     until_s = time.monotonic() + BROKERS_S
     while not (brokers := admin.list_topics(timeout=timeout_s).brokers):
         if time.monotonic() > until_s:
@@ -174,9 +156,7 @@ def _brokers(admin: AdminClient, timeout_s: float) -> list[int]:
 
 
 def require_loopback(bootstrap: str) -> None:
-    """Raises `ConfigError` for brokers elsewhere than on this machine: there is nothing to be
-    measured, and something to lose.
-    """
+    """Raises `ConfigError` for brokers on another machine, whose topics must not be written to."""
     for address in bootstrap.split(","):
         if address.strip().rpartition(":")[0] not in LOOPBACK:
             raise ConfigError(
@@ -186,12 +166,8 @@ def require_loopback(bootstrap: str) -> None:
 
 
 def parse(arguments: Sequence[str]) -> tuple[KafkaSettings, Hop]:
-    """Returns what the command line and the environment say. Raises `ConfigError`; ends the process
-    where the usage is wrong.
-    """
-    parser = argparse.ArgumentParser(
-        prog="bench.services.overhead.bare_hops", description="Copies records from topic to topic."
-    )
+    """Returns the settings and the hop. Raises `ConfigError`; exits where the usage is wrong."""
+    parser = argparse.ArgumentParser(description="Copies records from topic to topic.")
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--from", dest="source", required=True)
     parser.add_argument("--to", dest="target", required=True)
@@ -199,7 +175,7 @@ def parse(arguments: Sequence[str]) -> tuple[KafkaSettings, Hop]:
     parser.add_argument("--delivery", required=True, choices=get_args(Delivery))
     given = parser.parse_args(arguments)
     require_loopback(given.bootstrap)
-    settings = kafka_section(os.environ, bootstrap=given.bootstrap, delivery=given.delivery)
+    settings = kafka_settings(os.environ, bootstrap=given.bootstrap, delivery=given.delivery)
     return settings, Hop(source=given.source, target=given.target, group=given.group)
 
 

@@ -1,0 +1,55 @@
+"""Kafka for benchmarks: settings of their own clients, and brokers that they start."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from carpool.errors import ConfigError
+from carpool.kafka.settings import KafkaSettings
+from carpool.settings import load_settings
+from carpool.testing.kafka import kafka_home, kafka_version
+
+PREFIX = "CARPOOL_KAFKA_"
+
+
+class _Sections(msgspec.Struct, frozen=True, kw_only=True):
+    kafka: KafkaSettings = KafkaSettings()
+
+
+def kafka_settings(environ: Mapping[str, str], **flags: str) -> KafkaSettings:
+    """Returns the section `kafka` that `environ` sets; `flags` override it.
+
+    So `--set kafka.NAME=VALUE` reaches the benchmark's own clients too. Raises `ConfigError`.
+    """
+    found = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
+    return load_settings(_Sections, file=None, environ=found, flags={"kafka": flags}).kafka
+
+
+def require_kafka() -> None:
+    """Raises `ConfigError` where no broker can be started."""
+    if kafka_home() is None:
+        raise ConfigError(
+            "this benchmark starts brokers: set KAFKA_HOME to a Kafka distribution, and install "
+            "Java 17"
+        )
+
+
+def started_broker() -> str:
+    """Returns the name of brokers that were started for a run, for its report."""
+    return f"Apache Kafka {kafka_version()}, started for the run"
+
+
+@contextmanager
+def fresh_folder(folder: Path) -> Iterator[Path]:
+    """Yields an empty folder for the data of brokers, and removes it afterwards."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

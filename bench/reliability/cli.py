@@ -1,0 +1,167 @@
+"""The options of `carpool bench chaos`, `rebalance` and `priorities`. Light to import."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bench.core.options import WORK, BootstrapOption, JsonOption, ServiceSettingOption, WorkOption
+
+
+def chaos(
+    queries: Annotated[
+        int, typer.Option("--queries", min=1, help="Questions, published over the whole run.")
+    ] = 20_000,
+    kills: Annotated[
+        int, typer.Option("--kills", min=1, help="Kills and pauses of services and brokers.")
+    ] = 60,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of victims, kinds and times of faults.")
+    ] = 0,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.1, help="Time in which the questions are published.")
+    ] = 10.0,
+    work: WorkOption = WORK,
+    settings: ServiceSettingOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Is anything lost or repeated while services and brokers are killed and paused?
+
+    Starts three brokers of Apache Kafka from KAFKA_HOME and two of each service, publishes
+    questions at a steady rate, and injects faults at times drawn from the seed: SIGKILL, or SIGSTOP
+    for some seconds, of a service or of one broker at a time. What died is started again. A fault
+    counts only with work in flight and answers since the last. For a kill inside an open
+    transaction, the member is paused, its coordinator is asked for the transaction's state, and
+    only then the member is killed.
+
+    At the end every topic is read as a consumer of committed records reads it, and each question is
+    looked for in each topic.
+
+    Ends with 1 when a promise is broken: a question without an answer, anything twice in any topic,
+    fewer faults than asked for, more than 15 minutes.
+
+    Example:  carpool bench chaos --queries 20000 --kills 60 --seed 0 --json chaos.json
+    """
+    from bench.reliability.chaos.command import ChaosOptions, run
+
+    options = ChaosOptions(
+        queries=queries, kills=kills, seed=seed, minutes=minutes, settings=tuple(settings or ())
+    )
+    if not run(options, work, json_file):
+        raise typer.Exit(1)
+
+
+def rebalance(
+    rate: Annotated[
+        float, typer.Option("--rate", min=6, help="Queries a second, over six partitions.")
+    ] = 240.0,
+    phase: Annotated[
+        float,
+        typer.Option(
+            "--phase", min=1, help="Seconds of load after each change, and of each baseline."
+        ),
+    ] = 5.0,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="Times from one member to three and back.")
+    ] = 2,
+    warm_up: Annotated[
+        int,
+        typer.Option(
+            "--warm-up", min=0, help="Rounds before that are not measured: Java compiles its code."
+        ),
+    ] = 1,
+    kills: Annotated[
+        int,
+        typer.Option(
+            "--kills", min=0, help="Members killed inside a transaction that contains offsets."
+        ),
+    ] = 3,
+    work: WorkOption = WORK,
+    settings: ServiceSettingOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """How long do partitions pause when members of a service join, leave and are killed under load?
+
+    Starts one broker of Apache Kafka from KAFKA_HOME and generators without an LLM; all services
+    share the same loop. Under a steady load a second and a third member join and leave again, then
+    members are killed inside an open transaction that contains offsets. New members have imported
+    their modules before they join, so that the rebalance is measured and not the start of an
+    interpreter.
+
+    A pause is the longest time between two answers of a partition that stayed with its member, less
+    the 99th percentile of that time while no member joins or leaves.
+
+    Ends with 1 when a promise is broken: an answer that is missing or came twice, a pause of 200 ms
+    or more, a takeover longer than the session time-out and two seconds.
+
+    Example:  carpool bench rebalance --json rebalance.json
+    """
+    from bench.reliability.rebalance.command import RebalanceOptions, run
+
+    options = RebalanceOptions(
+        rate_per_s=rate,
+        phase_s=phase,
+        rounds=rounds,
+        warm_up=warm_up,
+        kills=kills,
+        settings=tuple(settings or ()),
+    )
+    if not run(options, work, json_file):
+        raise typer.Exit(1)
+
+
+def priorities(
+    bootstrap: BootstrapOption = None,
+    work: WorkOption = WORK,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, help="Batch questions that are queued first.")
+    ] = 20_000,
+    rate: Annotated[
+        float, typer.Option("--rate", min=0.1, help="Interactive questions a second.")
+    ] = 20.0,
+    tenant_rate: Annotated[
+        float,
+        typer.Option(
+            "--tenant-rate", min=1, help="Questions a second of both tenants; nine tenths are loud."
+        ),
+    ] = 200.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, help="How long each condition is measured.")
+    ] = 20.0,
+    warm_up: Annotated[
+        float,
+        typer.Option(
+            "--warm-up", min=1, help="Seconds of load before that are not measured: Java compiles."
+        ),
+    ] = 60.0,
+    settings: ServiceSettingOption = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of questions and arrivals.")] = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Do batch questions, or a tenant that asks a lot, make others wait?
+
+    The whole way through grouper, searcher and generator without models, over a made-up index, on
+    an Apache Kafka from KAFKA_HOME where that is set. Interactive questions are asked alone, then
+    with --batch questions of the class batch queued before them; the questions of a quiet tenant
+    alone, then with those of a loud tenant.
+
+    Ends with 1 when a promise is broken: interactive p99 over twice, the quiet tenant's p99 over
+    one and a half times what it is alone, a question without its one answer, or a backlog that was
+    empty before the end.
+
+    Example:  KAFKA_HOME=kafka carpool bench priorities --seconds 30 --json priorities.json
+    """
+    from bench.reliability.priorities import PrioritiesOptions, run
+
+    options = PrioritiesOptions(
+        batch=batch,
+        rate_per_s=rate,
+        tenant_rate_per_s=tenant_rate,
+        duration_s=seconds,
+        warm_up_s=warm_up,
+        seed=seed,
+        settings=tuple(settings or ()),
+    )
+    if not run(options, bootstrap, work, json_file):
+        raise typer.Exit(1)

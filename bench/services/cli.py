@@ -1,0 +1,258 @@
+"""The options of `carpool bench claims`, `traffic` and `overhead`. Light to import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.core.options import (
+    WORK,
+    BootstrapOption,
+    DataOption,
+    JsonOption,
+    ServiceSettingOption,
+    WorkOption,
+)
+
+IndexOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--index",
+        metavar="DIR",
+        help="The index, built there from the precomputed vectors if absent. Default: under "
+        "--work.",
+        show_default=False,
+    ),
+]
+NlistOption = Annotated[int, typer.Option("--nlist", min=1, help="Clusters of the index.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Embedding model, a name or a folder: the one of the precomputed vectors. Default: "
+        "the services'.",
+        show_default=False,
+    ),
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, help="Only the first of the questions.", show_default=False),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of clusters and arrivals.")]
+NprobeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--nprobe", min=1, help="Clusters to probe. Default: the index's.", show_default=False
+    ),
+]
+GenerateOption = Annotated[
+    int,
+    typer.Option(
+        "--generate", min=0, metavar="N", help="The first N claims are also answered by an LLM."
+    ),
+]
+LlmUrlOption = Annotated[
+    str,
+    typer.Option(
+        "--llm-url",
+        metavar="URL",
+        help="API of the LLM server, http://HOST:PORT/v1; or stand-in: no model.",
+    ),
+]
+LlmModelOption = Annotated[
+    str, typer.Option("--llm-model", help="Name of the model there.", show_default=False)
+]
+TextRateOption = Annotated[
+    float,
+    typer.Option("--text-rate", min=0, help="Questions a second as text; 0 leaves this run out."),
+]
+VectorRateOption = Annotated[
+    float,
+    typer.Option(
+        "--vector-rate", min=0, help="Questions a second as vectors; 0 leaves this run out."
+    ),
+]
+BudgetShareOption = Annotated[
+    float,
+    typer.Option(
+        "--budget-share",
+        min=0.001,
+        max=10,
+        help="The searcher's budget as a share of all clusters' bytes.",
+    ),
+]
+FootprintOption = Annotated[
+    bool, typer.Option(help="Measure the searcher's memory on an index with almost nothing too.")
+]
+
+
+def claims(
+    data: DataOption = None,
+    bootstrap: BootstrapOption = None,
+    index: IndexOption = None,
+    work: WorkOption = WORK,
+    nlist: NlistOption = 100,
+    model: ModelOption = None,
+    limit: LimitOption = None,
+    nprobe: NprobeOption = None,
+    generate: GenerateOption = 0,
+    llm_url: LlmUrlOption = "",
+    llm_model: LlmModelOption = "",
+    settings: ServiceSettingOption = None,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Do the services find what an exact search finds, and is it evidence?
+
+    Publishes FEVER's claims and compares each retrieval with FAISS IVF-Flat in memory: same
+    vectors, same centroids, same nprobe, and the query vectors that the grouper used. Counts how
+    often an evidence page is among the first five, compared with exact search and other nprobes.
+
+    Ends with 1 when a promise is broken: a claim lost or retrieved twice, other ids where scores
+    differ by 0.00001 or more, evidence over one point below exact search, a claim for the LLM
+    without an answer.
+
+    Example:  carpool bench claims --data DATA --generate 50 --llm-url http://127.0.0.1:8000/v1
+    """
+    from bench.services import claims as bench
+    from bench.services.corpus import CorpusOptions
+
+    options = CorpusOptions(
+        data=data,
+        bootstrap=bootstrap,
+        index=index,
+        work=work,
+        nlist=nlist,
+        model=model,
+        settings=tuple(settings or ()),
+        seed=seed,
+        limit=limit,
+        json_file=json_file,
+    )
+    own = bench.ClaimsOptions(
+        nprobe=nprobe, generate=generate, llm_url=llm_url, llm_model=llm_model
+    )
+    if not bench.run(options, own):
+        raise typer.Exit(1)
+
+
+def traffic(
+    data: DataOption = None,
+    bootstrap: BootstrapOption = None,
+    index: IndexOption = None,
+    work: WorkOption = WORK,
+    nlist: NlistOption = 100,
+    model: ModelOption = None,
+    limit: LimitOption = None,
+    text_rate: TextRateOption = 50.0,
+    vector_rate: VectorRateOption = 200.0,
+    budget_share: BudgetShareOption = 0.4,
+    footprint: FootprintOption = True,
+    settings: ServiceSettingOption = None,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """How fast, and with how many bytes from disk, is a stream of questions searched?
+
+    Publishes HotpotQA's questions twice: as text, which the grouper embeds, then as vectors. The
+    load is open: a question is sent at its time whether or not earlier ones were answered, and its
+    total counts from then until its retrieval is read. Reports p50 and p99 of every stage over all
+    questions, clusters by the tier where they were found, bytes read a query, sizes of windows, and
+    memory.
+
+    Ends with 1 when a promise is broken: a question lost or retrieved twice, records and metrics
+    that disagree on the cache, memory over its bounds.
+
+    Example:  carpool bench traffic --data DATA --text-rate 0 --vector-rate 500
+    """
+    from bench.services import traffic as bench
+    from bench.services.corpus import CorpusOptions
+
+    options = CorpusOptions(
+        data=data,
+        bootstrap=bootstrap,
+        index=index,
+        work=work,
+        nlist=nlist,
+        model=model,
+        settings=tuple(settings or ()),
+        seed=seed,
+        limit=limit,
+        json_file=json_file,
+    )
+    own = bench.TrafficOptions(
+        text_rate_per_s=text_rate,
+        vector_rate_per_s=vector_rate,
+        budget_share=budget_share,
+        footprint=footprint,
+    )
+    if not bench.run(options, own):
+        raise typer.Exit(1)
+
+
+def overhead(
+    rate: Annotated[float, typer.Option("--rate", min=0.1, help="Questions a second.")] = 200.0,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds",
+            min=0.1,
+            help="Measured load of each contestant, and as much of its bare hops.",
+        ),
+    ] = 60.0,
+    warm_up: Annotated[
+        float,
+        typer.Option(
+            "--warm-up",
+            min=0,
+            help="Seconds of load before that are not measured, in each round and for each side: "
+            "Java compiles.",
+        ),
+    ] = 90.0,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="Rounds, which share the seconds.")
+    ] = 1,
+    contestants: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--contestant",
+            metavar="NAME",
+            help="Only this one: exactly-once-1, exactly-once-3 or at-least-once-1; may be "
+            "repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    work: WorkOption = WORK,
+    settings: ServiceSettingOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """What does the way through the services cost: exactly once and at least once?
+
+    Starts Apache Kafka from KAFKA_HOME, one broker or three, the services on a small index, and
+    sends questions with vectors at a steady rate. No model embeds and none answers, so what is left
+    is the way through three services and four topics. A question's time counts from when it was due
+    until its committed answer is read.
+
+    The baseline on the same brokers: bare hops, three processes in a chain that only copy records
+    from topic to topic, with plain clients, the same settings and the same commit interval. The
+    table shows Carpool over bare hops.
+
+    Ends with 1 when a promise is broken: a percentile over its bound, a question without an answer
+    or with two.
+
+    Example:  carpool bench overhead --json overhead.json
+    """
+    from bench.services.overhead.command import OverheadOptions, run
+
+    options = OverheadOptions(
+        rate_per_s=rate,
+        seconds=seconds,
+        warm_up_s=warm_up,
+        rounds=rounds,
+        settings=tuple(settings or ()),
+        contestants=tuple(contestants or ()),
+    )
+    if not run(options, work, json_file):
+        raise typer.Exit(1)

@@ -1,0 +1,27 @@
+"""Settings of the services reach the services and the benchmark's own clients."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.core.kafka import kafka_settings
+from bench.core.stack import parse_settings
+from carpool.errors import ConfigError
+
+
+def test_settings_of_services_become_their_environment() -> None:
+    assert parse_settings(["grouper.policy=per_query", "kafka.group_prefix=a=b"]) == {
+        "CARPOOL_GROUPER_POLICY": "per_query",
+        "CARPOOL_KAFKA_GROUP_PREFIX": "a=b",
+    }
+    for wrong in ("grouper.policy", "policy=per_query", ".x=1", "grouper.=1"):
+        with pytest.raises(ConfigError, match=r"SECTION\.NAME=VALUE"):
+            parse_settings([wrong])
+
+
+def test_the_kafka_section_reaches_the_benchmark_and_flags_override_it() -> None:
+    environ = {"CARPOOL_KAFKA_PARTITIONS": "1", "CARPOOL_KAFKA_BOOTSTRAP": "elsewhere:1"}
+    kafka = kafka_settings(environ | {"CARPOOL_LLM_ENGINE": "none"}, bootstrap="127.0.0.1:9")
+    assert (kafka.partitions, kafka.bootstrap) == (1, "127.0.0.1:9")
+    with pytest.raises(ConfigError, match="partitions"):
+        kafka_settings({"CARPOOL_KAFKA_PARTITIONS": "none"}, bootstrap="127.0.0.1:9")

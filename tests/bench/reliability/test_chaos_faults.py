@@ -1,0 +1,228 @@
+"""Faults: drawn from a seed, injected only when they count, and repaired by the supervisor."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
+from bench.reliability.chaos.plan import (
+    OF_BROKERS,
+    Kind,
+    PlannedFault,
+    in_transaction_min,
+    kind_counts,
+    plan_faults,
+)
+from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
+from carpool.testing.transactions import Transaction
+
+MEMBERS = ["grouper-1", "grouper-2", "searcher-1"]
+BROKERS = ["broker-1", "broker-2", "broker-3"]
+OPEN = Transaction(state="Ongoing", topics=("rag.groups.v1", "__consumer_offsets"))
+ENDED = Transaction(state="CompleteCommit", topics=())
+
+
+def plan(seed: int) -> tuple[PlannedFault, ...]:
+    return plan_faults(60, duration_s=600, seed=seed, members=MEMBERS, brokers=BROKERS)
+
+
+def test_the_seed_determines_the_plan() -> None:
+    assert plan(0) == plan(0)
+    assert plan(0) != plan(1)
+
+
+def test_a_plan_has_every_kind_and_spreads_over_the_run() -> None:
+    found = plan(3)
+    kinds = Counter(fault.kind for fault in found)
+    assert kinds == kind_counts(60)
+    assert kinds["kill in a transaction"] >= in_transaction_min(60) == 10
+    times = [fault.at_s for fault in found]
+    assert times == sorted(times)
+    assert times[0] < 60
+    assert 480 < times[-1] < 600, "recovery from the last fault is in the run"
+    assert all(
+        set(fault.victims) == set(BROKERS if fault.kind in OF_BROKERS else MEMBERS)
+        for fault in found
+    )
+
+
+@pytest.mark.parametrize("count", range(1, 70))
+def test_the_kinds_add_up(count: int) -> None:
+    assert sum(kind_counts(count).values()) == count
+    assert kind_counts(count)["kill in a transaction"] >= in_transaction_min(count) - 1
+
+
+@dataclass
+class FakeProcess:
+    log: list[str] = field(default_factory=list)
+    is_running: bool = True
+
+    def kill(self) -> None:
+        self.log.append("kill")
+        self.is_running = False
+
+    def pause(self) -> None:
+        self.log.append("pause")
+
+    def resume(self) -> None:
+        self.log.append("resume")
+
+    def start(self) -> None:
+        self.log.append("start")
+        self.is_running = True
+
+
+@dataclass
+class FakeRun:
+    """A run; `transactions`: what the coordinator says, one look after another."""
+
+    now: float = 100.0
+    sent: int = 10
+    answers: int = 5
+    work: dict[str, int] = field(default_factory=dict)
+    transactions: list[Transaction | None] = field(default_factory=list)
+    is_whole: bool = True
+
+    def now_s(self) -> float:
+        return self.now
+
+    def published(self) -> int:
+        return self.sent
+
+    def answered(self) -> int:
+        return self.answers
+
+    def in_flight(self, member: str) -> int:
+        return self.work.get(member, 0)
+
+    def transaction(self, member: str) -> Transaction | None:
+        return self.transactions.pop(0) if self.transactions else None
+
+    def brokers_are_whole(self) -> bool:
+        return self.is_whole
+
+
+def supervised() -> tuple[ProcessSupervisor, dict[str, FakeProcess]]:
+    processes = {name: FakeProcess() for name in (*MEMBERS, *BROKERS)}
+    found = {
+        name: SupervisedProcess(name=name, process=process, start=process.start, is_up=lambda: True)
+        for name, process in processes.items()
+    }
+    return ProcessSupervisor(found), processes
+
+
+def a_fault(kind: Kind, *victims: str, at_s: float = 1.0) -> PlannedFault:
+    return PlannedFault(at_s=at_s, kind=kind, victims=victims, down_s=2.0)
+
+
+def injector(run: FakeRun, *faults: PlannedFault) -> tuple[FaultInjector, dict[str, FakeProcess]]:
+    supervisor, processes = supervised()
+    rng = random.Random(0)
+    return FaultInjector(list(faults), supervisor, run, rng, sleep=lambda _: None), processes
+
+
+def test_a_kill_hits_the_first_victim_with_work_in_flight() -> None:
+    run = FakeRun(work={"searcher-1": 3}, transactions=[ENDED])
+    faults, processes = injector(run, a_fault("kill", "grouper-1", "searcher-1"))
+    faults.step()
+    assert processes["grouper-1"].log == []
+    assert processes["searcher-1"].log == ["pause", "kill"]
+    (found,) = faults.injected
+    assert (found.victim, found.in_flight, found.is_in_transaction) == ("searcher-1", 3, False)
+
+
+def test_a_fault_needs_work_in_flight_and_an_answer_since_the_last_fault() -> None:
+    run = FakeRun(work={"grouper-1": 1})
+    faults, _ = injector(run, a_fault("kill", "grouper-1"), a_fault("kill", "grouper-2"))
+    faults.step()
+    assert len(faults.injected) == 1
+    run.work["grouper-2"] = 1
+    faults.step()
+    assert len(faults.injected) == 1, "no answer since"
+    run.answers += 1
+    faults.step()
+    assert len(faults.injected) == 2
+    run.answers, run.work = run.sent, {"grouper-1": 1}
+    faults.pending.append(a_fault("kill", "grouper-1"))
+    faults.step()
+    assert len(faults.injected) == 2, "all is answered"
+
+
+def test_a_kill_in_a_transaction_resumes_the_victim_until_the_transaction_is_open() -> None:
+    run = FakeRun(work={"grouper-1": 1}, transactions=[None, ENDED, OPEN])
+    faults, processes = injector(run, a_fault("kill in a transaction", "grouper-1"))
+    faults.step()
+    assert processes["grouper-1"].log == ["pause", "resume", "pause", "resume", "pause", "kill"]
+    (found,) = faults.injected
+    assert found.is_in_transaction
+    assert found.transaction is not None
+    assert found.transaction.holds_offsets
+
+
+def test_a_kill_in_a_transaction_that_never_opens_stays_pending() -> None:
+    faults, processes = injector(
+        FakeRun(work={"grouper-1": 1}), a_fault("kill in a transaction", "grouper-1")
+    )
+    faults.step()
+    assert (faults.injected, len(faults.pending)) == ([], 1)
+    assert processes["grouper-1"].log[-1] == "resume"
+
+
+def test_a_broker_is_hit_when_all_have_every_copy_and_other_faults_go_before_it() -> None:
+    run = FakeRun(work={"grouper-1": 1}, is_whole=False)
+    faults, processes = injector(
+        run, a_fault("kill a broker", "broker-2"), a_fault("pause", "grouper-1", at_s=2.0)
+    )
+    faults.step()
+    assert [each.kind for each in faults.injected] == ["pause"]
+    run.is_whole, run.answers = True, 6
+    faults.step()
+    assert processes["broker-2"].log == ["kill"]
+    assert faults.pending == []
+
+
+def test_the_supervisor_restarts_and_resumes_in_time() -> None:
+    supervisor, processes = supervised()
+    processes["grouper-1"].kill()
+    supervisor.note("grouper-1", "dead", 10.0, 2.0)
+    processes["broker-1"].pause()
+    supervisor.note("broker-1", "paused", 10.0, 5.0)
+    supervisor.step(11.0)
+    assert not supervisor.is_up("grouper-1")
+    supervisor.step(12.0)
+    supervisor.step(12.5)
+    assert supervisor.is_up("grouper-1")
+    assert not supervisor.all_up()
+    supervisor.step(15.0)
+    supervisor.step(15.0)
+    assert processes["broker-1"].log == ["pause", "resume"]
+    assert supervisor.all_up()
+    assert supervisor.back_after_s == {"grouper-1": [2.5], "broker-1": [5.0]}
+    assert supervisor.exits == []
+
+
+def test_a_process_that_ends_by_itself_is_noted_and_restarted() -> None:
+    supervisor, processes = supervised()
+    processes["searcher-1"].is_running = False
+    supervisor.step(3.0)
+    assert [(each.name, each.at_s) for each in supervisor.exits] == [("searcher-1", 3.0)]
+    supervisor.step(4.0)
+    supervisor.step(4.1)
+    assert processes["searcher-1"].log == ["start"]
+    assert supervisor.is_up("searcher-1")
+
+
+def test_the_quiet_time_after_a_fault_ends_with_the_next_fault() -> None:
+    def at(at_s: float, kind: Kind) -> InjectedFault:
+        return InjectedFault(at_s=at_s, kind=kind, victim="x", down_s=0, in_flight=1, answers=0)
+
+    answers_s = [9.0, 10.5, 14.0, 20.1, 20.2, 60.0]
+    quiet = quiet_after_s([at(10, "kill"), at(20, "pause")], answers_s)
+    assert {kind: [round(each, 3) for each in found] for kind, found in quiet.items()} == {
+        "kill": [6.0],
+        "pause": [29.8],
+    }

@@ -1,0 +1,49 @@
+"""Chaos and rebalance from end to end, small, on real brokers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.reliability.chaos import command as chaos
+from bench.reliability.rebalance import command as rebalance
+from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_four_faults_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    report = tmp_path / "chaos.json"
+    options = chaos.ChaosOptions(queries=300, kills=4, seed=0, minutes=0.75, settings=())
+    holds = chaos.run(options, tmp_path, report)
+    found = json.loads(report.read_text())
+    assert [promise for promise, is_kept in found["promises"].items() if not is_kept] == []
+    assert holds
+    audit = found["results"]["run"]["audit"]
+    assert (audit["published"], audit["lost"]) == (300, 0)
+    assert audit["duplicates"] == {GROUPS.name: 0, RETRIEVALS.name: 0, ANSWERS.name: 0}
+    assert found["results"]["in_transaction"] >= 1
+
+
+def test_each_change_and_each_kill_is_reported_with_its_partitions(tmp_path: Path) -> None:
+    report = tmp_path / "rebalance.json"
+    options = rebalance.RebalanceOptions(
+        rate_per_s=60, phase_s=3, rounds=1, warm_up=0, kills=1, settings=()
+    )
+    rebalance.run(options, tmp_path, report)
+    found = json.loads(report.read_text())
+    results = found["results"]
+    assert [each["change"]["what"] for each in results["pauses"]] == [
+        "generator-2 joins",
+        "generator-3 joins",
+        "generator-3 leaves",
+        "generator-2 leaves",
+    ]
+    (kill,) = results["kills"]
+    assert kill["partitions"]
+    assert [list(each) for each in results["takeovers_s"]] == [list(map(str, kill["partitions"]))]
+    # Times depend on the machine; the accounting does not.
+    kept = [is_kept for name, is_kept in found["promises"].items() if name.startswith("no ")]
+    assert kept == [True, True]

@@ -1,0 +1,127 @@
+"""Each benchmark of the services from end to end, small: real services and real brokers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.data.evaluation import CLAIMS, CORPUS, EVIDENCE, TRAFFIC
+from bench.services import claims, traffic
+from bench.services.corpus import CorpusOptions
+from bench.services.overhead import command
+from bench.services.overhead.outcome import STAGES
+from carpool.embedding import HashingEmbedder
+from carpool.errors import ConfigError
+from carpool.kafka.embedded import find_broker_binary
+from tests.bench.helpers import write_embedded
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+DIMENSION = 64
+WORDS = "river castle comet violin harbour desert engine orchard glacier market temple canal"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> CorpusOptions:
+    """Passages of three words each, claims that repeat one, and questions of two words."""
+    try:
+        find_broker_binary()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    words, generator = WORDS.split(), np.random.default_rng(3)
+    passages = [
+        " ".join(generator.choice(words, 3, replace=False)) + f" number{row}" for row in range(240)
+    ]
+    questions = [" ".join(generator.choice(words, 2, replace=False)) for _ in range(60)]
+    texts = {CORPUS: passages, CLAIMS: passages[::20], TRAFFIC: questions}
+    for (name, found), prefix in zip(texts.items(), "pcq", strict=True):
+        title = {"title": ""} if name == CORPUS else {}
+        rows = [{"id": f"{prefix}-{row}", "text": text} | title for row, text in enumerate(found)]
+        write_embedded(folder, name, rows, HashingEmbedder(DIMENSION).encode(found))
+    (folder / EVIDENCE).write_text("".join(f"c-{row}\tp-{row * 20}\n" for row in range(12)))
+    return CorpusOptions(
+        data=folder,
+        bootstrap=None,
+        index=None,
+        work=tmp_path / "work",
+        nlist=12,
+        model=f"hashing:{DIMENSION}",
+        settings=("searcher.direct_io=auto",),
+        seed=0,
+        limit=None,
+        json_file=tmp_path / "report.json",
+    )
+
+
+def report_of(options: CorpusOptions) -> Any:
+    assert options.json_file is not None
+    return json.loads(options.json_file.read_text())
+
+
+def test_claims_are_found_as_faiss_finds_them_and_answered_by_the_stand_in(
+    corpus: CorpusOptions,
+) -> None:
+    own = claims.ClaimsOptions(nprobe=4, generate=5, llm_url=claims.STAND_IN, llm_model="")
+    assert claims.run(corpus, own)
+    report = report_of(corpus)
+    results, made = report["results"], report["results"]["generated"]
+    assert results["retrievals"]["answered"] == 12
+    assert results["ids"]["same"] + results["ids"]["tied"] == 12
+    assert results["evidence_exact"] == 1.0
+    assert (made["accounting"]["answered"], made["valid_citations"]) == (5, 5)
+    assert made["models"] == [claims.STAND_IN_MODEL]
+    assert report["index"]["nlist"] == 12
+    files = {file["name"] for file in report["data"]}
+    assert files >= {f"{CORPUS}.jsonl.gz", f"{CLAIMS}.jsonl.gz", EVIDENCE}
+
+
+def test_traffic_comes_back_once_and_records_agree_with_metrics(corpus: CorpusOptions) -> None:
+    own = traffic.TrafficOptions(
+        text_rate_per_s=100, vector_rate_per_s=200, budget_share=0.5, footprint=True
+    )
+    traffic.run(corpus, own)
+    report = report_of(corpus)
+    services_say = {"kafka_wait", "window_wait", "group", "queue_search", "load", "search"}
+    for run in report["results"]["runs"]:
+        assert run["retrievals"]["answered"] == run["stages_ms"]["total"]["count"] == 60
+        assert run["records_agree_with_metrics"]
+        assert run["counters"]["ram"] + run["counters"]["ssd"] > 0
+        assert services_say <= run["stages_ms"].keys()
+    # Beside a budget of a few KiB, the memory of a process is noise.
+    broken = [promise for promise, is_kept in report["promises"].items() if not is_kept]
+    assert all("within budget" in promise for promise in broken), broken
+
+
+@pytest.mark.kafka
+def test_overhead_measures_both_sides_of_both_deliveries(tmp_path: Path) -> None:
+    report = tmp_path / "overhead.json"
+    options = command.OverheadOptions(
+        rate_per_s=20,
+        seconds=4,
+        warm_up_s=1,
+        rounds=1,
+        settings=(),
+        contestants=("exactly-once-1", "at-least-once-1"),
+    )
+    command.run(options, tmp_path, report)
+    found = json.loads(report.read_text())
+    assert len(found["results"]) == 2
+    hops = {"hop 1", "hop 2", "hop 3"}
+    for each in found["results"]:
+        for side, processes in (("carpool", {"grouper", "searcher", "generator"}), ("bare", hops)):
+            measured = each[side]
+            counts = [(one["published"], one["answered"]) for one in measured["accounting"]]
+            assert counts == [(40, 40), (40, 40)]
+            assert list(measured["stages_ms"]) == list(STAGES)
+            assert measured["stages_ms"]["total"]["count"] == 80
+            assert processes | {"broker 1", "benchmark"} == measured["cpu_s"].keys()
+        assert each["ratio"].keys() == {"p50", "p99", "cpu"}
+    # Times depend on the machine; the accounting does not.
+    broken = [promise for promise, is_kept in found["promises"].items() if not is_kept]
+    assert not [promise for promise in broken if "one answer" in promise or "copied" in promise]
