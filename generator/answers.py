@@ -35,6 +35,7 @@ from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 
 SOURCE = "carpool/generator"
+TOO_LATE = "the deadline passed before an answer was written; ask again with a later one"
 TITLE_CHARS_MAX = 500
 RECORD_EXTRA_BYTES = 4 * 1024
 """What a record weighs beside its value, at the broker: key, our own headers, framing."""
@@ -129,24 +130,36 @@ def replayed(stored: Answer, retrieval: Retrieval, timings: Timings) -> Answer:
     )
 
 
-def not_answered(
+def failed(
     retrieval: Retrieval,
     timings: Timings,
-    *,
-    status: Status,
     error_type: ErrorType,
     message: str,
-    retryable: bool,
+    *,
+    retryable: bool = False,
     attempts: int = 0,
 ) -> Answer:
-    """Returns the terminal answer of a query that gets none."""
+    """Returns the `failed` answer of a query, with the reason."""
+    error = AnswerError(type=error_type, message=message, retryable=retryable, stage="generator")
+    return _not_answered(retrieval, timings, "failed", error, attempts)
+
+
+def expired(retrieval: Retrieval, timings: Timings, attempts: int) -> Answer:
+    """Returns the answer of a query whose deadline has passed."""
+    error = AnswerError(type="expired", message=TOO_LATE, retryable=True, stage="generator")
+    return _not_answered(retrieval, timings, "expired", error, attempts)
+
+
+def _not_answered(
+    retrieval: Retrieval, timings: Timings, status: Status, error: AnswerError, attempts: int
+) -> Answer:
     answer = unanswered(
         query_id=retrieval.query.query_id,
         status=status,
-        stage="generator",
-        error_type=error_type,
-        message=message,
-        retryable=retryable,
+        stage=error.stage,
+        error_type=error.type,
+        message=error.message,
+        retryable=error.retryable,
         source=retrieval.source,
         timings_ms=timings_ms(retrieval, timings),
     )

@@ -1,8 +1,7 @@
-"""The generator as a stage: takes retrievals, asks the model for up to `concurrency` of them at
-once, hands over answers.
+"""The generator as a stage: takes retrievals, asks the model, and hands over answers.
 
 The polling thread and the event loop (`generator.llm_requests`) share the dispatcher under a lock.
-Its actions are carried out by the event loop, in the order in which they were decided.
+The event loop carries out the actions, in the order in which the dispatcher returned them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from generator.answers import (
     Timings,
     answered,
     bounded_answer_output,
-    not_answered,
+    expired,
+    failed,
     partial_output,
 )
 from generator.llm.none import NoLlm
@@ -51,17 +51,14 @@ from generator.prompts import load_templates, prepare_prompt
 from generator.query_in_progress import QueryInProgress, deadline_us_of, limits_of, prompt_of
 from generator.settings import GeneratorSettings, LlmSettings
 from generator.tracing import inference
-from schemas.answer import Answer, ErrorType, Status
+from schemas.answer import Answer
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
 
 log = structlog.get_logger()
 
 WAKE_US = 50_000
-"""Longest wait between two ticks while there is work: pauses begin between ticks, where the polling
-thread sees none.
-"""
-TOO_LATE = "the deadline passed before an answer was written; ask again with a later one"
+"""Longest wait between two ticks while there is work: a pause may begin between two ticks."""
 
 
 def build_stage(
@@ -69,17 +66,17 @@ def build_stage(
 ) -> GeneratorStage:
     """Returns the stage. Raises `ConfigError` for a prompt template that cannot be used.
 
-    The server is not asked yet: that happens from `start` on, and `not_ready` says what came of it.
+    The server is first checked in `start`; `not_ready` reports the result.
     """
     engine: LlmEngine = NoLlm() if llm.engine == "none" else OpenAiLlm(llm)
     return GeneratorStage(settings, llm, load_templates(settings), engine, metrics, clock)
 
 
 class GeneratorStage:
-    """Implements `Stage[Retrieval]`; see `carpool.loop.stage` for what each method promises.
+    """Implements `Stage[Retrieval]`; `carpool.loop.stage` has the contract of each method.
 
-    While the LLM server refuses, nothing is taken in (`credit` is zero), what is in hand is kept,
-    and `not_ready` says why.
+    While the LLM server refuses, `credit` is zero, the queries in progress are kept, and
+    `not_ready` says why.
     """
 
     def __init__(
@@ -99,8 +96,8 @@ class GeneratorStage:
         self._clock = clock
         self._lock = threading.Lock()
         self._dispatcher = Dispatcher(limits_of(settings, llm))
-        self._work: dict[int, QueryInProgress] = {}
-        self._in_hand_bytes = 0
+        self._queries: dict[int, QueryInProgress] = {}
+        self._queries_bytes = 0
         self._trouble = "has not answered yet"
         self._is_draining = False
         self._is_closed = False
@@ -110,13 +107,13 @@ class GeneratorStage:
     # ---- the polling thread
 
     def start(self, sink: Sink) -> None:
-        """Starts the event loop, which asks the server whether it has the model."""
+        """Starts the event loop, which checks the server."""
         self._sink = sink
         self._requests.start()
         self.happened(TimePassed())
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Nothing: what is known of partitions lies with their units."""
+        """Does nothing: the stage has no state of partitions."""
 
     def credit(self) -> Credit:
         """Returns room for retrievals; none while the server refuses."""
@@ -125,29 +122,23 @@ class GeneratorStage:
                 return Credit(records=0, size_bytes=0)
             return Credit(
                 records=max(0, self._dispatcher.credit()),
-                size_bytes=max(0, self._settings.intake_bytes_max - self._in_hand_bytes),
+                size_bytes=max(0, self._settings.intake_bytes_max - self._queries_bytes),
             )
 
     def offer(self, unit: Unit[Retrieval], now_us: int) -> None:
-        """Takes a retrieval. What cannot be asked of any model is answered `failed` at once."""
+        """Takes a retrieval. One that allows no prompt is answered `failed` immediately."""
         retrieval = unit.record
         try:
             prepared = prepare_prompt(retrieval, self._settings, self._templates)
         except RecordError as error:
             timings = Timings(arrived_us=now_us, ended_us=now_us)
-            answer = not_answered(
-                retrieval,
-                timings,
-                status="failed",
-                error_type=error.reason,
-                message=str(error),
-                retryable=False,
-            )
-            self._hand_over(unit, answer, now_us)
+            self._hand_over(unit, failed(retrieval, timings, error.reason, str(error)), now_us)
             return
         with self._lock:
-            self._work[unit.id] = QueryInProgress(unit=unit, prepared=prepared, arrived_us=now_us)
-            self._in_hand_bytes += unit.message.size_bytes
+            self._queries[unit.id] = QueryInProgress(
+                unit=unit, prepared=prepared, arrived_us=now_us
+            )
+            self._queries_bytes += unit.message.size_bytes
         self.happened(PromptArrived(prompt=prompt_of(unit, now_us)))
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
@@ -160,26 +151,25 @@ class GeneratorStage:
         return wake_us if is_idle else min(soon_us, wake_us if wake_us is not None else soon_us)
 
     def revoke(self, unit_ids: frozenset[int]) -> None:
-        """Forgets queries, and breaks off their requests."""
-        with self._lock:
-            for unit_id in unit_ids:
-                self._forget(unit_id)
+        """Forgets queries, and cancels their requests."""
+        for unit_id in unit_ids:
+            self._remove(unit_id)
         self.happened(PromptsRevoked(ids=unit_ids))
 
     def drain(self, until_us: int) -> None:
-        """Takes nothing more; what is in hand goes on."""
+        """Takes no more retrievals; the queries in progress continue."""
         with self._lock:
             self._is_draining = True
 
     def not_ready(self) -> Sequence[str]:
-        """Returns what the server refuses with, unless it takes work."""
+        """Returns why the server takes no prompts, or nothing if it does."""
         with self._lock:
             if self._dispatcher.server == "open":
                 return ()
             return (f"LLM server at {self._engine.address} {self._trouble}",)
 
     def close(self) -> None:
-        """Breaks off what still runs, and closes the connections."""
+        """Cancels the requests in flight, and closes the connections."""
         with self._lock:
             if self._is_closed:
                 return
@@ -189,7 +179,7 @@ class GeneratorStage:
     # ---- both threads
 
     def happened(self, event: DispatchEvent) -> None:
-        """Has the planner decide, and the event loop do, in the same order."""
+        """Passes an event to the dispatcher, and its actions to the event loop, in one order."""
         with self._lock:
             if self._is_closed:
                 return
@@ -197,12 +187,16 @@ class GeneratorStage:
             if actions:
                 self._requests.soon(partial(self._act, actions))
 
-    def _forget(self, unit_id: int) -> QueryInProgress | None:
-        """Lets go of a query. The lock is held."""
-        work = self._work.pop(unit_id, None)
-        if work is not None:
-            self._in_hand_bytes -= work.unit.message.size_bytes
-        return work
+    def _get(self, unit_id: int) -> QueryInProgress | None:
+        with self._lock:
+            return self._queries.get(unit_id)
+
+    def _remove(self, unit_id: int) -> QueryInProgress | None:
+        with self._lock:
+            work = self._queries.pop(unit_id, None)
+            if work is not None:
+                self._queries_bytes -= work.unit.message.size_bytes
+            return work
 
     def _hand_over(
         self,
@@ -214,13 +208,12 @@ class GeneratorStage:
         late: LateOutputs | None = None,
     ) -> None:
         assert self._sink is not None, "a stage is started before it is offered anything"
-        if failure is None:  # else it is counted once it is decided whether it is tried again
+        if failure is None:  # else the loop counts it, once it has decided on a retry
             self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
         for stage in ("queue_llm", "decode", "total"):
             if stage in answer.timings_ms:
-                self._metrics.loop.stage_seconds.labels(stage=stage).observe(
-                    answer.timings_ms[stage] / 1_000
-                )
+                seconds = answer.timings_ms[stage] / 1_000
+                self._metrics.loop.stage_seconds.labels(stage=stage).observe(seconds)
         output = bounded_answer_output(answer, unit.record.headers, now_us)
         self._sink.done(
             Done(
@@ -238,62 +231,50 @@ class GeneratorStage:
         try:
             for action in actions:
                 self._do(action)
-        except Exception as error:  # the event loop would log it, and go on without the query
+        except Exception as error:  # the event loop would only log it, and lose the query
             self.broke(error)
 
     def _do(self, action: DispatchAction) -> None:
         match action:
             case SendPrompt(id=id):
-                self._send(id)
+                if (work := self._get(id)) is not None:  # else revoked: a CancelRequest follows
+                    self._requests.send(id, work)
             case CheckServer():
                 self._requests.check()
             case CancelRequest(id=id):
                 self._requests.cancel(id)
             case ExpireQuery(id=id, attempts=attempts):
-                self._end(id, "expired", "expired", TOO_LATE, attempts)
+                self._expire(id, attempts)
             case GiveUpQuery(id=id, attempts=attempts):
-                message = (
-                    "the LLM server answers others, and did not answer this query in "
-                    f"{attempts} tries"
-                )
-                self._end(id, "failed", "llm_refused", message, attempts, add_trouble=True)
+                self._give_up(id, attempts)
             case DeliverAnswer(id=id, attempts=attempts):
                 self._deliver(id, attempts)
 
-    def _send(self, id: int) -> None:
-        with self._lock:
-            work = self._work.get(id)
-        if work is not None:  # else it was revoked meanwhile, and a CancelRequest follows
-            self._requests.send(id, work)
-
     def broke(self, error: Exception) -> None:
-        """Ends the service over an error that nobody foresaw: going on would lose a query
-        silently.
-        """
-        log.error("a request failed in a way that was not foreseen", exc_info=error)
+        """Ends the service after an unexpected error: to continue could lose a query."""
+        log.error("a request to the LLM server failed with an unexpected error", exc_info=error)
         assert self._sink is not None
         what = f"{type(error).__name__}: {error}"
         self._sink.fail(
             CarpoolError(
-                f"the generator failed over a query ({what}); the log says where. Nothing is lost."
+                f"the generator failed on a query ({what}); the log shows where. The query is not "
+                "acknowledged, so it is answered after the restart."
             )
         )
 
     def written(self, work: QueryInProgress, generation_id: str, seq: int, text: str) -> None:
-        """See `generator.requests.RequestListener`."""
-        if not self._settings.partials:
-            return
-        assert self._sink is not None
-        self._sink.hint(
-            partial_output(work.unit.record, generation_id, seq, text, self._clock.now_us())
-        )
+        """See `generator.llm_requests.RequestListener`."""
+        if self._settings.partials:
+            assert self._sink is not None
+            now_us = self._clock.now_us()
+            self._sink.hint(partial_output(work.unit.record, generation_id, seq, text, now_us))
 
     def refused(self, id: int | None, refusal: LlmRefusal) -> None:
-        """See `generator.requests.RequestListener`."""
+        """See `generator.llm_requests.RequestListener`."""
         trouble = f"refuses: {refusal}"
         with self._lock:
-            is_news, self._trouble = trouble != self._trouble, trouble
-        if is_news:
+            is_new, self._trouble = trouble != self._trouble, trouble
+        if is_new:
             log.warning(
                 "the LLM server refuses",
                 address=self._engine.address,
@@ -304,97 +285,84 @@ class GeneratorStage:
         self.happened(RequestRefused(id=id, retry_after_us=asked_us, suspect=refusal.is_suspect))
 
     def _deliver(self, id: int, attempts: int) -> None:
-        with self._lock:
-            work = self._work.get(id)
+        work = self._get(id)
         if work is None:
-            return
-        if not isinstance(work.outcome, Generated):
-            self._end(id, "failed", "llm_refused", str(work.outcome), attempts)
             return
         now_us = self._clock.now_us()
         deadline_us = deadline_us_of(work.unit.record)
-        if (
-            deadline_us is not None and now_us >= deadline_us
-        ):  # decided in time, by a loop that was busy then
-            self._end(id, "expired", "expired", TOO_LATE, attempts)
-            return
-        timings = work.timings(now_us)
+        if not isinstance(work.outcome, Generated):
+            self._fail(id, str(work.outcome), attempts, is_transient=False)
+        elif deadline_us is not None and now_us >= deadline_us:  # the event loop was busy
+            self._expire(id, attempts)
+        else:
+            self._answer(work, work.outcome, attempts, now_us)
+
+    def _answer(
+        self, work: QueryInProgress, outcome: Generated, attempts: int, now_us: int
+    ) -> None:
+        timings, finished = work.timings(now_us), outcome.finished
         answer, citations = answered(
             work.unit.record,
             work.prepared,
-            work.outcome,
+            outcome,
             timings,
             attempts=attempts,
             citations_max=self._settings.citations_max,
         )
-        finished = work.outcome.finished
-        self._metrics.generator.tokens.labels(kind="input").inc(finished.input_tokens)
-        self._metrics.generator.tokens.labels(kind="cached").inc(finished.cached_tokens)
-        self._metrics.generator.tokens.labels(kind="output").inc(finished.output_tokens)
-        self._metrics.generator.citations.labels(result="valid").inc(len(citations.valid))
-        self._metrics.generator.citations.labels(result="dropped").inc(citations.dropped)
-        with self._lock:
-            self._forget(id)
+        metrics = self._metrics.generator
+        metrics.tokens.labels(kind="input").inc(finished.input_tokens)
+        metrics.tokens.labels(kind="cached").inc(finished.cached_tokens)
+        metrics.tokens.labels(kind="output").inc(finished.output_tokens)
+        metrics.citations.labels(result="valid").inc(len(citations.valid))
+        metrics.citations.labels(result="dropped").inc(citations.dropped)
+        self._remove(work.unit.id)
         operation = inference(
             work.prepared.request, finished, timings, model=self._model, url=self._engine.address
         )
-        late = (
-            None
-            if deadline_us is None
-            else LateOutputs(deadline_us, partial(self._expired, work, attempts))
-        )
+        deadline_us, late = deadline_us_of(work.unit.record), None
+        if deadline_us is not None:
+            late = LateOutputs(deadline_us, partial(self._late_outputs, work, attempts))
         self._hand_over(work.unit, answer, now_us, (operation,), late=late)
 
-    def _expired(self, work: QueryInProgress, attempts: int) -> tuple[Output]:
-        """What is written in place of an answer whose commit begins too late."""
-        now_us = self._clock.now_us()
-        answer = not_answered(
-            work.unit.record,
-            work.timings(now_us),
-            status="expired",
-            error_type="expired",
-            message=TOO_LATE,
-            retryable=True,
-            attempts=attempts,
-        )
-        return (bounded_answer_output(answer, work.unit.record.headers, now_us),)
+    def _late_outputs(self, work: QueryInProgress, attempts: int) -> tuple[Output]:
+        """Returns the output in place of an answer whose commit begins after the deadline."""
+        now_us, retrieval = self._clock.now_us(), work.unit.record
+        answer = expired(retrieval, work.timings(now_us), attempts)
+        return (bounded_answer_output(answer, retrieval.headers, now_us),)
 
-    def _end(
-        self,
-        id: int,
-        status: Status,
-        error_type: ErrorType,
-        message: str,
-        attempts: int,
-        *,
-        add_trouble: bool = False,
-    ) -> None:
-        """Hands over the answer of a query that gets none."""
-        with self._lock:
-            work = self._forget(id)
-        if work is None:
+    def _expire(self, id: int, attempts: int) -> None:
+        if (work := self._remove(id)) is not None:
+            now_us = self._clock.now_us()
+            answer = expired(work.unit.record, work.timings(now_us), attempts)
+            self._hand_over(work.unit, answer, now_us)
+
+    def _give_up(self, id: int, attempts: int) -> None:
+        if (work := self._get(id)) is not None:
+            message = (
+                "the LLM server answers other queries, and did not answer this one in "
+                f"{attempts} tries; the last time: {work.trouble}"
+            )
+            self._fail(id, message, attempts, is_transient=True)
+
+    def _fail(self, id: int, message: str, attempts: int, *, is_transient: bool) -> None:
+        if (work := self._remove(id)) is None:
             return
-        if add_trouble:
-            message = f"{message}; the last time: {work.trouble}"
-        now_us = self._clock.now_us()
-        answer = not_answered(
-            work.unit.record,
+        now_us, retrieval, failure = self._clock.now_us(), work.unit.record, None
+        answer = failed(
+            retrieval,
             work.timings(now_us),
-            status=status,
-            error_type=error_type,
-            message=message,
-            retryable=status == "expired" or add_trouble,
+            "llm_refused",
+            message,
             attempts=attempts,
+            retryable=is_transient,
         )
-        failure = None
-        if add_trouble:
-            retrieval = work.unit.record
+        if is_transient:
             failure = QueryFailure(
                 query=retrieval.query,
                 source=retrieval.source,
                 headers=retrieval.headers,
                 deadline_us=deadline_us_of(retrieval),
-                error_type=error_type,
+                error_type="llm_refused",
                 message=message,
                 is_transient=True,
             )

@@ -20,7 +20,7 @@ from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.topic_table import TableLog, TopicTable
 from carpool.loop.stage import Credit, Done, Sink, Stage, Unit
 from carpool.telemetry.metrics import Metrics
-from generator.answers import Timings, bounded_answer_output, not_answered, replayed
+from generator.answers import Timings, bounded_answer_output, failed, replayed
 from generator.plan.answer_dedup import (
     AnswerDedup,
     DedupAction,
@@ -336,15 +336,11 @@ def _seen(answer: Answer, place: Source) -> LoggedAnswer:
 
 
 def _conflict(retrieval: Retrieval, timings: Timings) -> Answer:
-    return not_answered(
-        retrieval,
-        timings,
-        status="failed",
-        error_type="conflict",
-        message="query_id: this id has an answer to another question already, and an id belongs to "
-        "one question; publish this one under an id of its own",
-        retryable=False,
+    message = (
+        "query_id: this id has an answer to another question already, and an id belongs to one "
+        "question; publish this one under an id of its own"
     )
+    return failed(retrieval, timings, "conflict", message)
 
 
 def _decoded(message: Message) -> Answer | None:
