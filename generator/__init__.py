@@ -1,8 +1,8 @@
-"""Which prompt next; what is the model asked, and what did it cite?
+"""What is the model asked, and what did it cite?
 
-*Invariant:* a query that was taken in ends in exactly one terminal answer, or in none if its topic
-partition was revoked: a server that refuses is waited for. *Invariant:* citations are numbers that
-the model wrote, limited to the passages it was given; none is ever added. *Invariant:* a late
-answer is `expired`, never `ok`. *Invariant:* what was answered is not generated again. Absent on
-purpose: another order than arrival, and speculation on drafts.
+*Invariant:* a query that was taken in ends in exactly one terminal answer, or in none if its
+partition was revoked; a server that refuses is waited for. *Invariant:* citations are numbers that
+the model wrote, limited to the passages in its prompt; the generator adds none. *Invariant:* a late
+answer is `expired`, never `ok`. *Invariant:* an answered query is not generated again. Absent on
+purpose: an order by cached prefixes, and speculation on drafts.
 """

@@ -1,6 +1,4 @@
-"""What a query ends in on the wire: its answer, or the words that say why there is none. And its
-answer so far.
-"""
+"""The records that the generator writes: terminal answers, and pieces of answers."""
 
 from __future__ import annotations
 
@@ -38,12 +36,12 @@ SOURCE = "carpool/generator"
 TOO_LATE = "the deadline passed before an answer was written; ask again with a later one"
 TITLE_CHARS_MAX = 500
 RECORD_EXTRA_BYTES = 4 * 1024
-"""What a record weighs beside its value, at the broker: key, our own headers, framing."""
+"""What a broker counts for a record besides value and headers: its key and framing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """When what happened to one query, in epoch microseconds; None: it did not."""
+    """Times of one query, in epoch microseconds; None: it did not happen."""
 
     arrived_us: int
     sent_us: int | None = None
@@ -53,7 +51,7 @@ class Timings:
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """What one request came to."""
+    """The result of one request."""
 
     generation_id: str
     written: Written
@@ -69,11 +67,11 @@ def answered(
     attempts: int,
     citations_max: int,
 ) -> tuple[Answer, Citations]:
-    """Returns the answer that the model wrote, and its citations as they were counted.
+    """Returns the answer that the model wrote, and its citations.
 
-    `ok`: a whole object, its text within bounds, and all clusters searched. `partial`: the text was
-    cut off (then `finish_reason` is `length`) or is no object of ours, or damaged clusters were
-    skipped (then `error` says so). `failed`: there is no text.
+    `ok`: a complete JSON object, its text within bounds, and all clusters searched. `partial`: the
+    text was cut off (`finish_reason` is `length`), is not the expected object, or damaged clusters
+    were skipped (`error` says so). `failed`: there is no text.
     """
     written, finished = generated.written, generated.finished
     citations = cite(
@@ -120,10 +118,9 @@ def answered(
 
 
 def replayed(stored: Answer, retrieval: Retrieval, timings: Timings) -> Answer:
-    """Returns the `ok` answer of an id once more, for another record with that id and question.
+    """Returns the stored `ok` answer for another record with the same id and question.
 
-    Text, citations, passages, usage and provenance are those of the stored answer; source and
-    timings are this record's.
+    `source` and `timings_ms` are this record's; every other field is the stored answer's.
     """
     return msgspec.structs.replace(
         stored, replayed=True, source=retrieval.source, timings_ms=timings_ms(retrieval, timings)
@@ -167,10 +164,10 @@ def _not_answered(
 
 
 def timings_ms(retrieval: Retrieval, timings: Timings) -> dict[str, float]:
-    """Returns the milliseconds of every stage: those of the retrieval, and ours.
+    """Returns the milliseconds of every stage: those of the retrieval, and the generator's.
 
-    `queue_llm` ends when the request that was answered was sent, pauses and earlier tries included;
-    `total` begins with the timestamp of the query's record.
+    `queue_llm` ends when the answered request was sent, so it includes pauses and earlier tries.
+    `total` begins at the timestamp of the query's record.
     """
     sent_us = timings.ended_us if timings.sent_us is None else timings.sent_us
     ours = {"queue_llm": sent_us - timings.arrived_us}
@@ -201,7 +198,7 @@ def bounded_answer_output(answer: Answer, headers: Headers, now_us: int) -> Outp
         message=f"{message}; ask for fewer tokens or passages, and send small headers",
         source=answer.source,
     )
-    # Without the query's headers: they may be what is too large.
+    # Without the headers of the query: they may be too large themselves.
     return answer_output(too_large, stage="generator", now_us=now_us, passed_on=())
 
 

@@ -1,8 +1,7 @@
-"""What the event loop does: it asks the model, in a thread of its own, and says what becomes of
-each request.
+"""The requests in flight at the LLM server, on an event loop in a thread of its own.
 
-Everything but `start`, `soon` and `close` runs in the event loop. What is decided, and what an
-answer is made of, is the stage's.
+Everything but `start`, `soon` and `close` runs in the event loop. The stage decides what to send,
+and makes the answers.
 """
 
 from __future__ import annotations
@@ -25,29 +24,27 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class RequestListener(Protocol):
-    """Told what becomes of requests, from the event loop."""
+    """Receives the results of requests, on the event loop."""
 
     def happened(self, event: DispatchEvent) -> None:
-        """A request was accepted or has ended, or the server has passed a check."""
+        """A request was accepted or has ended, or the server passed a check."""
         ...
 
     def refused(self, id: int | None, refusal: LlmRefusal) -> None:
-        """The server did not do its work; `id` None: for a check."""
+        """The server refused a request; `id` None: a check."""
         ...
 
     def written(self, work: QueryInProgress, generation_id: str, seq: int, text: str) -> None:
-        """The model has written the next characters of an answer."""
+        """The model wrote the next characters of an answer."""
         ...
 
     def broke(self, error: Exception) -> None:
-        """A request failed in a way that nobody foresaw."""
+        """A request failed with an unexpected error."""
         ...
 
 
 class RequestsInFlight:
-    """The requests in flight, by the id of their query; `CHECK_ID` is the question whether the
-    server has the model.
-    """
+    """The requests in flight, by the id of their query; `CHECK_ID` is the check of the server."""
 
     def __init__(
         self, engine: LlmEngine, listener: RequestListener, metrics: Metrics, clock: Clock
@@ -67,15 +64,11 @@ class RequestsInFlight:
         self._thread.start()
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Has the event loop make a call, after those that were asked for before. Not after
-        `close`.
-        """
+        """Makes a call on the event loop, in the order of `soon`. Not allowed after `close`."""
         self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
-        """Breaks off what still runs, and closes the connections. Once; blocks for up to
-        `CLOSE_TIMEOUT_S`.
-        """
+        """Cancels all requests and closes the connections. Blocks for up to `CLOSE_TIMEOUT_S`."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(CLOSE_TIMEOUT_S)
@@ -89,11 +82,11 @@ class RequestsInFlight:
         self._start(id, self._ask(id, work))
 
     def check(self) -> None:
-        """Asks the server whether it takes work."""
+        """Checks whether the server answers and has the model."""
         self._start(CHECK_ID, self._check())
 
     def cancel(self, id: int) -> None:
-        """Breaks off a request, if it has not ended."""
+        """Cancels a request, unless it has ended."""
         if (task := self._tasks.pop(id, None)) is not None:
             task.cancel()
             self._metrics.generator.llm_requests.labels(outcome="cancelled").inc()
@@ -102,11 +95,11 @@ class RequestsInFlight:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            self._loop.run_until_complete(self._wind_up())
+            self._loop.run_until_complete(self._cancel_all())
         finally:
             self._loop.close()
 
-    async def _wind_up(self) -> None:
+    async def _cancel_all(self) -> None:
         tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -119,7 +112,6 @@ class RequestsInFlight:
         task.add_done_callback(lambda task: self._ended(id, task))
 
     def _ended(self, id: int, task: asyncio.Task[None]) -> None:
-        """Forgets a task."""
         if self._tasks.get(id) is task:
             del self._tasks[id]
         error = None if task.cancelled() else task.exception()
@@ -135,7 +127,7 @@ class RequestsInFlight:
             self._listener.happened(CheckPassed())
 
     async def _ask(self, id: int, work: QueryInProgress) -> None:
-        """Sends one request, and tells what becomes of it."""
+        """Sends one request, and reports its result."""
         work.sent_us, work.first_token_us = self._clock.now_us(), None
         self._metrics.generator.llm_in_flight.inc()
         try:

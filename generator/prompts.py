@@ -1,6 +1,4 @@
-"""From a retrieval to a request: which template, which passages, which wishes; and what of it is
-refused.
-"""
+"""Makes the request to the LLM server of a retrieval: template, passages, generation options."""
 
 from __future__ import annotations
 
@@ -22,17 +20,16 @@ from schemas.topics import priority_in_class
 BUILT_IN = Path(__file__).parent / "templates"
 SUFFIX = ".txt"
 ANSWER_CHARS_PER_TOKEN = 2
-"""The text of an answer is held to so many characters a token of `max_tokens` (a token of prose has
-about four), so that the object around it, with the citations behind it, is complete before the
-tokens are used up.
+"""Bounds the text of an answer to 2 characters for each token of `max_tokens`.
+
+A token of prose has about four, so the JSON object, whose citations follow the text, is complete
+before the tokens are used up.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedPrompt:
-    """A request, the passages that stand in its prompt (numbered from 1), and the bound of its
-    answer's text.
-    """
+    """A request, the passages `given` in its prompt, and the bound of the answer's text."""
 
     request: LlmRequest
     prompt_hash: str
@@ -41,9 +38,7 @@ class PreparedPrompt:
 
 
 def load_templates(settings: GeneratorSettings) -> Mapping[str, Template]:
-    """Returns all templates by name. Raises `ConfigError` if the folder, a file, or the default one
-    cannot be used.
-    """
+    """Returns all templates by name. Raises `ConfigError` if one, or the folder, is not usable."""
     folder = Path(settings.template_dir) if settings.template_dir else BUILT_IN
     templates = {}
     try:
@@ -67,9 +62,8 @@ def prepare_prompt(
 ) -> PreparedPrompt:
     """Returns the request for a retrieval. The same retrieval gives the same request.
 
-    Where nothing was found, the model is asked all the same: its prompt says so, and it can cite
-    nothing. Raises `RecordError` for a query without text (a vector is no question), a template
-    that is not there, a question too long.
+    A retrieval without hits is sent to the model too: its prompt says that nothing was found.
+    Raises `RecordError` for a query without text, an unknown template, or a question too long.
     """
     query = retrieval.query
     if query.text is None:

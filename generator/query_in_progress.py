@@ -1,6 +1,4 @@
-"""A query in the generator's hands, from the retrieval that came in to what its last request came
-to.
-"""
+"""A query that the generator works on, and the prompt and limits that the dispatcher sees."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ from schemas.topics import priority_in_class
 
 @dataclass(kw_only=True, slots=True)
 class QueryInProgress:
-    """A query in hand. `outcome` is what its last request came to, `trouble` why its last try came
-    to nothing.
-    """
+    """A query in progress. `outcome`: of its last request; `trouble`: why its last try failed."""
 
     unit: Unit[Retrieval]
     prepared: PreparedPrompt
@@ -32,7 +28,7 @@ class QueryInProgress:
     trouble: str = "it was not sent yet"
 
     def timings(self, ended_us: int) -> Timings:
-        """Returns when what happened, for a query that ends now."""
+        """Returns the times of a query that ends at `ended_us`."""
         return Timings(
             arrived_us=self.arrived_us,
             sent_us=self.sent_us,
@@ -42,7 +38,7 @@ class QueryInProgress:
 
 
 def prompt_of(unit: Unit[Retrieval], arrived_us: int) -> Prompt:
-    """Returns a unit as the dispatcher sees it."""
+    """Returns the prompt of a unit, as the dispatcher sees it."""
     retrieval = unit.record
     return Prompt(
         id=unit.id,
@@ -53,16 +49,14 @@ def prompt_of(unit: Unit[Retrieval], arrived_us: int) -> Prompt:
 
 
 def deadline_us_of(retrieval: Retrieval) -> int | None:
-    """Returns when a query's answer comes too late, in epoch microseconds: as the grouper reckoned
-    it, else as published.
-    """
+    """Returns the deadline in epoch microseconds: the grouper's, else the published one."""
     if retrieval.deadline_us is None and retrieval.query.deadline is not None:
         return retrieval.query.deadline * 1_000
     return retrieval.deadline_us
 
 
 def limits_of(settings: GeneratorSettings, llm: LlmSettings) -> DispatchLimits:
-    """Returns the dispatcher's bounds."""
+    """Returns the limits of the dispatcher."""
     return DispatchLimits(
         concurrency=settings.concurrency,
         prompts_max=settings.intake_records_max,

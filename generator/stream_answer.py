@@ -1,6 +1,4 @@
-"""One request from its first to its last token: what it has written so far, and what it comes
-to.
-"""
+"""One request to the LLM server, from its first to its last token."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from generator.llm.protocol import LlmEngine, LlmFinished, LlmPiece, LlmRefusal,
 from generator.plan.answer_text import AnswerParser, written
 
 RAW_CHARS_PER_TOKEN_MAX = 64
-"""Beyond so many characters a token that was asked for, a server does not keep to `max_tokens`, and
-is broken off.
-"""
+"""A server that writes more characters a token ignores `max_tokens`; its request is cancelled."""
 
 
 async def stream_answer(
@@ -25,11 +21,10 @@ async def stream_answer(
     on_first_token: Callable[[], None],
     on_text: Callable[[str, int, str], None],
 ) -> Generated:
-    """Sends one request and returns what it came to. Raises what the engine raises.
+    """Sends one request and returns its result. Raises what the engine raises.
 
-    `on_text(generation_id, seq, text)` gets the answer's text as it is written, out of the object
-    around it. Every call makes a generation of its own, with its own id. Cancelling it ends the
-    request at the server.
+    `on_text(generation_id, seq, text)` gets the text of the answer as it is written, without the
+    JSON around it. Every call has a new generation id. To cancel the call cancels the request.
     """
     generation_id = str(uuid.uuid4())
     reader = AnswerParser()
@@ -49,7 +44,7 @@ async def stream_answer(
             if chars_left < 0:
                 raise LlmRefusal(
                     "broken",
-                    f"it writes on beyond the {request.max_tokens} tokens that it was asked for",
+                    f"it does not stop after the {request.max_tokens} tokens that were requested",
                 )
             text = reader.feed(event.text)
             if text:

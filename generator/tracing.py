@@ -1,6 +1,4 @@
-"""What a trace shows of the generator: the request to the model, by the semantic conventions for
-generative AI.
-"""
+"""The span of a request to the model, by OpenTelemetry's conventions for generative AI."""
 
 from __future__ import annotations
 
@@ -14,10 +12,9 @@ from generator.llm.protocol import LlmFinished, LlmRequest
 def inference(
     request: LlmRequest, finished: LlmFinished, timings: Timings, *, model: str, url: str
 ) -> Operation:
-    """Returns the request that was answered, from when it was sent. It says nothing of prompt and
-    answer but their tokens.
+    """Returns the span of an answered request. It contains no text, only token counts.
 
-    `model` is the one that was asked for, `url` the server's (a name, for engines without one).
+    `model` is the requested one; `url` is the server's, or a name for engines without a server.
     """
     attributes: dict[str, Attribute] = {
         "gen_ai.operation.name": "chat",

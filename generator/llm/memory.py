@@ -1,6 +1,4 @@
-"""A model in memory that writes what a script says: for tests, and for trying the generator out
-without a server.
-"""
+"""A scripted model in memory, for tests and for trials without a server."""
 
 from __future__ import annotations
 
@@ -27,10 +25,9 @@ _WORDS = re.compile(r"\S+\s*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What happens to one request: it writes `text` (None: an answer made from the prompt), after
-    which it may fail.
+    """The reply to one request: `text`, or None for an answer made from the prompt.
 
-    `hangs_after`: pieces after which nothing comes any more; `error`: raised after the last piece.
+    `hangs_after`: the piece before which the reply hangs; `error`: raised after the last piece.
     """
 
     text: str | None = None
@@ -41,12 +38,10 @@ class Reply:
 
 @dataclass
 class MemoryLlm:
-    """Plays `script`, one turn a request; after its end every request is answered from its own
-    prompt.
+    """An `LlmEngine` that gives one reply of `script` a request, then answers from the prompt.
 
-    `checks` is the same for `check`: each entry is an error or None, and after its end every check
-    passes. `requests` and `cancelled` list what came, and the ids of what was broken off. A prompt
-    seen before counts as cached.
+    `checks` scripts the checks: an error or None each; later checks pass. `requests` lists the
+    requests, `cancelled` the ids of cancelled ones. A repeated prompt counts as cached.
     """
 
     script: Sequence[Reply] = ()
@@ -55,7 +50,7 @@ class MemoryLlm:
     cancelled: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._turns = deque(self.script)
+        self._replies = deque(self.script)
         self._checks = deque(self.checks)
 
     @property
@@ -71,26 +66,26 @@ class MemoryLlm:
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
-        turn = self._turns.popleft() if self._turns else Reply()
+        reply = self._replies.popleft() if self._replies else Reply()
         is_cached = any(
             (seen.system, seen.user) == (request.system, request.user) for seen in self.requests
         )
         self.requests.append(request)
-        pieces = _WORDS.findall(turn.text if turn.text is not None else _answer(request))
+        pieces = _WORDS.findall(reply.text if reply.text is not None else _answer(request))
         try:
             for index, piece in enumerate(pieces):
-                if index == turn.hangs_after:
+                if index == reply.hangs_after:
                     await asyncio.Event().wait()
                 await asyncio.sleep(0)
                 yield LlmPiece(text=piece)
-            if turn.error is not None:
-                raise turn.error
+            if reply.error is not None:
+                raise reply.error
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.append(request.id)
             raise
         tokens = len(request.system.split()) + len(request.user.split())
         yield LlmFinished(
-            finish_reason=turn.finish_reason,
+            finish_reason=reply.finish_reason,
             model=NAME,
             input_tokens=tokens,
             output_tokens=len(pieces),
@@ -102,7 +97,7 @@ class MemoryLlm:
 
 
 def _answer(request: LlmRequest) -> str:
-    """The last line of the prompt, citing the first passage that it numbers, if any."""
+    """Returns the last line of the prompt, with a citation of its first passage, if any."""
     first = re.search(r"^\[(\d+)\]", request.user, re.MULTILINE)
     numbers = [int(first[1])] if first else []
     marker = f" [{numbers[0]}]" if numbers else ""

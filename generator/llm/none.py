@@ -1,6 +1,4 @@
-"""No language model at all: every query is answered with a text that says so, and with the passages
-that were found.
-"""
+"""No language model: every query is answered with a fixed text and the passages found."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ TEXT = (
 
 
 class NoLlm:
-    """For those who want retrieval only. Never refuses, never waits, counts no tokens."""
+    """An `LlmEngine` for retrieval only. Never refuses, never waits, counts no tokens."""
 
     @property
     def address(self) -> str:

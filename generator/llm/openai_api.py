@@ -1,6 +1,4 @@
-"""A server that speaks OpenAI's API, such as vLLM: streaming chat completions, held to a JSON
-schema.
-"""
+"""A server with OpenAI's API, such as vLLM: streamed chat completions that follow a JSON Schema."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ _TOO_LONG = (
 
 
 class OpenAiLlm:
-    """See `LlmEngine`. Makes its client at the first call, inside the event loop. Retries nothing
-    by itself.
-    """
+    """See `LlmEngine`. Makes its client at the first call, in the event loop. Does not retry."""
 
     def __init__(self, settings: LlmSettings) -> None:
         self._settings = settings
@@ -68,21 +64,18 @@ class OpenAiLlm:
             self._client_or_none = AsyncOpenAI(
                 base_url=settings.base_url,
                 api_key=settings.api_key.value
-                or "none",  # the client insists on one; servers without keys ignore it
+                or "none",  # the client requires one; servers without keys ignore it
                 max_retries=0,
                 timeout=timeout,
                 http_client=DefaultAsyncHttpxClient(
                     timeout=timeout,
-                    trust_env=urlsplit(settings.base_url).hostname
-                    not in _LOOPBACK,  # no proxy reaches our own loopback
+                    trust_env=urlsplit(settings.base_url).hostname not in _LOOPBACK,
                 ),
             )
         return self._client_or_none
 
     async def check(self) -> None:
-        """Asks for the list of models. Raises `LlmRefusal` if there is no answer, or the model is
-        not in it.
-        """
+        """Lists the models. Raises `LlmRefusal` without an answer, or if the model is missing."""
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 page = await self._client().models.list()
@@ -92,8 +85,7 @@ class OpenAiLlm:
                 "unreachable",
                 f"it lists no models ({_detail(error)}); base_url ends in /v1, for vLLM",
             ) from error
-        # the client passes on errors of its HTTP library, which differs between its versions
-        except Exception as error:
+        except Exception as error:  # errors of its HTTP library, which depends on its version
             raise self._failure(error, "the list of its models") from error
         if self._settings.model not in names:
             listed = ", ".join(names[:10]) or "none"
@@ -105,7 +97,7 @@ class OpenAiLlm:
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
-        ended = _Ending(model=self._settings.model)
+        ended = _AnswerEnd(model=self._settings.model)
         try:
             async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
                 response = await self._client().chat.completions.create(**self._body(request))
@@ -145,12 +137,10 @@ class OpenAiLlm:
     async def _pieces(
         self,
         response: AsyncStream[ChatCompletionChunk],
-        ended: _Ending,
+        ended: _AnswerEnd,
         first_token_at: float | None,
     ) -> AsyncIterator[str]:
-        """Yields the text of each chunk that has one. Raises what the client raises, and
-        TimeoutError.
-        """
+        """Yields the text of each chunk. Raises what the client raises, and TimeoutError."""
         chunks = response.__aiter__()
         deadline = first_token_at
         while True:
@@ -166,8 +156,7 @@ class OpenAiLlm:
         if ended.finish_reason is None:
             raise LlmRefusal(
                 "broken",
-                "it ended its answer without a finish_reason: the connection or the server broke "
-                "off",
+                "it ended its answer without a finish_reason: the connection or the server failed",
             )
 
     async def close(self) -> None:
@@ -177,7 +166,7 @@ class OpenAiLlm:
             self._client_or_none = None
 
     def _failure(self, error: Exception, what: str) -> LlmRefusal | PromptRefused:
-        """Sorts what the client raised by what is to be done about it."""
+        """Sorts an error of the client into a refusal of the server or of the prompt."""
         cause = error.__cause__ or error
         detail = f"{type(cause).__name__}: {cause}"[:_DETAIL_CHARS_MAX]
         if type(cause).__name__ in _NO_CONNECTION:
@@ -188,14 +177,12 @@ class OpenAiLlm:
         if isinstance(error, TimeoutError | openai.APITimeoutError):
             return LlmRefusal(
                 "timeout",
-                f"it went silent over {what}; it hangs or is overloaded (the timeouts are "
+                f"it sent nothing more of {what}; it hangs or is overloaded (the timeouts are "
                 "llm.*_timeout_s)",
             )
         if isinstance(error, openai.APIStatusError):
             return self._refusal(error, error.status_code)
-        return LlmRefusal(
-            "broken", f"it broke off {what}, or wrote something that is not its protocol ({detail})"
-        )
+        return LlmRefusal("broken", f"it failed during {what}, or violated its protocol ({detail})")
 
     def _refusal(self, error: openai.APIStatusError, status: int) -> LlmRefusal | PromptRefused:
         detail = f"HTTP {status}: {_detail(error)}"
@@ -206,7 +193,7 @@ class OpenAiLlm:
             )
         if status in (401, 403, 407):
             return LlmRefusal(
-                "forbidden", f"it wants another key ({detail}); set CARPOOL_LLM_API_KEY"
+                "forbidden", f"it refuses the key ({detail}); set CARPOOL_LLM_API_KEY"
             )
         if status == 404:
             return LlmRefusal(
@@ -221,7 +208,7 @@ class OpenAiLlm:
         if status in (502, 504):
             return LlmRefusal(
                 "unreachable",
-                f"what stands before it does not reach it ({detail})",
+                f"a proxy does not reach it ({detail})",
                 retry_after_s=retry_after_s,
             )
         if status >= 500:
@@ -235,8 +222,8 @@ class OpenAiLlm:
         )
 
 
-class _Ending:
-    """Gathers, over the chunks of one answer, what `LlmFinished` says."""
+class _AnswerEnd:
+    """Collects the fields of `LlmFinished` over the chunks of one answer."""
 
     def __init__(self, model: str) -> None:
         self.finish_reason: str | None = None
@@ -244,9 +231,7 @@ class _Ending:
         self._usage: CompletionUsage | None = None
 
     def take(self, chunk: ChatCompletionChunk) -> str:
-        """Returns the text of the chunk, which may be empty. Raises anything if it is none of
-        OpenAI's.
-        """
+        """Returns the text of the chunk, perhaps empty. Raises any error for a malformed chunk."""
         self._model = chunk.model or self._model
         self._usage = chunk.usage or self._usage
         if not chunk.choices:
@@ -254,12 +239,11 @@ class _Ending:
         choice = chunk.choices[0]
         self.finish_reason = choice.finish_reason or self.finish_reason
         text = choice.delta.content or ""
-        return text.encode("utf-16", "surrogatepass").decode(
-            "utf-16", "replace"
-        )  # lone surrogates cannot be sent on
+        # JSON cannot encode lone surrogates, so they are replaced.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def finished(self) -> LlmFinished:
-        """Returns the end; a server that counts no tokens is taken to have used none."""
+        """Returns the end; tokens that the server did not count are 0."""
         usage = self._usage
         details = usage.prompt_tokens_details if usage else None
         return LlmFinished(
@@ -278,9 +262,7 @@ def _detail(error: openai.APIStatusError) -> str:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Returns what the headers ask for: milliseconds, seconds, or a date, against the server's own
-    clock.
-    """
+    """Returns the wait in the headers: milliseconds, seconds, or a date by the server's clock."""
     for name, units_a_second in (("retry-after-ms", 1_000), ("retry-after", 1)):
         try:
             return max(0.0, float(headers[name]) / units_a_second)

@@ -1,4 +1,4 @@
-"""What an LLM engine takes, gives and raises."""
+"""The protocol of LLM engines: requests, events and errors."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from carpool.errors import CarpoolError, RetryableError
 RefusalKind = Literal[
     "unreachable", "busy", "timeout", "broken", "model_missing", "forbidden", "misfit"
 ]
-"""Why a server did not do its work: the label of metrics.
+"""Why a server refused a request: the label of metrics.
 
-`busy`: it said so (429, 503). `timeout`: it took the request and then said nothing. `broken`: it
-broke off, failed, or answered with something else than its protocol. `model_missing`, `forbidden`:
-it runs, but not as the settings have it. `misfit`: it refuses a prompt, and has answered none yet,
-so that the settings are as likely to blame as the prompt: a bad deployment must not fail every
-query of a topic.
+`busy`: it says so (429, 503). `timeout`: it accepted the request and stayed silent. `broken`: it
+ended the answer early, failed, or violated its protocol. `model_missing`, `forbidden`: it does not
+fit the settings. `misfit`: it refuses a prompt and has answered none yet, so the settings may be
+wrong: a bad deployment must not fail every query of a topic.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlmRequest:
-    """One prompt. `id` names it in the server's logs, and stays the same over retries; `schema` is
-    a JSON Schema.
-    """
+    """One prompt. `id` is in the server's logs, the same for retries; `schema`: a JSON Schema."""
 
     id: str
     system: str
@@ -39,16 +36,14 @@ class LlmRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlmPiece:
-    """The next characters of what the model writes; never empty."""
+    """The next characters that the model wrote; never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlmFinished:
-    """The end of an answer, with tokens as the server counted them. `finish_reason`: `stop`,
-    `length`, or the server's own.
-    """
+    """The end of an answer, with the server's token counts. `finish_reason`: such as `stop`."""
 
     finish_reason: str
     model: str
@@ -61,9 +56,7 @@ LlmEvent: TypeAlias = LlmPiece | LlmFinished
 
 
 class LlmRefusal(RetryableError):
-    """The server did not do its work, and may do it later. The message says what it means and what
-    to do.
-    """
+    """The server did not answer, and may do so later."""
 
     def __init__(
         self, kind: RefusalKind, message: str, *, retry_after_s: float | None = None
@@ -73,14 +66,12 @@ class LlmRefusal(RetryableError):
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the prompt itself may have caused it, rather than the state of the server."""
+        """Whether the prompt may be the cause, rather than the state of the server."""
         return self.kind in ("timeout", "broken", "misfit")
 
 
 class PromptRefused(CarpoolError):
-    """The server refuses this prompt for what it is (too long, not valid); sending it again is of
-    no use.
-    """
+    """The server refuses this prompt for its content (too long, not valid): a retry is useless."""
 
 
 class LlmEngine(Protocol):
@@ -88,7 +79,7 @@ class LlmEngine(Protocol):
 
     @property
     def address(self) -> str:
-        """What to call the server in a message: its URL, or a name."""
+        """The server in messages: its URL, or a name."""
         ...
 
     async def check(self) -> None:
@@ -96,13 +87,13 @@ class LlmEngine(Protocol):
         ...
 
     def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
-        """Yields pieces as they are written, then exactly one `LlmFinished`. Raises `LlmRefusal` or
-        `PromptRefused`.
+        """Yields pieces as they are written, then exactly one `LlmFinished`.
 
-        Closing the generator, or cancelling its task, ends the request at the server.
+        Raises `LlmRefusal` or `PromptRefused`. To close the generator, or to cancel its task, ends
+        the request at the server.
         """
         ...
 
     async def close(self) -> None:
-        """Lets go of connections. Called once, when nothing runs."""
+        """Closes the connections. Called once, with no request in flight."""
         ...

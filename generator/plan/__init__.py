@@ -1,8 +1,6 @@
-"""What does the generator decide? Which prompt next, when to pause, what the model is asked, what
-it cited.
+"""What does the generator decide? Which prompt is next, when to pause, what to ask, what was cited.
 
 *Invariant:* values and `now_us` in, decisions out: no clock, no I/O, no threads, no randomness.
-*Invariant:* a query is waiting or running or gone, never two of these. *Invariant:* a citation is a
-number that the model wrote. Absent on purpose: an order that knows the cached prefixes (it will
-stand beside `ArrivalOrder`), and speculation on drafts.
+*Invariant:* a query is waiting, in flight or gone. *Invariant:* a citation is a number that the
+model wrote. Absent on purpose: an order by cached prefixes, and speculation on drafts.
 """

@@ -1,10 +1,9 @@
-"""Reads the model's JSON object while it is being written: the answer's text so far, and the
-numbers it cites.
+"""Parses the model's JSON object while it is written: the answer's text, and the numbers it cites.
 
-A reader of its own, because a JSON decoder says nothing about half an object: a request that ends
-at `max_tokens` leaves one, and partial answers are sent from one. It looks for two fields at the
-top level, `answer` and `citations`, in any order, and is tolerant of everything else; whether an
-object is complete is for a real JSON decoder to say (`written`).
+A JSON decoder cannot read half an object, but a request that ends at `max_tokens` leaves one, and
+partial answers are sent from one. The parser looks for the top-level fields `answer` and
+`citations` in any order, and tolerates everything else. `written` uses a JSON decoder to find out
+whether an object is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _DIGITS_MAX = 9
 
 
 class CitedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The object that the model is held to write."""
+    """The object that the model must write."""
 
     answer: str
     citations: tuple[int, ...]
@@ -30,9 +29,7 @@ class CitedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """What the model wrote. `is_complete`: as a whole object, not cut off and not something
-    else.
-    """
+    """What the model wrote. `is_complete`: it is a whole `CitedAnswer`."""
 
     answer: str
     numbers: tuple[int, ...]
@@ -40,7 +37,7 @@ class Written:
 
 
 class AnswerParser:
-    """Reads an object piece by piece; `feed` costs O(characters)."""
+    """Parses an object piece by piece; `feed` costs O(characters)."""
 
     def __init__(self) -> None:
         self.answer = ""
@@ -54,9 +51,7 @@ class AnswerParser:
         self._digits = ""
 
     def feed(self, piece: str) -> str:
-        """Takes the next characters of the object and returns the characters that they add to the
-        answer's text.
-        """
+        """Takes the next characters of the object; returns what they add to the answer's text."""
         added = []
         for char in piece:
             if self._in_string:
@@ -88,9 +83,7 @@ class AnswerParser:
         return self._depth == 2 and self._is_value and self._key == CITATIONS
 
     def _end_number(self) -> None:
-        """A number counts once something follows it: of one that was cut off, digits may be
-        missing.
-        """
+        """Adds a number that something follows; a number that was cut off may lack digits."""
         if self._digits and len(self._digits) <= _DIGITS_MAX:
             self.numbers.append(int(self._digits))
         self._digits = ""
@@ -128,7 +121,7 @@ class AnswerParser:
             return self._lone_surrogate() + REPLACEMENT
 
     def _unit(self, unit: int) -> str:
-        """Takes a UTF-16 code unit: characters beyond the first plane are written as two."""
+        """Takes a UTF-16 code unit; a character beyond the first plane has two."""
         if 0xDC00 <= unit <= 0xDFFF and self._high_surrogate:
             high, self._high_surrogate = ord(self._high_surrogate), ""
             return chr(0x10000 + ((high - 0xD800) << 10) + (unit - 0xDC00))
@@ -144,11 +137,9 @@ class AnswerParser:
 
 
 def written(text: str) -> Written:
-    """Returns what the model wrote in all: a whole object, the readable part of one, or plain text
-    as it is.
+    """Returns what the model wrote: a whole object, the readable part of one, or plain text.
 
-    A server that does not honour `response_format` gives plain text; it is kept, and is not
-    complete.
+    A server that ignores `response_format` writes plain text, which is kept and not complete.
     """
     try:
         whole = msgspec.json.decode(text.encode("utf-8", "replace"), type=CitedAnswer)
@@ -164,12 +155,11 @@ def written(text: str) -> Written:
 
 
 def answer_schema(passages: int, *, answer_chars_max: int) -> dict[str, object]:
-    """Returns the JSON Schema that holds the model to a `CitedAnswer` over passages 1 to
-    `passages`.
+    """Returns the JSON Schema of a `CitedAnswer` with passages 1 to `passages`.
 
-    At least one number is asked for where there is a passage: small models otherwise leave the list
-    empty however well they answered. Which number it is, is the model's choice, and may be a poor
-    one. The answer stands first: numbers that are written before it are guesses.
+    With passages, at least one number is required: small models otherwise leave the list empty. The
+    model chooses the number, perhaps badly. The answer is the first field, because numbers that are
+    written before it are guesses.
     """
     return {
         "type": "object",

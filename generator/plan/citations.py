@@ -1,6 +1,4 @@
-"""Which passages the model cited: markers `[n]` in its text, and numbers that it listed. Nothing is
-added to either.
-"""
+"""Which passages the model cited: markers `[n]` in its text, and numbers that it listed."""
 
 from __future__ import annotations
 
@@ -9,16 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MARKER = re.compile(r"\[\s*(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\s*\]", re.ASCII)
-"""`[2]` or `[1, 3]`. A year in brackets is no marker: numbers have three digits at most, as `top_k`
-has.
-"""
+"""`[2]` or `[1, 3]`. Numbers have at most three digits, as `top_k` has: a year is no marker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cited:
-    """Passage `n` was cited; `start` and `end` are the characters of its marker in the text, None
-    where it was only listed.
-    """
+    """Passage `n` was cited, by the marker `text[start:end]`, or only in the list (None)."""
 
     n: int
     start: int | None = None
@@ -27,21 +21,17 @@ class Cited:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Citations:
-    """What was cited, and how many citations were dropped: their number is of no passage that was
-    given.
-    """
+    """The valid citations, and how many were dropped because no passage has their number."""
 
     valid: tuple[Cited, ...]
     dropped: int
 
 
 def cite(answer: str, listed: Sequence[int], *, passages: int, citations_max: int) -> Citations:
-    """Returns the citations of `answer`: every marker in the order of the text, then numbers that
-    were only listed.
+    """Returns the citations of `answer`: its markers in order, then numbers that were only listed.
 
-    A number counts once a marker, and once in the list. Numbers outside of 1 to `passages` are
-    dropped and counted; the text keeps their markers, as the model wrote it. At most
-    `citations_max` are returned, the first ones.
+    A number counts once for each marker, and once in the list. Numbers outside of 1 to `passages`
+    are dropped and counted, but stay in the text. The first `citations_max` are returned.
     """
     marked = [
         Cited(n=int(number), start=match.start(), end=match.end())

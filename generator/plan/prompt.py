@@ -1,8 +1,7 @@
-"""Fills a prompt template with as many passages as its budget takes. The same input gives the same
-prompt, to the byte.
+"""Fills a prompt template with passages, within a limit of characters. Deterministic.
 
-Passages stand before the question and in the order in which they were found, so that prompts which
-share their first passages share a prefix, and with it the server's KV cache.
+Passages come before the question, in the order of the hits. So prompts that share their first
+passages share a prefix, and with it the server's KV cache.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ PASSAGE_SEPARATOR = "\n\n"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """A prompt's parts: the system's words, the user's, one passage, and what stands there when
-    nothing was found.
-    """
+    """The parts of a prompt; `nothing_found` replaces the passages when there are none."""
 
     name: str
     system: str
@@ -42,7 +39,7 @@ class Template:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passage:
-    """A passage as a prompt shows it."""
+    """A passage to put into a prompt."""
 
     title: str
     text: str
@@ -50,7 +47,7 @@ class Passage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptLimits:
-    """Bounds of a prompt: passages, characters of a passage's text, characters of the whole."""
+    """Limits of a prompt: passages, characters of a passage's text, characters in all."""
 
     passages_max: int
     passage_chars_max: int
@@ -59,23 +56,22 @@ class PromptLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilledPrompt:
-    """What is sent. The first `passages` of the passages stand in it, numbered from 1."""
+    """The messages to send. They contain the first `passages` passages, numbered from 1."""
 
     system: str
     user: str
     passages: int
 
     def sha256(self) -> str:
-        """Returns the hash that names this prompt in an answer's provenance."""
+        """Returns the hash of this prompt, for an answer's provenance."""
         return hashlib.sha256(f"{self.system}\0{self.user}".encode("utf-8", "replace")).hexdigest()
 
 
 def parse_template(name: str, content: str) -> Template:
-    """Returns the template in `content`: sections `[system]`, `[user]`, `[passage]`,
-    `[nothing_found]`.
+    """Returns the template with the sections `[system]`, `[user]`, `[passage]`, `[nothing_found]`.
 
-    What stands before the first section is a comment. Raises `ConfigError` that names what is
-    missing or unknown.
+    Text before the first section is a comment. Raises `ConfigError` that names what is missing or
+    unknown.
     """
     _, *rest = _HEADING.split(content)
     sections = {heading: text.strip() for heading, text in zip(rest[::2], rest[1::2], strict=True)}
@@ -104,8 +100,7 @@ def parse_template(name: str, content: str) -> Template:
 def fill(
     template: Template, question: str, passages: Sequence[Passage], limits: PromptLimits
 ) -> FilledPrompt:
-    """Returns the prompt: the question whole, and passages from the first on until a limit is
-    reached.
+    """Returns the prompt: the whole question, and the first passages up to a limit.
 
     A passage's text is cut at a word. Raises `RecordError` if the question alone does not fit.
     """
@@ -139,16 +134,12 @@ def fill(
 
 
 def _put(text: str, values: dict[str, str]) -> str:
-    """Fills placeholders in one pass: a question or passage that looks like a placeholder stays as
-    it is.
-    """
+    """Fills placeholders in one pass, so a placeholder in a question or passage is not filled."""
     return _PLACEHOLDER.sub(lambda match: values[match[1]], text)
 
 
 def _one_line(text: str, chars_max: int) -> str:
-    """Makes one line of `text`, so that no passage can look like two, cut at the last word that
-    fits.
-    """
+    """Returns `text` as one line, so no passage looks like two, cut at the last word that fits."""
     line = " ".join(text[: 4 * chars_max].split())
     if len(line) <= chars_max:
         return line

@@ -1,6 +1,4 @@
-"""What two publications of one query id must have in common to be the same question: a digest of
-what shapes the answer.
-"""
+"""The digest of what shapes an answer: publications of one id with one digest ask the same."""
 
 from __future__ import annotations
 
@@ -16,14 +14,12 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 def query_digest(query: Query) -> str:
-    """Returns a digest (BLAKE2b, hexadecimal) of what `query` asks for, the same for every
-    publication of it.
+    """Returns a digest (BLAKE2b, hexadecimal) of the question, the same for every publication.
 
-    It covers the text, the model of its vector, `top_k`, `nprobe`, `recall_target`, the tenant, the
-    filter, the conversation, the history and the wishes for the generation, each as published: a
-    default that is spelt out is another wish. It leaves out what says when and how urgently
-    (deadline, priority, attempt), who gets drafts, and the place in a workflow. It also leaves out
-    the vector, which travels no further than to the searcher: the text beside it stands for it.
+    It covers the text, the model of the vector, `top_k`, `nprobe`, `recall_target`, the tenant, the
+    filter, the conversation, the history and the generation options, each as published: an explicit
+    default differs from none. It omits deadline, priority, attempt, drafts and workflow, and the
+    vector, which the generator does not receive; the text represents it.
     """
     asked = (
         query.text,

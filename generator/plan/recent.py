@@ -1,6 +1,4 @@
-"""A dictionary of bounded size that forgets its oldest entries, in constant time and without a list
-of ages.
-"""
+"""A dictionary of bounded size that forgets its oldest entries, in constant time."""
 
 from __future__ import annotations
 
@@ -12,12 +10,11 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Holds at most `entries_max` entries, and of those that were put in always the last
-    `entries_max // 2`.
+    """Keeps at most `entries_max` entries, always including the last `entries_max // 2` put in.
 
-    Two generations: when the young one holds half of what may be held, the old one is dropped and
-    the young one takes its place. Deleting one by one from the front of a dictionary would take
-    longer the more is deleted.
+    There are two dictionaries: when the young one has half of the entries, the old one is dropped
+    and the young one becomes old. To delete single entries from the front of a dictionary would
+    take longer the more are deleted.
     """
 
     def __init__(self, entries_max: int) -> None:
@@ -29,11 +26,10 @@ class Recent(Generic[K, V]):
 
     @property
     def entries(self) -> int:
-        """Entries that take memory: a key that was put in twice may count twice."""
+        """Entries in memory: a key that was put in twice may count twice."""
         return len(self._young) + len(self._old)
 
     def __contains__(self, key: K) -> bool:
-        """Whether `key` is held."""
         return key in self._young or key in self._old
 
     def get(self, key: K) -> V | None:
@@ -42,12 +38,12 @@ class Recent(Generic[K, V]):
         return self._old.get(key) if found is None else found
 
     def put(self, key: K, value: V) -> None:
-        """Puts a value in, in place of what was there."""
+        """Sets the value of `key`."""
         self._young[key] = value
         if len(self._young) >= self._half:
             self._young, self._old = {}, self._young
 
     def discard(self, key: K) -> None:
-        """Forgets `key`, if it is held."""
+        """Forgets `key`, if it is there."""
         self._young.pop(key, None)
         self._old.pop(key, None)
