@@ -1,13 +1,12 @@
-"""Which queries have an answer already? The state machine that decides what becomes of every record
-that comes in.
+"""The state machine that decides which queries are generated, and which have an answer already.
 
-What it knows it has read in the log of answers: which records were answered, and which ids have an
-`ok` answer, to which question, at which offset. Records with one id are worked on one after
-another, in the order of the log, until one of them has an `ok` answer; from then on all others get
-that one again. So the outcome is that of working on one record at a time, however work overlaps. An
-id belongs to the question of its `ok` answer; before there is one, to none.
+All it knows is read from the log of answers: which records were answered, and which ids have an
+`ok` answer, to which question, at which offset. Records with the same id are generated one after
+another, in the order of the log, until one has an `ok` answer; the others then get that answer
+again. So the outcome is as if one record were processed at a time. An id belongs to the question of
+its `ok` answer.
 
-An answer that was handed over counts only when the log shows it: before, it may still be discarded.
+An answer that was handed over counts only when the log shows it, because it may still be discarded.
 """
 
 from __future__ import annotations
@@ -22,16 +21,12 @@ from schemas.answer import Status
 from schemas.record import Source
 
 KEY_BYTES = 16
-"""Ids, sources and digests are kept as hashes of this size: long ones take no more memory, and two
-never meet by chance.
-"""
+"""The size of the hashes that ids, sources and digests are kept as."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DedupQuery:
-    """A record that wants an answer. `source`: the published record, `digest`: of what it asks,
-    `partition`: of its answer.
-    """
+    """A record to be answered. `source`: as published; `partition`: where its answer is written."""
 
     unit_id: int
     query_id: str
@@ -43,7 +38,7 @@ class DedupQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggedAnswer:
-    """An answer in the log, and its offset."""
+    """An answer in the log, and its place."""
 
     query_id: str
     source: Source | None
@@ -55,16 +50,14 @@ class LoggedAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateAnswer:
-    """Have this one worked on: there is no answer to give it. What is late is worked on too, and
-    ends as `expired`.
-    """
+    """Generate this query: it has no answer. If it is late, the stage within answers `expired`."""
 
     unit_id: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayAnswer:
-    """Give this one the `ok` answer that lies at this offset."""
+    """Answer this query with the `ok` answer at this offset."""
 
     unit_id: int
     partition: int
@@ -73,16 +66,14 @@ class ReplayAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefuseConflict:
-    """Answer this one `failed`: its id has an `ok` answer to another question."""
+    """Answer this query `failed`: its id has an `ok` answer to another question."""
 
     unit_id: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkipAnswered:
-    """Acknowledge this one without an output: its very record was answered, by an earlier life or
-    to a copy of it.
-    """
+    """Acknowledge this query without an output: its record was answered before."""
 
     unit_id: int
 
@@ -97,26 +88,23 @@ class _StoredAnswer(NamedTuple):
 
 
 @dataclass(slots=True)
-class _OpenQuery:
-    asked: DedupQuery
+class _Entry:
+    query: DedupQuery
     state: Literal["waiting", "generating", "replaying", "handed_over"] = "waiting"
 
 
 @dataclass(slots=True)
 class _SameIdQueries:
-    """The records of one id in hand: `waiting` in order of arrival; `open` are the others, by the
-    record that was published.
-    """
+    """The queries of one id: `waiting` in order of arrival, `open` (the others) by source."""
 
     waiting: dict[int, DedupQuery] = field(default_factory=dict)
     open: dict[bytes, int] = field(default_factory=dict)
 
 
 class AnswerDedup:
-    """See the module. Not thread-safe; its caller holds a lock. Every call costs O(records in hand)
-    at most.
+    """See the module. Not thread-safe: the caller locks. Every call costs at most O(queries).
 
-    Bounded: `ids_max` ids with an `ok` answer and as many answered records, the oldest forgotten
+    Remembers `ids_max` ids with an `ok` answer and as many answered records, and forgets the oldest
     first.
     """
 
@@ -124,18 +112,18 @@ class AnswerDedup:
         self._answered: Recent[bytes, bool] = Recent(ids_max)
         self._ok: Recent[bytes, _StoredAnswer] = Recent(ids_max)
         self._unread: set[int] = set()
-        self._work: dict[int, _OpenQuery] = {}
-        self._lines: dict[str, _SameIdQueries] = {}
+        self._queries: dict[int, _Entry] = {}
+        self._by_id: dict[str, _SameIdQueries] = {}
         self._handed_over = 0
 
     @property
     def ids(self) -> int:
-        """Entries with an `ok` answer that take memory."""
+        """Ids with an `ok` answer in memory."""
         return self._ok.entries
 
     @property
     def unread(self) -> tuple[int, ...]:
-        """The partitions whose answers are not read yet."""
+        """The partitions whose answers are not read yet, ascending."""
         return tuple(sorted(self._unread))
 
     @property
@@ -144,160 +132,150 @@ class AnswerDedup:
         return self._handed_over
 
     def assigned(self, partitions: Iterable[int]) -> None:
-        """Records come from now on whose answers lie in these partitions; they wait until
-        `read`.
-        """
+        """Partitions were assigned; queries answered there wait until `read`."""
         self._unread.update(partitions)
 
     def read(self, partition: int) -> tuple[DedupAction, ...]:
-        """The log of this partition was read to its end: what waited for that is decided."""
+        """The log of this partition was read to its end: decides the queries that waited for it."""
         self._unread.discard(partition)
-        return self._advance(query_id for query_id in tuple(self._lines))
+        return self._advance(query_id for query_id in tuple(self._by_id))
 
-    def arrived(self, asked: DedupQuery) -> tuple[DedupAction, ...]:
-        """A record came in. One that is in hand already came again because what it came to was
-        discarded.
-        """
-        if (before := self._work.get(asked.unit_id)) is not None:
+    def arrived(self, query: DedupQuery) -> tuple[DedupAction, ...]:
+        """A query arrived. One that is here already is offered again: its result was discarded."""
+        if (before := self._queries.get(query.unit_id)) is not None:
             self._forget(before)
-        self._work[asked.unit_id] = _OpenQuery(asked)
-        self._lines.setdefault(asked.query_id, _SameIdQueries()).waiting[asked.unit_id] = asked
-        return self._advance((asked.query_id,))
+        self._queries[query.unit_id] = _Entry(query)
+        self._by_id.setdefault(query.query_id, _SameIdQueries()).waiting[query.unit_id] = query
+        return self._advance((query.query_id,))
 
     def ended(self, unit_id: int, *, has_answer: bool) -> tuple[DedupAction, ...]:
-        """What a record came to is about to be handed over. Without an answer (it is tried again)
-        the next one goes on.
-        """
-        work = self._work.get(unit_id)
-        if work is None:
+        """The result of a query is about to be handed over. Without an answer it is retried."""
+        entry = self._queries.get(unit_id)
+        if entry is None:
             return ()
         if has_answer:
-            self._handed_over += work.state != "handed_over"
-            work.state = "handed_over"
+            self._handed_over += entry.state != "handed_over"
+            entry.state = "handed_over"
             return ()
-        self._forget(work)
-        return self._advance((work.asked.query_id,))
+        self._forget(entry)
+        return self._advance((entry.query.query_id,))
 
     def seen(self, answer: LoggedAnswer) -> tuple[DedupAction, ...]:
-        """The log shows an answer, ours or another's."""
+        """The log shows an answer, of this member or another."""
         if answer.source is not None:
             key = _source_key(answer.query_id, answer.source)
             self._answered.put(key, True)
-            line = self._lines.get(answer.query_id)
-            work = self._work.get(line.open.get(key, -1)) if line is not None else None
-            if work is not None and work.state == "handed_over":
-                self._forget(work)
+            same_id = self._by_id.get(answer.query_id)
+            entry = self._queries.get(same_id.open.get(key, -1)) if same_id is not None else None
+            if entry is not None and entry.state == "handed_over":
+                self._forget(entry)
         if answer.status == "ok" and answer.digest is not None:
             stored = _StoredAnswer(answer.partition, answer.offset, _key(answer.digest))
             self._ok.put(_key(answer.query_id), stored)
         return self._advance((answer.query_id,))
 
     def deleted(self, query_id: str) -> None:
-        """The log says that the answers to this id are deleted (a record without a value): it may
-        be asked anew.
-        """
+        """The log deletes the answers to this id (a record without a value)."""
         self._ok.discard(_key(query_id))
 
     def gone(self, unit_id: int, offset: int) -> tuple[DedupAction, ...]:
-        """The answer at `offset` that was to be replayed is no longer in the log: its id may be
-        asked anew.
-        """
-        work = self._work.get(unit_id)
-        if work is None or work.state != "replaying":
+        """The answer at `offset`, to be replayed, is no longer in the log: decides anew."""
+        entry = self._queries.get(unit_id)
+        if entry is None or entry.state != "replaying":
             return ()
-        asked, line = work.asked, self._lines[work.asked.query_id]
-        key, stored = _key(asked.query_id), self._ok.get(_key(asked.query_id))
+        query, same_id = entry.query, self._by_id[entry.query.query_id]
+        key, stored = _key(query.query_id), self._ok.get(_key(query.query_id))
         if stored is not None and stored.offset == offset:
             self._ok.discard(key)
-        del line.open[_source_key(asked.query_id, asked.source)]
-        work.state = "waiting"
-        line.waiting = {unit_id: asked, **line.waiting}
-        return self._advance((asked.query_id,))
+        del same_id.open[_source_key(query.query_id, query.source)]
+        entry.state = "waiting"
+        same_id.waiting = {unit_id: query, **same_id.waiting}
+        return self._advance((query.query_id,))
 
     def expired(self, now_us: int) -> tuple[DedupAction, ...]:
-        """Lets go of what waits, for its turn or for a stored answer, and is late.
+        """Generates late queries that wait for another query or for a stored answer.
 
-        Not of what waits for the log to be read, nor of a copy of a record at work: those may have
-        their answer already.
+        Late queries that wait for the log, or for a copy of their own record, may have an answer
+        already, so they wait on.
         """
         actions = []
-        for work in self._work.values():
-            asked, line = work.asked, self._lines[work.asked.query_id]
+        for entry in self._queries.values():
+            query, same_id = entry.query, self._by_id[entry.query.query_id]
             if (
-                asked.deadline_us is None
-                or asked.deadline_us > now_us
-                or asked.partition in self._unread
+                query.deadline_us is None
+                or query.deadline_us > now_us
+                or query.partition in self._unread
             ):
                 continue
-            key = _source_key(asked.query_id, asked.source)
-            if work.state == "replaying" or (work.state == "waiting" and key not in line.open):
-                line.waiting.pop(asked.unit_id, None)
-                line.open[key] = asked.unit_id
-                work.state = "generating"
-                actions.append(GenerateAnswer(unit_id=asked.unit_id))
+            key = _source_key(query.query_id, query.source)
+            if entry.state == "replaying" or (entry.state == "waiting" and key not in same_id.open):
+                same_id.waiting.pop(query.unit_id, None)
+                same_id.open[key] = query.unit_id
+                entry.state = "generating"
+                actions.append(GenerateAnswer(unit_id=query.unit_id))
         return tuple(actions)
 
     def revoked(self, unit_ids: Iterable[int]) -> tuple[DedupAction, ...]:
-        """These records are somebody else's now."""
-        gone = [self._work[unit_id] for unit_id in sorted(unit_ids) if unit_id in self._work]
-        for work in gone:
-            self._forget(work)
-        return self._advance(dict.fromkeys(work.asked.query_id for work in gone))
+        """The partitions of these queries were assigned to another member."""
+        gone = [self._queries[unit_id] for unit_id in sorted(unit_ids) if unit_id in self._queries]
+        for entry in gone:
+            self._forget(entry)
+        return self._advance(dict.fromkeys(entry.query.query_id for entry in gone))
 
-    def _forget(self, work: _OpenQuery) -> None:
-        asked = work.asked
-        del self._work[asked.unit_id]
-        self._handed_over -= work.state == "handed_over"
-        line = self._lines[asked.query_id]
-        line.waiting.pop(asked.unit_id, None)
-        key = _source_key(asked.query_id, asked.source)
-        if line.open.get(key) == asked.unit_id:
-            del line.open[key]
-        if not line.open and not line.waiting:
-            del self._lines[asked.query_id]
+    def _forget(self, entry: _Entry) -> None:
+        query = entry.query
+        del self._queries[query.unit_id]
+        self._handed_over -= entry.state == "handed_over"
+        same_id = self._by_id[query.query_id]
+        same_id.waiting.pop(query.unit_id, None)
+        key = _source_key(query.query_id, query.source)
+        if same_id.open.get(key) == query.unit_id:
+            del same_id.open[key]
+        if not same_id.open and not same_id.waiting:
+            del self._by_id[query.query_id]
 
     def _advance(self, query_ids: Iterable[str]) -> tuple[DedupAction, ...]:
         actions: list[DedupAction] = []
         for query_id in query_ids:
-            line = self._lines.get(query_id)
-            for asked in tuple(line.waiting.values()) if line is not None else ():
-                assert line is not None
-                if (action := self._decide(asked, line)) is not None:
+            same_id = self._by_id.get(query_id)
+            for query in tuple(same_id.waiting.values()) if same_id is not None else ():
+                assert same_id is not None
+                if (action := self._decide(query, same_id)) is not None:
                     actions.append(action)
         return tuple(actions)
 
-    def _decide(self, asked: DedupQuery, line: _SameIdQueries) -> DedupAction | None:
-        """What becomes of a record that waits; None: it waits on."""
-        key = _source_key(asked.query_id, asked.source)
-        if asked.partition in self._unread or key in line.open:
+    def _decide(self, query: DedupQuery, same_id: _SameIdQueries) -> DedupAction | None:
+        """Returns the action for a waiting query; None: it waits on."""
+        key = _source_key(query.query_id, query.source)
+        if query.partition in self._unread or key in same_id.open:
             return None
-        work = self._work[asked.unit_id]
+        entry = self._queries[query.unit_id]
         if key in self._answered:
-            self._forget(work)
-            return SkipAnswered(unit_id=asked.unit_id)
-        stored = self._ok.get(_key(asked.query_id))
-        if stored is None and line.open:
+            self._forget(entry)
+            return SkipAnswered(unit_id=query.unit_id)
+        stored = self._ok.get(_key(query.query_id))
+        if stored is None and same_id.open:
             return None
-        del line.waiting[asked.unit_id]
-        line.open[key] = asked.unit_id
-        work.state = "generating"
+        del same_id.waiting[query.unit_id]
+        same_id.open[key] = query.unit_id
+        entry.state = "generating"
         if stored is None:
-            return GenerateAnswer(unit_id=asked.unit_id)
-        if stored.digest != _key(asked.digest):
-            return RefuseConflict(unit_id=asked.unit_id)
-        work.state = "replaying"
-        return ReplayAnswer(unit_id=asked.unit_id, partition=stored.partition, offset=stored.offset)
+            return GenerateAnswer(unit_id=query.unit_id)
+        if stored.digest != _key(query.digest):
+            return RefuseConflict(unit_id=query.unit_id)
+        entry.state = "replaying"
+        return ReplayAnswer(unit_id=query.unit_id, partition=stored.partition, offset=stored.offset)
 
     def check_integrity(self) -> None:
-        """Asserts what must hold between two calls."""
-        listed = sorted(id for line in self._lines.values() for id in line.waiting)
-        assert listed == sorted(id for id, work in self._work.items() if work.state == "waiting"), (
-            "who waits is listed"
-        )
-        for line in self._lines.values():
-            assert line.open or line.waiting, "no line is kept for nobody"
-            assert set(line.open.values()) <= set(self._work), "what is open is in hand"
-        states = [work.state for work in self._work.values()]
+        """Asserts what must be true between two calls."""
+        listed = sorted(id for same_id in self._by_id.values() for id in same_id.waiting)
+        assert listed == sorted(
+            id for id, entry in self._queries.items() if entry.state == "waiting"
+        ), "waiting queries are listed"
+        for same_id in self._by_id.values():
+            assert same_id.open or same_id.waiting, "an id without queries is forgotten"
+            assert set(same_id.open.values()) <= set(self._queries), "open queries are known"
+        states = [entry.state for entry in self._queries.values()]
         assert self._handed_over == states.count("handed_over"), "answers handed over are counted"
 
 
