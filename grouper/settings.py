@@ -26,7 +26,7 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         "policy": {"whole": "per_window", "none": "per_query"},
         "order": {"overlap": "nearest_chain"},
     }
-    REMOVED: ClassVar[Mapping[str, str]] = {"lanes": "there is one lane; kafka.lanes says so"}
+    REMOVED: ClassVar[Mapping[str, str]] = {"lanes": "there is one lane"}
 
     window_queries_max: Annotated[
         int,

@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from carpool.errors import ConfigError
+from carpool.kafka.checks import LANES
 from carpool.kafka.client_config import client_config
 from carpool.kafka.cluster import cluster_metadata
 from carpool.kafka.librdkafka.admin_replies import reply
@@ -31,7 +32,7 @@ def partitions_of(topic: Topic, settings: KafkaSettings) -> int:
     """Returns the partitions that a topic is made with: lanes for groups, the keyed topics' number
     for the rest.
     """
-    return settings.lanes if topic.partition_by == "lane" else settings.partitions
+    return LANES if topic.partition_by == "lane" else settings.partitions
 
 
 def topic_config(topic: Topic) -> dict[str, str]:
@@ -106,8 +107,8 @@ def describe_topics(
         partitions = len(found.partitions)
         replicas = min((len(each.replicas) for each in found.partitions.values()), default=0)
         drift = _drift(admin, topic, timeout_s)
-        if topic.partition_by == "lane" and partitions != settings.lanes:
-            drift = (f"has {partitions} partitions; kafka.lanes is {settings.lanes}", *drift)
+        if topic.partition_by == "lane" and partitions != LANES:
+            drift = (f"has {partitions} partitions, and there is one lane", *drift)
         states.append(
             TopicState(topic=topic, partitions=partitions, replicas=replicas, drift=drift)
         )

@@ -15,14 +15,64 @@ OFFSETS_INTERVAL_MS_MIN = 100
 """Under at-least-once, offsets are committed at this interval or a longer one."""
 
 
-class KafkaSettings(Settings, frozen=True, kw_only=True):
-    """How to reach the brokers and how to behave towards them."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"slot": "instance_id"}
+class BrokerSettings(Settings, frozen=True, kw_only=True):
+    """How to reach the brokers: the part of the section `kafka` that every client needs."""
 
     bootstrap: Annotated[
         str, Meta(description="Brokers to begin with: host:port, comma-separated.")
     ] = "127.0.0.1:9092"
+    retry_backoff_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000,
+            description="Pause before a request to the brokers is made again. High: a transaction "
+            "waits that long for the markers of the last one.",
+        ),
+    ] = 10
+    request_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=1_000,
+            le=300_000,
+            description="How long administrative calls and look-ups may take before they fail.",
+        ),
+    ] = 10_000
+    security_protocol: Annotated[
+        Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"],
+        Meta(description="How to talk to the brokers."),
+    ] = "PLAINTEXT"
+    sasl_mechanism: Annotated[
+        str, Meta(description="SASL mechanism, such as SCRAM-SHA-512; empty: none.")
+    ] = ""
+    sasl_username: Annotated[str, Meta(description="SASL user name.")] = ""
+    sasl_password: Annotated[
+        Secret, Meta(description="SASL password; from the environment only.")
+    ] = Secret()
+    ssl_ca_location: Annotated[
+        str, Meta(description="File of the certificate authority; empty: the system's.")
+    ] = ""
+
+    def check(self) -> list[str]:
+        """Returns what is wrong between these values."""
+        problems = []
+        if self.security_protocol.startswith("SASL") and not (
+            self.sasl_mechanism and self.sasl_username
+        ):
+            problems.append(
+                "security_protocol asks for SASL, but sasl_mechanism or sasl_username is empty"
+            )
+        if not self.bootstrap.strip():
+            problems.append("bootstrap is empty: name at least one broker as host:port")
+        return problems
+
+
+class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
+    """The section `kafka`: brokers, topics, consumer groups, commits, retries and classes."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"slot": "instance_id"}
+    REMOVED: ClassVar[Mapping[str, str]] = {"lanes": "there is one lane"}
+
     group_prefix: Annotated[
         str, Meta(min_length=1, description="Consumer groups are named PREFIX-SERVICE.")
     ] = "carpool"
@@ -59,10 +109,6 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
             "service.",
         ),
     ] = 4
-    lanes: Annotated[
-        int,
-        Meta(ge=1, le=1, description="Partitions of the groups' topic. This build has one lane."),
-    ] = 1
     replication_factor: Annotated[
         int,
         Meta(
@@ -117,15 +163,6 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
             "taken in. Low: slow brokers idle the service; high: memory.",
         ),
     ] = 64 * 1024 * 1024
-    retry_backoff_ms: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1_000,
-            description="Pause before a request to the brokers is made again. High: a transaction "
-            "waits that long for the markers of the last one.",
-        ),
-    ] = 10
     fetch_wait_ms: Annotated[
         int,
         Meta(
@@ -189,41 +226,6 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
             "tools that know them."
         ),
     ] = False
-    request_timeout_ms: Annotated[
-        int,
-        Meta(
-            ge=1_000,
-            le=300_000,
-            description="How long administrative calls and look-ups may take before they fail.",
-        ),
-    ] = 10_000
-    security_protocol: Annotated[
-        Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"],
-        Meta(description="How to talk to the brokers."),
-    ] = "PLAINTEXT"
-    sasl_mechanism: Annotated[
-        str, Meta(description="SASL mechanism, such as SCRAM-SHA-512; empty: none.")
-    ] = ""
-    sasl_username: Annotated[str, Meta(description="SASL user name.")] = ""
-    sasl_password: Annotated[
-        Secret, Meta(description="SASL password; from the environment only.")
-    ] = Secret()
-    ssl_ca_location: Annotated[
-        str, Meta(description="File of the certificate authority; empty: the system's.")
-    ] = ""
-
-    def check(self) -> list[str]:
-        """Returns what is wrong between these values."""
-        problems = []
-        if self.security_protocol.startswith("SASL") and not (
-            self.sasl_mechanism and self.sasl_username
-        ):
-            problems.append(
-                "security_protocol asks for SASL, but sasl_mechanism or sasl_username is empty"
-            )
-        if not self.bootstrap.strip():
-            problems.append("bootstrap is empty: name at least one broker as host:port")
-        return problems
 
     def offsets_interval_ms(self) -> int:
         """Returns the pause between two commits of offsets alone."""

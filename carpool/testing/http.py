@@ -16,7 +16,7 @@ HEAD_BYTES_MAX = 64 * 1024
 BODY_BYTES_MAX = 16 * 1024 * 1024
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """Ends a request with a status and OpenAI's shape of an error."""
 
     def __init__(self, status: int, message: str, *, retry_after_s: float | None = None) -> None:
@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class HttpRequest:
     """A request. Names of headers are in lower case; `path` is without its query string."""
 
     method: str
@@ -109,7 +109,7 @@ class Responder:
         self._writer.write("\r\n".join([*lines, "", ""]).encode())
 
 
-Handler = Callable[[Request, Responder], Awaitable[None]]
+Handler = Callable[[HttpRequest, Responder], Awaitable[None]]
 
 
 async def serve_connection(
@@ -123,7 +123,7 @@ async def serve_connection(
             responder = Responder(reader, writer)
             try:
                 await handler(request, responder)
-            except Refused as error:
+            except RefusedRequest as error:
                 retry_after = (
                     {}
                     if error.retry_after_s is None
@@ -139,7 +139,7 @@ async def serve_connection(
         writer.close()
 
 
-async def _read(reader: asyncio.StreamReader) -> Request | None:
+async def _read(reader: asyncio.StreamReader) -> HttpRequest | None:
     """Returns the next request, None at the end. Raises `ValueError` for what is no HTTP, or too
     large.
     """
@@ -158,7 +158,7 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
     length = int(headers.get("content-length", "0"))
     if length > BODY_BYTES_MAX:
         raise ValueError(f"a body of {length} bytes is more than {BODY_BYTES_MAX}")
-    return Request(
+    return HttpRequest(
         method=method,
         path=target.partition("?")[0],
         headers=headers,

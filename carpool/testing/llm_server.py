@@ -8,7 +8,7 @@ cites a passage that the prompt numbers.
     python -m carpool.testing.llm_server --port 8000 --latency-ms 100 --tokens-per-second 50
 
 It answers GET /health, GET /v1/models and POST /v1/chat/completions (streamed or whole). POST
-/_faults switches a `Fault` on or off while it runs, from Python `refusing` does; GET /_requests
+/_faults switches a `LlmFault` on or off while it runs, from Python `refusing` does; GET /_requests
 counts what was asked, so that a test can tell how often a prompt was generated.
 """
 
@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from carpool.testing.http import Refused, Request, Responder, serve_connection
+from carpool.testing.http import HttpRequest, RefusedRequest, Responder, serve_connection
 from carpool.testing.llm_text import NAME, prompt_hash, prompt_text, words, write
 
 HOST = "127.0.0.1"
@@ -32,7 +32,7 @@ HOST = "127.0.0.1"
 T = TypeVar("T")
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LlmFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is wrong with the next `count` requests (None: with all) for a completion.
 
     `429`, `503`, `500`, `400`: that status, with `retry_after_s`. `hang`: silence, until the client
@@ -46,20 +46,20 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     after_tokens: int = 0
 
 
-NO_FAULT = Fault(mode="none")
+NO_FAULT = LlmFault(mode="none")
 REFUSALS = (
-    Fault(mode="429", retry_after_s=1.0),
-    Fault(mode="503"),
-    Fault(mode="hang"),
-    Fault(mode="reset"),
-    Fault(mode="garbage"),
+    LlmFault(mode="429", retry_after_s=1.0),
+    LlmFault(mode="503"),
+    LlmFault(mode="hang"),
+    LlmFault(mode="reset"),
+    LlmFault(mode="garbage"),
 )
 """The ways in which a server does not do its work: busy, away, silent, gone in the middle, talking
 nonsense.
 """
 
 
-class Requests(msgspec.Struct, kw_only=True):
+class LlmRequests(msgspec.Struct, kw_only=True):
     """Counts of requests for a completion. By id: the header X-Request-Id; by prompt: `prompt_hash`
     of its messages.
 
@@ -80,7 +80,7 @@ class Requests(msgspec.Struct, kw_only=True):
     completed_by_prompt: dict[str, int] = {}
 
 
-class Chat(msgspec.Struct, frozen=True, kw_only=True):
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is read of a request for a completion."""
 
     model: str
@@ -108,7 +108,7 @@ class LlmServer:
         tokens_per_second: float | None = None,
     ) -> None:
         self.model = model if NAME in model else f"{NAME}-{model}"
-        self.requests = Requests()
+        self.requests = LlmRequests()
         self.fault = NO_FAULT
         self.port = port
         self._latency_s = latency_ms / 1_000
@@ -138,7 +138,7 @@ class LlmServer:
         return self
 
     @contextmanager
-    def refusing(self, fault: Fault) -> Iterator[None]:
+    def refusing(self, fault: LlmFault) -> Iterator[None]:
         """Meets requests that come meanwhile with `fault`; afterwards as before. What hangs then is
         never answered.
         """
@@ -191,7 +191,7 @@ class LlmServer:
         finally:
             self._connections.discard(task)
 
-    async def _answer(self, request: Request, responder: Responder) -> None:
+    async def _answer(self, request: HttpRequest, responder: Responder) -> None:
         match (request.method, request.path):
             case ("GET", "/health"):
                 await responder.json({"status": "ok", "server": NAME})
@@ -207,17 +207,17 @@ class LlmServer:
             case ("POST", "/v1/chat/completions"):
                 await self._complete(request, responder)
             case ("POST", "/_faults"):
-                self.fault = _decode(request.body, Fault)
+                self.fault = _decode(request.body, LlmFault)
                 await responder.json(self.fault)
             case ("GET", "/_requests"):
                 await responder.json(self.requests)
             case _:
-                raise Refused(404, f"{NAME} has no {request.method} {request.path}")
+                raise RefusedRequest(404, f"{NAME} has no {request.method} {request.path}")
 
-    async def _complete(self, request: Request, responder: Responder) -> None:
-        chat = _decode(request.body, Chat)
+    async def _complete(self, request: HttpRequest, responder: Responder) -> None:
+        chat = _decode(request.body, ChatRequest)
         if chat.model != self.model:
-            raise Refused(404, f"The model `{chat.model}` does not exist.")
+            raise RefusedRequest(404, f"The model `{chat.model}` does not exist.")
         prompt = prompt_hash(chat.messages)
         request_id = request.headers.get("x-request-id", prompt)
         counts = self.requests
@@ -227,7 +227,7 @@ class LlmServer:
         fault = self._next_fault()
         if fault.mode.isdigit():
             counts.faulted += 1
-            raise Refused(
+            raise RefusedRequest(
                 int(fault.mode), f"{NAME} was told to refuse", retry_after_s=fault.retry_after_s
             )
         counts.in_flight += 1
@@ -244,7 +244,7 @@ class LlmServer:
             _count(counts.completed_by_id, request_id)
             _count(counts.completed_by_prompt, prompt)
 
-    def _next_fault(self) -> Fault:
+    def _next_fault(self) -> LlmFault:
         fault = self.fault
         if fault.mode == "none" or fault.count == 0:
             return NO_FAULT
@@ -252,7 +252,9 @@ class LlmServer:
             self.fault = msgspec.structs.replace(fault, count=fault.count - 1)
         return fault
 
-    async def _write(self, chat: Chat, fault: Fault, request_id: str, responder: Responder) -> None:
+    async def _write(
+        self, chat: ChatRequest, fault: LlmFault, request_id: str, responder: Responder
+    ) -> None:
         """Writes the answer a token at a time, or whole, or up to the fault."""
         text = write(prompt_text(chat.messages), chat.response_format)
         tokens = words(text)
@@ -297,7 +299,7 @@ class LlmServer:
             )
 
 
-async def _fail(fault: Fault, responder: Responder) -> None:
+async def _fail(fault: LlmFault, responder: Responder) -> None:
     match fault.mode:
         case "hang":
             await responder.wait(None)
@@ -312,7 +314,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
-        raise Refused(400, f"the body is no {kind.__name__}: {error}") from error
+        raise RefusedRequest(400, f"the body is no {kind.__name__}: {error}") from error
 
 
 def _count(counts: dict[str, int], key: str) -> None:

@@ -75,10 +75,10 @@ class Steps:
 
 def watched(target: T, steps: Steps, seam: str, calls: Collection[str]) -> T:
     """Returns `target` with `calls` counted as steps `SEAM.CALL`; everything else is as it was."""
-    return cast(T, _Watched(target, steps, seam, calls))
+    return cast(T, _WatchedCalls(target, steps, seam, calls))
 
 
-class _Watched:
+class _WatchedCalls:
     def __init__(self, target: Any, steps: Steps, seam: str, calls: Collection[str]) -> None:
         self._target = target
         self._steps = steps

@@ -19,7 +19,7 @@ OPEN = "Ongoing"
 OFFSETS_TOPIC = "__consumer_offsets"
 
 
-class Transaction(msgspec.Struct, frozen=True, kw_only=True):
+class DescribedTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a transactional id, in the coordinator's words: Ongoing, PrepareCommit,
     CompleteCommit, Empty...
     """
@@ -40,7 +40,7 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_open and OFFSETS_TOPIC in self.topics
 
 
-def describe_transaction(bootstrap: str, transactional_id: str) -> Transaction | None:
+def describe_transaction(bootstrap: str, transactional_id: str) -> DescribedTransaction | None:
     """Returns the transaction; None where no broker of `bootstrap` coordinates it, or knows of it.
     Blocks for milliseconds.
 
@@ -56,7 +56,7 @@ def describe_transaction(bootstrap: str, transactional_id: str) -> Transaction |
     return None
 
 
-def _ask(address: str, transactional_id: str) -> Transaction | None:
+def _ask(address: str, transactional_id: str) -> DescribedTransaction | None:
     host, _, port = address.rpartition(":")
     name = transactional_id.encode()
     body = struct.pack(">hhih", API_KEY, 0, 1, len(CLIENT_ID)) + CLIENT_ID + b"\0"
@@ -68,11 +68,11 @@ def _ask(address: str, transactional_id: str) -> Transaction | None:
         return parse_reply(_exactly(connection, length))
 
 
-def parse_reply(reply: bytes) -> Transaction | None:
+def parse_reply(reply: bytes) -> DescribedTransaction | None:
     """Returns the one transaction of a reply (without its length), or None where its error code
     says that there is none.
     """
-    read = _Reader(reply)
+    read = _ReplyReader(reply)
     read.skip(4)  # correlation id
     read.tags()
     read.skip(4)  # throttle time
@@ -87,10 +87,10 @@ def parse_reply(reply: bytes) -> Transaction | None:
         topics.append(read.text())
         read.skip(4 * (read.varint() - 1))
         read.tags()
-    return None if error else Transaction(state=state, topics=tuple(topics))
+    return None if error else DescribedTransaction(state=state, topics=tuple(topics))
 
 
-class _Reader:
+class _ReplyReader:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0

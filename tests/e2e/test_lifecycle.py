@@ -19,7 +19,7 @@ from bench.core.stack import Stack
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import EmbeddedBroker
 from carpool.kafka.settings import KafkaSettings
-from carpool.testing.llm_server import Fault, LlmServer
+from carpool.testing.llm_server import LlmFault, LlmServer
 from schemas.topics import ANSWERS, QUERIES
 from tests.e2e.support import MODEL, Publisher, question, quick_settings, read_all, read_to_end
 
@@ -88,7 +88,7 @@ def test_sigterm_finishes_what_is_in_hand_and_repeats_nothing(
 @pytest.mark.timeout(120)
 def test_a_second_sigterm_stops_at_once(broker: str, small_index: Path, tmp_path: Path) -> None:
     with LlmServer() as llm:
-        llm.fault = Fault(mode="hang")
+        llm.fault = LlmFault(mode="hang")
         settings = quick_settings("hard") | {"CARPOOL_LLM_MODEL": llm.model}
         with Stack(
             bootstrap=broker,

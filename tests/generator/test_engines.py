@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from carpool.settings import Secret
-from carpool.testing.llm_server import Fault, LlmServer
+from carpool.testing.llm_server import LlmFault, LlmServer
 from carpool.testing.llm_text import NAME
 from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.none import NoLlm
@@ -183,7 +183,7 @@ def test_the_request_carries_its_id_so_that_the_servers_log_can_be_read(server: 
 def test_a_busy_server_says_when_to_come_back(
     server: LlmServer, mode: Any, kind: str, is_suspect: bool
 ) -> None:
-    server.fault = Fault(mode=mode, retry_after_s=2.5)
+    server.fault = LlmFault(mode=mode, retry_after_s=2.5)
     refusal = refusal_of(server)
     assert (refusal.kind, refusal.retry_after_s, refusal.is_suspect) == (kind, 2.5, is_suspect)
     assert f"HTTP {mode}" in str(refusal)
@@ -191,7 +191,7 @@ def test_a_busy_server_says_when_to_come_back(
 
 
 def test_a_server_that_fails_is_broken_and_the_prompt_suspect(server: LlmServer) -> None:
-    server.fault = Fault(mode="500")
+    server.fault = LlmFault(mode="500")
     refusal = refusal_of(server)
     assert (refusal.kind, refusal.retry_after_s, refusal.is_suspect) == ("broken", None, True)
 
@@ -201,7 +201,7 @@ def test_a_server_that_fails_is_broken_and_the_prompt_suspect(server: LlmServer)
 def test_a_connection_that_breaks_or_a_stream_of_nonsense_is_broken(
     server: LlmServer, mode: Any, after_tokens: int
 ) -> None:
-    server.fault = Fault(mode=mode, after_tokens=after_tokens)
+    server.fault = LlmFault(mode=mode, after_tokens=after_tokens)
     refusal = refusal_of(server)
     assert (refusal.kind, refusal.is_suspect) == ("broken", True)
 
@@ -213,7 +213,7 @@ def test_a_connection_that_breaks_or_a_stream_of_nonsense_is_broken(
 def test_silence_before_or_between_tokens_is_a_timeout_and_ends_the_request(
     server: LlmServer, after_tokens: int, more: dict[str, float]
 ) -> None:
-    server.fault = Fault(mode="hang", after_tokens=after_tokens)
+    server.fault = LlmFault(mode="hang", after_tokens=after_tokens)
     refusal = refusal_of(server, **more)
     assert (refusal.kind, refusal.is_suspect) == ("timeout", True)
     wait_until(lambda: (server.requests.in_flight, server.requests.disconnected) == (0, 1))
@@ -226,7 +226,7 @@ def test_a_slow_answer_is_no_timeout_as_long_as_tokens_come() -> None:
 
 
 def test_cancelling_a_task_ends_the_request_at_the_server(server: LlmServer) -> None:
-    server.fault = Fault(mode="hang", after_tokens=1)
+    server.fault = LlmFault(mode="hang", after_tokens=1)
 
     async def cancel(engine: LlmEngine) -> None:
         task = asyncio.create_task(collect(engine))
@@ -273,12 +273,12 @@ def test_the_first_refused_prompt_blames_the_settings_and_one_after_an_answer_th
     server: LlmServer,
 ) -> None:
     async def use(engine: LlmEngine) -> None:
-        server.fault = Fault(mode="400", count=1)
+        server.fault = LlmFault(mode="400", count=1)
         with pytest.raises(LlmRefusal, match="has answered none so far") as first:
             await collect(engine)
         assert (first.value.kind, first.value.is_suspect) == ("misfit", True)
         await collect(engine)
-        server.fault = Fault(mode="400", count=1)
+        server.fault = LlmFault(mode="400", count=1)
         with pytest.raises(PromptRefused, match=f"HTTP 400: {NAME} was told to refuse"):
             await collect(engine)
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from carpool.errors import ConfigError
 from carpool.loop.stage import Credit
 from carpool.telemetry.metrics import Metrics
-from carpool.testing.llm_server import Fault, LlmServer
+from carpool.testing.llm_server import LlmFault, LlmServer
 from carpool.testing.llm_text import NAME
 from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.none import NoLlm
@@ -304,7 +304,7 @@ def test_many_questions_are_answered_once_each_by_a_server_that_fails_now_and_th
                 run.offer(one)
                 continue
             mode = ("429", "503", "reset", "garbage")[index // 10]
-            server.fault = Fault(mode=mode, count=1, after_tokens=index // 10 % 3)  # type: ignore[arg-type]
+            server.fault = LlmFault(mode=mode, count=1, after_tokens=index // 10 % 3)  # type: ignore[arg-type]
             run.offer(one)
             run.wait(lambda: server.requests.faulted == index // 10 + 1)  # noqa: B023
         answers = run.wait_for_answers(len(units))
@@ -342,7 +342,7 @@ def test_an_expired_query_ends_its_request_at_the_server() -> None:
         running(OpenAiLlm(served(server)), clock=(clock := HandClock())) as run,
     ):
         run.wait_until_open()
-        server.fault = Fault(mode="hang", after_tokens=1)
+        server.fault = LlmFault(mode="hang", after_tokens=1)
         run.offer(unit(deadline_us=NOW_US + 1))
         run.wait(lambda: run.metric("time_to_first_token_seconds_count") == 1)
         clock.time_us = NOW_US + 1

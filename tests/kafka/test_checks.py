@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import msgspec
 import pytest
 
 from carpool.errors import ConfigError
@@ -125,13 +124,9 @@ def test_a_missing_best_effort_topic_is_only_warned_of() -> None:
     assert PARTIAL_ANSWERS.name in warning(facts(without=PARTIAL_ANSWERS))
 
 
-def test_another_number_of_lanes_than_the_setting_says_stops_the_service() -> None:
-    lanes = msgspec.structs.replace(SETTINGS)
+def test_a_topic_of_groups_with_two_partitions_stops_the_service() -> None:
     found = facts(GROUPS=TopicFacts(partitions=2, replicas=3, config=topic_config(GROUPS)))
-    assert any(
-        "has 2 partitions, and kafka.lanes is 1" in each
-        for each in judged(found, settings=lanes).problems
-    )
+    assert any("has 2 partitions, and there is one lane" in each for each in judged(found).problems)
 
 
 def test_every_record_must_have_a_place_among_the_dead_letters() -> None:

@@ -11,7 +11,7 @@ import pytest
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaCluster
-from carpool.testing.transactions import Transaction, describe_transaction, parse_reply
+from carpool.testing.transactions import DescribedTransaction, describe_transaction, parse_reply
 from schemas.topics import ANSWERS
 
 
@@ -26,7 +26,9 @@ def reply(error: int, state: bytes, *topics: bytes) -> bytes:
 
 def test_a_reply_says_whether_a_transaction_is_open_and_holds_offsets() -> None:
     found = parse_reply(reply(0, b"Ongoing", b"rag.answers.v1", b"__consumer_offsets"))
-    assert found == Transaction(state="Ongoing", topics=("rag.answers.v1", "__consumer_offsets"))
+    assert found == DescribedTransaction(
+        state="Ongoing", topics=("rag.answers.v1", "__consumer_offsets")
+    )
     assert found.is_open
     assert found.holds_offsets
     ended = parse_reply(reply(0, b"CompleteCommit"))

@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from carpool.testing.llm_server import NO_FAULT, REFUSALS, Fault, LlmServer
+from carpool.testing.llm_server import NO_FAULT, REFUSALS, LlmFault, LlmServer
 from carpool.testing.llm_text import NAME, cited_number, prompt_hash, words, write
 
 MESSAGES = [
@@ -176,9 +176,9 @@ def test_it_refuses_as_long_as_a_block_lasts_and_answers_before_and_after(
     server: LlmServer,
 ) -> None:
     statuses = [ask(server, "POST", "/v1/chat/completions", chat())[0]]
-    with server.refusing(Fault(mode="503")):
+    with server.refusing(LlmFault(mode="503")):
         statuses.append(ask(server, "POST", "/v1/chat/completions", chat())[0])
-        with pytest.raises(ZeroDivisionError), server.refusing(Fault(mode="429")):
+        with pytest.raises(ZeroDivisionError), server.refusing(LlmFault(mode="429")):
             statuses.append(ask(server, "POST", "/v1/chat/completions", chat())[0])
             raise ZeroDivisionError
         statuses.append(ask(server, "POST", "/v1/chat/completions", chat())[0])
@@ -192,14 +192,14 @@ def test_the_refusals_are_all_the_ways_in_which_a_server_does_not_do_its_work() 
 
 
 def test_a_reset_breaks_off_in_the_middle(server: LlmServer) -> None:
-    server.fault = Fault(mode="reset", after_tokens=2)
+    server.fault = LlmFault(mode="reset", after_tokens=2)
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
         ask(server, "POST", "/v1/chat/completions", chat(stream=True))
     assert ask(server, "GET", "/_requests")[1]["faulted"] == 1
 
 
 def test_garbage_is_no_json(server: LlmServer) -> None:
-    server.fault = Fault(mode="garbage")
+    server.fault = LlmFault(mode="garbage")
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     connection.request("POST", "/v1/chat/completions", json.dumps(chat(stream=True)))
     line = connection.getresponse().readline()
@@ -208,7 +208,7 @@ def test_garbage_is_no_json(server: LlmServer) -> None:
 
 
 def test_a_hanging_request_ends_when_its_client_leaves(server: LlmServer) -> None:
-    server.fault = Fault(mode="hang")
+    server.fault = LlmFault(mode="hang")
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     connection.request("POST", "/v1/chat/completions", json.dumps(chat(stream=True)))
     wait_until(lambda: server.requests.in_flight == 1)
@@ -227,7 +227,7 @@ def wait_until(condition: Any) -> None:
 
 
 def test_it_counts_generations_by_id_and_by_prompt(server: LlmServer) -> None:
-    server.fault = Fault(mode="429", count=1)
+    server.fault = LlmFault(mode="429", count=1)
     for _ in range(3):
         ask(server, "POST", "/v1/chat/completions", chat(), **{"X-Request-Id": "q-1"})
     other = [{"role": "user", "content": "another"}]

@@ -17,7 +17,7 @@ import msgspec
 
 from bench.reliability.chaos.plan import OF_BROKERS, Kind, PlannedFault
 from bench.reliability.chaos.supervisor import ProcessSupervisor
-from carpool.testing.transactions import Transaction
+from carpool.testing.transactions import DescribedTransaction
 
 SETTLE_S = 0.01
 """After a pause, the brokers handle what the victim had sent before its transaction is read."""
@@ -39,7 +39,7 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     down_s: float
     in_flight: int
     answers: int
-    transaction: Transaction | None = None
+    transaction: DescribedTransaction | None = None
 
     @property
     def is_in_transaction(self) -> bool:
@@ -67,7 +67,7 @@ class RunState(Protocol):
         """Returns the records that a member has in flight; 0 when it does not answer."""
         ...
 
-    def transaction(self, member: str) -> Transaction | None:
+    def transaction(self, member: str) -> DescribedTransaction | None:
         """Returns the transaction of a member, as its coordinator describes it."""
         ...
 
@@ -138,7 +138,11 @@ class FaultInjector:
         return None
 
     def _note(
-        self, fault: PlannedFault, victim: str, in_flight: int, transaction: Transaction | None
+        self,
+        fault: PlannedFault,
+        victim: str,
+        in_flight: int,
+        transaction: DescribedTransaction | None,
     ) -> InjectedFault:
         now_s = self.run.now_s()
         is_pause = fault.kind.startswith("pause")

@@ -32,7 +32,7 @@ from carpool.kafka.fencing import transactional_id
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
 from carpool.testing.kafka import KafkaCluster
-from carpool.testing.transactions import Transaction, describe_transaction
+from carpool.testing.transactions import DescribedTransaction, describe_transaction
 from producers.arrival_times import bounded, even
 from producers.publish_queries import Publisher
 from producers.read_questions import Question
@@ -156,7 +156,7 @@ class _LiveRun:
         """See `RunState`."""
         return int(self._stack[member].metric("carpool_units_in_flight"))
 
-    def transaction(self, member: str) -> Transaction | None:
+    def transaction(self, member: str) -> DescribedTransaction | None:
         """See `RunState`."""
         group = self._kafka.group_of(member.partition("-")[0])
         return describe_transaction(self._cluster.bootstrap, transactional_id(group, member))

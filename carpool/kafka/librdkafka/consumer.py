@@ -34,6 +34,7 @@ from carpool.kafka.clients import (
 from carpool.kafka.instance_id import configured_instance_id
 from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
+from carpool.kafka.librdkafka.membership import CachedMembership
 from carpool.kafka.librdkafka.partition_handover import Takeover, commit_now, read_committed
 from carpool.kafka.librdkafka.protocol import GroupProtocol, choose_protocol, member_config
 from carpool.kafka.raw_records import message_of
@@ -44,10 +45,6 @@ log = structlog.get_logger()
 
 ASK_S = 0.1
 """How long the request after a rebalance may take, beside which the fetching threads go on."""
-MEMBERSHIP_US = 200_000
-"""So old may be what we know of our membership, unless a rebalance was served: librdkafka's main
-thread has to answer, and confluent-kafka holds up all threads of the interpreter until it has.
-"""
 
 
 class LibrdkafkaConsumer:
@@ -96,8 +93,7 @@ class LibrdkafkaConsumer:
         self._paused: frozenset[str] = frozenset()
         self._held: frozenset[TopicPartition] = frozenset()
         self._listener: RebalanceListener | None = None
-        self._membership: Membership | None = None
-        self._membership_until_us = 0
+        self._membership = CachedMembership(clock)
 
     def subscribe(
         self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
@@ -133,7 +129,7 @@ class LibrdkafkaConsumer:
             "retry.backoff.ms": self._settings.retry_backoff_ms,
         }
         self._member = Consumer(config, logger=StructlogBridge())
-        self._no_membership = self._consumer.consumer_group_metadata()
+        self._membership.joined(self._member)
         self._consumer.subscribe(
             sorted(self._topics),
             on_assign=self._on_assign,
@@ -159,7 +155,7 @@ class LibrdkafkaConsumer:
         return self._member
 
     def _on_assign(self, consumer: Consumer, partitions: list[RawPartition]) -> None:
-        self._membership = None
+        self._membership.forget()
         # A partition whose commits cannot be read must not be read from a guess: the exception ends
         # the process, or the intake.
         try:
@@ -201,7 +197,7 @@ class LibrdkafkaConsumer:
         self._drop(consumer, partitions, lost=True)
 
     def _drop(self, consumer: Consumer, partitions: list[RawPartition], *, lost: bool) -> None:
-        self._membership = None
+        self._membership.forget()
         gone = frozenset(TopicPartition(raw.topic, raw.partition) for raw in partitions)
         log.info("partitions revoked", partitions=partitions_text(gone), lost=lost)
         self._requests.clear()
@@ -376,14 +372,7 @@ class LibrdkafkaConsumer:
         What librdkafka returns then names no member, and brokers take offsets from nobody
         unchecked.
         """
-        if self._member is None:
-            return None
-        now_us = self._clock.now_us()
-        if fresh or self._membership is None or now_us >= self._membership_until_us:
-            found: Membership = self._member.consumer_group_metadata()
-            self._membership = None if found == self._no_membership else found
-            self._membership_until_us = now_us + MEMBERSHIP_US
-        return self._membership
+        return self._membership.of(self._member, fresh=fresh)
 
     def close(self) -> None:
         """Leaves the group, serving the last revocation."""

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 from carpool.clock import Clock
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.clients import Position
-from carpool.kafka.memory.groups import Group, Member
-from carpool.kafka.memory.log import PartitionLog, Stored
+from carpool.kafka.memory.groups import ConsumerGroup, GroupMember
+from carpool.kafka.memory.log import PartitionLog, StoredRecord
 from carpool.kafka.memory.transactions import TransactionCoordinator
 from carpool.kafka.records import Message, TopicPartition
 from schemas.record import Headers, Source
@@ -37,7 +37,7 @@ transactional producer.
 TRANSACTION_TIMEOUT_US = 60_000_000
 
 
-class _Fault(NamedTuple):
+class _BrokenCall(NamedTuple):
     error: CarpoolError
     took_effect: bool
 
@@ -61,19 +61,19 @@ class MemoryBroker:
             for topic, n in topics.items()
             for partition in range(n)
         }
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, ConsumerGroup] = {}
         self.commits: list[dict[TopicPartition, Position]] = []
         self.transactions = TransactionCoordinator(
             clock, self.logs, self.groups, transaction_timeout_us
         )
-        self._faults: dict[str, deque[_Fault]] = {}
+        self._faults: dict[str, deque[_BrokenCall]] = {}
 
     def break_next(self, call: Call, error: CarpoolError, *, took_effect: bool = False) -> None:
         """The next call of this kind, by any client, raises `error`; `took_effect`: only its reply
         is lost.
         """
         with self.lock:
-            self._faults.setdefault(call, deque()).append(_Fault(error, took_effect))
+            self._faults.setdefault(call, deque()).append(_BrokenCall(error, took_effect))
 
     @contextmanager
     def serve(self, call: Call) -> Iterator[None]:
@@ -107,7 +107,7 @@ class MemoryBroker:
     ) -> int:
         """Appends a record outside every transaction and returns its offset."""
         with self.lock:
-            entry = Stored(
+            entry = StoredRecord(
                 key=key, value=value, headers=headers, timestamp_ms=self.clock.now_us() // 1_000
             )
             return self.logs[self.place(topic, key, partition)].append(entry)
@@ -125,7 +125,7 @@ class MemoryBroker:
                 for offset, entry in self.logs[at].committed()
             ]
 
-    def message(self, at: TopicPartition, offset: int, entry: Stored) -> Message:
+    def message(self, at: TopicPartition, offset: int, entry: StoredRecord) -> Message:
         """Returns a stored record as a consumer gets it."""
         source = Source(
             topic=at.topic, partition=at.partition, offset=offset, timestamp_ms=entry.timestamp_ms
@@ -143,7 +143,7 @@ class MemoryBroker:
         with self.lock:
             return dict(self.groups[group].positions) if group in self.groups else {}
 
-    def join(self, name: str, member: Member, topics: tuple[str, ...]) -> Group:
+    def join(self, name: str, member: GroupMember, topics: tuple[str, ...]) -> ConsumerGroup:
         """Adds a member to a group, which reads these topics. Raises `ConfigError` when one does
         not exist.
         """
@@ -156,18 +156,18 @@ class MemoryBroker:
                 for topic in topics
                 for partition in range(self.partitions[topic])
             ]
-            group = self.groups.setdefault(name, Group(partitions, self.commits))
+            group = self.groups.setdefault(name, ConsumerGroup(partitions, self.commits))
             group.join(member)
             return group
 
-    def expel(self, group: str, member: Member) -> None:
+    def expel(self, group: str, member: GroupMember) -> None:
         """Takes a member for dead, as after its session time-out. It learns that its partitions are
         lost in its next `poll`.
         """
         with self.lock:
             self.groups[group].leave(member)
 
-    def assign(self, group: str, owners: Mapping[int, Member]) -> None:
+    def assign(self, group: str, owners: Mapping[int, GroupMember]) -> None:
         """Moves partitions by number, counted through the group's topics; members learn of it in
         their next `poll`.
         """

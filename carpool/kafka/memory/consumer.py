@@ -18,7 +18,7 @@ from carpool.kafka.clients import (
 )
 from carpool.kafka.fencing import TAKEOVER_WAIT_S, claims, instances_to_fence
 from carpool.kafka.memory.broker import MemoryBroker
-from carpool.kafka.memory.groups import Group, MemoryMembership
+from carpool.kafka.memory.groups import ConsumerGroup, MemoryMembership
 from carpool.kafka.records import Message, TopicPartition
 
 REQUEST_TIMEOUT_US = 10_000_000
@@ -46,7 +46,7 @@ class MemoryConsumer:
         self._own_instance_id = own_instance_id
         self._fence = fence
         self._listener: RebalanceListener | None = None
-        self._joined: Group | None = None
+        self._joined: ConsumerGroup | None = None
         self._generation = 0
         self._topics: tuple[str, ...] = ()
         self._next: dict[TopicPartition, int] = {}
@@ -57,7 +57,7 @@ class MemoryConsumer:
         self.target: frozenset[TopicPartition] = frozenset()
 
     @property
-    def _group(self) -> Group:
+    def _group(self) -> ConsumerGroup:
         assert self._joined is not None, "subscribe comes first"
         return self._joined
 

@@ -12,7 +12,7 @@ from carpool.kafka.clients import Position
 from carpool.kafka.records import TopicPartition
 
 
-class Member(Protocol):
+class GroupMember(Protocol):
     """What a group knows of a member: what it is to own, of which it learns in its next poll."""
 
     target: frozenset[TopicPartition]
@@ -23,11 +23,11 @@ class MemoryMembership:
     """A member of a group, in one generation of it."""
 
     group: str
-    member: Member
+    member: GroupMember
     generation: int
 
 
-class Group:
+class ConsumerGroup:
     """Members and committed positions. Not thread-safe: the broker's lock guards it."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Group:
         """`partitions`: those of the topics that it reads. `commits`: where what it commits is
         noted, in order.
         """
-        self.members: list[Member] = []
+        self.members: list[GroupMember] = []
         self.generation = 0
         self.positions: dict[TopicPartition, Position] = {}
         self.partitions = partitions
@@ -64,18 +64,18 @@ class Group:
         """Whether the group still goes by this membership."""
         return membership.generation == self.generation and membership.member in self.members
 
-    def assign(self, owners: Mapping[TopicPartition, Member]) -> None:
+    def assign(self, owners: Mapping[TopicPartition, GroupMember]) -> None:
         """Begins a generation in which partitions belong to these members."""
         self.generation += 1
         for member in self.members:
             member.target = frozenset(at for at, owner in owners.items() if owner is member)
 
-    def join(self, member: Member) -> None:
+    def join(self, member: GroupMember) -> None:
         """Adds a member and balances."""
         self.members.append(member)
         self._balance()
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: GroupMember) -> None:
         """Goes on without a member."""
         self.members.remove(member)
         member.target = frozenset()
@@ -86,7 +86,7 @@ class Group:
         (cooperative-sticky).
         """
         most = -(-len(self.partitions) // max(1, len(self.members)))
-        owners: dict[TopicPartition, Member] = {}
+        owners: dict[TopicPartition, GroupMember] = {}
         shares = {id(member): 0 for member in self.members}
         for at in self.partitions:
             owner = next((m for m in self.members if at in m.target and shares[id(m)] < most), None)

@@ -14,7 +14,7 @@ from schemas.record import Headers
 
 
 @dataclass(slots=True)
-class Transaction:
+class MemoryTransaction:
     """What one transactional id added since it began. Nobody sees it before `state` is
     committed.
     """
@@ -29,14 +29,14 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredRecord:
     """One entry of a log. A marker ends a transaction: it takes an offset and is no record."""
 
     key: bytes | None = None
     value: bytes | None = None
     headers: Headers = ()
     timestamp_ms: int
-    transaction: Transaction | None = None
+    transaction: MemoryTransaction | None = None
     is_marker: bool = False
 
 
@@ -44,18 +44,18 @@ class PartitionLog:
     """Entries by offset, from 0. Not thread-safe: the broker's lock guards it."""
 
     def __init__(self) -> None:
-        self._entries: list[Stored] = []
+        self._entries: list[StoredRecord] = []
 
     def __len__(self) -> int:
         """The high watermark: the offset of the next entry."""
         return len(self._entries)
 
-    def append(self, entry: Stored) -> int:
+    def append(self, entry: StoredRecord) -> int:
         """Returns the entry's offset."""
         self._entries.append(entry)
         return len(self._entries) - 1
 
-    def next_committed(self, offset: int) -> tuple[int, Stored] | None:
+    def next_committed(self, offset: int) -> tuple[int, StoredRecord] | None:
         """Returns the first record from `offset` on that a reader of committed records sees, with
         its offset.
 
@@ -83,7 +83,7 @@ class PartitionLog:
         )
         return next(is_open, len(self._entries))
 
-    def committed(self) -> Iterator[tuple[int, Stored]]:
+    def committed(self) -> Iterator[tuple[int, StoredRecord]]:
         """Yields every record that a reader of committed records sees, with its offset."""
         found = self.next_committed(0)
         while found is not None:

@@ -12,18 +12,18 @@ from carpool.clock import Clock
 from carpool.errors import AbortedError, FencedError
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
-from carpool.kafka.memory.groups import Group, MemoryMembership
-from carpool.kafka.memory.log import PartitionLog, Stored, Transaction
+from carpool.kafka.memory.groups import ConsumerGroup, MemoryMembership
+from carpool.kafka.memory.log import MemoryTransaction, PartitionLog, StoredRecord
 from carpool.kafka.records import TopicPartition
 from schemas.record import Headers
 
 
 @dataclass(slots=True)
-class _Holder:
+class _TransactionalId:
     """The life that holds a transactional id now."""
 
     epoch: int = -1
-    transaction: Transaction | None = None
+    transaction: MemoryTransaction | None = None
 
 
 class TransactionCoordinator:
@@ -33,7 +33,7 @@ class TransactionCoordinator:
         self,
         clock: Clock,
         logs: Mapping[TopicPartition, PartitionLog],
-        groups: Mapping[str, Group],
+        groups: Mapping[str, ConsumerGroup],
         timeout_us: int,
     ) -> None:
         """`timeout_us`: how long a transaction may be open."""
@@ -41,13 +41,13 @@ class TransactionCoordinator:
         self._logs = logs
         self._groups = groups
         self._timeout_us = timeout_us
-        self._holders: dict[str, _Holder] = {}
+        self._holders: dict[str, _TransactionalId] = {}
 
     def start(self, transactional_id: str) -> int:
         """Gives the id to a new life and returns its epoch; aborts what the previous one left
         open.
         """
-        holder = self._holders.setdefault(transactional_id, _Holder())
+        holder = self._holders.setdefault(transactional_id, _TransactionalId())
         holder.epoch += 1
         self._end(holder, "aborted")
         return holder.epoch
@@ -67,7 +67,7 @@ class TransactionCoordinator:
         transaction.partitions.add(at)
         timestamp_ms = self._clock.now_us() // 1_000
         self._logs[at].append(
-            Stored(
+            StoredRecord(
                 key=key,
                 value=value,
                 headers=headers,
@@ -130,7 +130,7 @@ class TransactionCoordinator:
                 holder.epoch += 1
                 self._end(holder, "aborted")
 
-    def _held(self, transactional_id: str, epoch: int) -> _Holder:
+    def _held(self, transactional_id: str, epoch: int) -> _TransactionalId:
         self.expire()
         holder = self._holders[transactional_id]
         if holder.epoch != epoch:
@@ -139,23 +139,23 @@ class TransactionCoordinator:
             )
         return holder
 
-    def _open(self, transactional_id: str, epoch: int) -> Transaction:
+    def _open(self, transactional_id: str, epoch: int) -> MemoryTransaction:
         """Returns the id's transaction. Brokers learn of one with the first record or offset that
         is added.
         """
         holder = self._held(transactional_id, epoch)
         if holder.transaction is None:
-            holder.transaction = Transaction(began_us=self._clock.now_us())
+            holder.transaction = MemoryTransaction(began_us=self._clock.now_us())
         return holder.transaction
 
-    def _end(self, holder: _Holder, state: Literal["committed", "aborted"]) -> None:
+    def _end(self, holder: _TransactionalId, state: Literal["committed", "aborted"]) -> None:
         transaction, holder.transaction = holder.transaction, None
         if transaction is None:
             return
         transaction.state = state
         for at in sorted(transaction.partitions):
             self._logs[at].append(
-                Stored(
+                StoredRecord(
                     timestamp_ms=self._clock.now_us() // 1_000,
                     transaction=transaction,
                     is_marker=True,

@@ -18,12 +18,12 @@ from bench.reliability.chaos.plan import (
     plan_faults,
 )
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
-from carpool.testing.transactions import Transaction
+from carpool.testing.transactions import DescribedTransaction
 
 MEMBERS = ["grouper-1", "grouper-2", "searcher-1"]
 BROKERS = ["broker-1", "broker-2", "broker-3"]
-OPEN = Transaction(state="Ongoing", topics=("rag.groups.v1", "__consumer_offsets"))
-ENDED = Transaction(state="CompleteCommit", topics=())
+OPEN = DescribedTransaction(state="Ongoing", topics=("rag.groups.v1", "__consumer_offsets"))
+ENDED = DescribedTransaction(state="CompleteCommit", topics=())
 
 
 def plan(seed: int) -> tuple[PlannedFault, ...]:
@@ -84,7 +84,7 @@ class FakeRun:
     sent: int = 10
     answers: int = 5
     work: dict[str, int] = field(default_factory=dict)
-    transactions: list[Transaction | None] = field(default_factory=list)
+    transactions: list[DescribedTransaction | None] = field(default_factory=list)
     is_whole: bool = True
 
     def now_s(self) -> float:
@@ -99,7 +99,7 @@ class FakeRun:
     def in_flight(self, member: str) -> int:
         return self.work.get(member, 0)
 
-    def transaction(self, member: str) -> Transaction | None:
+    def transaction(self, member: str) -> DescribedTransaction | None:
         return self.transactions.pop(0) if self.transactions else None
 
     def brokers_are_whole(self) -> bool:
