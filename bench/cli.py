@@ -5,12 +5,12 @@ from __future__ import annotations
 import typer
 
 from bench.data.grown.cli import data as grow_data
-from bench.micro.grouping_cli import grouping
+from bench.micro.cli import grouping, policies
 from bench.papers.cagr.cli import figure
 from bench.reliability.cli import chaos, priorities, rebalance
 from bench.retrieval.cli import search
 from bench.services.cli import claims, overhead, traffic
-from bench.simulator.cli import policies, simulator
+from bench.simulator.cli import simulator
 
 app = typer.Typer(
     name="bench",

@@ -24,7 +24,7 @@ from searcher.memory.slices import Slices
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.eviction.policies import make_policy
 from searcher.plan.eviction.policy import CachePolicy
-from searcher.plan.limits import ClusterMajorLimits
+from searcher.plan.limits import OVERTAKE_US, ClusterMajorLimits
 from searcher.scoring.pool import ScoringPool
 from searcher.scoring.products import queries_few
 from searcher.settings import SearcherSettings
@@ -143,8 +143,10 @@ def open_searcher(
     return OpenSearcher(manifest=opened.manifest, documents=opened.documents, plane=plane)
 
 
-def cluster_major(parts: PlaneParts) -> Executor:
-    """Returns the searcher's executor: each cluster is read once for all queries in progress."""
+def cluster_major_planner(
+    parts: PlaneParts, *, overtake_us: int = OVERTAKE_US
+) -> ClusterMajorPlanner:
+    """Returns the planner of the searcher's executor, with the limits that the settings give."""
     settings, budget_bytes = parts.settings, parts.memory.arena_bytes_total
     ahead_bytes = min(budget_bytes // READ_AHEAD_SHARE, READ_AHEAD_BYTES_MAX)
     prefetch_bytes = settings.prefetch_bytes or budget_bytes // PREFETCH_SHARE
@@ -153,11 +155,20 @@ def cluster_major(parts: PlaneParts) -> Executor:
         read_ahead_bytes=settings.read_ahead_bytes or ahead_bytes,
         prefetch_bytes=0 if settings.prefetch == "none" else prefetch_bytes,
         overtaken_max=settings.overtaken_max,
+        overtake_us=overtake_us,
     )
+    return ClusterMajorPlanner(limits, parts.size_bytes(), parts.policy())
+
+
+def cluster_major(parts: PlaneParts, planner: ClusterMajorPlanner | None = None) -> Executor:
+    """Returns the searcher's executor: each cluster is read once for all queries in progress.
+
+    `planner`: None for that of `cluster_major_planner`.
+    """
     return ClusterMajor(
         memory=parts.memory,
         slices=parts.slices,
-        planner=ClusterMajorPlanner(limits, parts.size_bytes(), parts.policy()),
+        planner=planner or cluster_major_planner(parts),
         pool=parts.pool,
         metrics=parts.metrics,
         clock=parts.clock,

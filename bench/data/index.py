@@ -1,6 +1,4 @@
-"""The indexes of a run: the corpus from its precomputed vectors, built once and used again, and one
-with next to nothing.
-"""
+"""The indexes of a run, built once and used again: of the evaluation data, or of given texts."""
 
 from __future__ import annotations
 
@@ -36,11 +34,28 @@ class BenchIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def segment_bytes(self) -> int:
-        """Bytes of all clusters as they lie on disk."""
-        return sum(
-            self.manifest.file(segment_name(n)).size_bytes
-            for n in range(self.manifest.segment_count)
-        )
+        """Bytes of all clusters on disk."""
+        return segment_bytes(self.manifest)
+
+
+def segment_bytes(manifest: Manifest) -> int:
+    """Returns the bytes of all clusters on disk."""
+    return sum(
+        manifest.file(segment_name(number)).size_bytes for number in range(manifest.segment_count)
+    )
+
+
+def index_facts(manifest: Manifest) -> IndexFacts:
+    """Returns what a report says of an index."""
+    return IndexFacts(
+        index_version=manifest.index_version,
+        row_count=manifest.row_count,
+        dimension=manifest.dimension,
+        nlist=manifest.nlist,
+        nprobe_default=manifest.nprobe_default,
+        segment_bytes=segment_bytes(manifest),
+        embedding_model=manifest.embedding_model,
+    )
 
     @property
     def facts(self) -> IndexFacts:
@@ -66,11 +81,10 @@ def corpus_index(
     embedding: EmbeddingSettings,
     note: Callable[[str], None],
 ) -> BenchIndex:
-    """Returns the index of the corpus in `index_dir`, built there from the precomputed vectors
-    unless it is there already.
+    """Returns the index of the corpus in `index_dir`, built from precomputed vectors if missing.
 
-    The vectors are brought to float32 and to length one first. Raises `ConfigError` where the index
-    that is there is of another model, number of clusters or number of passages.
+    Raises `ConfigError` where the index that is there has another model, number of clusters or
+    number of passages.
     """
     fingerprint = fingerprint_of(embedding)
     if (index_dir / MANIFEST_NAME).exists():
@@ -103,10 +117,9 @@ def corpus_index(
 def tiny_index(
     data: EvaluationData, *, work_dir: Path, nlist: int, embedding: EmbeddingSettings
 ) -> BenchIndex:
-    """Returns an index of the first few passages a cluster: a searcher on it shows what it takes
-    beside its budget.
+    """Returns an index with a few passages a cluster, and as many clusters as the real one.
 
-    As many clusters as the real one has, so that queries probe as many and records are as large.
+    It shows the memory that a searcher needs outside its budget.
     """
     rows = nlist * TINY_ROWS_PER_CLUSTER
     index_dir = work_dir / "tiny-index"
@@ -118,9 +131,7 @@ def tiny_index(
 
 
 def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: str) -> BenchIndex:
-    """Returns an index of `texts`, embedded with `model`; the one in `index_dir`, where it is of as
-    many and of that model.
-    """
+    """Returns an index of `texts`, embedded with `model`; the one in `index_dir` if it fits."""
     embedding = EmbeddingSettings(model=model)
     if (index_dir / MANIFEST_NAME).exists():
         manifest = read_manifest(index_dir)
@@ -140,9 +151,7 @@ def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: 
 
 
 def memory_search(data: EvaluationData, index: BenchIndex) -> MemorySearch:
-    """Returns FAISS over the vectors that the index was built from, with the centroids of the
-    index.
-    """
+    """Returns FAISS over the vectors and centroids of the index."""
     vectors = read_vectors(data.vectors_path(CORPUS))
     return MemorySearch(
         read_passage_ids(data.corpus_path), vectors, read_centroids(index.dir, index.manifest)
@@ -183,7 +192,5 @@ def _build(
 def nprobes_to_try(
     nlist: int, nprobe_default: int, wished: Sequence[int] = (1, 2, 5, 10, 15, 20, 30, 40, 50)
 ) -> list[int]:
-    """Returns the nprobes of a table: round ones up to half of nlist, the default, and nlist
-    (exact).
-    """
+    """Returns the nprobes of a table: round ones, the default, and nlist (exact)."""
     return sorted({nprobe for nprobe in wished if nprobe <= nlist // 2} | {nprobe_default, nlist})

@@ -1,16 +1,11 @@
-"""What a plan costs, and what it is worth: windows of real questions, grouped and ordered as the
-grouper does it.
-"""
+"""What grouping a window costs, and what its order is worth: windows of real questions."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-import faiss
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -18,33 +13,25 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from bench.core.machine import (
-    DataFile,
-    Machine,
-    Revision,
-    data_file,
-    program,
-    this_machine,
-    this_revision,
-)
-from bench.core.report import print_promises, write_report
+from bench.core.machine import data_file
+from bench.core.report import RunStart, finish
 from bench.core.spread import Spread, spread
 from bench.data.evaluation import CORPUS, Float32, find_data, read_vectors
-from bench.micro.grouping_replay import Clusters, ReplayRow, replay
+from bench.data.trace import cluster
+from bench.micro.grouping_replay import QueryClusters, ReplayRow, replay
 from carpool.disk.centroids import probe
 from grouper.plan.grouping import LINKAGE_NAMES, GroupingPolicy, PolicyName, grouping_policy
 from grouper.plan.order import ORDER_NAMES, OrderName, group_order
 from grouper.plan.plan_groups import BEFORE_QUERIES, plan_groups
-from grouper.settings import GrouperSettings
 
 QUESTIONS = ("queries-hotpotqa", "queries-nq")
 PLAN_MS_MAX = 2.0
-"""What 99 of 100 windows may take to group and order (issue 4, row 5)."""
+"""The longest time that 99 of 100 windows may take to group and order."""
 ROW_NUMBER_BYTES = 8
 
 
 class GroupingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command is told. `policy` and `order` are timed; all of them are replayed."""
+    """What is measured. `policy` and `order` are timed; all of them are replayed."""
 
     nlist: int
     nprobe: int
@@ -58,9 +45,7 @@ class GroupingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds a window, on one thread. `plan`: Jaccard, groups and order; `plan_cpu`: what the
-    thread got of it.
-    """
+    """Milliseconds a window. `plan`: Jaccard, groups and order; `plan_cpu`: of it on the CPU."""
 
     plan: Spread
     plan_cpu: Spread
@@ -68,56 +53,32 @@ class PlanTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupingResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of the plan, and what each policy and order would read."""
+    """Times of the plan, and what each policy and order reads."""
 
     times_ms: PlanTimes
     replayed: tuple[ReplayRow, ...]
 
 
-class GroupingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and where it ran."""
-
-    benchmark: str
-    command: list[str]
-    started: str
-    duration_s: float
-    machine: Machine
-    revision: Revision | None
-    data: tuple[DataFile, ...]
-    settings: GroupingOptions
-    promises: dict[str, bool]
-    results: GroupingResult
-
-
 def run(data_dir: Path | None, options: GroupingOptions, json_file: Path | None) -> bool:
-    """Measures, prints, writes the JSON; returns whether the promise held. Raises `ConfigError` for
-    missing data.
+    """Measures, prints and reports; returns whether the promise was kept.
+
+    Raises `ConfigError` for missing data.
     """
-    started_s, machine = time.time(), this_machine()
+    start = RunStart.now()
     data = find_data(data_dir)
     paths = [data.vectors_path(name) for name in (CORPUS, *QUESTIONS)]
     corpus, *questions = (read_vectors(path) for path in paths)
     with threadpool_limits(limits=1):
         results = measure(corpus, np.concatenate(questions), options)
     promise = f"99 of 100 windows are grouped and ordered in {PLAN_MS_MAX:g} ms"
-    report = GroupingReport(
-        benchmark="grouping",
-        command=program(),
-        started=datetime.fromtimestamp(started_s, UTC).isoformat(timespec="seconds"),
-        duration_s=time.time() - started_s,
-        machine=machine,
-        revision=this_revision(),
-        data=tuple(map(data_file, paths)),
+    report = start.report(
+        "grouping",
         settings=options,
         promises={promise: results.times_ms.plan.p99 <= PLAN_MS_MAX},
         results=results,
+        data=tuple(map(data_file, paths)),
     )
-    if json_file is not None:
-        write_report(report, json_file)
-    console = Console(file=sys.stderr if str(json_file) == "-" else sys.stdout)
-    print_result(console, options, results)
-    print_promises(console, report.promises)
-    return all(report.promises.values())
+    return finish(report, json_file, lambda console: print_result(console, options, results))
 
 
 def measure(corpus: Float32, questions: Float32, options: GroupingOptions) -> GroupingResult:
@@ -134,25 +95,13 @@ def measure(corpus: Float32, questions: Float32, options: GroupingOptions) -> Gr
 
 
 def trained(corpus: Float32, nlist: int, seed: int) -> tuple[Float32, npt.NDArray[np.int64]]:
-    """Returns centroids, (nlist, dim) float32, and the bytes of each cluster as float32 rows with
-    their numbers.
-    """
-    kmeans = faiss.Kmeans(
-        corpus.shape[1],
-        nlist,
-        niter=20,
-        seed=seed,
-        spherical=True,
-        min_points_per_centroid=1,
-        verbose=False,
-    )
-    kmeans.train(corpus)
-    centroids: Float32 = np.ascontiguousarray(kmeans.centroids, dtype=np.float32)
-    rows = np.bincount(probe(centroids, corpus, 1)[:, 0], minlength=nlist).astype(np.int64)
-    return centroids, rows * (corpus.shape[1] * 4 + ROW_NUMBER_BYTES)
+    """Returns centroids, (nlist, dim) float32, and the bytes of each cluster: (nlist,) int64."""
+    found = cluster(corpus, nlist=nlist, seed=seed)
+    rows = np.bincount(found.assigned, minlength=nlist).astype(np.int64)
+    return found.centroids, rows * (corpus.shape[1] * 4 + ROW_NUMBER_BYTES)
 
 
-def probed(centroids: Float32, questions: Float32, nprobe: int) -> list[Clusters]:
+def probed(centroids: Float32, questions: Float32, nprobe: int) -> list[QueryClusters]:
     """Returns C(q) of each question, nearest first."""
     return [tuple(row) for row in probe(centroids, questions, nprobe).tolist()]
 
@@ -160,17 +109,15 @@ def probed(centroids: Float32, questions: Float32, nprobe: int) -> list[Clusters
 def plan_times(
     centroids: Float32,
     questions: Float32,
-    clusters: Sequence[Clusters],
+    clusters: Sequence[QueryClusters],
     options: GroupingOptions,
     chooser: np.random.Generator,
 ) -> PlanTimes:
-    """Times `options.windows` windows, each of distinct questions chosen at random, one after the
-    other.
-    """
+    """Times `options.windows` windows, each of distinct questions chosen at random."""
     policy = grouping_policy(options.policy, jaccard_similarity_min=options.jaccard_similarity_min)
     order = group_order(options.order)
     plan_s, cpu_s, probe_s = [], [], []
-    before: tuple[Clusters, ...] = ()
+    before: tuple[QueryClusters, ...] = ()
     for _ in range(options.windows):
         chosen = chooser.choice(len(clusters), options.window_queries, replace=False)
         window = [clusters[question] for question in chosen]
@@ -194,7 +141,7 @@ def plan_times(
 
 
 def replay_all(
-    windows: Sequence[Sequence[Clusters]],
+    windows: Sequence[Sequence[QueryClusters]],
     sizes_bytes: npt.NDArray[np.int64],
     options: GroupingOptions,
 ) -> tuple[ReplayRow, ...]:
@@ -256,12 +203,6 @@ def print_result(console: Console, options: GroupingOptions, result: GroupingRes
     console.print(table)
 
 
-def defaults() -> tuple[PolicyName, OrderName, float]:
-    """Returns the grouper's default policy, order and least similarity."""
-    settings = GrouperSettings()
-    return settings.policy, settings.order, settings.jaccard_similarity_min
-
-
 def _policies(theta: float) -> list[tuple[str, GroupingPolicy]]:
     """Every policy under the name of its row; `per_query` first: the rest is compared with it."""
     plain: tuple[PolicyName, ...] = ("per_query", "greedy")
@@ -273,8 +214,8 @@ def _policies(theta: float) -> list[tuple[str, GroupingPolicy]]:
 
 
 def _all_once(
-    clusters: Sequence[Clusters], window_queries: int, chooser: np.random.Generator
-) -> list[list[Clusters]]:
+    clusters: Sequence[QueryClusters], window_queries: int, chooser: np.random.Generator
+) -> list[list[QueryClusters]]:
     """All questions, each once, in windows: full ones only."""
     shuffled = [clusters[question] for question in chooser.permutation(len(clusters))]
     full = len(shuffled) // window_queries * window_queries

@@ -1,10 +1,8 @@
-"""What an order of queries is worth: windows replayed against a cache of clusters, on paper. No
-index, no disk, no time.
+"""What an order of queries is worth: windows replayed against a cache of clusters. Pure.
 
-Two searchers. *By query*: one query after the other, a cache of so many clusters, least recently
-used goes first (the setting of CaGR-RAG). *By record*: one record after the other, each cluster of
-a record read once for all its queries; resident clusters first, then those of the query that lacks
-the fewest bytes.
+Two searchers. *By query*: one query after the other, with an LRU cache of clusters (the setting of
+CaGR-RAG). *By record*: one record after the other, each cluster of a record read once for all its
+queries; resident clusters first, then those of the query that lacks the fewest bytes.
 """
 
 from __future__ import annotations
@@ -20,14 +18,14 @@ from grouper.plan.grouping import GroupingPolicy, Groups
 from grouper.plan.order import GroupOrder
 from grouper.plan.plan_groups import BEFORE_QUERIES, plan_groups
 
-Clusters = tuple[int, ...]
+QueryClusters = tuple[int, ...]
 
 
 class ReplayRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one way of grouping and ordering comes to. Means over all queries of all windows.
+    """Means over all queries of all windows, for one way of grouping and ordering.
 
-    `completion_mb`: what a searcher by record has read, from the beginning of the query's window to
-    its last cluster.
+    `completion_mb`: what a searcher by record reads from the start of the query's window to its
+    last cluster.
     """
 
     policy: str
@@ -43,28 +41,26 @@ class EntryCache:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._held: OrderedDict[int, None] = OrderedDict()
+        self._resident: OrderedDict[int, None] = OrderedDict()
 
     def __contains__(self, cluster: int) -> bool:
-        return cluster in self._held
+        return cluster in self._resident
 
     def touch(self, cluster: int) -> bool:
         """Uses a cluster; returns whether it had to be read."""
-        was_held = cluster in self._held
-        self._held[cluster] = None
-        self._held.move_to_end(cluster)
-        if len(self._held) > self._capacity:
-            self._held.popitem(last=False)
-        return not was_held
+        was_resident = cluster in self._resident
+        self._resident[cluster] = None
+        self._resident.move_to_end(cluster)
+        if len(self._resident) > self._capacity:
+            self._resident.popitem(last=False)
+        return not was_resident
 
 
 def ordered_windows(
-    windows: Sequence[Sequence[Clusters]], policy: GroupingPolicy, order: GroupOrder
-) -> list[list[list[Clusters]]]:
-    """Returns each window as its records, each as C(q) of its queries, as the grouper would write
-    them.
-    """
-    before: deque[Clusters] = deque(maxlen=BEFORE_QUERIES)
+    windows: Sequence[Sequence[QueryClusters]], policy: GroupingPolicy, order: GroupOrder
+) -> list[list[list[QueryClusters]]]:
+    """Returns the records of each window, each as C(q) of its queries."""
+    before: deque[QueryClusters] = deque(maxlen=BEFORE_QUERIES)
     result = []
     for window in windows:
         groups: Groups = plan_groups(
@@ -77,7 +73,7 @@ def ordered_windows(
 
 
 def replay(
-    windows: Sequence[Sequence[Clusters]],
+    windows: Sequence[Sequence[QueryClusters]],
     policy: GroupingPolicy,
     order: GroupOrder,
     *,
@@ -85,9 +81,7 @@ def replay(
     sizes_bytes: npt.NDArray[np.int64],
     cache_clusters: int,
 ) -> ReplayRow:
-    """Returns what `policy` and `order` come to over `windows`. `sizes_bytes`: (nlist,) int64;
-    `name`: of the policy.
-    """
+    """Returns the figures of `policy` (named `name`) and `order`. `sizes_bytes`: (nlist,) int64."""
     planned = ordered_windows(windows, policy, order)
     queries = sum(len(window) for window in windows)
     by_record, completion = _by_record(planned, sizes_bytes, cache_clusters)
@@ -102,7 +96,7 @@ def replay(
 
 
 def _by_query(
-    planned: list[list[list[Clusters]]], sizes_bytes: npt.NDArray[np.int64], capacity: int
+    planned: list[list[list[QueryClusters]]], sizes_bytes: npt.NDArray[np.int64], capacity: int
 ) -> int:
     cache = EntryCache(capacity)
     queries = (query for records in planned for record in records for query in record)
@@ -112,11 +106,9 @@ def _by_query(
 
 
 def _by_record(
-    planned: list[list[list[Clusters]]], sizes_bytes: npt.NDArray[np.int64], capacity: int
+    planned: list[list[list[QueryClusters]]], sizes_bytes: npt.NDArray[np.int64], capacity: int
 ) -> tuple[int, int]:
-    """Bytes read, and the sum over the queries of what their window had read when they were
-    done.
-    """
+    """Bytes read, and for each query what its window had read when it was done, summed."""
     cache = EntryCache(capacity)
     read_bytes = completion_bytes = 0
     for records in planned:

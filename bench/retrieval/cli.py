@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bench.core.options import DataOption, JsonOption
+from bench.core.options import DataOption, JsonOption, NprobeOption
 from schemas.query import TOP_K_MAX
 
 MEMORY_SHARE = 0.4
@@ -37,7 +37,6 @@ WindowsOption = Annotated[
     str, typer.Option("--windows", metavar="N,N", help="Queries in a window: a block for each.")
 ]
 QueriesOption = Annotated[int, typer.Option("--queries", min=1, help="Distinct questions.")]
-NprobeOption = Annotated[int, typer.Option("--nprobe", min=1, help="Clusters a question probes.")]
 TopKOption = Annotated[int, typer.Option("--top-k", min=1, max=TOP_K_MAX, help="Passages to find.")]
 MemoryOption = Annotated[
     float | None,

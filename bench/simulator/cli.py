@@ -1,6 +1,4 @@
-"""The options of `carpool bench policies` and `simulator`. Light to import: the work is in
-`bench.simulator.command`.
-"""
+"""The options of `carpool bench simulator`."""
 
 from __future__ import annotations
 
@@ -9,83 +7,26 @@ from typing import Annotated
 
 import typer
 
-from bench.core.options import DataOption, JsonOption
+from bench.core.options import DataOption, JsonOption, NlistOption, NprobeOption, SeedOption
 
-NprobeOption = Annotated[int, typer.Option("--nprobe", min=1, help="Clusters a question probes.")]
-WindowOption = Annotated[int, typer.Option("--window", min=1, max=1000, help="Questions a window.")]
-
-
-def policies(
-    data: DataOption = None,
-    nlist: Annotated[
-        int, typer.Option("--nlist", min=1, help="Clusters, trained on the passages.")
-    ] = 1000,
-    nprobe: NprobeOption = 10,
-    window: WindowOption = 20,
-    budgets: Annotated[
-        str, typer.Option("--budgets", help="Shares of all clusters' bytes, with commas.")
-    ] = "0.1,0.2",
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=1, help="Clusterings and orders of the questions.")
-    ] = 3,
-    json_file: JsonOption = None,
-) -> None:
-    """What is each cache policy worth, and what does knowing the next windows add?
-
-    Replays real questions over clusters of real passages, on cluster ids: nothing is read. Bytes of
-    each way of caching over those of the static oracle: the best fixed set of clusters, chosen
-    knowing all questions, each read once.
-
-    Example:  carpool bench policies --data DATA --json policies.json
-    """
-    from bench.simulator import command
-
-    try:
-        shares = tuple(float(share) for share in budgets.split(","))
-    except ValueError:
-        raise typer.BadParameter(
-            f"--budgets {budgets}: name shares with commas between them, such as 0.1,0.2"
-        ) from None
-    if not all(0 < share <= 1 for share in shares):
-        raise typer.BadParameter(
-            f"--budgets {budgets}: a budget is a share of all clusters' bytes, above 0 and at most "
-            "1"
-        )
-    command.policies(
-        data,
-        nlist=nlist,
-        nprobe=nprobe,
-        window=window,
-        shares=shares,
-        seeds=seeds,
-        json_file=json_file,
-    )
+IndexOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--index",
+        metavar="DIR",
+        help="Search this index. Default: one of the data, built under --work once.",
+        show_default=False,
+    ),
+]
 
 
 def simulator(
     data: DataOption = None,
-    index: Annotated[
-        Path | None,
-        typer.Option(
-            "--index",
-            metavar="DIR",
-            help="Search this index. Default: one of the passages of the data, built under --work "
-            "once.",
-            show_default=False,
-        ),
-    ] = None,
-    way: Annotated[
-        list[str],
-        typer.Option(
-            "--way",
-            help="carpool, edgerag, cagr-greedy, cagr-agglomerative, cagr-literal-greedy, "
-            "cagr-best-greedy.",
-        ),
-    ] = ["carpool"],  # noqa: B006  (typer copies it)
+    index: IndexOption = None,
     window: Annotated[
         list[int], typer.Option("--window", min=1, max=1000, help="Questions a window.")
-    ] = [20, 100],  # noqa: B006
-    nlist: Annotated[int, typer.Option("--nlist", min=1, help="Clusters, without --index.")] = 100,
+    ] = [20, 100],  # noqa: B006  (typer copies it)
+    nlist: NlistOption = 100,
     nprobe: NprobeOption = 10,
     questions: Annotated[
         int, typer.Option("--questions", min=40, help="Questions; 40 % of them measure costs.")
@@ -97,54 +38,38 @@ def simulator(
         ),
     ] = 0.4,
     threads: Annotated[
-        int,
-        typer.Option(
-            "--threads",
-            min=0,
-            help="Threads that score; 0: as many as cores, as the searcher does.",
-        ),
+        int, typer.Option("--threads", min=0, help="Threads that score; 0: as many as cores.")
     ] = 0,
     rounds: Annotated[
         int, typer.Option("--rounds", min=1, help="Real runs; the median of them counts.")
     ] = 5,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Of the clusters and the order of the questions.")
-    ] = 0,
+    seed: SeedOption = 0,
     work: Annotated[
         Path,
         typer.Option(
-            "--work",
-            metavar="DIR",
-            help="Folder for the index, on a disk: it is read with O_DIRECT.",
+            "--work", metavar="DIR", help="Folder for the index, on a disk that has O_DIRECT."
         ),
     ] = Path(".carpool/bench"),
     json_file: JsonOption = None,
 ) -> None:
     """Does the simulator agree with a real run of the same windows?
 
-    Searches some windows of real questions to measure what things cost, then others, really (the
-    searcher's own search plane, as it opens it) and on virtual time; once for each --way and
-    --window. The next window comes when the last one is answered. Run it on a quiet machine: the
-    simulator knows nothing of other processes. What was disturbed is said.
+    Searches some windows of real questions to measure costs, then others, both really (the
+    searcher's own search plane) and on virtual time, once for each --window. The next window comes
+    when the last one is answered. Run it on a quiet machine: the simulator knows nothing of other
+    processes.
 
     Ends with 1 when bytes differ at all, or the mean, median or 99th percentile of the latencies by
     over 25 %.
 
-    Example:  carpool bench simulator --data DATA --window 20 --window 100 --way carpool --way
-    edgerag
+    Example:  carpool bench simulator --data DATA --window 20 --window 100
     """
     from bench.simulator import command
-    from bench.simulator.agreement import Question
-    from bench.simulator.ways import WAYS
+    from bench.simulator.agreement import Comparison
     from searcher.settings import SearcherSettings
 
-    if unknown := sorted(set(way) - WAYS.keys()):
-        raise typer.BadParameter(
-            f"--way {unknown[0]}: there is no such way; choose from {', '.join(WAYS)}"
-        )
-    asked = [
-        Question(
-            way=WAYS[name],
+    compared = tuple(
+        Comparison(
             nprobe=nprobe,
             window=size,
             budget_share=budget_share,
@@ -152,22 +77,20 @@ def simulator(
             rounds=rounds,
         )
         for size in window
-        for name in way
-    ]
-    for question in asked:
-        if question.questions_min > questions:
+    )
+    for each in compared:
+        if each.questions_min > questions:
             raise typer.BadParameter(
-                f"--questions {questions} are too few for windows of {question.window}: a full "
-                f"window must be left to measure costs. Ask for {question.questions_min} or more"
+                f"--questions {questions} are too few for windows of {each.window}: a full window "
+                f"must be left to measure costs. Ask for {each.questions_min} or more"
             )
-    if not command.simulator(
-        data,
-        index_dir=index,
-        asked=asked,
+    options = command.SimulatorOptions(
+        compared=compared,
+        index=index,
         nlist=nlist,
         questions=questions,
         seed=seed,
         work=work,
-        json_file=json_file,
-    ):
+    )
+    if not command.simulator(data, options, json_file):
         raise typer.Exit(1)

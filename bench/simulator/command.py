@@ -1,169 +1,143 @@
-"""What `carpool bench policies` and `carpool bench simulator` do: data in, tables and JSON out."""
+"""What `carpool bench simulator` does: real and simulated runs, their table and report."""
 
 from __future__ import annotations
 
 import statistics
-import sys
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from bench.core.machine import program, this_machine, this_revision
+from bench.core.progress import progress_bars
+from bench.core.report import RunStart, finish
 from bench.data.evaluation import EvaluationData, Float32, find_data
-from bench.data.index import corpus_index
-from bench.micro.policies import Row, study
-from bench.simulator.agreement import Question, compare
-from bench.simulator.report import agreement_table, remarks
-from bench.simulator.trace import question_trace, read_questions
+from bench.data.index import corpus_index, index_facts
+from bench.data.trace import read_questions
+from bench.simulator.agreement import OFF_MAX, Comparison, SimulatorAgreement, compare, is_close
 from carpool.disk.index import OpenIndex, open_index
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
 
 
-def policies(
-    data: Path | None,
-    *,
-    nlist: int,
-    nprobe: int,
-    window: int,
-    shares: tuple[float, ...],
-    seeds: int,
-    json_file: Path | None,
-) -> None:
-    """Studies the policies, prints a table of medians and ranges over the seeds. Raises
-    `ConfigError` without data.
+class SimulatorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is compared. `index`: None for one of the evaluation data, built under `work`."""
+
+    compared: tuple[Comparison, ...]
+    index: Path | None
+    nlist: int
+    questions: int
+    seed: int
+    work: Path
+
+
+def simulator(data: Path | None, options: SimulatorOptions, json_file: Path | None) -> bool:
+    """Compares real runs and simulated ones; returns whether all agree. Blocks.
+
+    Raises `ConfigError` without data or index.
     """
+    start = RunStart.now()
     found = find_data(data)
-    rows: list[Row] = []
-    for seed in range(seeds):
-        trace = question_trace(found, nlist=nlist, nprobe=nprobe, window=window, seed=seed)
-        for share in shares:
-            rows.extend(study(trace, share))
-    table = Table(
-        "bytes read, over the static oracle's", *(f"budget {share:.0%}" for share in shares)
-    )
-    for name in dict.fromkeys(row.name for row in rows):
-        table.add_row(name, *(_range(rows, name, share) for share in shares))
-    _show(
-        [table],
-        json_file,
-        {"nlist": nlist, "nprobe": nprobe, "window": window, "seeds": seeds, "rows": rows},
-    )
-
-
-def _range(rows: list[Row], name: str, share: float) -> str:
-    ratios = [row.to_static for row in rows if (row.name, row.budget_share) == (name, share)]
-    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
-
-
-def simulator(
-    data: Path | None,
-    *,
-    index_dir: Path | None,
-    asked: Sequence[Question],
-    nlist: int,
-    questions: int,
-    seed: int,
-    work: Path,
-    json_file: Path | None,
-) -> bool:
-    """Compares real runs and simulated ones; returns whether all agree. Blocks. Raises
-    `ConfigError` without data or index.
-    """
-    found = find_data(data)
-    told = Console(stderr=True)
-    if index_dir is None:
-        index_dir = (work / f"index-{nlist}-{seed}").resolve()
+    console = Console(stderr=True)
+    index_dir = options.index or (options.work / f"index-{options.nlist}-{options.seed}").resolve()
+    if options.index is None:
         corpus_index(
             found,
             index_dir=index_dir,
-            nlist=nlist,
-            seed=seed,
+            nlist=options.nlist,
+            seed=options.seed,
             embedding=EmbeddingSettings(),
-            note=told.print,
+            note=console.print,
         )
     index = open_index(index_dir)
     index.close()  # the documents are not needed
-    vectors = _questions(found, index, questions, seed)
-    _check_nprobe(index, asked)
-    agreements = []
-    with threadpool_limits(limits=1, user_api="blas"):
-        for question in asked:
-            agreements.append(compare(index, vectors, question, partial(_tell, told, question)))
-    rows = [
-        {"agreement": agreement, "ratios": agreement.latency_ratios, "agrees": agreement.agrees}
-        for agreement in agreements
-    ]
-    where = {
-        "command": program(),
-        "index": {
-            "name": index.dir.name,
-            "version": index.manifest.index_version,
-            "rows": index.manifest.row_count,
+    vectors = _questions(found, index, options)
+    with threadpool_limits(limits=1, user_api="blas"), progress_bars(console) as tell:
+        agreements = [compare(index, vectors, each, tell) for each in options.compared]
+    report = start.report(
+        "simulator",
+        settings=options,
+        promises={
+            "the simulator reads the bytes of every real run": all(
+                each.bytes_are_equal for each in agreements
+            ),
+            f"mean, p50 and p99 are within {OFF_MAX:.0%} of the real ones": all(
+                each.latencies_agree for each in agreements
+            ),
         },
-        "nlist": index.manifest.nlist,
-        "questions": questions,
-        "seed": seed,
-    }
-    _show(
-        [*map(agreement_table, agreements)],
-        json_file,
-        where | {"comparisons": rows},
-        remarks(agreements),
+        results=agreements,
+        index=index_facts(index.manifest),
     )
-    return all(agreement.agrees for agreement in agreements)
+
+    def show(output: Console) -> None:
+        for each in agreements:
+            output.print(agreement_table(each))
+        output.print(
+            "A query's real latency is its median over the rounds; lowest and highest are of whole "
+            "rounds.",
+            style="dim",
+        )
+
+    return finish(report, json_file, show)
 
 
-def _tell(console: Console, question: Question, what: str) -> None:
-    console.print(f"{question.way.name}, windows of {question.window}: {what}", highlight=False)
+def agreement_table(found: SimulatorAgreement) -> Table:
+    """Returns a line for bytes and one for each figure of the latencies."""
+    table = Table(
+        "",
+        "real",
+        "lowest",
+        "highest",
+        "simulated",
+        "ratio",
+        "holds",
+        title=f"windows of {found.compared.window}",
+        title_justify="left",
+    )
+    real_bytes = statistics.median(found.real_bytes)
+    table.add_row(
+        "bytes",
+        *(f"{int(n):,}" for n in (real_bytes, min(found.real_bytes), max(found.real_bytes))),
+        f"{found.simulated_bytes:,}",
+        "equal" if found.bytes_are_equal else f"{found.simulated_bytes / real_bytes:.3f}",
+        _yes(found.bytes_are_equal),
+    )
+    for name, ratio in found.ratios.items():
+        rounds = [getattr(round_ms, name) for round_ms in found.rounds_ms]
+        real, simulated = getattr(found.real_ms, name), getattr(found.simulated_ms, name)
+        cells = (f"{ms:,.1f}" for ms in (real, min(rounds), max(rounds), simulated))
+        table.add_row(f"{name} ms", *cells, f"{ratio:.2f}", _yes(is_close(ratio)))
+    return table
 
 
-def _questions(data: EvaluationData, index: OpenIndex, count: int, seed: int) -> Float32:
-    found = read_questions(data, seed)
-    dimension = index.manifest.dimension
-    if found.shape[1] != dimension:
+def _questions(data: EvaluationData, index: OpenIndex, options: SimulatorOptions) -> Float32:
+    found = read_questions(data, options.seed)
+    manifest = index.manifest
+    if found.shape[1] != manifest.dimension:
         raise ConfigError(
             f"the questions of the data have vectors of dimension {found.shape[1]}, and "
-            f"{index.dir} is of dimension {dimension}: they were made by another model. Name an "
+            f"{index.dir} is of dimension {manifest.dimension}: another model made them. Name an "
             "index that was built with the model of the data"
         )
-    if len(found) < count:
+    if len(found) < options.questions:
         raise ConfigError(
-            f"the data have {len(found)} distinct questions, and --questions asks for {count}; ask "
-            "for fewer"
+            f"the data have {len(found)} distinct questions, and --questions asks for "
+            f"{options.questions}; ask for fewer"
         )
-    return found[:count]
+    _check_nprobe(index, options.compared)
+    return found[: options.questions]
 
 
-def _check_nprobe(index: OpenIndex, asked: Sequence[Question]) -> None:
-    if asked and (nprobe := max(question.nprobe for question in asked)) > index.manifest.nlist:
+def _check_nprobe(index: OpenIndex, compared: Sequence[Comparison]) -> None:
+    nprobe = max((each.nprobe for each in compared), default=0)
+    if nprobe > index.manifest.nlist:
         raise ConfigError(
             f"--nprobe {nprobe} is more than the {index.manifest.nlist} clusters of {index.dir}; "
             "ask for fewer"
         )
 
 
-def _show(
-    tables: Sequence[Table],
-    json_file: Path | None,
-    figures: dict[str, Any],
-    remarks: Iterable[str] = (),
-) -> None:
-    if json_file is not None:
-        figures = {"machine": this_machine(), "revision": this_revision()} | figures
-        content = msgspec.json.format(msgspec.json.encode(figures)) + b"\n"
-        if str(json_file) == "-":
-            sys.stdout.buffer.write(content)
-        else:
-            json_file.write_bytes(content)
-    console = Console(file=sys.stderr if str(json_file) == "-" else sys.stdout)
-    for table in tables:
-        console.print(table)
-    for remark in remarks:
-        console.print(remark, highlight=False)
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "NO"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+OVERTAKE_US = 50_000
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterMajorLimits:
@@ -19,4 +21,4 @@ class ClusterMajorLimits:
     read_ahead_bytes: int
     prefetch_bytes: int
     overtaken_max: int = 100
-    overtake_us: int = 50_000
+    overtake_us: int = OVERTAKE_US

@@ -1,6 +1,4 @@
-"""What is asked: windows of questions, each the clusters that it probes, and how large the clusters
-are. No vectors.
-"""
+"""Traces: windows of questions as cluster ids, with the sizes of the clusters. No vectors."""
 
 from __future__ import annotations
 
@@ -21,18 +19,16 @@ from indexer.vectors import MemoryVectors
 from schemas.record import ClusterId
 
 Clusters = tuple[ClusterId, ...]
-Window = tuple[Clusters, ...]
+TraceWindow = tuple[Clusters, ...]
 """C(q) of each of its queries, nearest first."""
 
 QUESTIONS = ("queries-hotpotqa", "queries-nq")
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """Windows in the order in which they are searched. `size_bytes` and `row_count` have every
-    cluster of the index.
-    """
+    """Windows in the order of search. `size_bytes`, `row_count`: of every cluster."""
 
-    windows: tuple[Window, ...]
+    windows: tuple[TraceWindow, ...]
     size_bytes: Mapping[ClusterId, int]
     row_count: Mapping[ClusterId, int]
 
@@ -51,11 +47,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 def horizons(
     wanted: Sequence[Clusters], windows_ahead: int | None
 ) -> Iterator[dict[ClusterId, int]]:
-    """Yields, for each window, in how many windows each cluster is wanted next, looking
-    `windows_ahead` (None: to the end).
+    """Yields the horizon of each window: in how many windows each cluster is wanted next.
 
-    As the grouper writes it: 1 is the window after this one, and what is not wanted so soon is left
-    out.
+    1 is the next window; clusters not wanted within `windows_ahead` (None: all) are left out.
     """
     uses: dict[ClusterId, list[int]] = {}
     for number in range(len(wanted) - 1, -1, -1):
@@ -70,8 +64,18 @@ def horizons(
         }
 
 
-def cut(queries: Sequence[Clusters], window: int) -> tuple[Window, ...]:
-    """Returns `queries` in windows of `window`, the last one dropped where it is not full."""
+def soonest(windows: Sequence[Sequence[Clusters]]) -> dict[ClusterId, int]:
+    """Returns in how many windows each cluster is wanted next; 1 is the first of `windows`."""
+    found: dict[ClusterId, int] = {}
+    for number, window in enumerate(windows, start=1):
+        for clusters in window:
+            for cluster in clusters:
+                found.setdefault(cluster, number)
+    return found
+
+
+def cut(queries: Sequence[Clusters], window: int) -> tuple[TraceWindow, ...]:
+    """Returns `queries` in full windows; a last one that is not full is dropped."""
     return tuple(
         tuple(queries[at : at + window]) for at in range(0, len(queries) - window + 1, window)
     )
@@ -95,9 +99,7 @@ def cluster(vectors: Float32, *, nlist: int, seed: int) -> Clustered:
 
 
 def trace_of(clustered: Clustered, questions: Float32, *, nprobe: int, window: int) -> Trace:
-    """Returns the trace of `questions`, (n, dim) float32, row-normalised, in this order; sizes are
-    those of float32 pages.
-    """
+    """Returns the trace of `questions`, (n, dim) float32, row-normalised, over float32 pages."""
     nlist, dimension = clustered.centroids.shape
     rows = np.bincount(clustered.assigned, minlength=nlist).tolist()
     layout = choose_layout(dimension, "float32", rows)
@@ -120,18 +122,14 @@ def trace_over(
     nprobe: int,
     window: int,
 ) -> Trace:
-    """Returns the trace of `questions`, (n, dim) float32, in this order, over clusters of these
-    sizes.
-    """
+    """Returns the trace of `questions`, (n, dim) float32, over clusters of these sizes."""
     probes = probe(centroids, questions, nprobe).tolist()
     queries = [tuple(map(ClusterId, found)) for found in probes]
     return Trace(windows=cut(queries, window), size_bytes=size_bytes, row_count=row_count)
 
 
 def read_questions(data: EvaluationData, seed: int) -> Float32:
-    """Returns the distinct question vectors of the data in an order of `seed`: (n, dim) float32,
-    row-normalised.
-    """
+    """Returns distinct questions in an order of `seed`: (n, dim) float32, row-normalised."""
     questions = np.unique(
         np.concatenate([read_vectors(data.vectors_path(name)) for name in QUESTIONS]), axis=0
     )
@@ -142,8 +140,6 @@ def read_questions(data: EvaluationData, seed: int) -> Float32:
 def question_trace(
     data: EvaluationData, *, nlist: int, nprobe: int, window: int, seed: int
 ) -> Trace:
-    """Returns the questions of the data over its passages, clusters and the order of the questions
-    from `seed`. Blocks.
-    """
+    """Returns the questions of the data over its passages, both in an order of `seed`. Blocks."""
     clustered = cluster(read_vectors(data.vectors_path(CORPUS)), nlist=nlist, seed=seed)
     return trace_of(clustered, read_questions(data, seed), nprobe=nprobe, window=window)

@@ -1,0 +1,113 @@
+"""The search plane of both sides, opened as the searcher opens it.
+
+One side runs; of the other only the planner is used. So slices, budget, limits, policy and the
+memory of each slice are the searcher's own on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from bench.data.evaluation import Float32
+from bench.data.trace import Trace, trace_over
+from carpool.clock import SystemClock
+from carpool.disk.extents import ClusterExtent
+from carpool.disk.index import OpenIndex
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from searcher.build import (
+    PlaneParts,
+    SearchPlane,
+    cluster_major,
+    cluster_major_planner,
+    open_search_plane,
+)
+from searcher.events import EventLog, NoEvents
+from searcher.executor import Executor
+from searcher.memory.slices import Slices
+from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.scoring.pool import ScoringPool
+from searcher.settings import SearcherSettings
+from searcher.store.none import NoEngine
+
+OVERTAKE_US = 60_000_000
+"""Not the searcher's limit: overtaking a slow read changes what is read, so none is overtaken."""
+READ_TIMEOUT_MS = 30_000
+
+
+@dataclass(frozen=True)
+class ComparedPlane:
+    """What is searched, and with which settings."""
+
+    index: OpenIndex
+    settings: SearcherSettings
+
+    def trace(self, questions: Float32, *, nprobe: int, window: int) -> Trace:
+        """Returns the trace of `questions`, (n, dim) float32, row-normalised, in clusters."""
+        sizes, rows = _by_number(self.index.extents)
+        return trace_over(
+            self.index.centroids, questions, sizes, rows, nprobe=nprobe, window=window
+        )
+
+    def sliced(self, trace: Trace) -> Trace:
+        """Returns `trace` as a planner sees it: slices instead of clusters."""
+        slices = Slices(self.index.extents, self.index.layout, self.settings.slice_bytes_max)
+        sizes, rows = _by_number(slices.extents)
+        windows = tuple(tuple(map(slices.of_all, window)) for window in trace.windows)
+        return Trace(windows=windows, size_bytes=sizes, row_count=rows)
+
+    def open(self, metrics: Metrics, events: EventLog) -> SearchPlane:
+        """Returns a plane with nothing in memory; the caller closes it."""
+
+        def executor(parts: PlaneParts) -> Executor:
+            return cluster_major(parts, cluster_major_planner(parts, overtake_us=OVERTAKE_US))
+
+        return open_search_plane(
+            self.index, self.settings, metrics, SystemClock(), events=events, executor=executor
+        )
+
+    def planner(self) -> ClusterMajorPlanner:
+        """Returns the planner of a plane that cannot read."""
+        planners: list[ClusterMajorPlanner] = []
+
+        def executor(parts: PlaneParts) -> Executor:
+            planners.append(cluster_major_planner(parts, overtake_us=OVERTAKE_US))
+            return cluster_major(parts, planners[0])
+
+        open_search_plane(
+            self.index,
+            self.settings,
+            Metrics(),
+            SystemClock(),
+            events=NoEvents(),
+            engine=lambda _: NoEngine(clock=SystemClock()),
+            pool=lambda _: ScoringPool(1),
+            executor=executor,
+        ).close()
+        return planners[0]
+
+
+def compared_plane(
+    index: OpenIndex, settings: SearcherSettings, budget_share: float
+) -> ComparedPlane:
+    """Returns what both sides get: `settings` with this share of all clusters' bytes."""
+    total_bytes = sum(extent.size_bytes for extent in index.extents)
+    budget_bytes = int(budget_share * total_bytes)
+    return ComparedPlane(
+        index,
+        structs.replace(settings, budget_bytes=budget_bytes, read_timeout_ms=READ_TIMEOUT_MS),
+    )
+
+
+def _by_number(
+    extents: Sequence[ClusterExtent],
+) -> tuple[dict[ClusterId, int], dict[ClusterId, int]]:
+    """Sizes and rows by number."""
+    numbered = [(ClusterId(number), extent) for number, extent in enumerate(extents)]
+    return (
+        {number: extent.size_bytes for number, extent in numbered},
+        {number: extent.row_count for number, extent in numbered},
+    )

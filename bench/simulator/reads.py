@@ -1,0 +1,91 @@
+"""The reads of the searcher on virtual time: demands go to the disk before prefetches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bench.simulator.disk import SimulatedDisk
+from schemas.record import ClusterId
+
+
+class SimulatedReads:
+    """Reads of slices. Time moves forward by `advance`; all else happens at the present time."""
+
+    def __init__(
+        self,
+        size_bytes: Mapping[ClusterId, int],
+        disk: SimulatedDisk,
+        *,
+        in_flight_bytes: int,
+        prefetch_bytes: int,
+    ) -> None:
+        """`in_flight_bytes`: with the disk at once; `prefetch_bytes`: of these read ahead.
+
+        One read of each kind is always allowed.
+        """
+        self._size_bytes = size_bytes
+        self._disk = disk
+        self._in_flight_bytes_max = in_flight_bytes
+        self._prefetch_bytes_max = prefetch_bytes
+        self._demands: dict[ClusterId, None] = {}
+        self._prefetches: dict[ClusterId, None] = {}
+        self._in_flight: dict[ClusterId, bool] = {}  # whether it is a prefetch
+        self._ended: list[ClusterId] = []
+        self.bytes_read = 0
+
+    def begin(self, cluster: ClusterId, *, is_prefetch: bool) -> None:
+        """Queues a read of a slice that is not resident."""
+        (self._prefetches if is_prefetch else self._demands)[cluster] = None
+        self.bytes_read += self._size_bytes[cluster]
+        self._submit()
+
+    def promote(self, cluster: ClusterId) -> None:
+        """Makes a queued prefetch a demand."""
+        if cluster in self._prefetches:
+            del self._prefetches[cluster]
+            self._demands[cluster] = None
+            self._submit()
+
+    def next_us(self) -> float | None:
+        """Returns when something happens next, or None when nothing will."""
+        return self._disk.next_us()
+
+    def advance(self, now_us: float) -> None:
+        """Moves time to `now_us`."""
+        while (moment_us := self._disk.next_us()) is not None and moment_us <= now_us:
+            self._disk.advance(moment_us)
+            for token in self._disk.take_ended():
+                del self._in_flight[ClusterId(token)]
+                self._ended.append(ClusterId(token))
+            self._submit()
+        self._disk.advance(now_us)
+
+    def take_ended(self) -> list[ClusterId]:
+        """Returns the slices whose reads ended and were not returned before, in order."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _submit(self) -> None:
+        while self._demands and self._has_room(self._demands, self._in_flight_bytes_max):
+            self._give(self._demands, is_prefetch=False)
+        while (
+            not self._demands
+            and self._prefetches
+            and self._has_room(self._prefetches, self._prefetch_bytes_max)
+        ):
+            self._give(self._prefetches, is_prefetch=True)
+
+    def _has_room(self, queued: Mapping[ClusterId, None], bytes_max: int) -> bool:
+        is_prefetch = queued is self._prefetches
+        same = [
+            self._size_bytes[cluster]
+            for cluster, ahead in self._in_flight.items()
+            if ahead or not is_prefetch
+        ]
+        return not same or sum(same) + self._size_bytes[next(iter(queued))] <= bytes_max
+
+    def _give(self, queued: dict[ClusterId, None], *, is_prefetch: bool) -> None:
+        cluster = next(iter(queued))
+        del queued[cluster]
+        self._in_flight[cluster] = is_prefetch
+        self._disk.give(cluster, self._size_bytes[cluster])

@@ -1,0 +1,169 @@
+"""A closed loop on virtual time: does what `ClusterMajorPlanner` says, as its executor does."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bench.core.spread import Spread, spread
+from bench.data.trace import Trace, soonest
+from bench.simulator.costs import ComputeCosts, SliceTask
+from bench.simulator.reads import SimulatedReads
+from schemas.record import ClusterId
+from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.cluster_steps import (
+    Action,
+    Event,
+    Evict,
+    Finish,
+    Joined,
+    Promote,
+    Read,
+    ReadEnded,
+    Substage,
+    SubstageEnded,
+    Wanted,
+)
+from searcher.plan.substage import SubstageBudget
+
+
+class SimulationOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a simulated run did.
+
+    `reads`: slices in the order in which their reads began, `ahead` of them for the horizon;
+    `hits`, `misses`: slices that were resident, or not, when a query arrived that wanted them;
+    `latency_us`: of each query, by its number.
+    """
+
+    bytes_read: int
+    reads: tuple[ClusterId, ...]
+    ahead: int
+    hits: int
+    misses: int
+    latency_us: tuple[float, ...]
+    duration_us: float
+
+    @property
+    def latency_ms(self) -> Spread:
+        """The spread of the latencies."""
+        found = spread(us / 1_000 for us in self.latency_us)
+        assert found is not None, "nothing was asked"
+        return found
+
+
+class ClusterMajorSimulation:
+    """One run: a search thread that plans and scores, and a disk. For one call of `run`."""
+
+    def __init__(
+        self,
+        *,
+        trace: Trace,
+        planner: ClusterMajorPlanner,
+        reads: SimulatedReads,
+        costs: ComputeCosts,
+        windows_ahead: int,
+    ) -> None:
+        """`trace`: windows of slices; each window arrives when the last one is answered."""
+        self._trace = trace
+        self._planner = planner
+        self._reads = reads
+        self._costs = costs
+        self._windows_ahead = windows_ahead
+        self._budget = SubstageBudget()
+        self._now_us = 0.0
+        self._arrived_us = 0.0
+        self._latency_us: list[float] = []
+        self._waiting: dict[int, float] = {}  # when each query joined
+        self._order: list[ClusterId] = []
+        self._ahead = self._hits = self._misses = 0
+
+    def run(self) -> SimulationOutcome:
+        """Searches everything."""
+        first = 0
+        for number, window in enumerate(self._trace.windows):
+            self._arrived_us = self._now_us
+            self._latency_us += [0.0] * len(window)
+            self._join(number, first)
+            while self._waiting:
+                self._step()
+            first += len(window)
+            self._now_us += self._costs.arrival_us
+        self._planner.check_integrity()
+        return SimulationOutcome(
+            bytes_read=self._reads.bytes_read,
+            reads=tuple(self._order),
+            ahead=self._ahead,
+            hits=self._hits,
+            misses=self._misses,
+            latency_us=tuple(self._latency_us),
+            duration_us=self._now_us,
+        )
+
+    def _join(self, number: int, first: int) -> None:
+        self._take_ended()
+        window = self._trace.windows[number]
+        for at, slices in enumerate(window):
+            self._waiting[first + at] = self._now_us
+            hits = sum(map(self._planner.is_resident, slices))
+            self._hits += hits
+            self._misses += len(slices) - hits
+        self._now_us += self._costs.join_us
+        horizon = soonest(self._trace.windows[number + 1 : number + 1 + self._windows_ahead])
+        queries = tuple(
+            Wanted(query=first + at, clusters=slices) for at, slices in enumerate(window)
+        )
+        self._tell(Joined(queries=queries, horizon=horizon))
+
+    def _step(self) -> None:
+        """One turn of the executor's loop."""
+        budget_us = self._budget.budget_us_for(len(self._planner))
+        substage = self._planner.next_substage(budget_us, self._cost_us, int(self._now_us))
+        if substage is not None:
+            self._score(substage)
+            self._take_ended()
+            return
+        moments = (self._reads.next_us(), self._planner.wake_us())
+        coming = [moment for moment in moments if moment is not None]
+        assert coming, "queries wait for slices that are not read"
+        self._now_us = max(self._now_us, min(coming))
+        self._take_ended()
+
+    def _take_ended(self) -> None:
+        self._reads.advance(self._now_us)
+        for cluster in self._reads.take_ended():
+            self._tell(ReadEnded(cluster=cluster))
+
+    def _score(self, substage: Substage) -> None:
+        tasks = tuple(
+            SliceTask(self._trace.row_count[task.cluster], len(task.queries))
+            for task in substage.tasks
+        )
+        took_us = self._costs.scoring_us(tasks)
+        self._budget.scored(tuple(tasks), round(took_us))
+        self._now_us += took_us + self._costs.turn_us
+        self._budget.scheduled(round(self._costs.turn_us))
+        self._tell(SubstageEnded())
+
+    def _cost_us(self, cluster: ClusterId, queries: int) -> int:
+        return self._budget.cost_us(self._trace.row_count[cluster], queries)
+
+    def _tell(self, event: Event) -> None:
+        self._reads.advance(self._now_us)
+        for action in self._planner.step(event):
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Read():
+                is_prefetch = action.query is None
+                self._order.append(action.cluster)
+                self._ahead += is_prefetch
+                self._reads.begin(action.cluster, is_prefetch=is_prefetch)
+            case Promote():
+                self._reads.promote(action.cluster)
+            case Finish():
+                self._latency_us[action.query] = self._now_us - self._arrived_us
+                self._budget.retrieved(round(self._now_us - self._waiting.pop(action.query)))
+            case Evict():
+                pass  # the planner alone knows what is resident
+            case _:
+                raise AssertionError(f"{action}: no read fails or is cancelled here")
