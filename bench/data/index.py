@@ -35,31 +35,14 @@ class BenchIndex(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def segment_bytes(self) -> int:
         """Bytes of all clusters on disk."""
-        return segment_bytes(self.manifest)
-
-
-def segment_bytes(manifest: Manifest) -> int:
-    """Returns the bytes of all clusters on disk."""
-    return sum(
-        manifest.file(segment_name(number)).size_bytes for number in range(manifest.segment_count)
-    )
-
-
-def index_facts(manifest: Manifest) -> IndexFacts:
-    """Returns what a report says of an index."""
-    return IndexFacts(
-        index_version=manifest.index_version,
-        row_count=manifest.row_count,
-        dimension=manifest.dimension,
-        nlist=manifest.nlist,
-        nprobe_default=manifest.nprobe_default,
-        segment_bytes=segment_bytes(manifest),
-        embedding_model=manifest.embedding_model,
-    )
+        return sum(
+            self.manifest.file(segment_name(number)).size_bytes
+            for number in range(self.manifest.segment_count)
+        )
 
     @property
     def facts(self) -> IndexFacts:
-        """The index as a report names it."""
+        """What a report says of the index."""
         manifest = self.manifest
         return IndexFacts(
             index_version=manifest.index_version,

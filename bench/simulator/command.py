@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from bench.core.progress import progress_bars
 from bench.core.report import RunStart, finish
 from bench.data.evaluation import EvaluationData, Float32, find_data
-from bench.data.index import corpus_index, index_facts
+from bench.data.index import BenchIndex, corpus_index
 from bench.data.trace import read_questions
 from bench.simulator.agreement import OFF_MAX, Comparison, SimulatorAgreement, compare, is_close
 from carpool.disk.index import OpenIndex, open_index
@@ -68,7 +68,7 @@ def simulator(data: Path | None, options: SimulatorOptions, json_file: Path | No
             ),
         },
         results=agreements,
-        index=index_facts(index.manifest),
+        index=BenchIndex(dir=index.dir, manifest=index.manifest).facts,
     )
 
     def show(output: Console) -> None:
