@@ -34,7 +34,7 @@ from carpool.kafka.topic_table import TableLog
 from carpool.testing.kafka import KafkaServer
 from generator.dedup.answers_log import MemoryAnswersLog, answers_log
 from schemas.topics import ANSWERS, RETRIEVALS
-from tests.generator.ledger import make_topics
+from tests.generator.dedup_support import make_topics
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -1,6 +1,4 @@
-"""However work overlaps, is lost and begins anew: every record ends as if records were worked on
-one at a time, in order.
-"""
+"""Every query ends as if queries were processed one at a time, however work overlaps or is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from schemas.record import Source
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, QUERIES, RETRIEVALS
 from tests.clocks import HandClock
-from tests.generator.ledger import Within, made
+from tests.generator.dedup_support import Within, made
 from tests.generator.stage import WaitableSink, unit
 
 PARTITIONS = 2
@@ -36,16 +34,14 @@ Outcome = Literal["ok", "failed", "retried"]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _followers_are_stepped_by_hand() -> Iterator[None]:
+def _tables_are_stepped_by_hand() -> Iterator[None]:
     with patch.object(TopicTable, "start", lambda self: None):
         yield
 
 
 @dataclass(frozen=True)
 class Published:
-    """A record, and what the model makes of it whenever it is asked. "retried": it leaves without
-    an answer.
-    """
+    """A record, and the outcome of the model each time. "retried": it ends without an answer."""
 
     retrieval: Retrieval
     partition: int
@@ -53,9 +49,7 @@ class Published:
 
 
 class World:
-    """A log of retrievals, one of answers, and the life of a service between them that may end at
-    any time.
-    """
+    """A log of retrievals, a log of answers, and a service between them that may crash."""
 
     def __init__(self) -> None:
         self.broker = MemoryBroker(
@@ -67,9 +61,9 @@ class World:
         self.born()
 
     def born(self) -> None:
-        """A process starts: what the one before had in hand is gone."""
+        """A process starts, without the units in progress of the one before."""
         self.within, self.sink = Within(), WaitableSink()
-        self.in_hand: dict[int, int] = {}  # unit id to index of its record
+        self.in_progress: dict[int, int] = {}  # unit id to index of its record
         self.read_to = dict.fromkeys(range(PARTITIONS), 0)
         self.assigned: set[int] = set()
         metrics = Metrics(CollectorRegistry())
@@ -93,15 +87,17 @@ class World:
     def revoke(self, partition: int) -> None:
         self.assigned.discard(partition)
         gone = {
-            id for id, index in self.in_hand.items() if self.records[index].partition == partition
+            id
+            for id, index in self.in_progress.items()
+            if self.records[index].partition == partition
         }
         for id in gone:
-            del self.in_hand[id]
+            del self.in_progress[id]
         self.sink.dones = [done for done in self.sink.dones if done.parts[0][0] not in gone]
         self.stage.revoke(frozenset(gone))
 
     def offer(self, partition: int) -> bool:
-        """The next record of a partition that is not complete comes in."""
+        """Offers the next record of a partition that is not complete."""
         if partition not in self.assigned:
             return False
         for index in range(self.read_to[partition], len(self.records)):
@@ -112,21 +108,19 @@ class World:
                 place = Source(topic=RETRIEVALS.name, partition=partition, offset=index)
                 message = Message(source=place, key=b"k", value=b"v", headers=(), received_us=0)
                 offered = Unit(id=self.next_unit, record=record.retrieval, message=message)
-                self.in_hand[offered.id] = index
+                self.in_progress[offered.id] = index
                 self.stage.offer(offered, 0)
                 return True
         return False
 
     def finish(self, choice: int) -> None:
-        """The model is done with one of those that were passed on."""
+        """Finishes one of the units in the stage within."""
         if self.within.units:
             id = sorted(self.within.units)[choice % len(self.within.units)]
-            self.within.finish(id, _output(self.records[self.in_hand[id]]))
+            self.within.finish(id, _output(self.records[self.in_progress[id]]))
 
     def commit(self, choice: int, *, dies_before: bool = False) -> None:
-        """One finished work is written and its record complete; `dies_before` the record is (at
-        least once).
-        """
+        """Writes one finished result, then completes its record, or crashes before that."""
         if self.sink.dones:
             done = self.sink.dones.pop(choice % len(self.sink.dones))
             for output in done.outputs:
@@ -137,10 +131,10 @@ class World:
             if dies_before and any(output.topic == ANSWERS.name for output in done.outputs):
                 self.born()
             else:
-                self.complete.add(self.in_hand.pop(done.parts[0][0]))
+                self.complete.add(self.in_progress.pop(done.parts[0][0]))
 
     def work(self, choice: int) -> None:
-        """A little of everything, but nothing is written."""
+        """Offers, follows, ticks and finishes; writes nothing."""
         for partition in range(PARTITIONS):
             self.offer(partition)
         self.follow()
@@ -155,7 +149,7 @@ class World:
         self.stage.tick(0, 0)
 
     def settle(self) -> None:
-        """All partitions are assigned, and everything is worked on to its end."""
+        """Assigns all partitions, and processes everything to its end."""
         for partition in range(PARTITIONS):
             self.assign(partition)
         for _ in range(6 * len(self.records) + 10):
@@ -164,7 +158,7 @@ class World:
             self.stage.check_integrity()
 
     def answers(self) -> dict[int, list[Answer]]:
-        """What the log says, by record."""
+        """The answers in the log, by record."""
         found: dict[int, list[Answer]] = {}
         for message in self.broker.records(ANSWERS.name):
             answer = decode(Answer, message.value, message.headers)
@@ -214,7 +208,7 @@ steps = st.one_of(publishes, moves, moves, moves, looks, looks, disturbances)
 
 @settings(max_examples=150)
 @given(st.lists(publishes, min_size=2, max_size=6), st.lists(steps, min_size=10, max_size=60))
-def test_every_record_ends_as_if_one_were_worked_on_at_a_time(
+def test_every_record_ends_as_if_one_were_processed_at_a_time(
     first: list[tuple[str, str, str, Outcome]], script: list[tuple[object, ...]]
 ) -> None:
     world = World()
@@ -251,7 +245,7 @@ def test_every_record_ends_as_if_one_were_worked_on_at_a_time(
 
 @settings(max_examples=60)
 @given(st.lists(publishes, min_size=2, max_size=8), st.lists(st.integers(0, 5), max_size=40))
-def test_of_one_id_never_two_are_at_the_model_at_once(
+def test_two_queries_of_one_id_are_never_at_the_model_together(
     published: list[tuple[str, str, str, Outcome]], choices: list[int]
 ) -> None:
     world = World()

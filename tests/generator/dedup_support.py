@@ -1,11 +1,12 @@
-"""What the tests of the answer ledger share: a stage within it that a test ends by hand, and the
-answers that it makes.
-"""
+"""For tests of the answer dedup: a stage within that a test ends by hand, and its answers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
@@ -16,13 +17,15 @@ from carpool.loop.stage import Credit, Done, Sink, Unit
 from generator.answers import bounded_answer_output
 from generator.dedup.answers_log import answers_log
 from generator.plan.query_digest import query_digest
-from schemas.answer import Answer, Status
+from schemas.answer import Status
 from schemas.retrieval import Retrieval
 from tests.clocks import NOW_US
+from tests.generator.stage import unit
+from tests.records import an_answer
 
 
 class Within:
-    """The generator's stage as the ledger sees it: units go in, and a test ends them."""
+    """The generator's stage as the dedup sees it: a test ends its units by hand."""
 
     def __init__(self) -> None:
         self.units: dict[int, Unit[Retrieval]] = {}
@@ -64,19 +67,23 @@ class Within:
 
 def made(retrieval: Retrieval, status: Status = "ok", text: str | None = None) -> Output:
     """The record of an answer to this retrieval."""
-    answer = Answer(
-        query_id=retrieval.query.query_id,
-        status=status,
-        is_final=True,
-        replayed=False,
-        attempts=1,
-        citations=(),
-        retrieved=(),
+    answer = an_answer(
+        retrieval.query.query_id,
+        status,
         source=retrieval.source,
         query_digest=query_digest(retrieval.query),
         answer=f"made for {retrieval.source.offset}" if text is None else text,
     )
     return bounded_answer_output(answer, retrieval.headers, NOW_US)
+
+
+def again(first: Unit[Retrieval], **query: Any) -> Unit[Retrieval]:
+    """Another record with the id of `first`, and other headers."""
+    query = {"query_id": first.record.query.query_id, **query}
+    another = unit(query.pop("text", first.record.query.text), query=query)
+    headers = (("correlation_id", str(another.id).encode()), ("traceparent", b"00-2"))
+    record = msgspec.structs.replace(another.record, headers=headers)
+    return Unit(id=another.id, record=record, message=another.message)
 
 
 def make_topics(settings: KafkaSettings) -> None:

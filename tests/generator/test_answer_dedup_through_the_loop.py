@@ -1,6 +1,4 @@
-"""The generator with its ledger behind the real loop, on a broker in memory: what a crash repeats,
-and what it does not.
-"""
+"""The generator with its answer dedup behind the real loop: what a crash repeats, and what not."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS, RETRIEVALS
-from tests.generator.ledger import make_topics
+from tests.generator.dedup_support import make_topics
 from tests.generator.stage import LLM, unit
 
 GROUP = "carpool-generator"

@@ -1,20 +1,21 @@
-"""The generator's stage behind the ledger: what reaches the model, what is answered without it, and
-what is said meanwhile.
-"""
+"""The stage in front of the generator's: what it answers, its credit, and its readiness."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry
 
-from carpool.errors import CarpoolError, RetryableError
+from carpool.errors import CarpoolError, ConfigError, RetryableError
 from carpool.kafka import topic_table
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.records import Message, Output, TopicPartition
+from carpool.kafka.topic_table import TopicTable
 from carpool.loop.stage import Credit, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.dedup import stage
@@ -27,15 +28,14 @@ from schemas.record import header
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, QUERIES, QUERIES_BATCH, RETRIEVALS, RETRIEVALS_BATCH
 from tests.clocks import NOW_US, HandClock
-from tests.generator.ledger import Within, made
-from tests.generator.ledger_stage import again
+from tests.generator.dedup_support import Within, again, made
 from tests.generator.stage import WaitableSink, unit
 
 NOW_MS = NOW_US // 1_000
 
 
 class SlowReader(MemoryAnswersLog):
-    """Reads when it is let, a record at a time."""
+    """Reads only while `is_let`, and raises `trouble`."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker)
@@ -51,10 +51,14 @@ class SlowReader(MemoryAnswersLog):
         return super().poll(timeout_s, records_max) if self.is_let else ()
 
 
+@pytest.fixture(autouse=True)
+def _tables_are_stepped_by_hand() -> Iterator[None]:
+    with patch.object(TopicTable, "start", lambda self: None):
+        yield
+
+
 class Bench:
-    """A ledger around a stage that a test ends by hand, on a broker in memory; its follower is
-    stepped by hand too.
-    """
+    """A dedup around a stage that a test ends by hand, on a broker in memory."""
 
     def __init__(self) -> None:
         self.clock = HandClock()
@@ -65,8 +69,7 @@ class Bench:
         self.stage = DedupStage(
             self.within, self.reader, GeneratorSettings(), self.metrics, self.clock
         )
-        self.stage._sink = self.sink
-        self.within.start(stage._Overheard(self.sink, self.stage))
+        self.stage.start(self.sink)
 
     def assign(self) -> None:
         self.stage.assigned(frozenset({TopicPartition(RETRIEVALS.name, 0)}))
@@ -104,7 +107,7 @@ def assigned() -> Bench:
     return bench
 
 
-def test_answer_given_has_its_own_source_headers_and_key_and_text_that_was_given_first() -> None:
+def test_a_replayed_answer_has_its_own_source_headers_and_key_and_the_stored_text() -> None:
     bench, first = assigned(), unit("why?")
     bench.write(made(first.record, text="Because."))
     bench.follow()
@@ -120,10 +123,8 @@ def test_answer_given_has_its_own_source_headers_and_key_and_text_that_was_given
     assert done.outputs[0].key == answer.query_id.encode()
     assert header(done.outputs[0].headers, "correlation_id") == str(second.id).encode()
     assert header(done.outputs[0].headers, "traceparent") == b"00-2"
-    place = second.record.source
     assert (
-        header(done.outputs[0].headers, "ce_id")
-        == f"{place.topic}/{place.partition}/{place.offset}/answer".encode()
+        header(done.outputs[0].headers, "ce_id") == f"{second.record.source.place}/answer".encode()
     )
     assert answer.timings_ms["total"] >= 0
     assert bench.decisions("replayed") == 1
@@ -157,7 +158,7 @@ def test_a_record_that_was_answered_before_a_crash_is_acknowledged_without_an_ou
     assert bench.decisions("skipped") == 1
 
 
-def test_units_wait_until_answers_of_their_partition_read_and_readiness_says_how_far_is() -> None:
+def test_units_wait_until_the_answers_of_their_partition_are_read_and_readiness_says_so() -> None:
     bench, known, new = Bench(), unit("why?"), unit("who?")
     bench.write(made(known.record), *(made(unit("else").record) for _ in range(3)))
     bench.reader.is_let = False
@@ -166,7 +167,7 @@ def test_units_wait_until_answers_of_their_partition_read_and_readiness_says_how
     bench.follow()
     assert not bench.within.units and not bench.sink.dones
     assert bench.stage.not_ready() == ("reading the answers of partitions 0: 0%",)
-    assert bench.stage.tick(NOW_US, 0) == NOW_US + stage.HELD_WAKE_US
+    assert bench.stage.tick(NOW_US, 0) == NOW_US + stage.WAITING_WAKE_US
     bench.reader.is_let = True
     bench.follow()
     assert list(bench.within.units) == [new.id]
@@ -176,24 +177,18 @@ def test_units_wait_until_answers_of_their_partition_read_and_readiness_says_how
     assert bench.stage.tick(NOW_US, 0) is None
 
 
-def test_what_is_held_is_part_of_the_credit() -> None:
-    bench, first = Bench(), unit("why?")
+def test_units_that_wait_count_as_credit_and_an_unread_partition_is_paused() -> None:
+    bench = Bench()
     before = bench.stage.credit()
+    assert before.paused_partitions == frozenset()
     bench.assign()
-    bench.offer(first, unit("who?"))
+    bench.offer(unit("why?"), unit("who?"))
     after = bench.stage.credit()
+    assert after.paused_partitions == {TopicPartition(RETRIEVALS.name, 0)}
     assert after.records == before.records - 2
     assert after.size_bytes < before.size_bytes - 2 * 100
     bench.follow()
     assert bench.stage.credit().records == before.records - 2, "the stage within has them now"
-
-
-def test_nothing_more_comes_of_partitions_whose_answers_are_not_read_yet() -> None:
-    bench = Bench()
-    assert bench.stage.credit().paused_partitions == frozenset()
-    bench.assign()
-    assert bench.stage.credit().paused_partitions == {TopicPartition(RETRIEVALS.name, 0)}
-    bench.follow()
     assert bench.stage.credit().paused_partitions == frozenset()
 
 
@@ -211,23 +206,7 @@ def test_nothing_is_taken_in_while_the_log_shows_too_few_of_the_answers(monkeypa
     assert bench.stage.not_ready() == ()
 
 
-def test_the_second_of_two_records_with_one_id_gets_the_answer_to_the_first() -> None:
-    bench, first = assigned(), unit("why?")
-    second = again(first)
-    bench.offer(first, second)
-    assert list(bench.within.units) == [first.id]
-    bench.within.finish(first.id, made(first.record, text="Because."))
-    bench.follow()
-    assert len(bench.sink.dones) == 1, "what is not in the log may still be discarded"
-    bench.commit()
-    bench.follow()
-    bench.follow()
-    assert [(answer.replayed, answer.answer) for answer in bench.sink.answers] == [
-        (True, "Because.")
-    ]
-
-
-def test_an_id_in_both_priority_classes_is_generated_once_by_who_owns_partition_in_both() -> None:
+def test_an_id_in_both_priority_classes_is_generated_once_by_the_owner_of_both_partitions() -> None:
     bench, first = assigned(), unit("why?")
     bench.stage.assigned(frozenset({TopicPartition(RETRIEVALS_BATCH.name, 0)}))
     bench.follow()
@@ -251,7 +230,7 @@ def test_an_id_in_both_priority_classes_is_generated_once_by_who_owns_partition_
     ]
 
 
-def test_a_first_that_leaves_to_be_tried_again_lets_the_second_go_on() -> None:
+def test_a_query_that_is_retried_does_not_delay_the_next_one_with_its_id() -> None:
     bench, first = assigned(), unit("why?")
     second = again(first)
     bench.offer(first, second)
@@ -272,7 +251,7 @@ def test_a_revoked_unit_is_forgotten_wherever_it_is() -> None:
     assert bench.stage.credit().records == 1_000
 
 
-def test_a_replay_for_a_unit_that_was_revoked_meanwhile_is_dropped() -> None:
+def test_a_replay_for_a_unit_that_was_revoked_is_dropped() -> None:
     bench, first = assigned(), unit("why?")
     bench.write(made(first.record))
     bench.follow()
@@ -281,15 +260,6 @@ def test_a_replay_for_a_unit_that_was_revoked_meanwhile_is_dropped() -> None:
     bench.stage.revoke(frozenset({second.id}))
     bench.follow()
     assert bench.sink.dones == []
-
-
-def test_what_waits_behind_another_expires_through_the_stage_within() -> None:
-    bench, first = assigned(), unit("why?")
-    second = again(first, deadline=NOW_MS + 100)
-    bench.offer(first, second)
-    bench.clock.time_us += 100_000
-    bench.stage.tick(bench.clock.now_us(), 0)
-    assert list(bench.within.units) == [first.id, second.id], "it is late there, and answered so"
 
 
 def test_a_stored_answer_that_was_fetched_too_late_is_not_given() -> None:
@@ -304,7 +274,7 @@ def test_a_stored_answer_that_was_fetched_too_late_is_not_given() -> None:
     assert list(bench.within.units) == [second.id]
 
 
-def test_a_record_that_is_no_answer_is_passed_over_and_counted() -> None:
+def test_a_record_that_is_no_answer_is_ignored_and_counted() -> None:
     bench, first = assigned(), unit("why?")
     bench.broker.append(ANSWERS.name, b"rubbish", key=b"x")
     bench.write(made(first.record))
@@ -315,7 +285,7 @@ def test_a_record_that_is_no_answer_is_passed_over_and_counted() -> None:
     assert bench.decisions("unreadable") == 1
 
 
-def test_answers_that_were_deleted_with_an_empty_record_are_made_anew() -> None:
+def test_deleted_answers_are_generated_again() -> None:
     bench, first = assigned(), unit("why?")
     bench.write(made(first.record))
     bench.broker.append(ANSWERS.name, None, key=first.record.query.query_id.encode())
@@ -325,7 +295,7 @@ def test_answers_that_were_deleted_with_an_empty_record_are_made_anew() -> None:
     assert list(bench.within.units) == [second.id]
 
 
-def test_what_is_older_than_the_horizon_is_made_anew() -> None:
+def test_answers_older_than_the_horizon_are_generated_again() -> None:
     bench, first = Bench(), unit("why?")
     bench.write(made(first.record))
     bench.clock.time_us += 86_400_000_000 + 1_000
@@ -336,7 +306,7 @@ def test_what_is_older_than_the_horizon_is_made_anew() -> None:
     assert list(bench.within.units) == [second.id]
 
 
-def test_answers_that_cannot_be_read_are_read_again_with_growing_pauses() -> None:
+def test_readiness_names_trouble_with_the_log_until_it_is_read_again() -> None:
     bench, new = Bench(), unit("why?")
     bench.reader.trouble = RetryableError("no broker answers")
     bench.assign()
@@ -353,7 +323,7 @@ def test_answers_that_cannot_be_read_are_read_again_with_growing_pauses() -> Non
     assert list(bench.within.units) == [new.id]
 
 
-def test_a_partition_that_comes_back_is_read_on_from_where_it_was() -> None:
+def test_a_partition_that_comes_back_is_read_from_its_position() -> None:
     bench, first = assigned(), unit("why?")
     bench.write(made(first.record))
     bench.follow()
@@ -367,3 +337,9 @@ def test_a_partition_that_comes_back_is_read_on_from_where_it_was() -> None:
     bench.follow()
     assert [answer.replayed for answer in bench.sink.answers] == [True, True]
     assert begun == []
+
+
+def test_a_log_that_can_never_be_read_ends_the_service() -> None:
+    bench = Bench()
+    bench.stage.table_failed(ConfigError("2 partitions"))
+    assert isinstance(bench.sink.failure, ConfigError)
