@@ -143,16 +143,6 @@ def require_all_sent(summary: LoadSummary) -> None:
 
 
 @contextmanager
-def open_broker(bootstrap: str | None, log_file: Path) -> Iterator[str]:
-    """Yields the addresses `bootstrap`, or of an embedded broker that ends with the block."""
-    if bootstrap is not None:
-        yield bootstrap
-        return
-    with EmbeddedBroker(log_file=log_file) as embedded:
-        yield embedded.bootstrap
-
-
-@contextmanager
 def open_session(
     *,
     bootstrap: str | None,
@@ -160,7 +150,6 @@ def open_session(
     work_dir: Path,
     services: Sequence[str],
     settings: Mapping[str, str],
-    llm_url: str | None = None,
 ) -> Iterator[Session]:
     """Yields a session with `services` ready, on `bootstrap` or an embedded broker; then ends all.
 
@@ -171,7 +160,10 @@ def open_session(
     work_dir.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
     with ExitStack() as opened:
-        brokers = opened.enter_context(open_broker(bootstrap, work_dir / "broker.log"))
+        brokers = bootstrap
+        if brokers is None:
+            embedded = EmbeddedBroker(log_file=work_dir / "broker.log")
+            brokers = opened.enter_context(embedded).bootstrap
         prefix = f"carpool-bench-{uuid.uuid4().hex[:8]}"
         kafka = kafka_settings(settings, bootstrap=brokers, group_prefix=prefix)
         create_topics(kafka)
@@ -190,7 +182,6 @@ def open_session(
                 work_dir=work_dir,
                 services=services,
                 settings={**settings, "CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix},
-                llm_url=llm_url,
             )
         )
         publisher = Publisher(kafka, ClientSettings())

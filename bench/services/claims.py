@@ -1,7 +1,7 @@
 """`carpool bench claims`: do the services find what an exact search finds, and is it evidence?
 
 Every claim goes through broker, grouper and searcher. The retrievals are compared with FAISS in
-memory, given the query vectors that the grouper used. The first claims go through the generator.
+memory, given the query vectors that the grouper used.
 """
 
 from __future__ import annotations
@@ -17,47 +17,36 @@ from bench.core.accounting import Accounting
 from bench.core.agreement import Agreement, Ranking, agreement, compare
 from bench.core.progress import Tell, progress_bars
 from bench.core.report import finish
-from bench.core.session import STALLED_S, SentLoad, Session, open_session
+from bench.core.session import open_session
 from bench.data.evaluation import CLAIMS, Float32
 from bench.data.exact import MemorySearch
 from bench.data.index import memory_search, nprobes_to_try
 from bench.services.corpus import CorpusOptions, CorpusRun, open_run
 from bench.services.results import (
-    GeneratedAnswers,
     answers_of,
     final_retrievals,
-    generated_answers,
     groups_of,
     query_vectors,
     retrieval_accounting,
 )
-from carpool.errors import CarpoolError, ConfigError
-from carpool.settings import environment_name
-from carpool.testing.llm_text import NAME as STAND_IN_MODEL
+from carpool.errors import CarpoolError
 from producers.read_questions import Question
-from producers.send_load import LoadPlan
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
-
-STAND_IN = "stand-in"
-"""Given instead of an LLM server's URL: the run starts the LLM stand-in."""
 
 EVIDENCE_MARGIN = 0.01
 """How much less often than exact search an evidence page may be among the first five."""
 
+SERVICES = ("grouper", "searcher")
 FIRST = 5
 RATE_PER_S = 100.0
 SETTLE_S = 2.0
-STALLED_LLM_S = 600.0
 
 
 class ClaimsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of claims. `nprobe` None: the index's; `generate`: claims for the generator."""
+    """Options of claims. `nprobe` None: the index's."""
 
     nprobe: int | None
-    generate: int
-    llm_url: str
-    llm_model: str
 
 
 class ClaimsResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,23 +58,17 @@ class ClaimsResult(msgspec.Struct, frozen=True, kw_only=True):
     evidence_services: float
     evidence_exact: float
     evidence_by_nprobe: dict[int, float]
-    generated: GeneratedAnswers | None
 
     def promises(self) -> dict[str, bool]:
         """Returns each promise and whether it was kept."""
         checked = self.ids.same + self.ids.tied
-        promises = {
+        return {
             "each claim has one retrieval": self.retrievals.holds,
             "ids equal FAISS IVF-Flat's, but for equal scores": self.ids.holds
             and checked == self.retrievals.published,
             "evidence within 1 point of exact search": self.evidence_services
             >= self.evidence_exact - EVIDENCE_MARGIN,
         }
-        if self.generated is not None:
-            promises["each claim for the generator has one answer"] = (
-                self.generated.accounting.holds
-            )
-        return promises
 
 
 class ServedClaims(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,19 +78,11 @@ class ServedClaims(msgspec.Struct, frozen=True, kw_only=True):
     retrievals: dict[str, Retrieval]
     vectors: dict[str, Float32]
     accounting: Accounting
-    generated: GeneratedAnswers | None
 
 
 def run(options: CorpusOptions, claims: ClaimsOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
-    if claims.generate and not claims.llm_url:
-        raise ConfigError(
-            f"--generate needs an LLM: name its server with --llm-url, or say --llm-url {STAND_IN}"
-        )
     run = open_run(options, "claims")
-    model = STAND_IN_MODEL if claims.llm_url == STAND_IN else claims.llm_model
-    if claims.generate and model:
-        run.settings.setdefault(environment_name("llm", "model"), model)
     search = memory_search(run.data, run.index)
     with progress_bars() as tell:
         served = _serve(run, claims, run.questions(CLAIMS), tell)
@@ -132,68 +107,34 @@ def run(options: CorpusOptions, claims: ClaimsOptions) -> bool:
 def _serve(
     run: CorpusRun, options: ClaimsOptions, claims: Sequence[Question], tell: Tell
 ) -> ServedClaims:
-    """Publishes the claims: first those for the generator, with the generator running."""
-    services = ("grouper", "searcher", "generator") if options.generate else ("grouper", "searcher")
+    """Publishes the claims and reads what the services write about them."""
     with open_session(
         bootstrap=run.options.bootstrap,
         index_dir=run.index.dir,
         work_dir=run.work_dir,
-        services=services,
+        services=SERVICES,
         settings=run.settings,
-        llm_url=None if options.llm_url in ("", STAND_IN) else options.llm_url,
     ) as session:
-        claim_of: dict[str, str] = {}
-        to_generate: frozenset[str] = frozenset()
-        plan = msgspec.structs.replace(run.plan, nprobe=options.nprobe)
-        if options.generate:
-            first = claims[: options.generate]
-            load = _ask(session, plan, first, ANSWERS.name, tell)
-            claim_of |= _claims_of(load, first)
-            to_generate = frozenset(load.sent)
-            # It would answer all claims that are retrieved from now on.
-            session.stack["generator"].stop()
-        if rest := claims[options.generate :]:
-            claim_of |= _claims_of(_ask(session, plan, rest, RETRIEVALS.name, tell), rest)
-        session.wait_quiet("grouper", "searcher")
-        records = session.recorder.records(RETRIEVALS.name)
-        answers = answers_of(session.recorder.records(ANSWERS.name), claim_of.keys())
-        groups = groups_of(session.recorder.records(GROUPS.name), claim_of.keys())
-    found = final_retrievals(records, claim_of.keys())
-    retrievals = {query_id: retrieval for query_id, (retrieval, _) in found.items()}
-    return ServedClaims(
-        claim_of=claim_of,
-        retrievals=retrievals,
-        vectors=query_vectors(groups),
-        accounting=retrieval_accounting(claim_of.keys(), records, answers),
-        generated=generated_answers(
-            to_generate,
-            [answer for answer in answers if answer.query_id in to_generate],
-            {key: [hit.doc_id for hit in found.hits] for key, found in retrievals.items()},
+        load = session.ask(
+            claims,
+            msgspec.structs.replace(run.plan, nprobe=options.nprobe),
+            rate_per_s=RATE_PER_S,
+            settle_s=SETTLE_S,
+            on_sent=lambda done: tell("claims sent", done, len(claims)),
+            on_seen=lambda done: tell("claims retrieved", done, len(claims)),
         )
-        if to_generate
-        else None,
+        session.wait_quiet(*SERVICES)
+        ids, recorder = load.sent.keys(), session.recorder
+        records = recorder.records(RETRIEVALS.name)
+        answers = answers_of(recorder.records(ANSWERS.name), ids)
+        groups = groups_of(recorder.records(GROUPS.name), ids)
+    found = final_retrievals(records, ids)
+    return ServedClaims(
+        claim_of={query_id: str(claims[sent.row].id) for query_id, sent in load.sent.items()},
+        retrievals={query_id: retrieval for query_id, (retrieval, _) in found.items()},
+        vectors=query_vectors(groups),
+        accounting=retrieval_accounting(ids, records, answers),
     )
-
-
-def _ask(
-    session: Session, plan: LoadPlan, claims: Sequence[Question], until: str, tell: Tell
-) -> SentLoad:
-    is_answered = until == ANSWERS.name
-    what = "answered" if is_answered else "retrieved"
-    return session.ask(
-        claims,
-        plan,
-        rate_per_s=RATE_PER_S,
-        topics=(until, ANSWERS.name),
-        stalled_s=STALLED_LLM_S if is_answered else STALLED_S,
-        settle_s=SETTLE_S,
-        on_sent=lambda done: tell(f"claims sent, to be {what}", done, len(claims)),
-        on_seen=lambda done: tell(f"claims {what}", done, len(claims)),
-    )
-
-
-def _claims_of(load: SentLoad, claims: Sequence[Question]) -> dict[str, str]:
-    return {query_id: str(claims[sent.row].id) for query_id, sent in load.sent.items()}
 
 
 def judge(
@@ -232,7 +173,6 @@ def judge(
         evidence_services=evidence_share(ours, wanted),
         evidence_exact=share(search.flat(queries, FIRST)),
         evidence_by_nprobe={tried: share(search.ivf(queries, FIRST, tried)) for tried in nprobes},
-        generated=served.generated,
     )
 
 
@@ -292,15 +232,3 @@ def print_claims(console: Console, result: ClaimsResult) -> None:
     for nprobe, share in result.evidence_by_nprobe.items():
         shares.add_row("FAISS IVF-Flat, in memory", str(nprobe), f"{share:.1%}")
     console.print(shares)
-    if (made := result.generated) is not None:
-        first, total = made.time_to_first_token_ms, made.total_ms
-        console.print(
-            f"answers: {made.accounting.published} asked; "
-            + ", ".join(f"{status} {count}" for status, count in made.by_status.items())
-            + f"; valid citations {made.valid_citations} ({made.valid_citations_share:.0%})"
-            + (f"; first token p50 {first.p50:.0f} ms" if first else "")
-            + (f"; total p50 {total.p50:.0f} ms" if total else "")
-            + f"; {', '.join(made.models)}"
-        )
-        for error in made.errors:
-            console.print(f"  [yellow]{error}[/]")

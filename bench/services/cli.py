@@ -47,23 +47,6 @@ NprobeOption = Annotated[
         "--nprobe", min=1, help="Clusters to probe. Default: the index's.", show_default=False
     ),
 ]
-GenerateOption = Annotated[
-    int,
-    typer.Option(
-        "--generate", min=0, metavar="N", help="The first N claims are also answered by an LLM."
-    ),
-]
-LlmUrlOption = Annotated[
-    str,
-    typer.Option(
-        "--llm-url",
-        metavar="URL",
-        help="API of the LLM server, http://HOST:PORT/v1; or stand-in: no model.",
-    ),
-]
-LlmModelOption = Annotated[
-    str, typer.Option("--llm-model", help="Name of the model there.", show_default=False)
-]
 TextRateOption = Annotated[
     float,
     typer.Option("--text-rate", min=0, help="Questions a second as text; 0 leaves this run out."),
@@ -97,9 +80,6 @@ def claims(
     model: ModelOption = None,
     limit: LimitOption = None,
     nprobe: NprobeOption = None,
-    generate: GenerateOption = 0,
-    llm_url: LlmUrlOption = "",
-    llm_model: LlmModelOption = "",
     settings: ServiceSettingOption = None,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
@@ -111,10 +91,9 @@ def claims(
     often an evidence page is among the first five, compared with exact search and other nprobes.
 
     Ends with 1 when a promise is broken: a claim lost or retrieved twice, other ids where scores
-    differ by 0.00001 or more, evidence over one point below exact search, a claim for the LLM
-    without an answer.
+    differ by 0.00001 or more, evidence over one point below exact search.
 
-    Example:  carpool bench claims --data DATA --generate 50 --llm-url http://127.0.0.1:8000/v1
+    Example:  carpool bench claims --data DATA --json claims.json
     """
     from bench.services import claims as bench
     from bench.services.corpus import CorpusOptions
@@ -131,9 +110,7 @@ def claims(
         limit=limit,
         json_file=json_file,
     )
-    own = bench.ClaimsOptions(
-        nprobe=nprobe, generate=generate, llm_url=llm_url, llm_model=llm_model
-    )
+    own = bench.ClaimsOptions(nprobe=nprobe)
     if not bench.run(options, own):
         raise typer.Exit(1)
 

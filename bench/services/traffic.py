@@ -68,10 +68,6 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     ssd: int
     demand_bytes: int
     prefetch_bytes: int
-    prefetches_used: int
-    prefetches_late: int
-    prefetches_wasted: int
-    evictions: int
 
     def since(self, before: Counters) -> Counters:
         """Returns the difference to an earlier reading."""
@@ -262,10 +258,6 @@ def read_counters(searcher: ServiceProcess) -> Counters:
         ssd=read("cluster_requests_total", tier="ssd"),
         demand_bytes=read("bytes_read_total", purpose="demand"),
         prefetch_bytes=read("bytes_read_total", purpose="prefetch"),
-        prefetches_used=read("prefetches_total", result="used"),
-        prefetches_late=read("prefetches_total", result="late"),
-        prefetches_wasted=read("prefetches_total", result="wasted"),
-        evictions=read("evictions_total"),
     )
 
 
@@ -343,9 +335,8 @@ def traffic_facts(result: TrafficResult) -> dict[str, str]:
         "offered / retrieved a second": f"{result.load.rate_per_s:.1f} / "
         f"{result.retrieved_per_s:.1f}",
         "clusters found in RAM": f"{result.cache_hit_share:.1%} of {result.cache.requests:,}",
-        "read ahead: used / late / wasted": f"{counters.prefetches_used} / "
-        f"{counters.prefetches_late} / {counters.prefetches_wasted}",
         "bytes read a query": f"{result.bytes_a_query:,.0f}",
+        "bytes read ahead": f"{counters.prefetch_bytes:,}",
         "window, queries": _cell(windows.window_queries if windows else None),
         "group, queries": _cell(windows.group_queries if windows else None),
         "searcher, peak anonymous MiB": f"{memory['searcher'].anonymous_bytes_max / MIB:.1f}",

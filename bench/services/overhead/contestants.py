@@ -12,7 +12,7 @@ from carpool.errors import ConfigError
 Delivery = Literal["exactly_once", "at_least_once"]
 
 
-class Contestant(msgspec.Struct, frozen=True, kw_only=True):
+class DeliveryContestant(msgspec.Struct, frozen=True, kw_only=True):
     """A delivery on `brokers` brokers, and the bounds of a question's total time in ms."""
 
     name: str
@@ -27,26 +27,24 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.delivery.replace('_', '-')}-{self.brokers}"
 
 
-def _contestant(
-    name: str, delivery: Delivery, brokers: int, p50_ms_max: float, p99_ms_max: float | None = None
-) -> Contestant:
-    return Contestant(
-        name=name,
-        delivery=delivery,
-        brokers=brokers,
-        p50_ms_max=p50_ms_max,
-        p99_ms_max=p99_ms_max,
-    )
-
-
 CONTESTANTS = (
-    _contestant("exactly once, one broker", "exactly_once", 1, 60, 150),
-    _contestant("exactly once, three brokers", "exactly_once", 3, 120),
-    _contestant("at least once, one broker", "at_least_once", 1, 25),
+    DeliveryContestant(
+        name="exactly once, one broker",
+        delivery="exactly_once",
+        brokers=1,
+        p50_ms_max=60,
+        p99_ms_max=150,
+    ),
+    DeliveryContestant(
+        name="exactly once, three brokers", delivery="exactly_once", brokers=3, p50_ms_max=120
+    ),
+    DeliveryContestant(
+        name="at least once, one broker", delivery="at_least_once", brokers=1, p50_ms_max=25
+    ),
 )
 
 
-def chosen(names: Sequence[str]) -> tuple[Contestant, ...]:
+def chosen(names: Sequence[str]) -> tuple[DeliveryContestant, ...]:
     """Returns the contestants with these short names, all for none. Raises `ConfigError`."""
     known = {each.short_name: each for each in CONTESTANTS}
     for name in names:

@@ -10,7 +10,7 @@ import msgspec
 from bench.core.accounting import Accounting
 from bench.core.spread import Spread, spread
 from bench.core.topic_recorder import ReceivedRecord
-from bench.services.overhead.contestants import Contestant
+from bench.services.overhead.contestants import DeliveryContestant
 from producers.send_load import LoadSummary, SentQuestion
 from schemas.codec import decode
 from schemas.group import Group
@@ -75,7 +75,7 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """A contestant and the bare hops on its brokers. `ratio`: None where nothing came back."""
 
-    contestant: Contestant
+    contestant: DeliveryContestant
     carpool: SideResult
     bare: SideResult
     ratio: Ratio | None
@@ -127,7 +127,7 @@ def journeys(
     )
 
 
-def cost(contestant: Contestant, carpool: Sequence[Round], bare: Sequence[Round]) -> Cost:
+def cost(contestant: DeliveryContestant, carpool: Sequence[Round], bare: Sequence[Round]) -> Cost:
     """Returns the cost of a contestant over its rounds, with its ratio to the bare hops."""
     ours, theirs = side_result(carpool), side_result(bare)
     return Cost(contestant=contestant, carpool=ours, bare=theirs, ratio=ratio(ours, theirs))

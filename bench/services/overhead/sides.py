@@ -17,7 +17,7 @@ from bench.core.session import SentLoad, Session, open_session
 from bench.core.stack import SERVICES
 from bench.data.index import BenchIndex
 from bench.services.overhead.bare_chain import NAMES, open_bare_chain
-from bench.services.overhead.contestants import Contestant
+from bench.services.overhead.contestants import DeliveryContestant
 from bench.services.overhead.outcome import Journey, Round, journeys, queries_of_group
 from bench.services.results import answer_accounting, answers_of
 from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster
@@ -79,7 +79,7 @@ class BothSides:
 
 @contextmanager
 def open_sides(
-    contestant: Contestant, index: BenchIndex, *, folder: Path, settings: Mapping[str, str]
+    contestant: DeliveryContestant, index: BenchIndex, *, folder: Path, settings: Mapping[str, str]
 ) -> Iterator[BothSides]:
     """Yields both sides, ready for a load; all processes end with the block. Blocks for 30 s."""
     delivery = contestant.delivery

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from bench.core.accounting import account
 from bench.services.overhead.bare_chain import NAMES, hop_processes
 from bench.services.overhead.bare_hop import copied, ends_of, parse, records_of
-from bench.services.overhead.contestants import Contestant, chosen
+from bench.services.overhead.contestants import DeliveryContestant, chosen
 from bench.services.overhead.outcome import (
     Journey,
     Round,
@@ -27,7 +27,9 @@ from producers.send_load import SentQuestion
 from tests.bench.helpers import LOAD, received
 from tests.records import a_group, a_grouped_query, a_retrieval, an_answer
 
-ONE = Contestant(name="one", delivery="exactly_once", brokers=1, p50_ms_max=60, p99_ms_max=150)
+ONE = DeliveryContestant(
+    name="one", delivery="exactly_once", brokers=1, p50_ms_max=60, p99_ms_max=150
+)
 SENT = {"a": SentQuestion(query_id="a", row=0, intended_us=10_000, sent_us=12_000)}
 
 

@@ -64,18 +64,13 @@ def report_of(options: CorpusOptions) -> Any:
     return json.loads(options.json_file.read_text())
 
 
-def test_claims_are_found_as_faiss_finds_them_and_answered_by_the_stand_in(
-    corpus: CorpusOptions,
-) -> None:
-    own = claims.ClaimsOptions(nprobe=4, generate=5, llm_url=claims.STAND_IN, llm_model="")
-    assert claims.run(corpus, own)
+def test_claims_are_found_as_faiss_finds_them(corpus: CorpusOptions) -> None:
+    assert claims.run(corpus, claims.ClaimsOptions(nprobe=4))
     report = report_of(corpus)
-    results, made = report["results"], report["results"]["generated"]
+    results = report["results"]
     assert results["retrievals"]["answered"] == 12
     assert results["ids"]["same"] + results["ids"]["tied"] == 12
     assert results["evidence_exact"] == 1.0
-    assert (made["accounting"]["answered"], made["valid_citations"]) == (5, 5)
-    assert made["models"] == [claims.STAND_IN_MODEL]
     assert report["index"]["nlist"] == 12
     files = {file["name"] for file in report["data"]}
     assert files >= {f"{CORPUS}.jsonl.gz", f"{CLAIMS}.jsonl.gz", EVIDENCE}
