@@ -7,8 +7,8 @@ counts from when it was due.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from bench.core.spread import Spread, spread
 from bench.core.stack import SERVICES, parse_settings
 from bench.data.index import BenchIndex, index_of_texts
 from bench.services.results import answers_of
-from carpool.errors import CarpoolError
 from carpool.testing.kafka import KAFKA_JAVA, KafkaServer, kafka_home
 from producers.read_questions import Question
 from producers.send_load import LoadPlan
@@ -215,24 +214,15 @@ class _Conditions:
 
     def _send_both(self, loud_rate: float, quiet_rate: float) -> tuple[SentLoad, SentLoad]:
         """Sends the loads of both tenants at the same time; returns loud and quiet."""
-        loud: list[SentLoad] = []
-        failures: list[CarpoolError] = []
         duration_s = self._options.duration_s
 
-        def send_loud() -> None:
-            try:
-                count = _count(loud_rate, duration_s)
-                loud.append(self._send(LoadPlan(tenant="loud"), loud_rate, count))
-            except CarpoolError as error:
-                failures.append(error)
+        def send(tenant: str, rate_per_s: float) -> SentLoad:
+            return self._send(LoadPlan(tenant=tenant), rate_per_s, _count(rate_per_s, duration_s))
 
-        thread = threading.Thread(target=send_loud, name="loud-tenant")
-        thread.start()
-        quiet = self._send(LoadPlan(tenant="quiet"), quiet_rate, _count(quiet_rate, duration_s))
-        thread.join()
-        if failures:
-            raise failures[0]
-        return loud[0], quiet
+        with ThreadPoolExecutor(1, "loud-tenant") as pool:
+            loud = pool.submit(send, "loud", loud_rate)
+            quiet = send("quiet", quiet_rate)
+            return loud.result(), quiet
 
     def _ask(
         self, condition: str, plan: LoadPlan, rate_per_s: float, duration_s: float

@@ -136,8 +136,7 @@ def traffic(
     Publishes HotpotQA's questions twice: as text, which the grouper embeds, then as vectors. The
     load is open: a question is sent at its time whether or not earlier ones were answered, and its
     total counts from then until its retrieval is read. Reports p50 and p99 of every stage over all
-    questions, clusters by the tier where they were found, bytes read a query, sizes of windows, and
-    memory.
+    questions, clusters by the tier where they were found, bytes read a query, and memory.
 
     Ends with 1 when a promise is broken: a question lost or retrieved twice, records and metrics
     that disagree on the cache, memory over its bounds.
@@ -184,13 +183,9 @@ def overhead(
         typer.Option(
             "--warm-up",
             min=0,
-            help="Seconds of load before that are not measured, in each round and for each side: "
-            "Java compiles.",
+            help="Seconds of load before that are not measured, for each side: Java compiles.",
         ),
     ] = 90.0,
-    rounds: Annotated[
-        int, typer.Option("--rounds", min=1, help="Rounds, which share the seconds.")
-    ] = 1,
     contestants: Annotated[
         list[str] | None,
         typer.Option(
@@ -227,7 +222,6 @@ def overhead(
         rate_per_s=rate,
         seconds=seconds,
         warm_up_s=warm_up,
-        rounds=rounds,
         settings=tuple(settings or ()),
         contestants=tuple(contestants or ()),
     )

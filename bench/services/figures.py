@@ -1,4 +1,4 @@
-"""From records to figures: stage times, cache use, windows. Pure; microseconds in, ms out."""
+"""From records to figures: stage times and cache use. Pure; microseconds in, ms out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from bench.core.spread import Spread, spread
-from schemas.group import Group
 from schemas.retrieval import Retrieval
 
 STAGES = (
@@ -79,33 +78,3 @@ def cache_use(retrievals: Iterable[Retrieval]) -> CacheUse:
         tiers.update(probe.tier for probe in retrieval.probes)
         bytes_read += retrieval.bytes_read
     return CacheUse(gpu=tiers["gpu"], ram=tiers["ram"], ssd=tiers["ssd"], bytes_read=bytes_read)
-
-
-class WindowSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """How many queries windows and groups had."""
-
-    windows: int
-    groups: int
-    window_queries: Spread
-    group_queries: Spread
-
-
-def window_sizes(groups: Iterable[Group]) -> WindowSizes | None:
-    """Returns the sizes of windows and groups; None without groups.
-
-    A window is known by its grouper and number. Each piece of a group that was cut counts.
-    """
-    queries: Counter[tuple[str, int]] = Counter()
-    sizes = []
-    for group in groups:
-        queries[group.grouper, group.window_id] += len(group.queries)
-        sizes.append(len(group.queries))
-    window_queries, group_queries = spread(queries.values()), spread(sizes)
-    if window_queries is None or group_queries is None:
-        return None
-    return WindowSizes(
-        windows=len(queries),
-        groups=len(sizes),
-        window_queries=window_queries,
-        group_queries=group_queries,
-    )

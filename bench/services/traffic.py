@@ -25,21 +25,18 @@ from bench.services.corpus import CorpusOptions, CorpusRun, Kind, open_run
 from bench.services.figures import (
     CacheUse,
     Trip,
-    WindowSizes,
     cache_use,
     stage_spreads_ms,
-    window_sizes,
 )
 from bench.services.results import (
     answers_of,
     final_retrievals,
-    groups_of,
     retrieval_accounting,
 )
 from carpool.errors import ConfigError
 from carpool.settings import environment_name
 from producers.send_load import LoadSummary
-from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
+from schemas.topics import ANSWERS, RETRIEVALS
 
 SERVICES = ("grouper", "searcher")
 SETTLE_S = 2.0
@@ -87,7 +84,6 @@ class TrafficResult(msgspec.Struct, frozen=True, kw_only=True):
     retrieved_per_s: float
     retrievals: Accounting
     stages_ms: dict[str, Spread]
-    windows: WindowSizes | None
     cache: CacheUse
     cache_hit_share: float
     counters: Counters
@@ -189,7 +185,6 @@ def _result(
             ids, records, answers_of(recorder.records(ANSWERS.name), ids)
         ),
         stages_ms=stage_spreads_ms(trip.stages_us() for trip in trips),
-        windows=window_sizes(groups_of(recorder.records(GROUPS.name), ids)),
         cache=cache,
         cache_hit_share=cache.hit_share,
         counters=counters,
@@ -314,7 +309,7 @@ def print_traffic(
         cells = [_cell(result.stages_ms.get(stage)) for result in results]
         times.add_row(stage, *cells, style="bold" if stage == "total" else "")
     console.print(times)
-    facts = Table("", *kinds, title="Cache, bytes, windows, memory")
+    facts = Table("", *kinds, title="Cache, bytes, memory")
     columns = [traffic_facts(result) for result in results]
     for name in columns[0] if columns else ():
         facts.add_row(name, *(column[name] for column in columns))
@@ -329,7 +324,6 @@ def print_traffic(
 def traffic_facts(result: TrafficResult) -> dict[str, str]:
     """Returns the rows of the second table."""
     counters, memory, found = result.counters, result.memory, result.retrievals
-    windows = result.windows
     return {
         "retrieved / missing / twice": f"{found.answered} / {found.missing} / {found.duplicates}",
         "offered / retrieved a second": f"{result.load.rate_per_s:.1f} / "
@@ -337,8 +331,6 @@ def traffic_facts(result: TrafficResult) -> dict[str, str]:
         "clusters found in RAM": f"{result.cache_hit_share:.1%} of {result.cache.requests:,}",
         "bytes read a query": f"{result.bytes_a_query:,.0f}",
         "bytes read ahead": f"{counters.prefetch_bytes:,}",
-        "window, queries": _cell(windows.window_queries if windows else None),
-        "group, queries": _cell(windows.group_queries if windows else None),
         "searcher, peak anonymous MiB": f"{memory['searcher'].anonymous_bytes_max / MIB:.1f}",
         "grouper, peak resident MiB": f"{memory['grouper'].resident_bytes_max / MIB:.1f}",
     }

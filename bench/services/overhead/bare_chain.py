@@ -15,6 +15,7 @@ from bench.core.kafka import kafka_settings
 from bench.core.session import Session
 from bench.core.stack import ServiceProcess, Stack, clean_environment
 from bench.core.topic_recorder import TopicRecorder
+from bench.services.overhead.bare_hop import Hop
 from bench.services.overhead.contestants import Delivery
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
@@ -55,17 +56,25 @@ def hop_processes(
     delivery: Delivery, *, bootstrap: str, folder: Path, settings: Mapping[str, str]
 ) -> dict[str, ServiceProcess]:
     """Returns three hops by name, not started. `settings`: environment variables."""
-    command = [sys.executable, "-m", f"{__package__}.bare_hop"]
-    command += ["--bootstrap", bootstrap, "--delivery", delivery]
-    return {
-        f"hop {number}": ServiceProcess(
-            [*command, "--from", source, "--to", target, "--group", f"bare-hop-{number}"],
-            environ={**clean_environment(), **settings},
-            port=0,  # it has no pages
-            log_file=folder / f"bare-hop-{number}.log",
-            ready_page="",
+    hops = {
+        f"hop {number}": Hop(
+            bootstrap=bootstrap,
+            source=source,
+            target=target,
+            group=f"bare-hop-{number}",
+            delivery=delivery,
         )
         for number, (source, target) in enumerate(pairwise(NAMES), start=1)
+    }
+    return {
+        name: ServiceProcess(
+            [sys.executable, "-m", f"{__package__}.bare_hop", msgspec.json.encode(hop).decode()],
+            environ={**clean_environment(), **settings},
+            port=0,  # it has no pages
+            log_file=folder / f"{hop.group}.log",
+            ready_page="",
+        )
+        for name, hop in hops.items()
     }
 
 

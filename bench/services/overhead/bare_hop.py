@@ -2,22 +2,18 @@
 
 A plain consumer and a plain producer on one thread, with the librdkafka settings of Carpool's
 services and nothing of their loop: no accounting, retries or takeover. Any failure ends the
-process. The section `kafka` of Carpool's settings is read from the environment.
-
-    python -m bench.services.overhead.bare_hop --bootstrap 127.0.0.1:9092 --from A --to B --group G
-    --delivery exactly_once
+process. Its one argument is a `Hop` as JSON; the section `kafka` of Carpool's settings is read from
+the environment.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import get_args
+from collections.abc import Callable, Iterable
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -34,17 +30,18 @@ from carpool.kafka.settings import KafkaSettings
 IDLE_S = 0.2
 BROKERS_S = 30.0
 RECORDS_MAX = 250
-LOOPBACK = frozenset({"127.0.0.1", "localhost"})
 
 IsStopped = Callable[[], bool]
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True):
-    """The two topics, and the consumer group."""
+    """What a hop copies: from one topic to the next, as a consumer group, with a delivery."""
 
+    bootstrap: str
     source: str
     target: str
     group: str
+    delivery: Delivery
 
 
 def copy_exactly_once(
@@ -155,38 +152,15 @@ def _brokers(admin: AdminClient, timeout_s: float) -> list[int]:
     return list(brokers)
 
 
-def require_loopback(bootstrap: str) -> None:
-    """Raises `ConfigError` for brokers on another machine, whose topics must not be written to."""
-    for address in bootstrap.split(","):
-        if address.strip().rpartition(":")[0] not in LOOPBACK:
-            raise ConfigError(
-                f"{address} is not on loopback: bare hops copy records on brokers made for a "
-                "benchmark"
-            )
-
-
-def parse(arguments: Sequence[str]) -> tuple[KafkaSettings, Hop]:
-    """Returns the settings and the hop. Raises `ConfigError`; exits where the usage is wrong."""
-    parser = argparse.ArgumentParser(description="Copies records from topic to topic.")
-    parser.add_argument("--bootstrap", required=True)
-    parser.add_argument("--from", dest="source", required=True)
-    parser.add_argument("--to", dest="target", required=True)
-    parser.add_argument("--group", required=True)
-    parser.add_argument("--delivery", required=True, choices=get_args(Delivery))
-    given = parser.parse_args(arguments)
-    require_loopback(given.bootstrap)
-    settings = kafka_settings(os.environ, bootstrap=given.bootstrap, delivery=given.delivery)
-    return settings, Hop(source=given.source, target=given.target, group=given.group)
-
-
-def main(arguments: Sequence[str]) -> int:
+def main(argument: str) -> int:
     """Copies until SIGTERM; returns the exit status."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     try:
-        settings, hop = parse(arguments)
+        hop = msgspec.json.decode(argument, type=Hop)
+        settings = kafka_settings(os.environ, bootstrap=hop.bootstrap, delivery=hop.delivery)
         consumer = open_consumer(settings, hop)
-        copy = copy_exactly_once if settings.delivery == "exactly_once" else copy_at_least_once
+        copy = copy_exactly_once if hop.delivery == "exactly_once" else copy_at_least_once
         copy(settings, hop, consumer, stopping.is_set)
     except (CarpoolError, KafkaException) as error:
         print(f"the hop ends: {error}", file=sys.stderr)
@@ -196,4 +170,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,16 +14,16 @@ from bench.core.made_up import made_up_index, made_up_questions
 from bench.core.report import RunStart, finish
 from bench.core.spread import Spread
 from bench.core.stack import parse_settings
-from bench.services.overhead.contestants import chosen
-from bench.services.overhead.outcome import STAGES, Cost, Round, SideResult, cost, promises
+from bench.services.overhead.contestants import DeliveryContestant, chosen
+from bench.services.overhead.outcome import STAGES, Cost, MeasuredLoad, SideResult, cost, promises
 from bench.services.overhead.sides import BothSides, open_sides
 
-TURNS = (True, False, False, True)
-"""The turns of a round: whether Carpool is measured, else the bare hops. Drift meets both alike."""
+TURNS = ("carpool", "bare", "bare", "carpool")
+"""Which side is measured, in turn: drift of the machine meets both sides alike."""
 
 
 class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options. `seconds`: measured load of each side of a contestant, over all its rounds.
+    """Options. `seconds`: measured load of each side of a contestant.
 
     `contestants`: short names, none for all. `settings`: SECTION.NAME=VALUE each.
     """
@@ -31,7 +31,6 @@ class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float
     seconds: float
     warm_up_s: float
-    rounds: int
     settings: tuple[str, ...]
     contestants: tuple[str, ...] = ()
 
@@ -45,21 +44,13 @@ def run(options: OverheadOptions, work: Path, json_file: Path | None) -> bool:
     folder = (work / "overhead").resolve()
     index = made_up_index(folder)
     settings = parse_settings(options.settings)
-    warm_up = made_up_questions(round(options.rate_per_s * options.warm_up_s))
-    carpool: dict[str, list[Round]] = {each.name: [] for each in contestants}
-    bare: dict[str, list[Round]] = {each.name: [] for each in contestants}
     notes.print(f"logs of services, bare hops and brokers: {folder}")
-    for number in range(options.rounds):
-        # Every other round in reverse, so that drift of the machine meets all alike.
-        for contestant in contestants if number % 2 == 0 else reversed(contestants):
-            notes.print(f"round {number + 1} of {options.rounds}: {contestant.name}")
-            log_folder = folder / f"{contestant.short_name}-{number}"
-            with open_sides(contestant, index, folder=log_folder, settings=settings) as sides:
-                if warm_up:
-                    sides.warm_up(warm_up, options.rate_per_s)
-                for is_ours, found in turns(sides, options, number):
-                    (carpool if is_ours else bare)[contestant.name].append(found)
-    costs = [cost(each, carpool[each.name], bare[each.name]) for each in contestants]
+    costs = []
+    for contestant in contestants:
+        notes.print(contestant.name)
+        log_folder = folder / contestant.short_name
+        with open_sides(contestant, index, folder=log_folder, settings=settings) as sides:
+            costs.append(measure(contestant, sides, options))
     report = start.report(
         "overhead",
         settings=msgspec.to_builtins(options) | {"services": settings},
@@ -71,13 +62,18 @@ def run(options: OverheadOptions, work: Path, json_file: Path | None) -> bool:
     return finish(report, json_file, lambda console: print_costs(console, costs))
 
 
-def turns(sides: BothSides, options: OverheadOptions, number: int) -> Iterator[tuple[bool, Round]]:
-    """Yields each turn of round `number`, and whether it is Carpool's."""
-    own_turns = options.rounds * len(TURNS) // 2
-    questions = made_up_questions(max(1, round(options.rate_per_s * options.seconds / own_turns)))
-    for is_ours in TURNS if number % 2 == 0 else [not each for each in TURNS]:
-        side = sides.carpool if is_ours else sides.bare
-        yield is_ours, sides.measure(side, questions, options.rate_per_s)
+def measure(contestant: DeliveryContestant, sides: BothSides, options: OverheadOptions) -> Cost:
+    """Warms both sides up and measures them in turn. Blocks."""
+    rate_per_s = options.rate_per_s
+    if warm_up := made_up_questions(round(rate_per_s * options.warm_up_s)):
+        sides.warm_up(warm_up, rate_per_s)
+    share_s = options.seconds / TURNS.count("carpool")
+    questions = made_up_questions(max(1, round(rate_per_s * share_s)))
+    turns: dict[str, list[MeasuredLoad]] = {"carpool": [], "bare": []}
+    for turn in TURNS:
+        side = sides.carpool if turn == "carpool" else sides.bare
+        turns[turn].append(sides.measure(side, questions, rate_per_s))
+    return cost(contestant, turns["carpool"], turns["bare"])
 
 
 def print_costs(console: Console, costs: Sequence[Cost]) -> None:

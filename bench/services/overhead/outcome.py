@@ -38,7 +38,7 @@ class Journey(msgspec.Struct, frozen=True, kw_only=True):
         return dict(zip(STAGES, [*took, (ends[-1] - self.intended_us) / 1_000], strict=True))
 
 
-class Round(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredLoad(msgspec.Struct, frozen=True, kw_only=True):
     """One measured load of one side. `cpu_s`: CPU seconds of this load by process."""
 
     seconds: float
@@ -49,7 +49,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SideResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All rounds of one side. Times in ms over all questions."""
+    """All loads of one side. Times in ms over all questions."""
 
     seconds: float
     loads: tuple[LoadSummary, ...]
@@ -127,8 +127,10 @@ def journeys(
     )
 
 
-def cost(contestant: DeliveryContestant, carpool: Sequence[Round], bare: Sequence[Round]) -> Cost:
-    """Returns the cost of a contestant over its rounds, with its ratio to the bare hops."""
+def cost(
+    contestant: DeliveryContestant, carpool: Sequence[MeasuredLoad], bare: Sequence[MeasuredLoad]
+) -> Cost:
+    """Returns the cost of a contestant with its ratio to the bare hops."""
     ours, theirs = side_result(carpool), side_result(bare)
     return Cost(contestant=contestant, carpool=ours, bare=theirs, ratio=ratio(ours, theirs))
 
@@ -145,18 +147,18 @@ def ratio(carpool: SideResult, bare: SideResult) -> Ratio | None:
     )
 
 
-def side_result(rounds: Sequence[Round]) -> SideResult:
-    """Returns all rounds of one side together."""
-    stages = [journey.stages_ms() for each in rounds for journey in each.journeys]
+def side_result(measured: Sequence[MeasuredLoad]) -> SideResult:
+    """Returns all loads of one side together."""
+    stages = [journey.stages_ms() for each in measured for journey in each.journeys]
     cpu_s: dict[str, float] = {}
-    for each in rounds:
+    for each in measured:
         for name, seconds in each.cpu_s.items():
             cpu_s[name] = cpu_s.get(name, 0.0) + seconds
     spreads = {name: spread(times[name] for times in stages) for name in STAGES}
     return SideResult(
-        seconds=sum(each.seconds for each in rounds),
-        loads=tuple(each.load for each in rounds),
-        accounting=tuple(each.accounting for each in rounds),
+        seconds=sum(each.seconds for each in measured),
+        loads=tuple(each.load for each in measured),
+        accounting=tuple(each.accounting for each in measured),
         stages_ms={name: found for name, found in spreads.items() if found is not None},
         cpu_s=cpu_s,
         cpu_ms_a_question=sum(cpu_s.values()) * 1_000 / max(1, len(stages)),

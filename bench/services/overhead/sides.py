@@ -18,7 +18,7 @@ from bench.core.stack import SERVICES
 from bench.data.index import BenchIndex
 from bench.services.overhead.bare_chain import NAMES, open_bare_chain
 from bench.services.overhead.contestants import DeliveryContestant
-from bench.services.overhead.outcome import Journey, Round, journeys, queries_of_group
+from bench.services.overhead.outcome import Journey, MeasuredLoad, journeys, queries_of_group
 from bench.services.results import answer_accounting, answers_of
 from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster
 from producers.read_questions import Question
@@ -55,7 +55,7 @@ class BothSides:
         for side in (self.carpool, self.bare):
             self._ask(side, questions, rate_per_s)
 
-    def measure(self, side: Side, questions: Sequence[Question], rate_per_s: float) -> Round:
+    def measure(self, side: Side, questions: Sequence[Question], rate_per_s: float) -> MeasuredLoad:
         """Sends a load through one side and returns the result. Blocks."""
         pids = side.pids | self._shared
         started_s, before = time.monotonic(), _cpu_s(pids)
@@ -63,7 +63,7 @@ class BothSides:
         seconds, after = time.monotonic() - started_s, _cpu_s(pids)
         time.sleep(SETTLE_S)  # for records that come twice
         accounting, found = side.outcome(load.sent)
-        return Round(
+        return MeasuredLoad(
             seconds=seconds,
             load=load.summary,
             accounting=accounting,

@@ -9,7 +9,7 @@ from bench.core.accounting import account
 from bench.core.memory import MemoryPeaks, MemoryUse
 from bench.core.spread import spread
 from bench.services.claims import evidence_share
-from bench.services.figures import CacheUse, Trip, cache_use, stage_spreads_ms, window_sizes
+from bench.services.figures import CacheUse, Trip, cache_use, stage_spreads_ms
 from bench.services.traffic import (
     MIB,
     Counters,
@@ -22,7 +22,7 @@ from bench.services.traffic import (
 from schemas.record import ClusterId
 from schemas.retrieval import Probe, Retrieval
 from tests.bench.helpers import LOAD
-from tests.records import a_group, a_grouped_query, a_retrieval
+from tests.records import a_retrieval
 
 
 def probed(tiers: str, bytes_read: int = 0) -> Retrieval:
@@ -58,19 +58,6 @@ def test_cache_use_adds_up_tiers_and_bytes() -> None:
     assert (use.gpu, use.ram, use.ssd, use.bytes_read, use.requests) == (0, 3, 3, 300, 6)
     assert use.hit_share == 0.5
     assert cache_use([]).hit_share == 0.0
-
-
-def test_a_window_is_known_by_its_grouper_and_number_and_has_all_pieces_of_its_groups() -> None:
-    sizes = [("a", 1, 2), ("a", 1, 3), ("a", 2, 1), ("b", 1, 4)]
-    found = window_sizes(
-        a_group(*[a_grouped_query()] * count, grouper=grouper, window_id=window)
-        for grouper, window, count in sizes
-    )
-    assert found is not None
-    assert (found.windows, found.groups) == (3, 4)
-    assert (found.window_queries.max, found.window_queries.p50) == (5.0, 4.0)
-    assert found.group_queries.mean == 2.5
-    assert window_sizes([]) is None
 
 
 def test_evidence_counts_among_the_first_hits_only_and_a_claim_without_hits_is_missed() -> None:
@@ -114,7 +101,6 @@ def traffic_result(searcher_bytes: int, grouper_bytes: int) -> TrafficResult:
         retrieved_per_s=1,
         retrievals=account("a", "a"),
         stages_ms={"total": one},
-        windows=None,
         cache=CacheUse(gpu=0, ram=0, ssd=0, bytes_read=0),
         cache_hit_share=0,
         counters=counters(),

@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from msgspec.structs import replace
 
 from bench.core.accounting import account
 from bench.services.overhead.bare_chain import NAMES, hop_processes
-from bench.services.overhead.bare_hop import copied, ends_of, parse, records_of
+from bench.services.overhead.bare_hop import Hop, copied, ends_of, records_of
 from bench.services.overhead.contestants import DeliveryContestant, chosen
 from bench.services.overhead.outcome import (
     Journey,
-    Round,
+    MeasuredLoad,
     cost,
     journeys,
     promises,
@@ -33,8 +34,8 @@ ONE = DeliveryContestant(
 SENT = {"a": SentQuestion(query_id="a", row=0, intended_us=10_000, sent_us=12_000)}
 
 
-def round_of(*totals_ms: float, rate_per_s: float = 200.0, answers: int = 1) -> Round:
-    return Round(
+def load_of(*totals_ms: float, rate_per_s: float = 200.0, answers: int = 1) -> MeasuredLoad:
+    return MeasuredLoad(
         seconds=2.0,
         load=replace(LOAD, rate_per_s=rate_per_s),
         accounting=account("a", "a" * answers),
@@ -46,7 +47,7 @@ def round_of(*totals_ms: float, rate_per_s: float = 200.0, answers: int = 1) -> 
     )
 
 
-BARE = [round_of(5, 10, 15)]
+BARE = [load_of(5, 10, 15)]
 
 
 def test_a_journey_counts_from_the_intended_time_and_its_stages_add_up() -> None:
@@ -70,32 +71,34 @@ def test_a_question_without_a_record_after_each_hop_has_no_journey(missing: int)
     assert journeys(SENT, hops) == ()
 
 
-def test_rounds_are_pooled_and_compared_with_the_bare_hops() -> None:
-    found = side_result([round_of(10, 20, 30), round_of(40)])
+def test_loads_are_pooled_and_compared_with_the_bare_hops() -> None:
+    found = side_result([load_of(10, 20, 30), load_of(40)])
     assert found.total is not None
     assert (found.total.count, found.total.p50, found.total.max) == (4, 25.0, 40.0)
     assert (found.cpu_s, found.cpu_ms_a_question) == ({"grouper": 1.0}, 250.0)
-    ratio = cost(ONE, [round_of(10, 20, 30)], BARE).ratio
+    ratio = cost(ONE, [load_of(10, 20, 30)], BARE).ratio
     assert ratio is not None
     assert (ratio.p50, ratio.p99, ratio.cpu) == pytest.approx((2.0, 2.0, 1.0))
-    assert cost(ONE, [round_of()], BARE).ratio is None
-    assert cost(ONE, [round_of(1)], [round_of()]).ratio is None
+    assert cost(ONE, [load_of()], BARE).ratio is None
+    assert cost(ONE, [load_of(1)], [load_of()]).ratio is None
 
 
 @pytest.mark.parametrize(
     ("carpool", "bare", "broken"),
     [
-        (round_of(59, 59, 59), BARE[0], set()),
-        (round_of(61, 61, 61), BARE[0], {"p50 at most 60 ms"}),
-        (round_of(*[10] * 50, 500), BARE[0], {"p99 at most 150 ms"}),
-        (round_of(1, answers=2), BARE[0], {"each question has one answer"}),
-        (round_of(1, rate_per_s=100.0), BARE[0], {"questions were sent at the rate"}),
-        (round_of(1), round_of(1, answers=2), {"bare hops copied each question once"}),
-        (round_of(1), round_of(1, rate_per_s=100.0), {"questions were sent at the rate"}),
-        (round_of(), BARE[0], {"p50 at most 60 ms", "p99 at most 150 ms"}),
+        (load_of(59, 59, 59), BARE[0], set()),
+        (load_of(61, 61, 61), BARE[0], {"p50 at most 60 ms"}),
+        (load_of(*[10] * 50, 500), BARE[0], {"p99 at most 150 ms"}),
+        (load_of(1, answers=2), BARE[0], {"each question has one answer"}),
+        (load_of(1, rate_per_s=100.0), BARE[0], {"questions were sent at the rate"}),
+        (load_of(1), load_of(1, answers=2), {"bare hops copied each question once"}),
+        (load_of(1), load_of(1, rate_per_s=100.0), {"questions were sent at the rate"}),
+        (load_of(), BARE[0], {"p50 at most 60 ms", "p99 at most 150 ms"}),
     ],
 )
-def test_each_promise_can_break(carpool: Round, bare: Round, broken: set[str]) -> None:
+def test_each_promise_can_break(
+    carpool: MeasuredLoad, bare: MeasuredLoad, broken: set[str]
+) -> None:
     found = promises([cost(ONE, [carpool], [bare])], 200.0)
     names = {promise.removeprefix("one: ") for promise, is_kept in found.items() if not is_kept}
     assert {name.removesuffix(" that was asked for") for name in names} == broken
@@ -147,22 +150,8 @@ def test_a_hop_copies_records_and_continues_after_the_last_and_ends_on_a_fatal_e
         records_of([fatal])
 
 
-def test_a_hop_runs_on_loopback_only_with_the_settings_of_the_services(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CARPOOL_KAFKA_COMMIT_INTERVAL_MS", "35")
-    rest = ["--from", "a", "--to", "b", "--group", "g", "--delivery", "exactly_once"]
-    settings, hop = parse(["--bootstrap", "127.0.0.1:1,localhost:2", *rest])
-    assert (settings.delivery, settings.commit_interval_ms) == ("exactly_once", 35)
-    assert (hop.source, hop.target, hop.group) == ("a", "b", "g")
-    with pytest.raises(ConfigError, match="not on loopback"):
-        parse(["--bootstrap", "127.0.0.1:1,10.0.0.1:9092", *rest])
-
-
 def test_hops_form_a_chain() -> None:
     hops = hop_processes("at_least_once", bootstrap="127.0.0.1:1", folder=Path(), settings={})
-    ways = [
-        [hop.command[hop.command.index(option) + 1] for option in ("--from", "--to")]
-        for hop in hops.values()
-    ]
+    found = [msgspec.json.decode(hop.command[-1], type=Hop) for hop in hops.values()]
+    ways = [[hop.source, hop.target] for hop in found]
     assert ways == [[NAMES[0], NAMES[1]], [NAMES[1], NAMES[2]], [NAMES[2], NAMES[3]]]

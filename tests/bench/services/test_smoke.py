@@ -100,7 +100,6 @@ def test_overhead_measures_both_sides_of_both_deliveries(tmp_path: Path) -> None
         rate_per_s=20,
         seconds=4,
         warm_up_s=1,
-        rounds=1,
         settings=(),
         contestants=("exactly-once-1", "at-least-once-1"),
     )
