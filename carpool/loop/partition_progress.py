@@ -1,8 +1,7 @@
-"""How far a topic partition is done: completions in any order in, an offset and its metadata to
-commit out.
+"""The progress of a partition: completions in any order in, an offset to commit out. Pure.
 
-A pure state machine. The *low watermark* is the first offset that still owes a part. What is
-completed above it travels in the commit metadata, so that a restart repeats none of it.
+The *low watermark* is the first offset that still owes a part. Completed parts above it are listed
+in the commit metadata, so that a restart repeats none of them.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from carpool.kafka.commit_metadata import decode_metadata, encode_metadata
 
 
 @dataclass(slots=True)
-class _Owed:
-    """What one record still owes; `total` parts, of which `done` are complete."""
+class _RecordParts:
+    """The `total` parts that one record owes, of which `done` are complete."""
 
     total: int
     done: set[int] = field(default_factory=set)
@@ -27,16 +26,12 @@ class _Owed:
 
 
 class PartitionProgress:
-    """The progress of one assigned topic partition, from the offset and metadata of its last
-    commit.
-    """
+    """The progress of one assigned partition. Not thread-safe."""
 
     def __init__(self, offset: int | None, metadata: str = "") -> None:
-        """Begins at a committed position. Metadata that cannot be read counts as none: work is
-        repeated, not lost.
-        """
+        """Begins at a committed position. Unreadable metadata counts as none: work is repeated."""
         self._owed: dict[
-            int, _Owed
+            int, _RecordParts
         ] = {}  # in offset order: records are taken in the order of the log
         self._next_offset = offset
         whole, parts = decode_metadata(offset or 0, metadata)
@@ -44,23 +39,19 @@ class PartitionProgress:
         self._restored_parts = parts
 
     def already_done(self, offset: int) -> tuple[bool, frozenset[int]]:
-        """Returns whether an earlier life completed the whole record at `offset`, else which of its
-        parts.
-        """
+        """Returns whether an earlier life completed the whole record, and else which parts."""
         return offset in self._restored_whole, frozenset(self._restored_parts.get(offset, ()))
 
     def take(self, offset: int, parts: int) -> None:
-        """Notes that the record at `offset` was taken in and owes `parts`, less what an earlier
-        life completed.
-        """
+        """Adds the record at `offset`. It owes `parts`, less what an earlier life completed."""
         if self._next_offset is not None and offset < self._next_offset:
             raise ValueError(f"offset {offset} was taken before; the next is {self._next_offset}")
         self._next_offset = offset + 1
         if offset in self._restored_whole:
             self._restored_whole.discard(offset)
-            owed = _Owed(total=parts, done=set(range(parts)))
+            owed = _RecordParts(total=parts, done=set(range(parts)))
         else:
-            owed = _Owed(
+            owed = _RecordParts(
                 total=parts,
                 done={part for part in self._restored_parts.pop(offset, ()) if part < parts},
             )
@@ -68,7 +59,7 @@ class PartitionProgress:
         self._advance()
 
     def complete(self, offset: int, part: int) -> bool:
-        """Notes a completed part; False if it was complete before or is not owed."""
+        """Marks a part as complete; False if it was complete before or is not owed."""
         owed = self._owed.get(offset)
         if owed is None or part in owed.done or not 0 <= part < owed.total:
             return False
@@ -77,7 +68,7 @@ class PartitionProgress:
         return True
 
     def _advance(self) -> None:
-        """Forgets the completed records at the front: the low watermark moves past them."""
+        """Forgets the completed records at the front, so that the low watermark moves."""
         while self._owed:
             offset = next(iter(self._owed))
             if not self._owed[offset].complete:
@@ -86,24 +77,17 @@ class PartitionProgress:
 
     @property
     def in_flight(self) -> int:
-        """Records taken in that still owe a part, or stand behind one that does."""
+        """Records taken in, from the low watermark on."""
         return len(self._owed)
 
     @property
     def low_watermark(self) -> int | None:
-        """The first offset that still owes a part; None while nothing was ever taken or
-        committed.
-        """
+        """The first offset that owes a part; None before the first record and commit."""
         return next(iter(self._owed), self._next_offset)
 
-    def metadata(self) -> str:
-        """Returns what is completed above the low watermark, those restored and not yet read again
-        included.
-        """
-        return self.position_with({}).metadata
-
     def position_with(self, completions: Mapping[int, Collection[int]]) -> Position:
-        """Returns what to commit once these parts are complete too, by offset of their records.
+        """Returns what to commit once `completions`, parts by offset, are complete too.
+
         Changes nothing.
         """
         done = {

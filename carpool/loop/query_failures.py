@@ -1,6 +1,4 @@
-"""What the loop does about queries that fail in processing: decides about each, and stops the
-service when too many do.
-"""
+"""Retries or ends queries that fail in processing, and stops the service when too many fail."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from carpool.clock import Clock
 from carpool.errors import DeploymentError
-from carpool.loop.retry import RetryPolicy, after_failure
+from carpool.loop.retry import RetryPolicy, decide_retry
 from carpool.loop.stage import Done
 from carpool.telemetry.metrics import Metrics
 from schemas.answer import Stage as StageName
@@ -18,8 +16,9 @@ from schemas.topics import ANSWERS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureLimits:
-    """What failures may come to: tries of a query, failures in a row before the service stops, and
-    whether dead letters also carry the names that Kafka Connect has for why.
+    """Attempts of a query, and failures in a row before the service stops.
+
+    `connect_names`: whether dead letters also carry the error headers of Kafka Connect.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -30,29 +29,11 @@ class FailureLimits:
 DEFAULT_LIMITS = FailureLimits()
 
 
-class FailureBurst:
-    """Counts failures since the last success. A pure state machine; not thread-safe.
-
-    Refused input is neither: the sender is to blame, not this deployment.
-    """
-
-    def __init__(self, failures_max: int) -> None:
-        """`failures_max`: as many in a row are a burst; at least 1."""
-        self._failures_max = failures_max
-        self.failures = 0
-
-    def failed(self) -> bool:
-        """Notes a failure; True when this is a burst, from then on until the next success."""
-        self.failures += 1
-        return self.failures >= self._failures_max
-
-    def succeeded(self) -> None:
-        """Notes a success."""
-        self.failures = 0
-
-
 class QueryFailures:
-    """Decides about failed queries, and about going on. Thread-safe."""
+    """Applies the limits to finished work. Thread-safe.
+
+    Rejected records do not count: their sender caused them, not this deployment.
+    """
 
     def __init__(
         self,
@@ -63,21 +44,20 @@ class QueryFailures:
         clock: Clock,
         metrics: Metrics,
     ) -> None:
-        """Nothing has failed yet."""
         self._stage: StageName = stage
         self._group = group
         self._limits = limits
         self._clock = clock
         self._metrics = metrics
-        self._burst = FailureBurst(limits.in_a_row_max)
+        self._in_a_row = 0
         self._lock = threading.Lock()
 
-    def settle(self, done: Done) -> Done:
-        """Returns what is to be committed for finished work: as it is, or, for a query that failed,
-        with its re-entry in place of the `failed` answer, or with a dead letter beside it.
+    def resolve(self, done: Done) -> Done:
+        """Returns what to commit for finished work.
 
-        Raises `DeploymentError` when too many have failed in a row: this one stays unacknowledged,
-        and the service is to stop consuming rather than empty its topic into the dead letters.
+        Of a failed query, the `failed` answer is replaced by the record that retries it, or comes
+        with a dead letter. Raises `DeploymentError` when too many failed in a row: `done` stays
+        unacknowledged, and the service must stop, so that its topic does not end as dead letters.
         """
         if done.failure is None:
             if any(
@@ -85,19 +65,20 @@ class QueryFailures:
                 for output in done.outputs
             ):
                 with self._lock:
-                    # an answer of another stage says that a query is late or refused
-                    self._burst.succeeded()
+                    # Before the generator, an answer means an expired or rejected query.
+                    self._in_a_row = 0
             return done
         with self._lock:
-            is_burst, failures = self._burst.failed(), self._burst.failures
-        if is_burst:
+            self._in_a_row += 1
+            failures = self._in_a_row
+        if failures >= self._limits.in_a_row_max:
             raise DeploymentError(
                 f"{failures} queries failed in a row and none succeeded, the last with: "
-                f"{done.failure.message[:500]}. Consumption has stopped, so that the topic is not "
-                "emptied into the dead letters; nothing is lost. Mend what the message names and "
+                f"{done.failure.message[:500]}. Consumption has stopped, so that the topic does "
+                "not end as dead letters; nothing is lost. Fix what the message names and "
                 f"restart the {self._stage}"
             )
-        verdict = after_failure(
+        decision = decide_retry(
             done.failure,
             policy=self._limits.retry,
             group=self._group,
@@ -105,9 +86,9 @@ class QueryFailures:
             now_us=self._clock.now_us(),
             connect_names=self._limits.connect_names,
         )
-        self._metrics.loop.query_failures.labels(stage=self._stage, outcome=verdict.outcome).inc()
-        if verdict.outcome == "again":
-            return replace(done, outputs=verdict.outputs, failure=None)
+        self._metrics.loop.query_failures.labels(stage=self._stage, outcome=decision.outcome).inc()
+        if decision.outcome == "again":
+            return replace(done, outputs=decision.outputs, failure=None)
         self._metrics.loop.dead_letters.labels(reason="processing_failed").inc()
         self._metrics.loop.answers.labels(stage=self._stage, status="failed").inc()
-        return replace(done, outputs=done.outputs + verdict.outputs, failure=None)
+        return replace(done, outputs=done.outputs + decision.outputs, failure=None)

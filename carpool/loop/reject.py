@@ -1,6 +1,4 @@
-"""What becomes of a bad query: its raw bytes in the dead letters, and a `failed` answer where
-somebody waits for one.
-"""
+"""Rejects a bad query: its raw bytes become a dead letter, and its id gets a `failed` answer."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ def reject_outputs(
     now_us: int,
     connect_names: bool = False,
 ) -> tuple[Output, ...]:
-    """Returns the dead letter of `message` and, where the error names a query id, the `failed`
-    answer to it.
-    """
+    """Returns the dead letter and, where the error names a query id, the `failed` answer."""
     reason = Reason(
         group=group,
         stage=stage,

@@ -1,8 +1,7 @@
-"""The seam between the loop and a service: units go in, done work comes out, and Kafka is nowhere
-to be seen.
+"""The seam between the loop and a service: units in, finished work out, no Kafka client.
 
-The loop calls a stage from one thread (the polling thread); a stage gives results back through its
-`Sink` from any thread. Nothing here blocks.
+The loop calls a stage from the polling thread. A stage returns results through its `Sink` from any
+thread. No call blocks.
 """
 
 from __future__ import annotations
@@ -24,12 +23,10 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit(Generic[R]):
-    """One input record and what it owes: `parts` results, of which an earlier life committed
-    `parts_done`.
+    """One input record that owes `parts` results; an earlier life committed `parts_done`.
 
     `id` is unique within the process: a unit that was revoked and read again is another unit.
-    `traceparents`: for each part the trace context that what comes of it goes on; empty: as its
-    headers have it.
+    `traceparents`: the trace context for the outputs of each part; empty: that of the headers.
     """
 
     id: int
@@ -44,12 +41,18 @@ class Unit(Generic[R]):
         """Where the record was read."""
         return self.message.source
 
+    @property
+    def owed(self) -> tuple[tuple[int, int], ...]:
+        """(unit id, part) of each result that no earlier life committed."""
+        return tuple((self.id, part) for part in range(self.parts) if part not in self.parts_done)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryFailure:
-    """A query that a stage could not process through no fault of the query. `query`: as published,
-    its own vector included; `source`: the record that its asker published; `headers`: the query's.
-    `is_transient`: another try may succeed.
+    """A valid query that a stage could not process.
+
+    `query`: as published, its own vector included. `source`: the record that the client published.
+    `headers`: of the query. `is_transient`: another attempt may succeed.
     """
 
     query: Query
@@ -62,7 +65,7 @@ class QueryFailure:
 
 
 class LateOutputs(NamedTuple):
-    """What takes the place of outputs whose commit begins after a moment, in epoch microseconds."""
+    """Replaces the outputs of work whose commit begins at `after_us` or later."""
 
     after_us: int
     outputs: Callable[[], tuple[Output, ...]]
@@ -70,12 +73,10 @@ class LateOutputs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """Acknowledged (unit id, part) pairs and the outputs that commit together with them, or not at
-    all.
+    """Finished work: (unit id, part) pairs, and the outputs that commit together with them.
 
-    `operations`: what was done to get there, for traces. `failure`: why the outputs are but a
-    `failed` answer, of one query; the loop may have the query go round again instead
-    (`carpool.loop.retry`). `late`: where an answer must not be given late.
+    `operations`: for traces. `failure`: of one query, whose outputs are a `failed` answer; the loop
+    may retry the query instead (`carpool.loop.retry`). `late`: outputs for an expired deadline.
     """
 
     parts: tuple[tuple[int, int], ...]
@@ -95,10 +96,9 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credit:
-    """What a stage will take now, in records and bytes; none of either pauses its topic partitions.
+    """What a stage can take now. Without records or bytes, the loop pauses all partitions.
 
-    `held`: partitions of which nothing is to come at the moment: what is taken in of them could
-    only wait, in the way of others.
+    `paused_partitions`: partitions whose records could only wait in the stage at the moment.
     """
 
     records: int
@@ -107,14 +107,10 @@ class Credit:
 
 
 class Sink(Protocol):
-    """Where a stage puts what it has done. Every call is thread-safe and returns at once; results
-    come in any order.
-    """
+    """Where a stage puts its results, in any order. Calls are thread-safe and do not block."""
 
     def done(self, done: Done) -> None:
-        """Hands over finished work. A normal return does not promise that it is committed: it may
-        still be revoked.
-        """
+        """Takes finished work. It may still be revoked before its commit."""
         ...
 
     def hint(self, output: Output) -> None:
@@ -122,15 +118,11 @@ class Sink(Protocol):
         ...
 
     def refuse(self, unit: Unit[Any], error: RecordError) -> None:
-        """Ends a whole unit of `rag.queries.v1` that turned out bad: dead letter, and a `failed`
-        answer to its id.
-        """
+        """Rejects a bad unit of `rag.queries.v1`: a dead letter, and a `failed` answer."""
         ...
 
     def fail(self, error: CarpoolError) -> None:
-        """Reports that the service cannot go on: the loop stops consuming, is not ready, and the
-        process ends.
-        """
+        """Stops consumption: the service is not ready, and its process ends."""
         ...
 
 
@@ -142,13 +134,11 @@ class Stage(Protocol[R]):
         ...
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Says that units of these partitions come from now on. What was known of them from before
-        is stale.
-        """
+        """Adds these partitions. Earlier knowledge of them is stale."""
         ...
 
     def credit(self) -> Credit:
-        """Returns what the stage will take now."""
+        """Returns what the stage can take now."""
         ...
 
     def offer(self, unit: Unit[R], now_us: int) -> None:
@@ -156,33 +146,26 @@ class Stage(Protocol[R]):
         ...
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
-        """Closes windows, expires work; returns when to be called next (epoch microseconds), or
-        None: when records come.
+        """Closes windows, expires work; called after every batch of offers.
 
-        Called after every batch of offers. `waiting`: records known to wait at the broker; 0 means
-        that nothing more is there, so what is in hand should leave. `next_commit_at_us`: what is
-        finished before then waits for a commit until then.
+        `waiting`: records known to wait at the broker; 0: none is pending, so units in flight
+        should leave. `next_commit_at_us`: work that finishes earlier waits for this commit. Returns
+        when to be called next, epoch microseconds; None: when records come.
         """
         ...
 
     def revoke(self, unit_ids: frozenset[int]) -> None:
-        """Forgets these units now; results that still come for them are discarded by the loop."""
+        """Forgets these units. The loop discards results that still come for them."""
         ...
 
     def drain(self, until_us: int) -> None:
-        """Says that nothing more comes: finish what is in hand. The loop goes on ticking until all
-        is done, or `until_us`.
-        """
+        """Asks to finish all units. The loop ticks until that is done, or until `until_us`."""
         ...
 
     def not_ready(self) -> Sequence[str]:
-        """Returns what is missing before the stage can work (index, model, server), in words; empty
-        when ready.
-        """
+        """Returns what the stage lacks (index, model, server), in words; empty when ready."""
         ...
 
     def close(self) -> None:
-        """Stops the worker threads and lets go of files. Called once, after the last tick; may
-        block for a second.
-        """
+        """Stops threads and closes files. Called once, last; may block for a second."""
         ...

@@ -1,9 +1,4 @@
-"""Does a service move? What waits in each partition, for how long, and when something was last
-taken in or finished.
-
-A pure state machine, of the polling thread: partitions and epoch microseconds in, lag and words
-out.
-"""
+"""Decides whether a service stalls: records wait, but none is taken in or finished. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +9,12 @@ from carpool.kafka.records import TopicPartition
 
 
 @dataclass(slots=True)
-class _Partition:
-    """`waiting`: records not taken in yet. `moved_us`: when one was last taken in, or none was
-    waiting. `newer_than_us`: what waits was written after this: the timestamp of the last record
-    taken in, or the last moment at which nothing waited.
+class _WaitingRecords:
+    """Records of a partition that are not taken in.
+
+    `moved_us`: when a record was last taken in, or none was waiting. `newer_than_us`: all waiting
+    records were written after this time: the timestamp of the last record taken in, or the last
+    time at which none was waiting.
     """
 
     moved_us: int
@@ -26,21 +23,19 @@ class _Partition:
 
 
 class StallDetector:
-    """What moves and what stands still, over the partitions that are assigned."""
+    """Watches the assigned partitions. Times are epoch microseconds. Not thread-safe."""
 
     def __init__(self, *, stalled_after_us: int, now_us: int) -> None:
-        """`stalled_after_us`: how long records may wait while nothing at all moves."""
+        """`stalled_after_us`: how long records may wait while no partition moves."""
         self._stalled_after_us = stalled_after_us
-        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._partitions: dict[TopicPartition, _WaitingRecords] = {}
         self.last_us = now_us
-        """When something was last taken in, finished, or nothing was waiting."""
+        """When a record was last taken in or finished, or none was waiting."""
 
     def assigned(self, partitions: Iterable[TopicPartition], now_us: int) -> None:
-        """Begins with these partitions. How long their records have waited is known once one of
-        them is taken in.
-        """
+        """Adds these partitions. The age of their records is unknown until one is taken in."""
         for at in partitions:
-            self._partitions[at] = _Partition(moved_us=now_us, newer_than_us=now_us)
+            self._partitions[at] = _WaitingRecords(moved_us=now_us, newer_than_us=now_us)
         self.last_us = now_us
 
     def revoked(self, partitions: Iterable[TopicPartition]) -> None:
@@ -49,7 +44,7 @@ class StallDetector:
             self._partitions.pop(at, None)
 
     def took(self, at: TopicPartition, timestamp_ms: int, now_us: int) -> None:
-        """Notes that a record was taken in. `timestamp_ms`: its own, 0 where it has none."""
+        """Notes that a record was taken in. `timestamp_ms`: of the record; 0: it has none."""
         self.last_us = max(self.last_us, now_us)
         partition = self._partitions.get(at)
         if partition is not None:
@@ -57,7 +52,7 @@ class StallDetector:
             partition.newer_than_us = timestamp_ms * 1_000 or now_us
 
     def finished(self, now_us: int) -> None:
-        """Notes that work was finished for good."""
+        """Notes that work was finished."""
         self.last_us = max(self.last_us, now_us)
 
     def waits(self, waiting: Mapping[TopicPartition, int], now_us: int) -> None:
@@ -73,22 +68,21 @@ class StallDetector:
             self.last_us = max(self.last_us, now_us)
 
     def lag_us(self, now_us: int) -> int:
-        """Returns how long the oldest record that waits has waited, at most; 0 where none does.
+        """Returns an upper bound of how long the oldest waiting record has waited; 0: none waits.
 
-        Of a record that was not read only this is known: it is younger than the one before it.
+        All that is known of an unread record is that it is younger than the record before it.
         """
         ages = [now_us - each.newer_than_us for each in self._partitions.values() if each.waiting]
         return max(0, max(ages, default=0))
 
     def moved_us(self) -> dict[TopicPartition, int]:
-        """Returns when each partition last moved, or had nothing waiting."""
+        """Returns when each partition last moved, or had no record waiting."""
         return {at: partition.moved_us for at, partition in self._partitions.items()}
 
     def stalled(self, now_us: int) -> str | None:
-        """Returns what stands still, in words, or None where something moves or nothing waits.
+        """Returns which partition waits, in words; None where any moves or no record waits.
 
-        One partition may wait while another is worked off: only when nothing moves at all does the
-        service stand still.
+        One partition may wait while another moves: that is no stall.
         """
         idle_us = now_us - self.last_us
         waiting = {

@@ -1,6 +1,4 @@
-"""What becomes of every record, from its arrival to the commit that ends it: the loop's eyes, for
-metrics, traces, readiness.
-"""
+"""Observes every record from its arrival to its commit, for metrics, traces and readiness."""
 
 from __future__ import annotations
 
@@ -19,10 +17,8 @@ from carpool.telemetry.metrics import Metrics
 
 
 @dataclass(slots=True)
-class _Watched:
-    """A unit in flight: since when it is here, how many parts it owes, its trace, and when which
-    part of it was finished.
-    """
+class _UnitTimes:
+    """A unit in flight: when it came, how many parts it owes, when which part was finished."""
 
     topic: str
     received_us: int
@@ -32,27 +28,26 @@ class _Watched:
 
 
 class WorkObserver:
-    """Is told what happens and changes nothing, but for the trace headers of outputs. Never blocks.
+    """Changes nothing but the trace headers of outputs. Never blocks.
 
-    Thread-safe where a method says so; the others are the polling thread's. What it holds is
+    Thread-safe where a method says so; only the polling thread calls the others. Its memory is
     bounded by the units in flight.
     """
 
     def __init__(
         self, *, metrics: Metrics, clock: Clock, tracer: Tracer, stalled_after_us: int
     ) -> None:
-        """`stalled_after_us`: how long records may wait while nothing moves, before the service
-        says that it stands still.
-        """
+        """`stalled_after_us`: see `StallDetector`."""
         self._metrics = metrics
         self._clock = clock
         self._tracer = tracer
-        self._progress = StallDetector(stalled_after_us=stalled_after_us, now_us=clock.now_us())
+        self._stalls = StallDetector(stalled_after_us=stalled_after_us, now_us=clock.now_us())
         self._lock = threading.Lock()
-        self._watched: dict[int, _Watched] = {}
-        self._finished_us = 0  # when work was last finished for good
-        self._is_polled = False
-        # Looking up labels takes longer than counting; topics and steps are few.
+        self._watched: dict[int, _UnitTimes] = {}
+        self._completed_us = 0  # when work was last complete
+        self._is_unit_opened = False
+        self._is_rebalanced = False
+        # Looking up labels takes longer than counting.
         self._consumed = cache(lambda topic: metrics.loop.records_consumed.labels(topic=topic))
         self._seconds = cache(
             lambda topic, step: metrics.loop.record_seconds.labels(topic=topic, step=step)
@@ -61,15 +56,16 @@ class WorkObserver:
     # The polling thread.
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
-        """Says that these partitions are ours now."""
-        self._progress.assigned(partitions, self._clock.now_us())
+        """Notes that these partitions are assigned to this member."""
+        self._stalls.assigned(partitions, self._clock.now_us())
         self._metrics.loop.rebalances.labels(event="assigned").inc()
+        self._is_rebalanced = True
 
     def revoked(
         self, partitions: frozenset[TopicPartition], unit_ids: Iterable[int], *, lost: bool
     ) -> None:
-        """Says that these partitions, and with them these units, are no longer ours."""
-        self._progress.revoked(partitions)
+        """Notes that these partitions and their units are revoked."""
+        self._stalls.revoked(partitions)
         with self._lock:
             for unit_id in unit_ids:
                 self._watched.pop(unit_id, None)
@@ -81,19 +77,23 @@ class WorkObserver:
                 gauge.remove(at.topic, str(at.partition))
         self._tracer.revoked(unit_ids, self._clock.now_us())
         self._metrics.loop.rebalances.labels(event="lost" if lost else "revoked").inc()
+        self._is_rebalanced = True
 
-    def rebalanced(self, started_us: int) -> None:
-        """Says that a poll which began at `started_us` served a rebalance: for as long no retained
-        partition went on.
-        """
-        self._metrics.loop.rebalance_seconds.observe(
-            (self._clock.now_us() - started_us) / 1_000_000
-        )
+    def poll_returned(self, started_us: int) -> None:
+        """Notes a poll; one that served a rebalance delayed the retained partitions."""
+        if self._is_rebalanced:
+            self._is_rebalanced = False
+            took_us = self._clock.now_us() - started_us
+            self._metrics.loop.rebalance_seconds.observe(took_us / 1_000_000)
+
+    def resumed(self, paused_us: int) -> None:
+        """Notes the end of a pause of the intake."""
+        self._metrics.loop.paused_seconds.inc(paused_us / 1_000_000)
 
     def taken(self, message: Message) -> None:
-        """Says that a record was taken in, whatever it turns out to be."""
+        """Notes that a record was taken in, before it is decoded."""
         source = message.source
-        self._progress.took(
+        self._stalls.took(
             TopicPartition(source.topic, source.partition), source.timestamp_ms, message.received_us
         )
         self._consumed(source.topic).inc()
@@ -102,16 +102,16 @@ class WorkObserver:
             self._seconds(source.topic, "kafka_wait").observe(wait_us / 1_000_000)
 
     def accepted(self, unit: Unit[R]) -> Unit[R]:
-        """Says that a unit is about to be offered to the stage, for the first time or again.
+        """Notes that a unit is about to be offered to the stage, for the first time or again.
 
-        Returns it with the trace context that its outputs go on.
+        Returns the unit with the trace context of its outputs.
         """
         watched = self._watched.get(unit.id)
         if watched is None:
             traceparents = self._tracer.opened(unit)
             owed = unit.parts - len(unit.parts_done)
-            watched = _Watched(unit.source.topic, unit.message.received_us, owed, traceparents)
-            self._is_polled = True
+            watched = _UnitTimes(unit.source.topic, unit.message.received_us, owed, traceparents)
+            self._is_unit_opened = True
             with self._lock:
                 self._watched[unit.id] = watched
         return (
@@ -121,35 +121,33 @@ class WorkObserver:
         )
 
     def polled(self, started_us: int) -> None:
-        """Says that a round of polls, which began at `started_us`, is over."""
-        if self._is_polled:
-            self._is_polled = False
+        """Notes the end of a round of polls."""
+        if self._is_unit_opened:
+            self._is_unit_opened = False
             self._tracer.polled(started_us, self._clock.now_us())
 
     def review(self, waiting: Mapping[TopicPartition, int]) -> str | None:
-        """Sets the gauges of lag and progress; returns what stands still, in words, or None."""
+        """Sets the gauges of lag and progress; returns `StallDetector.stalled`."""
         now_us = self._clock.now_us()
-        self._progress.finished(self._finished_us)
-        self._progress.waits(waiting, now_us)
+        self._stalls.finished(self._completed_us)
+        self._stalls.waits(waiting, now_us)
         for at, records in waiting.items():
             self._metrics.loop.lag_records.labels(topic=at.topic, partition=str(at.partition)).set(
                 records
             )
-        for at, moved_us in self._progress.moved_us().items():
+        for at, moved_us in self._stalls.moved_us().items():
             gauge = self._metrics.loop.partition_moved_seconds.labels(
                 topic=at.topic, partition=str(at.partition)
             )
             gauge.set(moved_us / 1_000_000)
-        self._metrics.loop.lag_seconds.set(self._progress.lag_us(now_us) / 1_000_000)
-        self._metrics.loop.last_progress_seconds.set(self._progress.last_us / 1_000_000)
-        return self._progress.stalled(now_us)
+        self._metrics.loop.lag_seconds.set(self._stalls.lag_us(now_us) / 1_000_000)
+        self._metrics.loop.last_progress_seconds.set(self._stalls.last_us / 1_000_000)
+        return self._stalls.stalled(now_us)
 
     # Any thread.
 
     def finished(self, done: Done) -> Done:
-        """Says that a stage has finished work; returns it with the trace headers of its outputs
-        set. Thread-safe.
-        """
+        """Notes finished work; returns it with trace headers in its outputs. Thread-safe."""
         now_us = self._clock.now_us()
         with self._lock:
             for unit_id, part in done.parts:
@@ -160,21 +158,19 @@ class WorkObserver:
         return self._tracer.finished(done, now_us)
 
     def completed(self, done: Done) -> None:
-        """Says that the outputs of this work are written for good. Thread-safe."""
+        """Notes that the outputs of this work are committed. Thread-safe."""
         now_us = self._clock.now_us()
         with self._lock:
-            self._finished_us = now_us
+            self._completed_us = now_us
             for unit_id, part in done.parts:
                 self._complete(unit_id, part, now_us)
         self._tracer.completed(done, now_us)
 
     def committed(self, started_us: int) -> None:
-        """Says that what was completed since the last call was committed, by a commit that began at
-        `started_us`. Thread-safe.
-        """
+        """Notes that one commit included all work completed since the last call. Thread-safe."""
         self._tracer.committed(started_us, self._clock.now_us())
 
-    # With the lock held.
+    # With the lock acquired.
 
     def _complete(self, unit_id: int, part: int, now_us: int) -> None:
         watched = self._watched.get(unit_id)
@@ -187,5 +183,5 @@ class WorkObserver:
         if watched.owed <= 0:
             del self._watched[unit_id]
 
-    def _observe(self, watched: _Watched, step: str, took_us: int) -> None:
+    def _observe(self, watched: _UnitTimes, step: str, took_us: int) -> None:
         self._seconds(watched.topic, step).observe(max(0, took_us) / 1_000_000)

@@ -3,8 +3,8 @@ before any of them.
 
 `Steps` stands for one life of a process. What goes through `watched` takes a step with every call;
 the call that a test chose is not made: the process is dead, and takes no further step on any
-thread. Wrap consumer, producer, stage and ledger, run the loop, begin a new life when `is_killed`,
-and compare what was committed with a life that was not killed.
+thread. Wrap consumer, producer, stage and work in flight, run the loop, begin a new life when
+`is_killed`, and compare what was committed with a life that was not killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LISTENER = frozenset({"assigned", "revoked"})
 PRODUCER = frozenset({"start", "begin", "produce", "send_offsets", "commit", "abort", "close"})
 STAGE = frozenset({"start", "assigned", "offer", "tick", "revoke", "drain", "close"})
 SINK = frozenset({"done", "hint", "refuse"})
-LEDGER = frozenset({"assign", "take", "revoke", "complete", "committed"})
+IN_FLIGHT = frozenset({"assign", "take", "revoke", "complete", "committed"})
 """The calls of each seam that are steps: those that change something."""
 
 

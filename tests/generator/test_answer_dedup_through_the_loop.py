@@ -65,17 +65,17 @@ class Service:
         )
         exactly_once = delivery == "exactly_once"
 
-        def make_delivery(wiring: DeliveryContext) -> Delivery:
+        def make_delivery(context: DeliveryContext) -> Delivery:
             if exactly_once:
                 return ExactlyOnceDelivery(
-                    wiring,
+                    context,
                     make_producer=lambda: MemoryTransactionalProducer(broker, f"{GROUP}-one"),
                     make_hint_producer=lambda: MemoryProducer(broker),
                     instance_id="one",
                     commit_interval_ms=0,
                 )
             return AtLeastOnceDelivery(
-                wiring,
+                context,
                 make_producer=lambda: MemoryProducer(broker),
                 make_hint_producer=lambda: MemoryProducer(broker),
                 commit_interval_ms=0,
@@ -254,7 +254,7 @@ def test_partitions_that_are_ready_go_on_while_the_answers_of_another_are_read(
     )
     service.turn(lambda: len(answers(broker)) == many)
     assert {one.query_id for one in answers(broker)} == {f"q-{n}" for n in range(1, 2 * many, 2)}
-    assert service.loop.ledger.in_flight == 0, "nothing of the other was taken in"
+    assert service.loop.in_flight.units == 0, "nothing of the other was taken in"
     reader.is_let = True
     service.turn(lambda: committed(broker) == 2 * many)
     service.crash()

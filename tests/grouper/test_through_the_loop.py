@@ -52,8 +52,8 @@ class Member:
             intake=Intake(topic=QUERIES.name, decode=query_of, bad_input="refuse"),
             stage=self.stage,
             consumer=MemoryConsumer(broker, "carpool-grouper"),
-            make_delivery=lambda wiring: AtLeastOnceDelivery(
-                wiring,
+            make_delivery=lambda context: AtLeastOnceDelivery(
+                context,
                 make_producer=lambda: MemoryProducer(broker),
                 make_hint_producer=lambda: MemoryProducer(broker),
                 commit_interval_ms=1,

@@ -37,7 +37,7 @@ from carpool.loop.stage import Stage
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.steps import (
     CONSUMER,
-    LEDGER,
+    IN_FLIGHT,
     LISTENER,
     PRODUCER,
     SINK,
@@ -179,7 +179,7 @@ class Member:
                 self.stage, reader, GeneratorSettings(), metrics, pipeline.clock
             )
 
-        def make_delivery(wiring: DeliveryContext) -> ExactlyOnceDelivery:
+        def make_delivery(context: DeliveryContext) -> ExactlyOnceDelivery:
             def make_producer() -> Any:
                 producer = MemoryTransactionalProducer(broker, f"{group}-{instance_id}")
                 return watched(
@@ -190,7 +190,9 @@ class Member:
                 )
 
             return ExactlyOnceDelivery(
-                replace(wiring, ledger=watched(wiring.ledger, steps, "ledger", LEDGER)),
+                replace(
+                    context, in_flight=watched(context.in_flight, steps, "in_flight", IN_FLIGHT)
+                ),
                 make_producer=make_producer,
                 make_hint_producer=lambda: MemoryProducer(broker),
                 instance_id=instance_id,
@@ -207,12 +209,12 @@ class Member:
             clock=pipeline.clock,
             metrics=metrics,
         )
-        self.loop.ledger = watched(self.loop.ledger, steps, "ledger", LEDGER)
+        self.loop.in_flight = watched(self.loop.in_flight, steps, "in_flight", IN_FLIGHT)
 
     def start(self) -> None:
         """As `Loop.start`, with what calls the loop watched too."""
         watched(self.stage, self.steps, "stage", STAGE).start(
-            watched(self.loop, self.steps, "sink", SINK)
+            watched(self.loop.sink, self.steps, "sink", SINK)
         )
         self.loop.delivery.start()
         listener = watched(self.loop, self.steps, "loop", LISTENER)

@@ -1,9 +1,9 @@
-"""A stage that does what a test tells it to, and a loop around it on the broker in memory."""
+"""A stage that a test controls, and a loop around it on the broker in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Literal
 
 from prometheus_client import CollectorRegistry
 
@@ -18,9 +18,9 @@ from carpool.kafka.memory import (
 )
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
-from carpool.loop.delivery.delivery import DeliveryContext
+from carpool.loop.delivery.delivery import Delivery, DeliveryContext
 from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
-from carpool.loop.loop import Loop
+from carpool.loop.loop import FINISHED_BYTES_MAX, Loop
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
@@ -95,12 +95,26 @@ def query_of(message: Message) -> Query:
     return decode_query(message.value, message.headers, message.source)
 
 
+class SteppedAtLeastOnce(AtLeastOnceDelivery):
+    """A delivery without its thread: tests step it."""
+
+    def start(self) -> None:
+        self.open()
+
+
+class SteppedExactlyOnce(ExactlyOnceDelivery):
+    """A delivery without its thread: tests step it."""
+
+    def start(self) -> None:
+        self.open()
+
+
 class Bench:
-    """A broker in memory, and loops on it that a test steps by hand: no threads, no waiting."""
+    """A broker in memory, and loops on it that a test steps: no threads, no waiting."""
 
     delivery: DeliveryName = "at_least_once"
 
-    def __init__(self, partitions: int = 2) -> None:
+    def __init__(self, partitions: int = 2, topics: dict[str, int] | None = None) -> None:
         self.clock = HandClock(step_us=1)
         self.members = 0
         self.broker = MemoryBroker(
@@ -110,6 +124,7 @@ class Bench:
                 RETRIEVALS.name: 1,
                 "rag.answers.v1": 1,
                 "rag.queries.v1.dlq": partitions,
+                **(topics or {}),
             },
         )
 
@@ -118,8 +133,13 @@ class Bench:
         stage: HandStage,
         *,
         parts: Callable[[Query], int] = lambda _: 1,
+        weight: int = 1,
         extra_classes: tuple[PriorityClass, ...] = (),
+        bad_input: Literal["refuse", "stop"] = "refuse",
+        finished_bytes_max: int = FINISHED_BYTES_MAX,
+        is_stepped: bool = True,
     ) -> tuple[Loop[Query], MemoryConsumer]:
+        """Starts a loop as the next member of the group; else its test runs it, with threads."""
         self.members += 1
         instance_id = f"member-{self.members}"
         is_exact = self.delivery == "exactly_once"
@@ -133,51 +153,51 @@ class Bench:
             if is_exact
             else MemoryConsumer(self.broker, GROUP)
         )
+
+        def make_delivery(context: DeliveryContext) -> Delivery:
+            if is_exact:
+                make = SteppedExactlyOnce if is_stepped else ExactlyOnceDelivery
+                return make(
+                    context,
+                    make_producer=lambda: self.producer(instance_id),
+                    make_hint_producer=lambda: MemoryProducer(self.broker),
+                    instance_id=instance_id,
+                    commit_interval_ms=0,
+                )
+            make_plain = SteppedAtLeastOnce if is_stepped else AtLeastOnceDelivery
+            return make_plain(
+                context,
+                make_producer=lambda: MemoryProducer(self.broker),
+                make_hint_producer=lambda: MemoryProducer(self.broker),
+                commit_interval_ms=0,
+            )
+
         loop = Loop[Query](
             name="grouper",
             group=GROUP,
             intake=Intake(
                 topic=QUERIES.name,
                 decode=query_of,
-                bad_input="refuse",
+                bad_input=bad_input,
                 parts=parts,
+                weight=weight,
                 extra_classes=extra_classes,
             ),
             stage=stage,
             consumer=consumer,
-            make_delivery=partial(self._exactly_once, instance_id)
-            if is_exact
-            else self._at_least_once,
+            make_delivery=make_delivery,
             clock=self.clock,
             metrics=Metrics(CollectorRegistry()),
+            finished_bytes_max=finished_bytes_max,
         )
-        stage.start(loop)
-        loop._consumer.subscribe(QUERIES.name, loop, loop._intake.topics[1:])
+        if is_stepped:
+            loop.start()
         return loop, consumer
 
-    # Deliveries are stepped by hand: their threads are not started.
-
-    def _at_least_once(self, wiring: DeliveryContext) -> AtLeastOnceDelivery:
-        delivery = AtLeastOnceDelivery(
-            wiring,
-            make_producer=lambda: MemoryProducer(self.broker),
-            make_hint_producer=lambda: MemoryProducer(self.broker),
-            commit_interval_ms=0,
-        )
-        delivery._producer = MemoryProducer(self.broker)
-        return delivery
-
-    def _exactly_once(self, instance_id: str, wiring: DeliveryContext) -> ExactlyOnceDelivery:
-        delivery = ExactlyOnceDelivery(
-            wiring,
-            make_producer=lambda: self.producer(instance_id),
-            make_hint_producer=lambda: MemoryProducer(self.broker),
-            instance_id=instance_id,
-            commit_interval_ms=0,
-        )
-        delivery._producer = self.producer(instance_id)
-        delivery._producer.start()
-        return delivery
+    def wait(self, loop: Loop[Query], us: int = 1_000_000) -> None:
+        """Moves the clock past every pause, and steps the loop."""
+        self.clock.sleep(us)
+        turn(loop)
 
     def producer(self, instance_id: str) -> MemoryTransactionalProducer:
         return MemoryTransactionalProducer(self.broker, transactional_id(GROUP, instance_id))
@@ -207,7 +227,12 @@ def turn(loop: Loop[Query], times: int = 3) -> None:
     for _ in range(times):
         loop.step()
         for _ in range(2):
-            loop.delivery._wake.set()  # or it waits for work
-            loop.delivery.step()
+            loop.delivery.step(0)
     loop.step()
-    loop.ledger.check_integrity()
+    loop.in_flight.check_integrity()
+
+
+class Exact(Bench):
+    """A bench whose loops deliver exactly once."""
+
+    delivery = "exactly_once"

@@ -13,7 +13,7 @@ from carpool.loop.priority.adaptive_rate_limit import (
     BEGIN_SHARE,
     RATE_MIN,
     REVIEW_US,
-    URGENT_LATELY_US,
+    URGENT_RECENTLY_US,
     AdaptiveRateLimit,
 )
 from carpool.loop.priority.cpu_wait import CpuWait
@@ -85,7 +85,7 @@ def test_the_first_urgent_record_lets_what_came_before_it_go_first() -> None:
 def test_a_second_after_the_last_urgent_record_there_is_no_pace() -> None:
     run = Run()
     run.pass_(3, cpu_wait_us=BUSY, urgent=True)
-    run.now_us += URGENT_LATELY_US
+    run.now_us += URGENT_RECENTLY_US
     assert run.pass_(1, cpu_wait_us=BUSY, urgent=False) == 20 * COST * 100
 
 

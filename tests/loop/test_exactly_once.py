@@ -17,13 +17,17 @@ from carpool.errors import AbortedError, DeploymentError, FencedError, Retryable
 from carpool.kafka.clients import Membership, Position
 from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
 from carpool.kafka.fencing import claims
+from carpool.kafka.memory import MemoryTransactionalProducer
 from carpool.kafka.records import TopicPartition
-from carpool.loop.delivery.exactly_once import CALL_US_MAX, ExactlyOnceDelivery
-from carpool.loop.loop import METADATA_STOP_BYTES
+from carpool.loop.delivery.commit_planner import BATCH_DONES_MAX
+from carpool.loop.delivery.exactly_once import CALL_US_MAX
+from carpool.loop.loop import Loop
+from carpool.loop.priority.intake_queues import PriorityClass
 from carpool.loop.stage import Done
-from schemas.topics import QUERIES
-from tests.loop.exact import Exact
-from tests.loop.support import GROUP, HandStage, result, turn
+from carpool.loop.throttle import METADATA_STOP_BYTES
+from schemas.query import Query
+from schemas.topics import QUERIES, QUERIES_BATCH
+from tests.loop.support import GROUP, Exact, HandStage, result, turn
 
 
 def test_what_an_aborted_transaction_held_is_sent_again_from_memory_and_seen_once() -> None:
@@ -66,55 +70,6 @@ def test_transaction_that_rebalance_of_others_aborted_is_made_as_soon_as_that_is
     assert asked.count(True) == 1
 
 
-def test_what_finished_leaves_with_next_transaction_which_begins_after_open_one_and_pause() -> None:
-    bench, stage = Exact(), HandStage()
-    loop, _ = bench.loop(stage)
-    delivery = loop.delivery
-    assert isinstance(delivery, ExactlyOnceDelivery)
-    delivery._commit_interval_us = delivery._interval_us = 20_000
-    assert delivery.next_commit_at_us <= bench.clock.now_us(), "at once"
-    seen: list[int] = []
-    producer = delivery._producer
-    assert producer is not None
-    commit = producer.commit
-
-    def slow_commit() -> None:
-        bench.clock.sleep(30_000)
-        seen.append(delivery.next_commit_at_us)
-        commit()
-
-    producer.commit = slow_commit  # type: ignore[method-assign]
-    bench.publish("a", "b")
-    turn(loop)
-    for text in ("a", "b"):
-        began_us = bench.clock.now_us()
-        stage.finish(text)
-        turn(loop)
-        assert delivery.next_commit_at_us == pytest.approx(began_us + 50_000, abs=500)
-        bench.clock.sleep(20_000)
-    assert seen[1] == pytest.approx(began_us + 50_000, abs=500), (
-        "an open one is taken to last as long as the one before"
-    )
-
-
-def test_what_comes_while_the_time_of_a_commit_is_awaited_wakes_nobody() -> None:
-    bench, stage = Exact(), HandStage()
-    loop, _ = bench.loop(stage)
-    delivery = loop.delivery
-    assert isinstance(delivery, ExactlyOnceDelivery)
-    bench.publish("a", "b")
-    turn(loop)
-    delivery._wake.clear()
-    delivery._is_napping = True
-    stage.finish("a")
-    assert not delivery._wake.is_set()
-    delivery._is_napping = False
-    stage.finish("b")
-    assert delivery._wake.is_set()
-    turn(loop)
-    assert sorted(bench.results()) == ["a/0", "b/0"]
-
-
 def test_a_commit_whose_reply_is_lost_is_asked_for_again_and_takes_effect_once() -> None:
     bench, stage = Exact(), HandStage()
     loop, _ = bench.loop(stage)
@@ -124,7 +79,7 @@ def test_a_commit_whose_reply_is_lost_is_asked_for_again_and_takes_effect_once()
     stage.finish("a")
     turn(loop)
     assert (bench.results(), bench.committed()) == (["a/0"], (1, ""))
-    assert loop.ledger.in_flight == 0
+    assert loop.in_flight.units == 0
 
 
 def test_work_of_partition_went_away_after_abort_dropped_and_what_shared_it_offered_again() -> None:
@@ -160,8 +115,7 @@ def test_member_group_went_on_without_commits_nothing_and_learns_of_it_in_its_ne
     successor, _ = bench.loop(other)
     turn(successor)
     stage.finish("a")
-    assert isinstance(loop.delivery, ExactlyOnceDelivery)
-    loop.delivery.step()
+    loop.delivery.step(0)
     assert bench.results() == []
     other.finish("a")
     turn(successor)
@@ -188,7 +142,7 @@ def test_a_hint_is_seen_beside_work_that_cannot_be_committed_yet() -> None:
     turn(loop)
     bench.broker.break_next("commit", AbortedError("the coordinator moved"))
     stage.finish("a")
-    loop.hint(result("draft"))
+    loop.sink.hint(result("draft"))
     turn(loop, 1)
     assert bench.results() == ["draft"]
 
@@ -259,9 +213,8 @@ def test_a_delivery_that_was_refused_for_good_keeps_still() -> None:
     stage.finish("a")
     turn(loop)
     assert isinstance(loop.failure, DeploymentError)
-    bench.clock.sleep(1_000_000)
-    assert isinstance(loop.delivery, ExactlyOnceDelivery)
-    assert loop.delivery._wait_s() > 0
+    bench.wait(loop)
+    assert bench.results() == []
 
 
 @settings(max_examples=15)
@@ -332,29 +285,27 @@ def test_a_revocation_commits_what_is_finished_unless_the_partition_is_lost(is_l
 
 @pytest.mark.parametrize("in_a_revocation", [False, True])
 def test_a_call_that_never_comes_back_ends_the_service_and_commits_nothing_when_it_does(
-    in_a_revocation: bool,
+    in_a_revocation: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, stage = Exact(), HandStage()
     loop, _ = bench.loop(stage)
     bench.publish("a")
     turn(loop)
-    assert isinstance(loop.delivery, ExactlyOnceDelivery)
-    producer, called, go_on = loop.delivery._producer, threading.Event(), threading.Event()
-    assert producer is not None
-    send_offsets = producer.send_offsets
+    called, go_on = threading.Event(), threading.Event()
+    send_offsets = MemoryTransactionalProducer.send_offsets
 
-    def hang(*arguments: Any) -> None:
+    def hang(producer: MemoryTransactionalProducer, *arguments: Any) -> None:
         called.set()
         assert go_on.wait(60)
-        send_offsets(*arguments)
+        send_offsets(producer, *arguments)
 
-    producer.send_offsets = hang  # type: ignore[method-assign]
+    monkeypatch.setattr(MemoryTransactionalProducer, "send_offsets", hang)
     stage.finish("a")
     at = frozenset({TopicPartition(QUERIES.name, 0)})
     calls = threading.Thread(
         target=(lambda: loop.delivery.revoked(at, lost=False))
         if in_a_revocation
-        else loop.delivery.step
+        else lambda: loop.delivery.step(0)
     )
     calls.start()
     assert called.wait(60)
@@ -364,9 +315,60 @@ def test_a_call_that_never_comes_back_ends_the_service_and_commits_nothing_when_
         assert loop.failure is None, "it may still come back"
     bench.clock.sleep(CALL_US_MAX)
     loop.step()
-    assert "has not come back in 15 s" in str(loop.failure)
+    assert "has not returned in 15 s" in str(loop.failure)
     loop.delivery.revoked(at, lost=True)
     go_on.set()
     calls.join(60)
     turn(loop, 1)
     assert (bench.results(), bench.committed()) == ([], (None, ""))
+
+
+class TwoClasses(Exact):
+    """A bench whose one loop reads the class `batch` too."""
+
+    def __init__(self) -> None:
+        super().__init__(topics={QUERIES_BATCH.name: 1})
+
+    def both(self, stage: HandStage) -> Loop[Query]:
+        loop, _ = self.loop(stage, extra_classes=(PriorityClass(topic=QUERIES_BATCH.name),))
+        return loop
+
+    def publish_batch(self, *texts: str) -> None:
+        for text in texts:
+            self.broker.append(QUERIES_BATCH.name, text.encode(), partition=0)
+
+
+def test_urgent_work_commits_before_batch_work_that_finished_earlier() -> None:
+    bench, stage = TwoClasses(), HandStage(credit=10_000)
+    loop = bench.both(stage)
+    batch = [f"b{number}" for number in range(3 * BATCH_DONES_MAX)]
+    bench.publish_batch(*batch)
+    bench.publish("u")
+    turn(loop)
+    for text in (*batch, "u"):
+        stage.finish(text)
+    turn(loop, 1)
+    assert bench.results()[0] == "u/0"
+    assert len(bench.results()) == BATCH_DONES_MAX + 1
+    turn(loop, 1)
+    assert len(bench.results()) == BATCH_DONES_MAX + 1, (
+        "batch work pauses while there is urgent work"
+    )
+    for _ in range(3):
+        bench.wait(loop)
+    assert sorted(bench.results()[1:]) == sorted(f"{text}/0" for text in batch)
+    assert loop.in_flight.units == 0
+
+
+def test_at_a_revocation_batch_work_that_waits_for_its_pause_is_committed_too() -> None:
+    bench, stage = TwoClasses(), HandStage()
+    loop = bench.both(stage)
+    bench.publish_batch("a", "b")
+    bench.publish("u")
+    turn(loop)
+    stage.finish("u")
+    stage.finish("a")
+    turn(loop, 1)
+    stage.finish("b")
+    loop.revoked(frozenset({TopicPartition(QUERIES_BATCH.name, 0)}), lost=False)
+    assert sorted(bench.results()) == ["a/0", "b/0", "u/0"]

@@ -11,11 +11,9 @@ import pytest
 from carpool.errors import AbortedError, DeploymentError, RetryableError
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.memory.broker import Call
-from carpool.loop.loop import PAUSE_AFTER_US, Loop
-from carpool.loop.priority.intake_queues import Intake
 from carpool.loop.stage import Credit, Done, LateOutputs
-from schemas.query import Query
-from tests.loop.support import Bench, HandStage, query_of, result, turn
+from carpool.loop.throttle import PAUSE_AFTER_US
+from tests.loop.support import Bench, HandStage, result, turn
 
 
 @pytest.fixture(autouse=True, params=["at_least_once", "exactly_once"])
@@ -39,7 +37,7 @@ def test_work_completes_out_of_order_and_offsets_wait_for_the_slowest() -> None:
     stage.finish("a")
     turn(loop)
     assert bench.committed() == (3, "")
-    assert loop.ledger.in_flight == 0
+    assert loop.in_flight.units == 0
 
 
 def test_a_unit_with_several_parts_is_done_when_its_last_part_is() -> None:
@@ -54,7 +52,7 @@ def test_a_unit_with_several_parts_is_done_when_its_last_part_is() -> None:
     stage.finish("a", part=1)
     turn(loop)
     assert bench.committed() == (1, "")
-    assert loop.ledger.in_flight == 1
+    assert loop.in_flight.units == 1
 
 
 def test_a_restart_repeats_no_part_that_was_committed() -> None:
@@ -255,15 +253,14 @@ def test_a_dead_letter_that_outgrew_its_topic_is_cut_and_says_so() -> None:
 
 def test_an_unreadable_internal_record_stops_consumption_and_loses_nothing() -> None:
     bench, stage = Bench(), HandStage()
-    loop, _ = bench.loop(stage)
-    loop._intake = Intake(topic="rag.queries.v1", decode=query_of, bad_input="stop")
+    loop, _ = bench.loop(stage, bad_input="stop")
     bench.publish("good")
     bench.broker.append("rag.queries.v1", b'{"text": 5}', partition=0)
     bench.publish("after")
     turn(loop)
     assert isinstance(loop.failure, DeploymentError)
     assert [unit.record.text for unit in stage.units] == ["good"]
-    loop._next_review_us = 0
+    bench.clock.sleep(1_000_000)
     turn(loop)
     assert any("cannot be read by this build" in reason for reason in loop.not_ready())
     stage.finish("good")
@@ -284,7 +281,7 @@ def test_outputs_that_were_not_taken_are_sent_again_before_offsets_move(
     else:
         bench.broker.break_next("produce_in_transaction", AbortedError("broker is away"))
     stage.finish("a")
-    loop.delivery.step()
+    loop.delivery.step(0)
     assert (bench.results(), bench.committed()) == ([], (None, ""))
     bench.clock.sleep(1_000_000)
     turn(loop)
@@ -328,7 +325,7 @@ def test_the_intake_stops_while_too_much_is_complete_above_the_watermark() -> No
     for text in texts[1::2]:
         stage.finish(text)
     turn(loop, 1)
-    loop._next_review_us = 0
+    bench.clock.sleep(1_000_000)
     turn(loop, 1)
     bench.publish("more")
     turn(loop)
@@ -346,7 +343,7 @@ def test_hints_are_sent_and_acknowledge_nothing() -> None:
     loop, _ = bench.loop(stage)
     bench.publish("a")
     turn(loop)
-    loop.hint(result("draft"))
+    loop.sink.hint(result("draft"))
     turn(loop)
     assert (bench.results(), bench.committed()) == (["draft"], (None, ""))
 
@@ -362,11 +359,8 @@ def test_stop_drains_what_is_in_hand_and_leaves_the_group() -> None:
             return None
 
     stage = Draining()
-    loop, consumer = bench.loop(stage)
-    consumer.close()
-    consumer._listener = None
+    runner, _ = bench.loop(stage, is_stepped=False)
     bench.publish("a", "b")
-    runner: Loop[Query] = loop
     polls = iter(range(10_000))
 
     original = stage.credit
@@ -391,7 +385,7 @@ def test_a_unit_is_refused_with_all_the_parts_it_owes(parts: int) -> None:
     loop, _ = bench.loop(stage, parts=lambda _: parts)
     bench.publish("a")
     turn(loop)
-    loop.refuse(stage.unit("a"), RecordError("wrong_dimension", "12, not 384", query_id="a"))
+    loop.sink.refuse(stage.unit("a"), RecordError("wrong_dimension", "12, not 384", query_id="a"))
     turn(loop)
     assert bench.committed() == (1, "")
     assert len(bench.results("rag.queries.v1.dlq")) == 1
@@ -406,7 +400,7 @@ def test_an_answer_is_what_it_is_when_its_commit_begins(is_late: bool) -> None:
     late = LateOutputs(
         after_us=bench.clock.now_us() + 1_000_000, outputs=lambda: (result("expired"),)
     )
-    loop.done(Done(parts=((stage.unit("a").id, 0),), outputs=(result("ok"),), late=late))
+    loop.sink.done(Done(parts=((stage.unit("a").id, 0),), outputs=(result("ok"),), late=late))
     bench.clock.sleep(1_000_000 if is_late else 0)
     turn(loop)
     assert (bench.results(), bench.committed()) == (["expired" if is_late else "ok"], (1, ""))

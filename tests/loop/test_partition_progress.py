@@ -17,13 +17,13 @@ def test_the_low_watermark_is_the_first_record_that_still_owes_a_part() -> None:
     assert progress.complete(11, 0)
     assert progress.complete(14, 0)
     assert progress.complete(14, 2)
-    assert (progress.low_watermark, progress.metadata()) == (10, "1;1+1,4:0.2")
+    assert progress.position_with({}) == (10, "1;1+1,4:0.2")
     assert progress.complete(10, 0)
-    assert (progress.low_watermark, progress.metadata()) == (10, "1;0:0,1+1,4:0.2")
+    assert progress.position_with({}) == (10, "1;0:0,1+1,4:0.2")
     assert progress.complete(10, 1)
-    assert (progress.low_watermark, progress.metadata()) == (14, "1;0:0.2")
+    assert progress.position_with({}) == (14, "1;0:0.2")
     assert progress.complete(14, 1)
-    assert (progress.low_watermark, progress.metadata()) == (15, "")
+    assert progress.position_with({}) == (15, "")
     assert progress.in_flight == 0
 
 
@@ -39,7 +39,7 @@ def test_a_part_counts_once_and_only_if_it_is_owed() -> None:
 def test_nothing_was_ever_committed_before_the_first_record() -> None:
     progress = PartitionProgress(None)
     assert progress.low_watermark is None
-    assert progress.metadata() == ""
+    assert progress.position_with({}).metadata == ""
     progress.take(5, 1)
     assert progress.low_watermark == 5
 
@@ -52,7 +52,9 @@ def test_a_restart_knows_what_an_earlier_life_completed() -> None:
     assert progress.already_done(14) == (False, frozenset({0, 2, 3}))
     progress.take(10, 1)
     assert progress.complete(10, 0)
-    assert progress.metadata() == "1;0+2,3:0.2-3", "what was not read again yet is still committed"
+    assert progress.position_with({}).metadata == "1;0+2,3:0.2-3", (
+        "what was not read again yet is still committed"
+    )
     progress.take(11, 5)
     progress.take(12, 5)
     assert progress.low_watermark == 13
@@ -104,4 +106,4 @@ def test_any_order_and_any_restart_lose_and_repeat_nothing(
         for offset, part in order[: data.draw(st.integers(0, len(order)))]:
             assert progress.complete(offset, part)
             completed.add((offset, part))
-        position = (progress.low_watermark, progress.metadata())
+        position = progress.position_with({})

@@ -6,48 +6,29 @@ from __future__ import annotations
 
 from collections import Counter
 
-from prometheus_client import CollectorRegistry
-
-from carpool.kafka.memory import MemoryBroker, MemoryConsumer
-from carpool.loop.loop import Loop
-from carpool.loop.priority.intake_queues import Intake, PriorityClass
-from carpool.telemetry.metrics import Metrics
+from carpool.kafka.memory import MemoryConsumer
+from carpool.loop.loop import FINISHED_BYTES_MAX, Loop
+from carpool.loop.priority.intake_queues import PriorityClass
 from schemas.query import Query
-from schemas.topics import QUERIES, QUERIES_BATCH, RETRIEVALS
-from tests.loop.support import GROUP, Bench, HandStage, query_of, turn
+from schemas.topics import QUERIES, QUERIES_BATCH
+from tests.loop.support import Bench, HandStage, turn
 
-HELD_MAX = 20
+BATCH_MAX = 20
 
 
 class TwoClasses(Bench):
     """A bench with a topic for each class."""
 
     def __init__(self) -> None:
-        super().__init__()
-        topics = {QUERIES.name: 2, QUERIES_BATCH.name: 2, RETRIEVALS.name: 1, "rag.answers.v1": 1}
-        self.broker = MemoryBroker(self.clock, topics)
+        super().__init__(topics={QUERIES_BATCH.name: 2})
 
-    def both(self, stage: HandStage) -> tuple[Loop[Query], MemoryConsumer]:
-        consumer = MemoryConsumer(self.broker, GROUP)
-        loop = Loop[Query](
-            name="grouper",
-            group=GROUP,
-            intake=Intake(
-                topic=QUERIES.name,
-                decode=query_of,
-                bad_input="refuse",
-                weight=16,
-                extra_classes=(PriorityClass(topic=QUERIES_BATCH.name, unfinished_max=HELD_MAX),),
-            ),
-            stage=stage,
-            consumer=consumer,
-            make_delivery=self._at_least_once,
-            clock=self.clock,
-            metrics=Metrics(CollectorRegistry()),
+    def both(
+        self, stage: HandStage, finished_bytes_max: int = FINISHED_BYTES_MAX
+    ) -> tuple[Loop[Query], MemoryConsumer]:
+        batch = PriorityClass(topic=QUERIES_BATCH.name, unfinished_max=BATCH_MAX)
+        return self.loop(
+            stage, weight=16, extra_classes=(batch,), finished_bytes_max=finished_bytes_max
         )
-        stage.start(loop)
-        loop._consumer.subscribe(QUERIES.name, loop, (QUERIES_BATCH.name,))
-        return loop, consumer
 
     def publish_batch(self, count: int) -> None:
         for number in range(count):
@@ -69,14 +50,14 @@ def test_an_urgent_query_is_taken_in_although_hundreds_of_a_lower_class_came_bef
     loop, _ = bench.both(stage)
     bench.publish_batch(300)
     turn(loop)
-    assert held(stage) == {QUERIES_BATCH.name: HELD_MAX}, "and no more, though there is room"
+    assert held(stage) == {QUERIES_BATCH.name: BATCH_MAX}, "and no more, though there is room"
     bench.publish("urgent")
     turn(loop)
     assert held(stage)[QUERIES.name] == 1
 
 
 def test_while_there_is_no_credit_urgent_queries_are_found_and_go_first_when_there_is() -> None:
-    bench, stage = TwoClasses(), HandStage(credit=HELD_MAX)
+    bench, stage = TwoClasses(), HandStage(credit=BATCH_MAX)
     loop, _ = bench.both(stage)
     bench.publish_batch(300)
     turn(loop)
@@ -109,21 +90,20 @@ def test_all_of_both_classes_is_answered_once_also_where_a_member_dies() -> None
     }
     assert set(bench.results()) == expected
     assert max(Counter(bench.results()).values()) == 1
-    assert loop.ledger.held == {QUERIES.name: 0, QUERIES_BATCH.name: 0}
+    assert loop.in_flight.unfinished_parts == {QUERIES.name: 0, QUERIES_BATCH.name: 0}
 
 
 def test_while_finished_work_waits_for_its_commit_nothing_more_is_taken_in() -> None:
     bench, stage = TwoClasses(), HandStage(credit=30)
-    loop, _ = bench.both(stage)
-    loop._finished_bytes_max = 10
+    loop, _ = bench.both(stage, finished_bytes_max=10)
     bench.publish("one", "two")
     loop.step()
     end(stage, 2)
-    assert loop.ledger.finished_bytes >= 10, "not committed: delivery has not had its turn"
-    assert loop.ledger.held[QUERIES.name] == 0, "the stage holds nothing"
+    assert loop.in_flight.finished_bytes >= 10, "not committed: delivery has not had its turn"
+    assert loop.in_flight.unfinished_parts[QUERIES.name] == 0, "the stage holds nothing"
     bench.publish("three")
     loop.step()
     assert stage.units == []
     turn(loop)
-    assert loop.ledger.finished_bytes == 0
+    assert loop.in_flight.finished_bytes == 0
     assert [unit.record.text for unit in stage.units] == ["three"]

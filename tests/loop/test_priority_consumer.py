@@ -13,7 +13,7 @@ from carpool.loop.priority.intake_queues import (
     RECORDS_MAX,
     PriorityClass,
 )
-from carpool.loop.priority.priority_consumer import SIFT_MAX, PriorityConsumer
+from carpool.loop.priority.priority_consumer import SORT_MAX, PriorityConsumer
 from schemas.record import Source
 from tests.clocks import HandClock
 
@@ -88,7 +88,7 @@ class Rig:
         self.consumer = PriorityConsumer(
             self.inner,
             classes,
-            held=lambda: self.held,
+            unfinished_parts=lambda: self.held,
             clock=self.clock,
             cpu_wait_us=lambda: self.cpu_wait_us,
         )
@@ -114,7 +114,7 @@ def test_an_urgent_record_fetched_behind_thousands_is_handed_out_within_a_turn()
     rig.inner.fetch(BATCH, 6_000)
     rig.inner.fetch(URGENT, 1)
     handed = [rig.take() for _ in range(20)]
-    sortings = RECORDS_MAX // SIFT_MAX + 1
+    sortings = RECORDS_MAX // SORT_MAX + 1
     assert handed.index(URGENT) <= sortings + QUANTUM_BYTES // RECORD_COST_BYTES
 
 
@@ -170,7 +170,7 @@ def test_while_nothing_can_be_taken_in_what_comes_is_sorted_and_urgent_goes_firs
     rig = Rig()
     rig.inner.fetch(BATCH, 100)
     rig.inner.fetch(URGENT, 1)
-    rig.consumer.sort(0.05)
+    rig.consumer.fill_queues(0.05)
     assert rig.inner.fetched == []
     assert rig.held.total() == 0
     assert URGENT in [rig.take() for _ in range(QUANTUM_BYTES // RECORD_COST_BYTES + 1)]

@@ -12,15 +12,15 @@ from prometheus_client import CollectorRegistry
 
 from carpool.errors import DeploymentError
 from carpool.kafka.records import Message, Output
-from carpool.loop.query_failures import FailureBurst, FailureLimits, QueryFailures
+from carpool.loop.query_failures import FailureLimits, QueryFailures
 from carpool.loop.retry import (
-    HELD_MAX,
+    DELAYED_MAX,
+    RetryDecision,
     RetryDelay,
     RetryPolicy,
-    Verdict,
-    after_failure,
     attempt_of,
     begin_us_of,
+    decide_retry,
     later_attempt,
     origin_of,
 )
@@ -56,8 +56,10 @@ def failure(
     )
 
 
-def verdict(failed: QueryFailure, policy: RetryPolicy = POLICY, now_us: int = NOW_US) -> Verdict:
-    return after_failure(
+def verdict(
+    failed: QueryFailure, policy: RetryPolicy = POLICY, now_us: int = NOW_US
+) -> RetryDecision:
+    return decide_retry(
         failed, policy=policy, group="carpool-searcher", stage="searcher", now_us=now_us
     )
 
@@ -269,7 +271,7 @@ def unit(id: int) -> Unit[Query]:
 def test_what_is_held_back_comes_in_the_order_of_its_time() -> None:
     held = RetryDelay()
     for id, until_us in ((1, 30), (2, 10), (3, 10), (4, 20)):
-        assert held.hold(unit(id), until_us)
+        assert held.add(unit(id), until_us)
     assert held.next_us == 10
     assert [each.id for each in held.due(9)] == []
     assert [each.id for each in held.due(20)] == [2, 3, 4]
@@ -279,30 +281,16 @@ def test_what_is_held_back_comes_in_the_order_of_its_time() -> None:
 def test_what_was_revoked_is_not_held_any_more() -> None:
     held = RetryDelay()
     for id in (1, 2, 3):
-        held.hold(unit(id), 10 * id)
+        held.add(unit(id), 10 * id)
     held.forget(frozenset({1, 3, 7}))
     assert [each.id for each in held.due(1_000)] == [2]
 
 
 def test_no_more_than_a_bound_is_held() -> None:
     held = RetryDelay()
-    assert all(held.hold(unit(id), 10) for id in range(HELD_MAX))
-    assert not held.hold(unit(HELD_MAX), 10)
-    assert len(held.due(10)) == HELD_MAX
-
-
-def test_so_many_failures_in_a_row_are_a_burst_and_a_success_ends_the_row() -> None:
-    burst = FailureBurst(3)
-    assert [burst.failed(), burst.failed()] == [False, False]
-    burst.succeeded()
-    assert [burst.failed(), burst.failed(), burst.failed(), burst.failed()] == [
-        False,
-        False,
-        True,
-        True,
-    ]
-    burst.succeeded()
-    assert not burst.failed()
+    assert all(held.add(unit(id), 10) for id in range(DELAYED_MAX))
+    assert not held.add(unit(DELAYED_MAX), 10)
+    assert len(held.due(10)) == DELAYED_MAX
 
 
 def failures(failures_max: int = 3) -> tuple[QueryFailures, Metrics]:
@@ -333,9 +321,9 @@ def counted(metrics: Metrics, name: str) -> dict[str, float]:
 
 def test_a_failed_part_commits_with_its_reentry_or_with_answer_and_letter() -> None:
     settled, metrics = failures()
-    again = settled.settle(Done(parts=((7, 1),), outputs=(ANSWER,), failure=failure()))
+    again = settled.resolve(Done(parts=((7, 1),), outputs=(ANSWER,), failure=failure()))
     assert (again.parts, [output.topic for output in again.outputs]) == (((7, 1),), [QUERIES.name])
-    ended = settled.settle(
+    ended = settled.resolve(
         Done(parts=((7, 2),), outputs=(ANSWER,), failure=failure(is_transient=False))
     )
     assert [output.topic for output in ended.outputs] == [ANSWERS.name, QUERIES_DEAD.name]
@@ -350,21 +338,21 @@ def test_a_failed_part_commits_with_its_reentry_or_with_answer_and_letter() -> N
 def test_a_burst_of_failures_stops_the_service_and_is_not_acknowledged() -> None:
     settled, _ = failures(failures_max=3)
     failed = Done(parts=((7, 1),), outputs=(ANSWER,), failure=failure())
-    settled.settle(failed)
-    settled.settle(failed)
+    settled.resolve(failed)
+    settled.resolve(failed)
     with pytest.raises(DeploymentError, match=r"3 queries failed in a row.*the disk is away"):
-        settled.settle(failed)
+        settled.resolve(failed)
     with pytest.raises(DeploymentError, match="4 queries"):
-        settled.settle(failed)
+        settled.resolve(failed)
 
 
 def test_a_result_ends_the_row_and_a_word_to_the_asker_of_a_late_query_does_not() -> None:
     settled, _ = failures(failures_max=2)
     failed = Done(parts=((7, 1),), outputs=(ANSWER,), failure=failure())
-    settled.settle(failed)
+    settled.resolve(failed)
     late = Done(parts=((8, 0),), outputs=(ANSWER,))
-    assert settled.settle(late) is late
+    assert settled.resolve(late) is late
     with pytest.raises(DeploymentError):
-        settled.settle(failed)
-    settled.settle(Done(parts=((9, 0),), outputs=(RETRIEVAL,)))
-    settled.settle(failed)
+        settled.resolve(failed)
+    settled.resolve(Done(parts=((9, 0),), outputs=(RETRIEVAL,)))
+    settled.resolve(failed)

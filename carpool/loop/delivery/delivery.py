@@ -1,6 +1,4 @@
-"""The seam between the loop and the ways to commit: finished work goes in, and is written and
-acknowledged for good.
-"""
+"""The seam between the loop and the ways to commit: finished work in, committed outputs out."""
 
 from __future__ import annotations
 
@@ -19,34 +17,29 @@ from carpool.telemetry.metrics import Metrics
 
 
 class Delivery(Protocol):
-    """Commits finished work, on a thread of its own. `submit` and `hint` are thread-safe."""
+    """Commits finished work on a thread of its own. `submit` and `hint` are thread-safe."""
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Makes the producer and starts the thread. Raises as the producer does."""
         ...
 
     def submit(self, done: Done) -> None:
-        """Takes finished work; returns at once. Bounded by what the loop takes in: every unit owes
-        its parts once.
-        """
+        """Takes finished work; does not block. The intake bounds how much there can be."""
         ...
 
     def hint(self, output: Output) -> None:
         """Takes a best-effort record; drops it when too many wait."""
         ...
 
-    def attend(self) -> None:
-        """Does what only the polling thread may do for a commit; called by it between polls,
-        often.
-        """
+    def after_poll(self) -> None:
+        """Does the part of a commit that only the polling thread may do. Called after each poll."""
         ...
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
-        """Ends the running commit, commits what is finished, forgets the partitions, and returns
-        the ids of their units.
+        """Commits what is finished, forgets the partitions, and returns the ids of their units.
 
-        Called from inside the consumer's poll, on the polling thread. Does at most one commit; none
-        when `lost`.
+        Called from inside the consumer's poll, on the polling thread. Waits for the running commit.
+        Does at most one commit, and none when the partitions are `lost`.
         """
         ...
 
@@ -61,16 +54,15 @@ class Delivery(Protocol):
 
     @property
     def next_commit_at_us(self) -> int:
-        """When what is finished now is sent, at the earliest and as far as can be told, in epoch
-        microseconds; 0: at once.
+        """Estimate of the earliest commit of work that finishes now, epoch microseconds.
+
+        0: such work does not wait.
         """
         ...
 
     @property
     def is_full(self) -> bool:
-        """Whether finished work waits because more is complete above a slow record than a commit
-        can say.
-        """
+        """Whether more is complete above a slow record than the metadata of a commit can list."""
         ...
 
 
@@ -78,15 +70,13 @@ class Delivery(Protocol):
 class DeliveryContext:
     """What the loop gives a delivery."""
 
-    ledger: InFlight
+    in_flight: InFlight
     consumer: ConsumerClient
     clock: Clock
     metrics: Metrics
     observer: WorkObserver
     reoffer: Callable[[list[Unit[Any]]], None]
-    """Takes the units whose finished work was discarded because it shared outputs with a lost
-    partition.
-    """
+    """Takes units whose finished work was discarded: it shared outputs with a revoked partition."""
     fail: Callable[[CarpoolError], None]
 
 

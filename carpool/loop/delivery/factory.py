@@ -1,4 +1,4 @@
-"""What a service commits with on real brokers: the consumer, and the delivery that goes with it."""
+"""Makes the consumer and the delivery of a service on real brokers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelive
 from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
 
 CALL_MARGIN_MS = 5_000
-"""How much longer than its time-out a call of a transaction may take before it counts as one that
-never comes back.
-"""
+"""A call of a transaction counts as stuck this long after its time-out."""
 BEST_EFFORT = {
     "enable.idempotence": False,
     "acks": "1",
@@ -35,9 +33,7 @@ BEST_EFFORT = {
 def make_consumer(
     settings: KafkaSettings, group: str, clock: Clock, delivery: DeliveryName
 ) -> LibrdkafkaConsumer:
-    """Returns a member of the group; one that commits in transactions claims partitions and takes
-    them over.
-    """
+    """Returns a member of the group. With transactions, it fences the member it takes over from."""
     if delivery == "at_least_once":
         return LibrdkafkaConsumer(settings, group, clock)
     fence = partial(fence_instance, settings, group)
@@ -47,23 +43,23 @@ def make_consumer(
 
 
 def make_delivery(settings: KafkaSettings, group: str, delivery: DeliveryName) -> MakeDelivery:
-    """Returns what makes the delivery once the loop is there."""
+    """Returns the function with which the loop makes its delivery."""
 
     def make_hint_producer() -> LibrdkafkaProducer:
         return LibrdkafkaProducer(settings, BEST_EFFORT)
 
-    def at_least_once(wiring: DeliveryContext) -> Delivery:
+    def at_least_once(context: DeliveryContext) -> Delivery:
         return AtLeastOnceDelivery(
-            wiring,
+            context,
             make_producer=lambda: LibrdkafkaProducer(settings),
             make_hint_producer=make_hint_producer,
             commit_interval_ms=settings.offsets_interval_ms(),
         )
 
-    def exactly_once(wiring: DeliveryContext) -> Delivery:
+    def exactly_once(context: DeliveryContext) -> Delivery:
         instance_id = configured_instance_id(settings)
         return ExactlyOnceDelivery(
-            wiring,
+            context,
             make_producer=lambda: LibrdkafkaTransactionalProducer(
                 settings, transactional_id(group, instance_id)
             ),

@@ -1,5 +1,6 @@
-"""Calls of a client that may never come back: librdkafka's do where a group coordinator is gone
-(its issues 5456 and 5511).
+"""Finds calls of a client that never return.
+
+Calls of librdkafka may not return when a group coordinator is gone (its issues 5456 and 5511).
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from carpool.clock import Clock
 from carpool.errors import CarpoolError
 
 LOOK_S = 0.1
-"""How often whoever waits for a call looks whether it lasts too long."""
+"""How often a thread that waits for a call checks how long the call takes."""
 
 
 class CallWatchdog:
-    """One call at a time, which another thread watches: one that lasts too long ends the service. A
-    thread cannot be ended.
+    """Watches one call at a time from another thread. A call that takes too long ends the service.
+
+    A thread cannot be ended from outside.
     """
 
     def __init__(self, clock: Clock, fail: Callable[[CarpoolError], None], *, us_max: int) -> None:
@@ -27,13 +29,11 @@ class CallWatchdog:
         self._us_max = us_max
         self._began_us: int | None = None
         self.is_stuck = False
-        """Whether a call lasted too long. Should it come back, what it did is not to be gone on
-        with.
-        """
+        """Whether a call took too long. Its result must not be used, should it still return."""
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Has the call within watched."""
+        """Watches the call inside the context."""
         self._began_us = self._clock.now_us()
         try:
             yield
@@ -41,23 +41,21 @@ class CallWatchdog:
             self._began_us = None
 
     def look(self) -> None:
-        """Ends the service when the call lasts too long. On any other thread."""
+        """Ends the service when the call takes too long. Called on any other thread."""
         began_us = self._began_us
         if self.is_stuck or began_us is None or self._clock.now_us() - began_us <= self._us_max:
             return
         self.is_stuck = True
         self._fail(
             CarpoolError(
-                f"a call to the brokers has not come back in {self._us_max / 1_000_000:g} s, which "
-                "is beyond its time-out; restart the service: its next life ends the transaction "
-                "and does the work again. Nothing is lost."
+                f"a call to the brokers has not returned in {self._us_max / 1_000_000:g} s, which "
+                "is longer than its time-out. Restart the service: its next life ends the "
+                "transaction and does the work again. Nothing is lost."
             )
         )
 
     def run_watched(self, act: Callable[[], None]) -> None:
-        """Acts on a thread of its own, so that this one finds out when a call within does not come
-        back; then returns.
-        """
+        """Runs `act` on another thread until it returns, raises, or a call in it is stuck."""
         failed: list[BaseException] = []
 
         def run() -> None:

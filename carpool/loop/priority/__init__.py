@@ -1,3 +1,1 @@
-"""In which order are records of several priority classes taken in, and how fast is batch work
-admitted?
-"""
+"""The order and the rate at which records of several priority classes are taken in."""

@@ -1,41 +1,37 @@
-"""How fast may batch work be taken in beside interactive work? As fast as the CPUs bear: slow
-increase and fast decrease of a token bucket's rate, by how long threads wait for a CPU. Pure: no
-clock.
+"""Limits how fast batch work is taken in while there is urgent work. Pure.
+
+A token bucket whose rate increases slowly and decreases fast, by how long threads wait for a CPU.
 """
 
 from __future__ import annotations
 
-URGENT_LATELY_US = 1_000_000
-"""So long after a record of a higher class there is a pace; without any, there is none."""
+URGENT_RECENTLY_US = 1_000_000
+"""The limit applies for this long after a record of a higher class."""
 REVIEW_US = 200_000
 BURST_US = 100_000
-"""What is let go at once: small bursts make small windows, large ones keep CPUs busy for as
-long.
+"""The size of a burst, in time at the current rate.
+
+Small bursts make small windows; large ones keep the CPUs busy for as long.
 """
 SLOWER = 0.7
 FASTER = 1.02
-"""By the review. What was too much shows late, when it is on its way through all services: quickly
-back, slowly forward.
-"""
+"""Factors for each review. Overload shows late, so the rate falls fast and rises slowly."""
 BEGIN_SHARE = 8
-"""A pace begins with one part in so many of what was taken in before."""
+"""The limit begins at this fraction (1/8) of the rate before it."""
 SMOOTHING = 0.2
 """Weight of the newest measurement."""
 RATE_MIN = 64 * 1024
-"""Bytes a second that always go: nobody starves."""
+"""Bytes a second that are always allowed, so that batch work never starves."""
 
 
 class AdaptiveRateLimit:
-    """A rate in bytes a second, as `carpool.loop.priority.intake_queues` counts what records cost.
-    Not thread-safe.
+    """Bytes a second, by `intake_queues.cost_bytes`. Not thread-safe.
 
-    Bounds no more than the rate: a record that is larger than a burst goes, and is paid for after.
+    Limits the rate only: a record larger than a burst is allowed, and later records wait longer.
     """
 
     def __init__(self, cpu_wait_us_max: int) -> None:
-        """`cpu_wait_us_max`: the mean wait for a CPU above which the rate falls; 0: there is never
-        a pace.
-        """
+        """`cpu_wait_us_max`: the mean wait for a CPU above which the rate falls; 0: no limit."""
         self._cpu_wait_us_max = cpu_wait_us_max
         self._urgent_until_us = 0
         self._rate = 0.0  # 0: not known yet
@@ -53,21 +49,22 @@ class AdaptiveRateLimit:
         return self._rate
 
     def urgent(self, now_us: int) -> None:
-        """Says that a record of a higher class came. The first finds a service full of what came
-        before it: that goes first.
+        """Notes a record of a higher class. At the first one, no batch record follows for a while.
+
+        The service is then full of batch records that it took in before.
         """
         if not self._is_on(now_us):
             self._rate = max(RATE_MIN, self._taken_rate / BEGIN_SHARE)
             self._tokens, self._is_open = 0.0, False
-        self._urgent_until_us = now_us + URGENT_LATELY_US
+        self._urgent_until_us = now_us + URGENT_RECENTLY_US
 
     def took(self, cost_bytes: int) -> None:
-        """Says that a record was taken in."""
+        """Notes a record that was taken in."""
         self._taken += cost_bytes
         self._tokens -= cost_bytes
 
     def may_take(self, now_us: int) -> bool:
-        """Returns whether a record may be taken in now."""
+        """Whether a record may be taken in now."""
         elapsed_us, self._filled_us = now_us - self._filled_us, now_us
         burst = self._rate * BURST_US / 1_000_000
         self._tokens = min(burst, self._tokens + self._rate * elapsed_us / 1_000_000)
@@ -75,19 +72,17 @@ class AdaptiveRateLimit:
         return self._is_open or not self._is_on(now_us)
 
     def is_review_due(self, now_us: int) -> bool:
-        """Returns whether `review` is to be called."""
+        """Whether `review` must be called."""
         return now_us - self._reviewed_us >= REVIEW_US
 
     def review(self, now_us: int, cpu_wait_us: float | None) -> None:
-        """Takes in how long threads waited for a CPU lately, on average; None: that is not known,
-        and nothing is slowed down.
-        """
+        """Adapts the rate to the mean wait for a CPU since the last review; None: unknown."""
         seconds = max(REVIEW_US, now_us - self._reviewed_us) / 1_000_000
         self._reviewed_us = now_us
         self._taken_rate += SMOOTHING * (self._taken / seconds - self._taken_rate)
         self._taken = 0
         self._cpu_wait_us += SMOOTHING * ((cpu_wait_us or 0.0) - self._cpu_wait_us)
-        most = 2 * self._taken_rate + RATE_MIN  # what nobody uses does not grow
+        most = 2 * self._taken_rate + RATE_MIN  # the rate does not grow unused
         if cpu_wait_us is None or not self._is_on(now_us):
             self._rate = most
         elif self._cpu_wait_us > self._cpu_wait_us_max:

@@ -1,6 +1,4 @@
-"""How long does a thread that has work wait for a CPU? What Linux says of the calling thread, and
-nothing elsewhere.
-"""
+"""Measures how long a thread waits for a CPU: the scheduler statistics of Linux."""
 
 from __future__ import annotations
 
@@ -10,18 +8,17 @@ SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class CpuWait:
-    """Of the thread that calls it, always the same one."""
+    """Measures the thread that calls it, which must be always the same one."""
 
     def __init__(self, path: Path = SCHEDSTAT) -> None:
-        """`path`: run time and wait in nanoseconds, and how often the thread ran."""
+        """`path`: a file with run time and wait in nanoseconds, and the number of runs."""
         self._path = path
         self._last: tuple[int, int] | None = None
 
     def mean_us(self) -> float | None:
-        """Returns the mean wait before the thread ran, since the last call: 0 where it ran on. None
-        where that is not known.
+        """Returns the mean wait before a run since the last call; None where it is unknown.
 
-        Costs microseconds.
+        Takes microseconds.
         """
         try:
             _, wait_ns, runs = map(int, self._path.read_text().split())

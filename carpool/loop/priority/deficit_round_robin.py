@@ -1,6 +1,4 @@
-"""Whose turn is it? Deficit round robin (Shreedhar and Varghese, SIGCOMM 1995, section 3), with
-weights. Pure.
-"""
+"""Deficit round robin with weights (Shreedhar and Varghese, SIGCOMM 1995, section 3). Pure."""
 
 from __future__ import annotations
 
@@ -8,54 +6,51 @@ from collections.abc import Callable
 
 
 class DeficitRoundRobin:
-    """Flows that have work take turns; on its turn a flow spends `quantum` times its weight, and
-    what it could not spend is added to its next turn. A flow without work has no turn and keeps
-    nothing.
+    """Shares capacity between flows that have work.
 
-    What is promised, with `cost_max` the dearest item:
+    On its turn a flow spends `quantum` times its weight; what it could not spend is added to its
+    next turn. A flow without work has no turn and saves nothing. With `cost_max` the cost of the
+    most expensive item:
 
-    - *Work-conserving*: somebody may go whenever anybody could.
-    - *Shares*: while two flows have work, their spendings, each over its weight, differ by at most
-      `quantum` and `cost_max` over each weight.
-    - *No starvation*: before a flow that has work goes, each other flow spends at most its quantum
-      and `cost_max`, as often as the cost of the waiting item holds the flow's own quantum, rounded
-      up.
+    - *Work-conserving*: an item is chosen whenever any flow may go.
+    - *Shares*: while two flows have work, their spendings, each divided by its weight, differ by at
+      most `quantum` plus `cost_max` divided by each weight.
+    - *No starvation*: before a flow goes, each other flow spends at most its quantum plus
+      `cost_max`, times the waiting cost divided by the own quantum of the flow, rounded up.
 
-    Not for latency targets: who comes last waits for a whole round, however urgent. Memory: one
-    number a flow that has work. Cost of a turn: O(flows passed over), times the cost of the item
-    over the smallest quantum where items are dear.
+    Not for latency targets: a new flow waits for a whole round. Memory: one number for each flow
+    that has work. Time of a turn: O(flows passed over), times the cost of the item divided by the
+    smallest quantum.
     """
 
     def __init__(self, *, quantum: int, weight_of: Callable[[str], int]) -> None:
-        """`quantum` is in the unit of costs; `weight_of` gives a flow's weight, a whole number
-        above 0.
-        """
+        """`quantum`: in the unit of costs. `weight_of`: the weight of a flow, at least 1."""
         if quantum < 1:
-            raise ValueError(f"a turn must be worth something: {quantum}")
+            raise ValueError(f"quantum must be at least 1: {quantum}")
         self._quantum = quantum
         self._weight_of = weight_of
-        self._deficits: dict[str, int] = {}  # in the order of turns: the first is on turn
+        self._deficits: dict[str, int] = {}  # in the order of turns
         self._is_granted = False
 
     def __len__(self) -> int:
-        """How many flows have work."""
+        """Returns the number of flows that have work."""
         return len(self._deficits)
 
     def join(self, flow: str) -> None:
-        """Says that a flow has work; one that had none before goes behind all others."""
+        """Notes that a flow has work. A new flow goes behind all others."""
         self._deficits.setdefault(flow, 0)
 
     def leave(self, flow: str) -> None:
-        """Says that a flow has no work any more."""
+        """Notes that a flow has no work."""
         if flow in self._deficits:
             self._is_granted = self._is_granted and flow != next(iter(self._deficits))
             del self._deficits[flow]
 
     def next(self, cost_of: Callable[[str], int | None]) -> str | None:
-        """Returns the flow whose first item goes now, and charges it; None when none may.
+        """Returns the flow whose first item goes now, and charges its cost; None when none may.
 
-        `cost_of` gives the cost of a flow's first item, or None where it is held back: such a flow
-        loses its turn to those that are not.
+        `cost_of`: the cost of the first item of a flow. None: the flow is blocked and loses its
+        turn.
         """
         if all(cost_of(flow) is None for flow in self._deficits):
             return None
@@ -74,7 +69,7 @@ class DeficitRoundRobin:
             self._pass_on(flow, self._deficits[flow])
 
     def check_integrity(self) -> None:
-        """Asserts that nobody is in debt."""
+        """Asserts that no deficit is negative."""
         assert all(deficit >= 0 for deficit in self._deficits.values())
 
     def _pass_on(self, flow: str, kept: int) -> None:

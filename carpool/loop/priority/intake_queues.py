@@ -1,12 +1,9 @@
-"""Which record next? Records that were polled and not yet taken in, one bounded queue a topic, in
-fair turns. Pure.
+"""Decides which polled record is taken in next: one bounded queue for each topic, in turns. Pure.
 
-Partitions of a topic take turns too: a client hands out all that it fetched of one before it begins
-with the next.
-
-A service reads one topic for each priority class. A client hands records out in the order in which
-they were fetched, so an urgent one may stand behind thousands of others: what comes is sorted here,
-and a topic whose queue is full is paused.
+A service reads one topic for each priority class. A client returns records in the order of its
+fetches, so an urgent record may be behind thousands of others. The queues sort what was polled; a
+topic whose queue is full is paused. The partitions of a topic alternate too: a client returns all
+it fetched of one partition before the next one.
 """
 
 from __future__ import annotations
@@ -21,12 +18,14 @@ from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
 from carpool.loop.stage import R
 
 RECORD_COST_BYTES = 1_024
-"""What a record costs beside its bytes: a turn counts both."""
+"""Cost of a record in addition to its bytes."""
 QUANTUM_BYTES = 8_192
 RECORDS_MAX = 1_024
 BYTES_MAX = 8 * 1024 * 1024
-"""A topic's queue. A topic is paused when it is full, which throws away what was fetched ahead:
-small queues mean that much is fetched twice, and large ones are memory.
+"""Limits of the queue of a topic.
+
+A pause discards what the client fetched ahead. Small queues: more is fetched twice; large queues:
+more memory.
 """
 
 
@@ -70,12 +69,12 @@ class Intake(Generic[R]):
 
 
 def cost_bytes(message: Message) -> int:
-    """Returns what taking in a record costs, as turns and paces count it."""
+    """Returns the cost of a record, for turns and rate limits."""
     return RECORD_COST_BYTES + message.size_bytes
 
 
 class IntakeQueues:
-    """What was polled and not taken in. Not thread-safe; every call costs microseconds."""
+    """Records that were polled and not taken in. Not thread-safe; calls take microseconds."""
 
     def __init__(
         self,
@@ -84,13 +83,11 @@ class IntakeQueues:
         records_max: int = RECORDS_MAX,
         bytes_max: int = BYTES_MAX,
     ) -> None:
-        """`records_max` and `bytes_max` bound each topic's queue; what was polled already is taken
-        beyond them.
-        """
+        """`records_max`, `bytes_max`: when a queue is full. `add` takes records beyond them."""
         self._classes = {each.topic: each for each in classes}
         self._records_max = records_max
         self._bytes_max = bytes_max
-        self._queues = {topic: _Partitions() for topic in self._classes}
+        self._queues = {topic: _TopicQueue() for topic in self._classes}
         self._full: frozenset[str] = frozenset()
         self._turns = DeficitRoundRobin(
             quantum=QUANTUM_BYTES, weight_of=lambda topic: self._classes[topic].weight
@@ -103,9 +100,7 @@ class IntakeQueues:
 
     @property
     def full(self) -> frozenset[str]:
-        """The topics whose records may not come: those whose queue is full, or was since it was
-        half empty.
-        """
+        """The topics to pause: their queue is full, or was full and is not yet half empty."""
         return self._full
 
     @property
@@ -135,17 +130,17 @@ class IntakeQueues:
         self._measure(topic)
 
     def next(
-        self, held: Mapping[str, int], may_take: Callable[[str], bool] = lambda _: True
+        self, unfinished_parts: Mapping[str, int], may_take: Callable[[str], bool] = lambda _: True
     ) -> Message | None:
-        """Returns the record to take in now, None where there is none that may be. `held`: parts in
-        hand, by topic; `may_take`: whether a topic's records may be taken in at this moment.
+        """Removes and returns the record to take in now; None where none may be.
+
+        `unfinished_parts`: by topic. `may_take`: whether records of a topic may be taken in now.
         """
 
         def cost(topic: str) -> int | None:
-            unfinished_max = self._classes[topic].unfinished_max
-            if (
-                unfinished_max is not None and held.get(topic, 0) >= unfinished_max
-            ) or not may_take(topic):
+            parts_max = self._classes[topic].unfinished_max
+            is_full = parts_max is not None and unfinished_parts.get(topic, 0) >= parts_max
+            if is_full or not may_take(topic):
                 return None
             return cost_bytes(self._queues[topic].first)
 
@@ -153,23 +148,23 @@ class IntakeQueues:
         if topic is None:
             return None
         message = self._queues[topic].pop()
-        self._settle(topic)
+        self._removed(topic)
         return message
 
     def forget(self, partitions: frozenset[TopicPartition]) -> None:
-        """Drops the records of partitions that are another member's now."""
+        """Drops the records of partitions that are revoked."""
         for topic, queue in self._queues.items():
             if queue.forget({at.partition for at in partitions if at.topic == topic}):
-                self._settle(topic)
+                self._removed(topic)
 
     def check_integrity(self) -> None:
-        """Asserts that the books add up."""
+        """Asserts that all sums are right."""
         self._turns.check_integrity()
         assert len(self._turns) == sum(bool(queue) for queue in self._queues.values())
         for queue in self._queues.values():
             queue.check_integrity()
 
-    def _settle(self, topic: str) -> None:
+    def _removed(self, topic: str) -> None:
         if not self._queues[topic]:
             self._turns.leave(topic)
         self._measure(topic)
@@ -186,13 +181,11 @@ class IntakeQueues:
             self._full -= {topic}
 
 
-class _Partitions:
-    """The records of a topic: of each partition in their order, and of all partitions in turns."""
+class _TopicQueue:
+    """The records of a topic: in order within a partition, partitions in turns."""
 
     def __init__(self) -> None:
-        self._queues: dict[
-            int, deque[Message]
-        ] = {}  # of those that have records, in the order of turns
+        self._queues: dict[int, deque[Message]] = {}  # by partition, in the order of turns
         self._records = 0
         self.size_bytes = 0
 
@@ -201,7 +194,7 @@ class _Partitions:
 
     @property
     def first(self) -> Message:
-        """The record that goes next; there must be one."""
+        """The next record; there must be one."""
         return next(iter(self._queues.values()))[0]
 
     def by_partition(self) -> Iterator[tuple[int, int]]:
@@ -214,7 +207,7 @@ class _Partitions:
         self.size_bytes += message.size_bytes
 
     def pop(self) -> Message:
-        """Takes out the first; its partition's next turn is after all others."""
+        """Removes and returns the first record; its partition goes behind all others."""
         partition = next(iter(self._queues))
         queue = self._queues.pop(partition)
         message = queue.popleft()
@@ -225,7 +218,7 @@ class _Partitions:
         return message
 
     def forget(self, partitions: Collection[int]) -> bool:
-        """Drops the records of these; returns whether there were any."""
+        """Drops the records of these partitions; returns whether there were any."""
         gone = [
             self._queues.pop(partition) for partition in partitions if partition in self._queues
         ]

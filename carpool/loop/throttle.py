@@ -1,0 +1,101 @@
+"""Decides when the loop takes records in, waits, or pauses its partitions. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from carpool.loop.stage import Credit
+
+METADATA_STOP_BYTES = 3_072
+"""The intake stops when the commit metadata is longer; brokers refuse 4,096 bytes."""
+IDLE_POLL_S = 0.05
+"""The longest wait for a record while no unit is in flight."""
+BUSY_POLL_S = 0.02
+"""The longest wait while units are in flight: the polling thread also serves their commits.
+
+Each poll costs a tenth of a millisecond of CPU time.
+"""
+BLOCKED_POLL_S = 0.005
+"""How often the credit is checked while nothing can be taken in."""
+PAUSE_AFTER_US = 50_000
+"""How long nothing can be taken in before partitions are paused.
+
+A pause discards what the client fetched ahead, and most gaps between two credits are shorter than
+fetching it again. Until then the loop does not poll, which also delays commits.
+"""
+
+IntakeAction = Literal["take", "fill", "wait", "pause"]
+"""take: poll and offer. fill: fill the queues of the priority classes. wait: do not poll.
+pause: pause all partitions and poll, to stay a member.
+"""
+
+
+class Throttle:
+    """Times are epoch microseconds. Not thread-safe."""
+
+    def __init__(self, *, finished_bytes_max: int, has_queues: bool) -> None:
+        """`finished_bytes_max`: bytes of outputs that may wait for their commit.
+
+        `has_queues`: whether the consumer queues records by priority class, and pauses the topics
+        whose queue is full.
+        """
+        self._finished_bytes_max = finished_bytes_max
+        self._has_queues = has_queues
+        self._blocked_since_us: int | None = None
+        self._paused_since_us: int | None = None
+        self.metadata_bytes = 0
+        """The longest commit metadata at the last review."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the partitions are paused."""
+        return self._paused_since_us is not None
+
+    def next(
+        self,
+        credit: Credit,
+        *,
+        finished_bytes: int,
+        is_delivery_full: bool,
+        is_failed: bool,
+        now_us: int,
+    ) -> IntakeAction:
+        """Returns what to do now. "take" requires `resume`, "pause" requires `pause`."""
+        has_credit = credit.records > 0 and credit.size_bytes > 0
+        is_full = (
+            is_delivery_full
+            or self.metadata_bytes > METADATA_STOP_BYTES
+            or finished_bytes >= self._finished_bytes_max
+        )
+        if has_credit and not is_full and not is_failed:
+            self._blocked_since_us = None
+            return "take"
+        if self._blocked_since_us is None:
+            self._blocked_since_us = now_us
+        if is_failed:
+            return "pause"
+        if self._has_queues:
+            return "fill"
+        return "wait" if now_us - self._blocked_since_us < PAUSE_AFTER_US else "pause"
+
+    def pause(self, now_us: int) -> bool:
+        """Notes a pause; False where the partitions were paused already."""
+        if self._paused_since_us is not None:
+            return False
+        self._paused_since_us = now_us
+        return True
+
+    def resume(self, now_us: int) -> int | None:
+        """Ends a pause and returns how long it was; None where there was none."""
+        if self._paused_since_us is None:
+            return None
+        paused_us, self._paused_since_us = now_us - self._paused_since_us, None
+        return paused_us
+
+
+def poll_s(*, is_busy: bool, wake_us: int | None, now_us: int) -> float:
+    """Returns how long a poll may wait. `wake_us`: when the stage must be called again."""
+    longest_s = BUSY_POLL_S if is_busy else IDLE_POLL_S
+    if wake_us is None:
+        return longest_s
+    return min(longest_s, max(0.0, (wake_us - now_us) / 1_000_000))
