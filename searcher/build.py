@@ -15,18 +15,19 @@ from carpool.disk.settings import IndexSettings
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.cluster_major import ClusterMajor
+from searcher.cluster_major_executor import ClusterMajorExecutor
 from searcher.events import EventLog
 from searcher.executor import Executor
 from searcher.memory.arena import Arena, choose_block_bytes
 from searcher.memory.cluster_memory import ClusterMemory, ReadRules
-from searcher.memory.slices import Slices
 from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.cut import Slices
 from searcher.plan.eviction.policies import make_policy
 from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.limits import OVERTAKE_US, ClusterMajorLimits
+from searcher.plan.slices import SliceId
+from searcher.scoring.flat import queries_few
 from searcher.scoring.pool import ScoringPool
-from searcher.scoring.products import queries_few
 from searcher.settings import SearcherSettings
 from searcher.store.engine import BlockEngine
 from searcher.store.factory import open_engine
@@ -56,9 +57,9 @@ class PlaneParts:
     clock: Clock
     events: EventLog
 
-    def size_bytes(self) -> dict[ClusterId, int]:
+    def size_bytes(self) -> dict[SliceId, int]:
         """Returns what each slice takes in memory."""
-        numbers = map(ClusterId, range(len(self.slices.extents)))
+        numbers = map(SliceId, range(len(self.slices.extents)))
         return {number: self.memory.arena_bytes(number) for number in numbers}
 
     def policy(self) -> CachePolicy:
@@ -165,10 +166,10 @@ def cluster_major(parts: PlaneParts, planner: ClusterMajorPlanner | None = None)
 
     `planner`: None for that of `cluster_major_planner`.
     """
-    return ClusterMajor(
+    return ClusterMajorExecutor(
         memory=parts.memory,
         slices=parts.slices,
-        planner=planner or cluster_major_planner(parts),
+        planner=planner if planner is not None else cluster_major_planner(parts),
         pool=parts.pool,
         metrics=parts.metrics,
         clock=parts.clock,

@@ -35,10 +35,10 @@ from bench.baselines.read_steps import (
 from carpool.disk.pages import ClusterPages
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
-from schemas.record import ClusterId
 from schemas.retrieval import Tier
 from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone
 from searcher.memory.cluster_memory import SpaceFreed as MemoryFreed
+from searcher.plan.slices import SliceId
 from searcher.store.engine import CancelledRead
 
 ReadError = CorruptionError | RetryableError
@@ -55,7 +55,7 @@ class Arrival:
     of the cluster.
     """
 
-    cluster: ClusterId
+    cluster: SliceId
     tier: Tier
     error: ReadError | None = None
 
@@ -76,7 +76,7 @@ class ClusterCache:
         self._expected = 0
         self._query_read_bytes = 0
         self._is_stopped = False
-        self._errors: dict[ClusterId, ReadError] = {}
+        self._errors: dict[SliceId, ReadError] = {}
         self._pinned_gauge = metrics.searcher.resident_bytes.labels(kind="pinned")
         memory.start(self._hear)
 
@@ -84,16 +84,14 @@ class ClusterCache:
 
     def begin_group(
         self,
-        queries: tuple[tuple[ClusterId, ...], ...],
-        next_query: tuple[ClusterId, ...],
-        horizon: Mapping[ClusterId, int] | None = None,
+        queries: tuple[tuple[SliceId, ...], ...],
+        next_query: tuple[SliceId, ...],
+        horizon: Mapping[SliceId, int] | None = None,
     ) -> None:
         """A group is searched from now on; see `GroupBegan`."""
         self._tell(GroupBegan(queries=queries, next_query=next_query, horizon=horizon))
 
-    def query(
-        self, position: int, clusters: tuple[ClusterId, ...]
-    ) -> Generator[Arrival, None, None]:
+    def query(self, position: int, clusters: tuple[SliceId, ...]) -> Generator[Arrival, None, None]:
         """Yields every cluster of the query at `position` of the group, as it is there, resident
         ones first. Blocks.
 
@@ -118,7 +116,7 @@ class ClusterCache:
                 self._arrivals.clear()
             self._tell(QueryEnded())
 
-    def pages(self, cluster: ClusterId) -> ClusterPages:
+    def pages(self, cluster: SliceId) -> ClusterPages:
         """Returns views of a cluster that the current query was given and has not released."""
         return self._memory.pages(cluster)
 
@@ -133,7 +131,7 @@ class ClusterCache:
 
     # ---- what any thread calls
 
-    def next_changed(self, clusters: tuple[ClusterId, ...]) -> None:
+    def next_changed(self, clusters: tuple[SliceId, ...]) -> None:
         """Says which clusters the first query of the next group wants; advice. Does not block."""
         self._tell(NextChanged(clusters=clusters))
 
@@ -204,12 +202,12 @@ class ClusterCache:
     def _hear(self, event: MemoryEvent) -> None:
         match event:
             case ReadDone():
-                self._tell(ReadEnded(cluster=event.cluster))
+                self._tell(ReadEnded(cluster=event.slice_id))
             case MemoryFreed():
-                self._tell(SpaceFreed(cluster=event.cluster))
+                self._tell(SpaceFreed(cluster=event.slice_id))
             case ReadBroke():
                 assert not isinstance(event.error, CancelledRead), "nothing here cancels a read"
                 with self._changed:
-                    self._errors[event.cluster] = event.error
-                    self._tell(ReadFailed(cluster=event.cluster, is_stuck=event.is_stuck))
-                    del self._errors[event.cluster]
+                    self._errors[event.slice_id] = event.error
+                    self._tell(ReadFailed(cluster=event.slice_id, is_stuck=event.is_stuck))
+                    del self._errors[event.slice_id]

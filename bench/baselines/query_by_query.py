@@ -12,13 +12,17 @@ from contextlib import closing
 import numpy as np
 
 from bench.baselines.cluster_cache import Arrival, ClusterCache
+from bench.baselines.read_steps import uncut
 from carpool.clock import Clock
 from schemas.record import ClusterId
 from schemas.retrieval import Probe
 from searcher.events import EventLog
 from searcher.executor import Finish, Search, SearchGroup, SearchResult
-from searcher.scoring.scan import score_pages
-from searcher.scoring.top_k import Scored, TopTable
+from searcher.plan.slices import SliceId
+from searcher.scoring.flat import FlatKernel
+from searcher.scoring.kernel import QueryBatch, Scoring
+from searcher.scoring.scan import scan
+from searcher.scoring.top_k import TopTable
 
 
 class QueryByQuery:
@@ -27,6 +31,7 @@ class QueryByQuery:
     def __init__(self, cache: ClusterCache, clock: Clock, events: EventLog) -> None:
         self._cache = cache
         self._table = TopTable()
+        self._kernel = FlatKernel()
         self._clock = clock
         self._events = events
         self._changed = threading.Condition()
@@ -55,7 +60,7 @@ class QueryByQuery:
     def run(self, finish: Finish) -> None:
         """Searches group after group; see `Executor.run`."""
         while (group := self._take()) is not None:
-            clusters = tuple(search.clusters for search in group.searches)
+            clusters = tuple(uncut(search.clusters) for search in group.searches)
             self._cache.begin_group(clusters, self._next_query(), self._horizon(group))
             try:
                 for position, search in enumerate(group.searches):
@@ -95,15 +100,15 @@ class QueryByQuery:
     def _wanted(self, group: SearchGroup) -> tuple[Search, ...]:
         return tuple(search for search in group.searches if search.key not in self._dropped)
 
-    def _next_query(self) -> tuple[ClusterId, ...]:
+    def _next_query(self) -> tuple[SliceId, ...]:
         """The clusters of the query that opens the next group: what waits here is known, the rest
         is advice.
         """
         with self._changed:
             wanted = self._wanted(self._waiting[0]) if self._waiting else ()
             if wanted:
-                return wanted[0].clusters
-            return self._current.next_query if self._current is not None else ()
+                return uncut(wanted[0].clusters)
+            return uncut(self._current.next_query) if self._current is not None else ()
 
     def _tell_next(self) -> None:
         # Without a current group the next one begins at once: to read ahead for it would only be
@@ -111,12 +116,12 @@ class QueryByQuery:
         if self._current is not None:
             self._cache.next_changed(self._next_query())
 
-    def _horizon(self, group: SearchGroup) -> Mapping[ClusterId, int] | None:
+    def _horizon(self, group: SearchGroup) -> Mapping[SliceId, int] | None:
         """What is foreseen when a window begins; None within one."""
         if group.window is not None and group.window == self._window:
             return None
         self._window = group.window
-        return group.horizon
+        return {SliceId(cluster): windows for cluster, windows in group.horizon.items()}
 
     # ---- queries
 
@@ -159,16 +164,17 @@ class QueryByQuery:
         search_us = 0
         slot = self._table.add(search.top_k)
         arrivals: dict[ClusterId, Arrival] = {}
-        with closing(self._cache.query(position, search.clusters)) as arriving:
+        with closing(self._cache.query(position, uncut(search.clusters))) as arriving:
             for arrival in arriving:
                 arrived_us = self._clock.now_us()
-                arrivals[arrival.cluster] = arrival
+                cluster = ClusterId(arrival.cluster)
+                arrivals[cluster] = arrival
                 if arrival.error is None:
-                    self._score(arrival.cluster, search, slot)
+                    self._score(cluster, search, slot)
                 now_us = self._clock.now_us()
                 search_us += now_us - arrived_us
                 if arrival.error is None:
-                    self._events.scored(arrival.cluster, arrived_us, now_us)
+                    self._events.scored(cluster, arrived_us, now_us)
         best = self._table.best(slot)
         self._table.remove(slot)
         ended_us = self._clock.now_us()
@@ -190,8 +196,8 @@ class QueryByQuery:
         )
 
     def _score(self, cluster: ClusterId, search: Search, slot: int) -> None:
-        slots = np.array([slot], dtype=np.intp)
-        pages = self._cache.pages(cluster)
-        floors, top_ks = self._table.floors(slots), self._table.top_ks(slots)
-        candidates = score_pages(pages, search.vector[None, :], floors, top_ks)
-        self._table.merge([Scored(cluster, slots, candidates)])
+        batch = QueryBatch(np.array([slot], np.intp), search.vector[None, :])
+        scorings = [Scoring(self._cache.pages(SliceId(cluster)), np.zeros(1, np.intp))]
+        floors, top_ks = self._table.floors(batch.slots), self._table.top_ks(batch.slots)
+        candidates, _ = scan(self._kernel, scorings, batch, floors, top_ks)
+        self._table.merge([candidates])

@@ -39,10 +39,10 @@ from bench.baselines.read_steps import (
     Released,
     SpaceFreed,
 )
-from schemas.record import ClusterId
 from schemas.retrieval import Tier
 from searcher.events import Purpose
 from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.slices import SliceId
 
 PrefetchMode = Literal["none", "after_group", "overlapped"]
 
@@ -68,7 +68,7 @@ class ReadPlanner:
     """
 
     def __init__(
-        self, limits: ReadLimits, size_bytes: Mapping[ClusterId, int], policy: CachePolicy
+        self, limits: ReadLimits, size_bytes: Mapping[SliceId, int], policy: CachePolicy
     ) -> None:
         self._limits = limits
         self._size_bytes = size_bytes
@@ -77,31 +77,31 @@ class ReadPlanner:
             "a cluster is larger than the whole budget"
         )
         self._policy = policy
-        self._resident: set[ClusterId] = set()
-        self._reading: dict[ClusterId, Purpose] = {}
-        self._stuck: dict[ClusterId, int] = {}  # reads that hold their bytes and will not end
+        self._resident: set[SliceId] = set()
+        self._reading: dict[SliceId, Purpose] = {}
+        self._stuck: dict[SliceId, int] = {}  # reads that hold their bytes and will not end
         self._used_bytes = 0
         # The current group: how many of its queries still want a cluster (the current one until it
         # releases it).
-        self._queries: tuple[tuple[ClusterId, ...], ...] = ()
+        self._queries: tuple[tuple[SliceId, ...], ...] = ()
         self._position = -1
-        self._wanted: dict[ClusterId, int] = {}
+        self._wanted: dict[SliceId, int] = {}
         # The current query.
         self._waiting: dict[
-            ClusterId, None
+            SliceId, None
         ] = {}  # demanded, not being read; in the order of the demand
-        self._joined: set[ClusterId] = set()  # demanded, being read
-        self._leased: set[ClusterId] = set()  # granted, not released yet
+        self._joined: set[SliceId] = set()  # demanded, being read
+        self._leased: set[SliceId] = set()  # granted, not released yet
         # What comes next.
         self._group_number = 0
-        self._next: tuple[ClusterId, ...] = ()
-        self._given_up: set[ClusterId] = set()  # of `_next`: their read failed
+        self._next: tuple[SliceId, ...] = ()
+        self._given_up: set[SliceId] = set()  # of `_next`: their read failed
         self._pinned: dict[
-            ClusterId, int
+            SliceId, int
         ] = {}  # resident or being read, to the number of the group they are kept for
-        self._unused: set[ClusterId] = set()  # read ahead, not asked for yet
+        self._unused: set[SliceId] = set()  # read ahead, not asked for yet
         self._due: dict[
-            ClusterId, None
+            SliceId, None
         ] = {}  # to be read now that the group has passed; `after_group` only
 
     @property
@@ -119,7 +119,7 @@ class ReadPlanner:
         """Bytes kept for the next group, resident or being read."""
         return sum(self._size_bytes[cluster] for cluster in self._pinned)
 
-    def residents(self) -> frozenset[ClusterId]:
+    def residents(self) -> frozenset[SliceId]:
         """Returns the clusters that are in memory, whole."""
         return frozenset(self._resident)
 
@@ -176,7 +176,7 @@ class ReadPlanner:
             here = self._resident | self._reading.keys()
             self._due = dict.fromkeys(cluster for cluster in self._next if cluster not in here)
 
-    def _change_next(self, clusters: tuple[ClusterId, ...], actions: list[Action]) -> None:
+    def _change_next(self, clusters: tuple[SliceId, ...], actions: list[Action]) -> None:
         # Advice: what is not in this index is not an error, it is passed over.
         self._next = tuple(
             dict.fromkeys(cluster for cluster in clusters if cluster in self._size_bytes)
@@ -218,16 +218,16 @@ class ReadPlanner:
         self._joined.clear()
         self._leased.clear()
 
-    def _want_less(self, cluster: ClusterId) -> None:
+    def _want_less(self, cluster: SliceId) -> None:
         self._wanted[cluster] -= 1
         if not self._wanted[cluster]:
             del self._wanted[cluster]
 
-    def _grant(self, cluster: ClusterId, tier: Tier, actions: list[Action]) -> None:
+    def _grant(self, cluster: SliceId, tier: Tier, actions: list[Action]) -> None:
         self._leased.add(cluster)
         actions.append(Grant(cluster=cluster, tier=tier))
 
-    def _unpin(self, cluster: ClusterId, result: PrefetchResult, actions: list[Action]) -> None:
+    def _unpin(self, cluster: SliceId, result: PrefetchResult, actions: list[Action]) -> None:
         self._pinned.pop(cluster, None)
         if cluster in self._unused:
             self._unused.remove(cluster)
@@ -235,7 +235,7 @@ class ReadPlanner:
 
     # ---- reads
 
-    def _end_read(self, cluster: ClusterId, actions: list[Action]) -> None:
+    def _end_read(self, cluster: SliceId, actions: list[Action]) -> None:
         del self._reading[cluster]
         self._resident.add(cluster)
         self._policy.insert(cluster)
@@ -258,7 +258,7 @@ class ReadPlanner:
             self._want_less(cluster)
             actions.append(Deny(cluster=cluster))
 
-    def _free_stuck(self, cluster: ClusterId) -> None:
+    def _free_stuck(self, cluster: SliceId) -> None:
         self._stuck[cluster] -= 1
         if not self._stuck[cluster]:
             del self._stuck[cluster]
@@ -267,7 +267,7 @@ class ReadPlanner:
     def _stuck_bytes(self) -> int:
         return sum(self._size_bytes[cluster] * count for cluster, count in self._stuck.items())
 
-    def _start_read(self, cluster: ClusterId, purpose: Purpose, actions: list[Action]) -> None:
+    def _start_read(self, cluster: SliceId, purpose: Purpose, actions: list[Action]) -> None:
         self._reading[cluster] = purpose
         self._used_bytes += self._size_bytes[cluster]
         assert self._used_bytes <= self._limits.budget_bytes, "the budget is overdrawn"
@@ -299,11 +299,11 @@ class ReadPlanner:
             self._joined.add(cluster)
             self._start_read(cluster, "demand", actions)
 
-    def _make_room(self, cluster: ClusterId, actions: list[Action]) -> None:
+    def _make_room(self, cluster: SliceId, actions: list[Action]) -> None:
         """Evicts by policy: first what nobody in sight wants, then what this group wants later,
         pins last of all.
         """
-        spared: tuple[Set[ClusterId], ...] = (
+        spared: tuple[Set[SliceId], ...] = (
             self._leased | self._pinned.keys() | self._wanted.keys(),
             self._leased | self._pinned.keys(),
             self._leased,
@@ -315,7 +315,7 @@ class ReadPlanner:
                     break
                 self._evict(victim, actions)
 
-    def _evict(self, victim: ClusterId, actions: list[Action]) -> None:
+    def _evict(self, victim: SliceId, actions: list[Action]) -> None:
         self._unpin(victim, "wasted", actions)
         self._policy.remove(victim)
         self._resident.remove(victim)
@@ -376,7 +376,7 @@ class ReadPlanner:
             self._unused.add(cluster)
             self._start_read(cluster, "prefetch", actions)
 
-    def _has_room_ahead(self, cluster: ClusterId) -> bool:
+    def _has_room_ahead(self, cluster: SliceId) -> bool:
         """Whether the budget holds `cluster` beside what it must not push out.
 
         That is what the current group still wants and what is pinned or being read. And beside what
@@ -391,7 +391,7 @@ class ReadPlanner:
             and self._sum_bytes(ahead) + self._largest_bytes <= free_bytes
         )
 
-    def _sum_bytes(self, clusters: Set[ClusterId]) -> int:
+    def _sum_bytes(self, clusters: Set[SliceId]) -> int:
         return sum(self._size_bytes[cluster] for cluster in clusters)
 
     # ---- the books

@@ -4,15 +4,20 @@ else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from schemas.record import ClusterId
 from schemas.retrieval import Tier
 from searcher.events import Purpose
+from searcher.plan.slices import SliceId
 
 PrefetchResult = Literal["used", "late", "wasted"]
+
+
+def uncut(clusters: Iterable[int]) -> tuple[SliceId, ...]:
+    """Returns the slices of clusters that are not cut: slice n is cluster n."""
+    return tuple(map(SliceId, clusters))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,9 +30,9 @@ class GroupBegan:
     policy; None: the group is of the same window as the one before.
     """
 
-    queries: tuple[tuple[ClusterId, ...], ...]
-    next_query: tuple[ClusterId, ...] = ()
-    horizon: Mapping[ClusterId, int] | None = None
+    queries: tuple[tuple[SliceId, ...], ...]
+    next_query: tuple[SliceId, ...] = ()
+    horizon: Mapping[SliceId, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +41,7 @@ class NextChanged:
     query.
     """
 
-    clusters: tuple[ClusterId, ...]
+    clusters: tuple[SliceId, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +57,7 @@ class QueryBegan:
 class Released:
     """The current query has scored this cluster and holds no view of it any more."""
 
-    cluster: ClusterId
+    cluster: SliceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +76,7 @@ class GroupEnded:
 class ReadEnded:
     """A read that was asked for is done, and the cluster is whole."""
 
-    cluster: ClusterId
+    cluster: SliceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +85,7 @@ class ReadFailed:
     then `SpaceFreed` follows.
     """
 
-    cluster: ClusterId
+    cluster: SliceId
     is_stuck: bool = False
 
 
@@ -88,7 +93,7 @@ class ReadFailed:
 class SpaceFreed:
     """The bytes of a read that was stuck are free again."""
 
-    cluster: ClusterId
+    cluster: SliceId
 
 
 Event = (
@@ -108,14 +113,14 @@ Event = (
 class Evict:
     """Free the bytes of this cluster now, before the actions that follow."""
 
-    cluster: ClusterId
+    cluster: SliceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Read:
     """Start to read this cluster; its bytes are reserved."""
 
-    cluster: ClusterId
+    cluster: SliceId
     purpose: Purpose
 
 
@@ -125,7 +130,7 @@ class Grant:
     for a read.
     """
 
-    cluster: ClusterId
+    cluster: SliceId
     tier: Tier
 
 
@@ -135,7 +140,7 @@ class Deny:
     no room for it.
     """
 
-    cluster: ClusterId
+    cluster: SliceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +151,7 @@ class PrefetchEnded:
     "wasted": it was evicted, or its group passed, before a query asked for it.
     """
 
-    cluster: ClusterId
+    cluster: SliceId
     result: PrefetchResult
 
 

@@ -16,9 +16,9 @@ from indexer.clustering import assign_rows, clustering_identity, train_centroids
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerSettings
 from indexer.vectors import MemoryVectors
-from schemas.record import ClusterId
+from searcher.plan.slices import SliceId
 
-Clusters = tuple[ClusterId, ...]
+Clusters = tuple[SliceId, ...]
 TraceWindow = tuple[Clusters, ...]
 """C(q) of each of its queries, nearest first."""
 
@@ -29,8 +29,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Windows in the order of search. `size_bytes`, `row_count`: of every cluster."""
 
     windows: tuple[TraceWindow, ...]
-    size_bytes: Mapping[ClusterId, int]
-    row_count: Mapping[ClusterId, int]
+    size_bytes: Mapping[SliceId, int]
+    row_count: Mapping[SliceId, int]
 
     @property
     def total_bytes(self) -> int:
@@ -44,14 +44,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def horizons(
-    wanted: Sequence[Clusters], windows_ahead: int | None
-) -> Iterator[dict[ClusterId, int]]:
+def horizons(wanted: Sequence[Clusters], windows_ahead: int | None) -> Iterator[dict[SliceId, int]]:
     """Yields the horizon of each window: in how many windows each cluster is wanted next.
 
     1 is the next window; clusters not wanted within `windows_ahead` (None: all) are left out.
     """
-    uses: dict[ClusterId, list[int]] = {}
+    uses: dict[SliceId, list[int]] = {}
     for number in range(len(wanted) - 1, -1, -1):
         for cluster in wanted[number]:
             uses.setdefault(cluster, []).append(number)
@@ -64,9 +62,9 @@ def horizons(
         }
 
 
-def soonest(windows: Sequence[Sequence[Clusters]]) -> dict[ClusterId, int]:
+def soonest(windows: Sequence[Sequence[Clusters]]) -> dict[SliceId, int]:
     """Returns in how many windows each cluster is wanted next; 1 is the first of `windows`."""
-    found: dict[ClusterId, int] = {}
+    found: dict[SliceId, int] = {}
     for number, window in enumerate(windows, start=1):
         for clusters in window:
             for cluster in clusters:
@@ -106,8 +104,8 @@ def trace_of(clustered: Clustered, questions: Float32, *, nprobe: int, window: i
     return trace_over(
         clustered.centroids,
         questions,
-        {ClusterId(c): layout.page_count(n) * layout.page_bytes for c, n in enumerate(rows)},
-        {ClusterId(c): n for c, n in enumerate(rows)},
+        {SliceId(c): layout.page_count(n) * layout.page_bytes for c, n in enumerate(rows)},
+        {SliceId(c): n for c, n in enumerate(rows)},
         nprobe=nprobe,
         window=window,
     )
@@ -116,15 +114,15 @@ def trace_of(clustered: Clustered, questions: Float32, *, nprobe: int, window: i
 def trace_over(
     centroids: Float32,
     questions: Float32,
-    size_bytes: Mapping[ClusterId, int],
-    row_count: Mapping[ClusterId, int],
+    size_bytes: Mapping[SliceId, int],
+    row_count: Mapping[SliceId, int],
     *,
     nprobe: int,
     window: int,
 ) -> Trace:
     """Returns the trace of `questions`, (n, dim) float32, over clusters of these sizes."""
     probes = probe(centroids, questions, nprobe).tolist()
-    queries = [tuple(map(ClusterId, found)) for found in probes]
+    queries = [tuple(map(SliceId, found)) for found in probes]
     return Trace(windows=cut(queries, window), size_bytes=size_bytes, row_count=row_count)
 
 

@@ -20,10 +20,10 @@ from bench.core.spread import Range, over_runs
 from bench.data.evaluation import find_data
 from bench.data.oracles import oracle_static
 from bench.data.trace import Trace, horizons, question_trace
-from schemas.record import ClusterId
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
 from searcher.plan.eviction.policies import POLICY_NAMES, make_policy
 from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.slices import SliceId
 
 HORIZONS: tuple[int | None, ...] = (0, 1, 2, 4, 8, None)
 HALF_LIVES = (0, 10, 50, 200)
@@ -86,7 +86,7 @@ def belady_bytes(trace: Trace, budget_bytes: int) -> int:
     Parts of clusters may be kept. Starts empty.
     """
     wanted = trace.wanted()
-    resident: dict[ClusterId, int] = {}
+    resident: dict[SliceId, int] = {}
     read = 0
     for clusters, horizon in zip(wanted, horizons(wanted, None), strict=True):
         read += sum(trace.size_bytes[c] - resident.get(c, 0) for c in clusters)
@@ -104,7 +104,7 @@ def replay(
 ) -> int:
     """Returns the bytes that a cache with `policy` reads for the whole trace. Starts empty."""
     wanted = trace.wanted()
-    resident: set[ClusterId] = set()
+    resident: set[SliceId] = set()
     used = read = 0
     for window, clusters, horizon in zip(
         trace.windows, wanted, horizons(wanted, windows_ahead), strict=True

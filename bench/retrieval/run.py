@@ -30,7 +30,7 @@ from bench.retrieval.processes import run_child
 from bench.retrieval.questions import QuestionVectors, choose_questions
 from carpool.disk.centroids import probe
 from carpool.errors import CarpoolError, ConfigError
-from searcher.memory.slices import Slices
+from searcher.plan.cut import Slices
 from searcher.settings import SearcherSettings
 
 REFERENCE_NAME = "reference.npz"

@@ -17,7 +17,6 @@ from carpool.clock import SystemClock
 from carpool.disk.extents import ClusterExtent
 from carpool.disk.index import OpenIndex
 from carpool.telemetry.metrics import Metrics
-from schemas.record import ClusterId
 from searcher.build import (
     PlaneParts,
     SearchPlane,
@@ -27,8 +26,9 @@ from searcher.build import (
 )
 from searcher.events import EventLog, NoEvents
 from searcher.executor import Executor
-from searcher.memory.slices import Slices
 from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.cut import Slices
+from searcher.plan.slices import SliceId
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
 from searcher.store.none import NoEngine
@@ -104,9 +104,9 @@ def compared_plane(
 
 def _by_number(
     extents: Sequence[ClusterExtent],
-) -> tuple[dict[ClusterId, int], dict[ClusterId, int]]:
+) -> tuple[dict[SliceId, int], dict[SliceId, int]]:
     """Sizes and rows by number."""
-    numbered = [(ClusterId(number), extent) for number, extent in enumerate(extents)]
+    numbered = [(SliceId(number), extent) for number, extent in enumerate(extents)]
     return (
         {number: extent.size_bytes for number, extent in numbered},
         {number: extent.row_count for number, extent in numbered},

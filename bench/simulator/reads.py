@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bench.simulator.disk import SimulatedDisk
-from schemas.record import ClusterId
+from searcher.plan.slices import SliceId
 
 
 class SimulatedReads:
@@ -13,7 +13,7 @@ class SimulatedReads:
 
     def __init__(
         self,
-        size_bytes: Mapping[ClusterId, int],
+        size_bytes: Mapping[SliceId, int],
         disk: SimulatedDisk,
         *,
         in_flight_bytes: int,
@@ -27,19 +27,19 @@ class SimulatedReads:
         self._disk = disk
         self._in_flight_bytes_max = in_flight_bytes
         self._prefetch_bytes_max = prefetch_bytes
-        self._demands: dict[ClusterId, None] = {}
-        self._prefetches: dict[ClusterId, None] = {}
-        self._in_flight: dict[ClusterId, bool] = {}  # whether it is a prefetch
-        self._ended: list[ClusterId] = []
+        self._demands: dict[SliceId, None] = {}
+        self._prefetches: dict[SliceId, None] = {}
+        self._in_flight: dict[SliceId, bool] = {}  # whether it is a prefetch
+        self._ended: list[SliceId] = []
         self.bytes_read = 0
 
-    def begin(self, cluster: ClusterId, *, is_prefetch: bool) -> None:
+    def begin(self, cluster: SliceId, *, is_prefetch: bool) -> None:
         """Queues a read of a slice that is not resident."""
         (self._prefetches if is_prefetch else self._demands)[cluster] = None
         self.bytes_read += self._size_bytes[cluster]
         self._submit()
 
-    def promote(self, cluster: ClusterId) -> None:
+    def promote(self, cluster: SliceId) -> None:
         """Makes a queued prefetch a demand."""
         if cluster in self._prefetches:
             del self._prefetches[cluster]
@@ -55,12 +55,12 @@ class SimulatedReads:
         while (moment_us := self._disk.next_us()) is not None and moment_us <= now_us:
             self._disk.advance(moment_us)
             for token in self._disk.take_ended():
-                del self._in_flight[ClusterId(token)]
-                self._ended.append(ClusterId(token))
+                del self._in_flight[SliceId(token)]
+                self._ended.append(SliceId(token))
             self._submit()
         self._disk.advance(now_us)
 
-    def take_ended(self) -> list[ClusterId]:
+    def take_ended(self) -> list[SliceId]:
         """Returns the slices whose reads ended and were not returned before, in order."""
         ended, self._ended = self._ended, []
         return ended
@@ -75,7 +75,7 @@ class SimulatedReads:
         ):
             self._give(self._prefetches, is_prefetch=True)
 
-    def _has_room(self, queued: Mapping[ClusterId, None], bytes_max: int) -> bool:
+    def _has_room(self, queued: Mapping[SliceId, None], bytes_max: int) -> bool:
         is_prefetch = queued is self._prefetches
         same = [
             self._size_bytes[cluster]
@@ -84,7 +84,7 @@ class SimulatedReads:
         ]
         return not same or sum(same) + self._size_bytes[next(iter(queued))] <= bytes_max
 
-    def _give(self, queued: dict[ClusterId, None], *, is_prefetch: bool) -> None:
+    def _give(self, queued: dict[SliceId, None], *, is_prefetch: bool) -> None:
         cluster = next(iter(queued))
         del queued[cluster]
         self._in_flight[cluster] = is_prefetch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from bench.data.evaluation import Float32
@@ -14,6 +15,7 @@ from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.executor import Search, SearchGroup
 from searcher.local import SearchThread
+from searcher.plan.slices import SliceId
 
 TOP_K = 10
 WAIT_S = 60.0
@@ -63,12 +65,17 @@ def run_windows(
         for number, window in enumerate(trace.windows):
             first = len(latency_us)
             searches = tuple(
-                Search(key=first + at, vector=questions[first + at], clusters=clusters, top_k=TOP_K)
+                Search(
+                    key=first + at,
+                    vector=questions[first + at],
+                    clusters=tuple(map(ClusterId, clusters)),
+                    top_k=TOP_K,
+                )
                 for at, clusters in enumerate(window)
             )
             horizon = soonest(trace.windows[number + 1 : number + 1 + windows_ahead])
             arrived_s = time.perf_counter()
-            thread.join(SearchGroup(searches=searches, window=number, horizon=horizon))
+            thread.join(SearchGroup(searches=searches, window=number, horizon=_by_cluster(horizon)))
             for _ in window:
                 key = _take(thread)
                 latency_us[key] = (time.perf_counter() - arrived_s) * 1e6
@@ -81,6 +88,11 @@ def run_windows(
     )
     ordered = tuple(latency_us[key] for key in sorted(latency_us))
     return RealRun(int(read), ordered, scoring.total_us)
+
+
+def _by_cluster(horizon: Mapping[SliceId, int]) -> dict[ClusterId, int]:
+    """A horizon of clusters that a trace numbers as slices."""
+    return {ClusterId(number): windows for number, windows in horizon.items()}
 
 
 def _take(thread: SearchThread) -> int:

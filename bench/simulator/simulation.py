@@ -8,13 +8,12 @@ from bench.core.spread import Spread, spread
 from bench.data.trace import Trace, soonest
 from bench.simulator.costs import ComputeCosts, SliceTask
 from bench.simulator.reads import SimulatedReads
-from schemas.record import ClusterId
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import (
     Action,
     Event,
     Evict,
-    Finish,
+    FinishQuery,
     Joined,
     Promote,
     Read,
@@ -23,6 +22,7 @@ from searcher.plan.cluster_steps import (
     SubstageEnded,
     Wanted,
 )
+from searcher.plan.slices import SliceId
 from searcher.plan.substage import SubstageBudget
 
 
@@ -35,7 +35,7 @@ class SimulationOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     bytes_read: int
-    reads: tuple[ClusterId, ...]
+    reads: tuple[SliceId, ...]
     ahead: int
     hits: int
     misses: int
@@ -73,7 +73,7 @@ class ClusterMajorSimulation:
         self._arrived_us = 0.0
         self._latency_us: list[float] = []
         self._waiting: dict[int, float] = {}  # when each query joined
-        self._order: list[ClusterId] = []
+        self._order: list[SliceId] = []
         self._ahead = self._hits = self._misses = 0
 
     def run(self) -> SimulationOutcome:
@@ -108,9 +108,7 @@ class ClusterMajorSimulation:
             self._misses += len(slices) - hits
         self._now_us += self._costs.join_us
         horizon = soonest(self._trace.windows[number + 1 : number + 1 + self._windows_ahead])
-        queries = tuple(
-            Wanted(query=first + at, clusters=slices) for at, slices in enumerate(window)
-        )
+        queries = tuple(Wanted(query=first + at, slices=slices) for at, slices in enumerate(window))
         self._tell(Joined(queries=queries, horizon=horizon))
 
     def _step(self) -> None:
@@ -130,11 +128,11 @@ class ClusterMajorSimulation:
     def _take_ended(self) -> None:
         self._reads.advance(self._now_us)
         for cluster in self._reads.take_ended():
-            self._tell(ReadEnded(cluster=cluster))
+            self._tell(ReadEnded(slice_id=cluster))
 
     def _score(self, substage: Substage) -> None:
         tasks = tuple(
-            SliceTask(self._trace.row_count[task.cluster], len(task.queries))
+            SliceTask(self._trace.row_count[task.slice_id], len(task.queries))
             for task in substage.tasks
         )
         took_us = self._costs.scoring_us(tasks)
@@ -143,7 +141,7 @@ class ClusterMajorSimulation:
         self._budget.scheduled(round(self._costs.turn_us))
         self._tell(SubstageEnded())
 
-    def _cost_us(self, cluster: ClusterId, queries: int) -> int:
+    def _cost_us(self, cluster: SliceId, queries: int) -> int:
         return self._budget.cost_us(self._trace.row_count[cluster], queries)
 
     def _tell(self, event: Event) -> None:
@@ -155,12 +153,12 @@ class ClusterMajorSimulation:
         match action:
             case Read():
                 is_prefetch = action.query is None
-                self._order.append(action.cluster)
+                self._order.append(action.slice_id)
                 self._ahead += is_prefetch
-                self._reads.begin(action.cluster, is_prefetch=is_prefetch)
+                self._reads.begin(action.slice_id, is_prefetch=is_prefetch)
             case Promote():
-                self._reads.promote(action.cluster)
-            case Finish():
+                self._reads.promote(action.slice_id)
+            case FinishQuery():
                 self._latency_us[action.query] = self._now_us - self._arrived_us
                 self._budget.retrieved(round(self._now_us - self._waiting.pop(action.query)))
             case Evict():

@@ -36,6 +36,7 @@ from searcher.memory.cluster_reads import (
     split,
     timed_out,
 )
+from searcher.plan.slices import SliceId
 from searcher.store.engine import BlockEngine, BlockError, BlockRead, CancelledRead
 
 __all__ = ["ClusterMemory", "MemoryEvent", "ReadBroke", "ReadDone", "ReadRules", "SpaceFreed"]
@@ -80,9 +81,9 @@ class ClusterMemory:
         self._clock = clock
         self._event_log = events
         self._changed = threading.Condition()
-        self._loading: dict[ClusterId, Load] = {}
+        self._loading: dict[SliceId, Load] = {}
         self._stuck: list[Load] = []
-        self._resident: dict[ClusterId, tuple[Spans, ClusterPages]] = {}
+        self._resident: dict[SliceId, tuple[Spans, ClusterPages]] = {}
         self._blocks: dict[int, Block] = {}  # by token, until told
         self._next_token = 1
         self._last_end_us = clock.now_us()
@@ -130,15 +131,15 @@ class ClusterMemory:
         with self._changed:
             return self._arena.size_bytes - self._arena.free_bytes
 
-    def read_bytes(self, cluster: ClusterId) -> int:
+    def read_bytes(self, cluster: SliceId) -> int:
         """Returns what reading a cluster takes off the disk: its pages."""
         return self._extents[cluster].size_bytes
 
-    def arena_bytes(self, cluster: ClusterId) -> int:
+    def arena_bytes(self, cluster: SliceId) -> int:
         """Returns what a cluster takes of the arena: its pages, in whole blocks."""
         return self._arena.blocks_bytes(self._extents[cluster].size_bytes)
 
-    def begin_read(self, cluster: ClusterId, *, is_prefetch: bool) -> None:
+    def begin_read(self, cluster: SliceId, *, is_prefetch: bool) -> None:
         """Starts to read a cluster that is not here; there must be room. Ignored after `close`."""
         extent = self._extents[cluster]
         with self._changed:
@@ -171,7 +172,7 @@ class ClusterMemory:
             self._show()
         self._engine.submit(reads)
 
-    def promote(self, cluster: ClusterId) -> None:
+    def promote(self, cluster: SliceId) -> None:
         """A query wants what is read ahead: its reads go before those that nobody wants yet.
         Another cluster is passed over.
         """
@@ -180,7 +181,7 @@ class ClusterMemory:
             tokens = tuple(load.tokens) if load is not None else ()
         self._engine.promote(tokens)
 
-    def cancel(self, cluster: ClusterId) -> None:
+    def cancel(self, cluster: SliceId) -> None:
         """Nobody wants this read any more. It ends with `CancelledRead`, or well where all of it
         was under way.
 
@@ -193,20 +194,20 @@ class ClusterMemory:
             tokens = tuple(load.tokens) if load is not None else ()
         self._engine.cancel(tokens)
 
-    def evict(self, cluster: ClusterId) -> None:
+    def evict(self, cluster: SliceId) -> None:
         """Forgets a cluster that is in memory; its pages must not be used any more."""
         with self._changed:
             spans, _ = self._resident.pop(cluster)
             self._arena.free(spans)
             self._show()
 
-    def pages(self, cluster: ClusterId) -> ClusterPages:
+    def pages(self, cluster: SliceId) -> ClusterPages:
         """Returns the pages of a cluster that is in memory, read-only, valid until it is
         evicted.
         """
         return self._resident[cluster][1]  # one step of the interpreter: needs no lock
 
-    def residents(self) -> frozenset[ClusterId]:
+    def residents(self) -> frozenset[SliceId]:
         """Returns the clusters that are in memory, whole."""
         with self._changed:
             return frozenset(self._resident)
@@ -319,7 +320,7 @@ class ClusterMemory:
         if load.is_stuck:
             self._stuck.remove(load)
             self._arena.free(load.spans)
-            self._outbox.append(SpaceFreed(cluster=cluster))
+            self._outbox.append(SpaceFreed(slice_id=cluster))
         else:
             del self._loading[cluster]
             self._event_log.read(
@@ -330,7 +331,7 @@ class ClusterMemory:
                     load.spans,
                     cluster_pages(load.extent, self._layout, self._arena.views(load.spans)),
                 )
-                self._outbox.append(ReadDone(cluster=cluster, latency_us=now_us - load.started_us))
+                self._outbox.append(ReadDone(slice_id=cluster, latency_us=now_us - load.started_us))
             else:
                 self._arena.free(load.spans)
                 self._break(load, load.error, is_stuck=False)
@@ -343,7 +344,7 @@ class ClusterMemory:
             _log.error("cluster damaged", cluster=cluster, error=str(error))
         elif not isinstance(error, CancelledRead):
             _log.error("cluster not read", cluster=cluster, error=str(error))
-        self._outbox.append(ReadBroke(cluster=load.number, error=error, is_stuck=is_stuck))
+        self._outbox.append(ReadBroke(slice_id=load.number, error=error, is_stuck=is_stuck))
 
     def _tell(self) -> None:
         """Tells what is to be told, unless another thread is at it: one event at a time, in
@@ -360,7 +361,7 @@ class ClusterMemory:
             try:
                 self._on_event(event)
             except Exception:  # reading goes on, whatever became of the listener
-                _log.exception("the end of a read could not be told", cluster=event.cluster)
+                _log.exception("the end of a read could not be told", slice=event.slice_id)
             finally:
                 self._end_telling()
 

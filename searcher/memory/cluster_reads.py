@@ -13,9 +13,9 @@ from carpool.disk.extents import ClusterExtent
 from carpool.disk.pages import ClusterPages, PageLayout, UInt8
 from carpool.disk.segments import verify_pages
 from carpool.errors import CorruptionError, RetryableError
-from schemas.record import ClusterId
 from searcher.events import Purpose
 from searcher.memory.arena import Spans
+from searcher.plan.slices import SliceId
 from searcher.store.engine import READ_BYTES_MAX, BlockError, CancelledRead
 
 
@@ -23,7 +23,7 @@ from searcher.store.engine import READ_BYTES_MAX, BlockError, CancelledRead
 class ReadDone:
     """A cluster is in memory, whole and undamaged."""
 
-    cluster: ClusterId
+    slice_id: SliceId
     latency_us: int
 
 
@@ -33,7 +33,7 @@ class ReadBroke:
     back as `SpaceFreed`.
     """
 
-    cluster: ClusterId
+    slice_id: SliceId
     error: BlockError
     is_stuck: bool = False
 
@@ -42,7 +42,7 @@ class ReadBroke:
 class SpaceFreed:
     """The memory of a stuck read came back: the kernel has ended the last piece of it."""
 
-    cluster: ClusterId
+    slice_id: SliceId
 
 
 MemoryEvent = ReadDone | ReadBroke | SpaceFreed
@@ -68,7 +68,7 @@ class Load:
     what the planner calls it.
     """
 
-    number: ClusterId
+    number: SliceId
     extent: ClusterExtent
     purpose: Purpose
     spans: Spans

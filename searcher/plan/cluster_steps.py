@@ -1,69 +1,68 @@
-"""What the cluster-major planner is told (events) and what it answers (actions): frozen values,
-nothing else.
-"""
+"""Events, actions and sub-stages of the cluster-major planner: frozen values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from schemas.record import ClusterId
+from searcher.plan.slices import SliceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """A query: its number (each used once, growing), C(q) without repetition, nearest first, and
-    its deadline if any.
+    """A query: its number, its slices, nearest cluster first, and its deadline if any.
+
+    Each number is used once, and numbers grow. No slice is repeated.
     """
 
     query: int
-    clusters: tuple[ClusterId, ...]
+    slices: tuple[SliceId, ...]
     deadline_us: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joined:
-    """Queries that are searched from now on, beside those in hand.
+    """Queries that are searched from now on, together with those in progress.
 
-    `horizon`: when clusters are wanted next, in windows after this one (1: the next); advice. It
-    replaces what was known before. None: these queries belong to the same window as those before
-    them.
+    `horizon`: in how many windows a slice is wanted next (1: the next window); advice. It replaces
+    the previous one. None: the queries belong to the same window as those before them.
     """
 
     queries: tuple[Wanted, ...]
-    horizon: Mapping[ClusterId, int] | None
+    horizon: Mapping[SliceId, int] | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dropped:
-    """Nobody waits for this query any more. One that is done or unknown is passed over."""
+    """The result of a query is not needed any more. One that is done or unknown is ignored."""
 
     query: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadEnded:
-    """A read that the planner asked for ended well: all of the cluster is in memory."""
+    """A read succeeded: all of the slice is in memory."""
 
-    cluster: ClusterId
+    slice_id: SliceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadFailed:
-    """A read was given up or cancelled. `is_stuck`: its memory is still the kernel's, and comes
-    back as `SpaceFreed`.
+    """A read was given up or cancelled.
+
+    `is_stuck`: the kernel still owns the memory; `RoomFreed` follows when it returns it.
     """
 
-    cluster: ClusterId
+    slice_id: SliceId
     is_stuck: bool = False
     is_cancelled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SpaceFreed:
+class RoomFreed:
     """The memory of a stuck read came back."""
 
-    cluster: ClusterId
+    slice_id: SliceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,69 +70,67 @@ class SubstageEnded:
     """The sub-stage that the planner gave out last is scored."""
 
 
-Event = Joined | Dropped | ReadEnded | ReadFailed | SpaceFreed | SubstageEnded
+Event = Joined | Dropped | ReadEnded | ReadFailed | RoomFreed | SubstageEnded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evict:
-    """Forget a resident cluster; comes before the read that needs its room."""
+    """Free a resident slice; comes before the read that needs its room."""
 
-    cluster: ClusterId
+    slice_id: SliceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Read:
-    """Read a cluster: room for it is reserved. `query`: for whose sake, None when it is read
-    ahead.
-    """
+    """Read a slice; room for it is reserved. `query`: for which query; None: read ahead."""
 
-    cluster: ClusterId
+    slice_id: SliceId
     query: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Promote:
-    """A read ahead is wanted now: it goes before all others that are."""
+    """A query wants a slice that is being read ahead: its read goes before other reads ahead."""
 
-    cluster: ClusterId
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cancel:
-    """Nobody wants this read any more; its end is still told, as `ReadFailed` or `ReadEnded`."""
-
-    cluster: ClusterId
+    slice_id: SliceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Skip:
-    """A cluster cannot be had: these queries go without it."""
+class CancelRead:
+    """No query wants this read any more. `ReadFailed` or `ReadEnded` still reports its end."""
 
-    cluster: ClusterId
+    slice_id: SliceId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SkipSlice:
+    """A slice cannot be read: these queries go without it."""
+
+    slice_id: SliceId
     queries: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finish:
-    """A query's last cluster is scored, or skipped. `skipped`: what it went without."""
+class FinishQuery:
+    """The last slice of a query is scored or skipped. `skipped`: the slices it went without."""
 
     query: int
-    skipped: tuple[ClusterId, ...] = ()
+    skipped: tuple[SliceId, ...] = ()
 
 
-Action = Evict | Read | Promote | Cancel | Skip | Finish
+Action = Evict | Read | Promote | CancelRead | SkipSlice | FinishQuery
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A cluster, in memory, to be scored for these queries in one call."""
+    """A slice in memory, to be scored for these queries in one call."""
 
-    cluster: ClusterId
+    slice_id: SliceId
     queries: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Substage:
-    """Clusters to score now, in this order; they stay in memory until `SubstageEnded`."""
+    """Slices to score now, in this order; they stay in memory until `SubstageEnded`."""
 
     tasks: tuple[Task, ...]

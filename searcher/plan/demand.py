@@ -1,201 +1,154 @@
-"""Who wants which cluster, and which one to fetch next so that queries finish early.
+"""Which query wants which slice, and which slice to fetch next so that queries finish early.
 
-The next cluster belongs to the query that lacks the fewest bytes (shortest remaining work first),
-and of its clusters it is the one that most queries want. So that nobody starves, a query that later
-arrivals overtook `overtaken_max` times goes first; and one with a deadline is never overtaken at
-all.
+The next slice belongs to the query that lacks the fewest bytes (shortest remaining work first); of
+its slices it is the one that most queries want. A query that later arrivals overtook
+`overtaken_max` times goes first, so that none starves. A query with a deadline is never overtaken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from schemas.record import ClusterId
+from searcher.plan.slices import Slice, SliceId
 
 
 @dataclass(slots=True)
-class _Query:
+class _QueryDemand:
     number: int
     deadline_us: int | None
-    missing: dict[ClusterId, None]  # not scored yet, in the order of the query
-    unfetched: dict[ClusterId, None]  # of `missing`: nobody has seen to its being in memory
-    unfetched_bytes: int = 0
+    missing: dict[Slice, None]  # not scored yet, in the order of the query
+    unfetched: dict[Slice, None]  # of `missing`: not in memory, and room is not reserved
+    unfetched_bytes: int
     overtaken: int = 0
-    skipped: list[ClusterId] = field(default_factory=list)
+    skipped: list[SliceId] = field(default_factory=list)
 
 
-class Finished(NamedTuple):
-    """A query whose last cluster is settled, and what it had to go without."""
+class DoneQuery(NamedTuple):
+    """A query whose last slice is scored or skipped, and the slices that were skipped."""
 
     query: int
-    skipped: tuple[ClusterId, ...]
+    skipped: tuple[SliceId, ...]
 
 
 class Demand:
-    """The books of the queries in hand. `query` numbers are the caller's, each used once, growing
-    with time.
+    """The queries in progress. Query numbers are the caller's, each used once, growing with time.
 
-    Every call costs O(queries in hand) or less, but for `add` and `remove`: O(clusters of the
-    query).
+    A call costs O(queries in progress) or less; `add` and `remove` cost O(slices of the query).
     """
 
-    def __init__(self, size_bytes: Mapping[ClusterId, int], overtaken_max: int) -> None:
-        self._size_bytes = size_bytes
+    def __init__(self, overtaken_max: int) -> None:
         self._overtaken_max = overtaken_max
-        self._queries: dict[int, _Query] = {}
-        self._wanted: dict[ClusterId, dict[int, None]] = {}
+        self._queries: dict[int, _QueryDemand] = {}
 
     def __len__(self) -> int:
-        """Returns the queries in hand."""
+        """Returns the number of queries in progress."""
         return len(self._queries)
 
     def __contains__(self, query: int) -> bool:
-        """Whether `query` is in hand."""
+        """Whether `query` is in progress."""
         return query in self._queries
 
-    def wanting(self, cluster: ClusterId) -> tuple[int, ...]:
-        """Returns the queries that want `cluster` scored, in the order in which they came."""
-        return tuple(self._wanted.get(cluster, ()))
-
     def add(
-        self,
-        query: int,
-        clusters: tuple[ClusterId, ...],
-        deadline_us: int | None,
-        *,
-        unfetched: Collection[ClusterId],
+        self, query: int, wants: Iterable[Slice], deadline_us: int | None, unfetched: list[Slice]
     ) -> None:
-        """Takes in a query that wants `clusters`, without repetition, at least one; `unfetched`:
-        those that it lacks.
-        """
-        assert query not in self._queries and (
-            not self._queries or query > next(reversed(self._queries))
-        )
-        wants = dict.fromkeys(clusters)
-        self._queries[query] = _Query(
+        """Adds a query that wants `wants`, each once and at least one; it lacks `unfetched`."""
+        assert not self._queries or query > next(reversed(self._queries)), "numbers must grow"
+        missing = dict.fromkeys(wants)
+        self._queries[query] = _QueryDemand(
             number=query,
             deadline_us=deadline_us,
-            missing=wants,
+            missing=missing,
             unfetched=dict.fromkeys(unfetched),
-            unfetched_bytes=sum(self._size_bytes[cluster] for cluster in unfetched),
+            unfetched_bytes=sum(one.size_bytes for one in unfetched),
         )
-        for cluster in wants:
-            self._wanted.setdefault(cluster, {})[query] = None
+        for one in missing:
+            one.wanted_by[query] = None
 
-    def remove(self, query: int) -> tuple[ClusterId, ...]:
-        """Forgets a query; returns the clusters that nobody wants any more."""
-        gone = []
-        for cluster in self._queries.pop(query).missing:
-            if self._leave(cluster, query):
-                gone.append(cluster)
-        return tuple(gone)
+    def remove(self, query: int) -> tuple[Slice, ...]:
+        """Forgets a query; returns the slices that no query wants any more."""
+        missing = self._queries.pop(query).missing
+        for one in missing:
+            del one.wanted_by[query]
+        return tuple(one for one in missing if not one.wanted_by)
 
-    def fetched(self, cluster: ClusterId) -> None:
-        """`cluster` is in memory or being read: whoever wants it lacks its bytes no more. May be
-        said again.
-        """
-        for number in self._wanted.get(cluster, ()):
+    def fetched(self, one: Slice) -> None:
+        """`one` is in memory, or room for it is reserved. May be repeated."""
+        for number in one.wanted_by:
             query = self._queries[number]
-            if cluster in query.unfetched:
-                del query.unfetched[cluster]
-                query.unfetched_bytes -= self._size_bytes[cluster]
+            if one in query.unfetched:
+                del query.unfetched[one]
+                query.unfetched_bytes -= one.size_bytes
 
-    def unfetched(self, cluster: ClusterId) -> None:
-        """`cluster` is not in memory and not being read after all: whoever wants it lacks it
-        again.
-        """
-        for number in self._wanted.get(cluster, ()):
+    def lost(self, one: Slice) -> None:
+        """`one` is not in memory and is not being read any more: it must be fetched again."""
+        for number in one.wanted_by:
             query = self._queries[number]
-            if cluster not in query.unfetched:
-                query.unfetched[cluster] = None
-                query.unfetched_bytes += self._size_bytes[cluster]
+            if one not in query.unfetched:
+                query.unfetched[one] = None
+                query.unfetched_bytes += one.size_bytes
 
-    def scored(self, cluster: ClusterId, queries: tuple[int, ...]) -> tuple[Finished, ...]:
-        """`cluster` was scored for `queries`; returns those that are done now. They are
-        forgotten.
-        """
-        return self._settle(cluster, queries, is_skipped=False)
+    def scored(self, one: Slice, queries: tuple[int, ...]) -> tuple[DoneQuery, ...]:
+        """`one` was scored for `queries`; forgets the queries that are done, and returns them."""
+        return self._settle(one, queries, is_skipped=False)
 
-    def skipped(self, cluster: ClusterId) -> tuple[Finished, ...]:
-        """`cluster` cannot be had: who wants it goes without. Returns those that are done now; they
-        are forgotten.
-        """
-        return self._settle(cluster, self.wanting(cluster), is_skipped=True)
+    def skipped(self, one: Slice) -> tuple[DoneQuery, ...]:
+        """`one` cannot be read: its queries go without it. Forgets those done, and returns them."""
+        return self._settle(one, tuple(one.wanted_by), is_skipped=True)
 
     def lacks_any(self) -> bool:
-        """Whether somebody wants a cluster that is not fetched."""
+        """Whether any query wants a slice that is not fetched."""
         return any(query.unfetched for query in self._queries.values())
 
-    def next_cluster(self) -> tuple[ClusterId, int] | None:
-        """Returns the cluster to fetch next and the query for whose sake, None when all that is
-        wanted is fetched.
-        """
-        best: _Query | None = None
-        best_key: tuple[int, int, int] | None = None
-        for query in self._queries.values():
-            if query.unfetched:
-                key = self._turn(query)
-                if best_key is None or key < best_key:
-                    best, best_key = query, key
-        if best is None:
+    def next_slice(self) -> tuple[Slice, int] | None:
+        """Returns the slice to fetch next and the query that it is for; None when none is."""
+        lacking = [query for query in self._queries.values() if query.unfetched]
+        if not lacking:
             return None
-        cluster = max(best.unfetched, key=lambda wanted: (len(self._wanted[wanted]), -wanted))
-        return cluster, best.number
+        first = min(lacking, key=self._urgency)
+        return max(first.unfetched, key=lambda one: (len(one.wanted_by), -one.id)), first.number
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where the books do not agree with each other."""
+        """Raises `AssertionError` where queries and slices disagree."""
         for number, query in self._queries.items():
             assert query.missing, f"query {number} is done and still here"
             assert query.unfetched.keys() <= query.missing.keys()
-            assert query.unfetched_bytes == sum(
-                self._size_bytes[cluster] for cluster in query.unfetched
-            )
-            assert all(number in self._wanted[cluster] for cluster in query.missing)
-        for cluster, numbers in self._wanted.items():
-            assert numbers and all(cluster in self._queries[number].missing for number in numbers)
+            assert query.unfetched_bytes == sum(one.size_bytes for one in query.unfetched)
+            for one in query.missing:
+                assert number in one.wanted_by
+                assert all(one in self._queries[other].missing for other in one.wanted_by)
 
-    # ---- inside
-
-    def _turn(self, query: _Query) -> tuple[int, int, int]:
+    def _urgency(self, query: _QueryDemand) -> tuple[int, int, int]:
         if query.deadline_us is not None:
             return (0, query.deadline_us, query.number)
         if query.overtaken >= self._overtaken_max:
             return (1, query.number, query.number)
         return (2, query.unfetched_bytes, query.number)
 
-    def _leave(self, cluster: ClusterId, query: int) -> bool:
-        """`query` does not want `cluster` any more; whether nobody does."""
-        numbers = self._wanted[cluster]
-        del numbers[query]
-        if not numbers:
-            del self._wanted[cluster]
-        return not numbers
-
     def _settle(
-        self, cluster: ClusterId, queries: tuple[int, ...], *, is_skipped: bool
-    ) -> tuple[Finished, ...]:
-        finished = []
+        self, one: Slice, queries: tuple[int, ...], *, is_skipped: bool
+    ) -> tuple[DoneQuery, ...]:
+        done = []
         for number in queries:
             query = self._queries.get(number)
-            if query is None or cluster not in query.missing:
+            if query is None or one not in query.missing:
                 continue  # dropped meanwhile
-            del query.missing[cluster]
-            if cluster in query.unfetched:
-                del query.unfetched[cluster]
-                query.unfetched_bytes -= self._size_bytes[cluster]
+            del query.missing[one]
+            del one.wanted_by[number]
+            if one in query.unfetched:
+                del query.unfetched[one]
+                query.unfetched_bytes -= one.size_bytes
             if is_skipped:
-                query.skipped.append(cluster)
-            self._leave(cluster, number)
+                query.skipped.append(one.id)
             if not query.missing:
-                finished.append(Finished(query=number, skipped=tuple(query.skipped)))
+                done.append(DoneQuery(query=number, skipped=tuple(query.skipped)))
                 del self._queries[number]
-                self._overtake(number)
-        return tuple(finished)
+                self._count_overtaken(number)
+        return tuple(done)
 
-    def _overtake(self, number: int) -> None:
-        for other in self._queries.values():
-            if other.number > number:
-                return  # queries are in the order in which they came
-            other.overtaken += 1
+    def _count_overtaken(self, by: int) -> None:
+        for query in self._queries.values():
+            if query.number > by:
+                return  # queries are in the order in which they joined
+            query.overtaken += 1

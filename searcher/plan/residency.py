@@ -1,204 +1,108 @@
-"""The books of the budget: which clusters are in memory, being read, or stuck in a read, and who
-must go for another.
+"""Which slices have room in the budget, and which one is evicted for another.
 
-What is *held* (read for queries in hand, and not scored yet) and what is being read never goes; of
-the rest the eviction policy decides. It learns of a cluster when room for it is reserved, not when
-its bytes arrive, and it may choose what is still to be scored: whoever reserves then scores that
-first. So its decisions depend neither on how fast the disk was nor on what was scored meanwhile.
+A slice that is pinned or being read is never evicted; among the rest the eviction policy chooses.
+The policy hears of a slice when room is reserved, not when the bytes arrive, and it may choose a
+slice that is still to be scored: that slice leaves as soon as it is scored. So its choices depend
+neither on the speed of the disk nor on the progress of scoring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable
 
-from schemas.record import ClusterId
 from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.slices import Room, Slice, SliceTable, Work
 
 
 class Residency:
-    """Every byte of the budget. `size_bytes`: what each cluster takes in memory, none more than
-    `budget_bytes`.
-    """
+    """Reserves and frees room of `budget_bytes`."""
 
-    def __init__(
-        self, budget_bytes: int, size_bytes: Mapping[ClusterId, int], policy: CachePolicy
-    ) -> None:
+    def __init__(self, budget_bytes: int, table: SliceTable, policy: CachePolicy) -> None:
+        assert table.largest_bytes <= budget_bytes, "a slice is larger than the whole budget"
         self._budget_bytes = budget_bytes
-        self._size_bytes = size_bytes
+        self._table = table
         self._policy = policy
-        self._resident: set[ClusterId] = set()
-        self._reading: set[ClusterId] = set()
-        self._stuck: dict[
-            ClusterId, int
-        ] = {}  # reads given up that still own memory; a cluster may be stuck twice
-        self._held: set[ClusterId] = set()
-        self._fixed: set[ClusterId] = set()  # held or being read: what the policy must not choose
-        self._used_bytes = 0
-        self._fixed_bytes = 0
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of everything that is resident, being read or stuck."""
-        return self._used_bytes
-
-    @property
-    def reading_bytes(self) -> int:
-        """Bytes of the reads in flight, stuck ones included."""
-        reading = sum(self._size_bytes[cluster] for cluster in self._reading)
-        return reading + sum(
-            self._size_bytes[cluster] * count for cluster, count in self._stuck.items()
-        )
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that could be reserved now, if all went that may go."""
-        return self._budget_bytes - self._fixed_bytes
+        """Bytes that could be reserved now if everything were evicted that may be."""
+        return self._budget_bytes - self._table.fixed_bytes - self._table.stuck_bytes
 
-    def is_resident(self, cluster: ClusterId) -> bool:
-        """Whether all of `cluster` is in memory."""
-        return cluster in self._resident
+    def reserve(self, one: Slice, reader: int) -> tuple[Slice, ...] | None:
+        """Reserves room for reading `one` for the query `reader`.
 
-    def is_reading(self, cluster: ClusterId) -> bool:
-        """Whether `cluster` is being read (stuck reads are not counted: they were given up)."""
-        return cluster in self._reading
-
-    def residents(self) -> frozenset[ClusterId]:
-        """Returns the clusters that are in memory, whole."""
-        return frozenset(self._resident)
-
-    def held(self) -> Set[ClusterId]:
-        """Returns what is held; a view, not to be changed."""
-        return self._held
-
-    def unheld_reads(self) -> tuple[ClusterId, ...]:
-        """Returns what is being read and not held, in the order of the ids."""
-        return tuple(sorted(self._reading - self._held))
-
-    def hold(self, cluster: ClusterId) -> None:
-        """`cluster`, resident or being read, must stay until it is let go. May be said again."""
-        assert cluster in self._resident or cluster in self._reading
-        if cluster not in self._held:
-            self._held.add(cluster)
-            self._fix(cluster)
-
-    def let_go(self, cluster: ClusterId) -> None:
-        """`cluster` may go. Nothing happens where it is not held."""
-        if cluster in self._held:
-            self._held.remove(cluster)
-            if cluster not in self._reading:
-                self._unfix(cluster)
-
-    def reserve(self, cluster: ClusterId) -> tuple[ClusterId, ...] | None:
-        """Makes room for reading `cluster`; returns what had to go, in order. None, and nothing
-        changes, if there is no room.
+        Returns what was evicted, in order; None, and nothing changes, if there is no room.
         """
-        if self._size_bytes[cluster] > self.room_bytes:
+        if one.size_bytes > self.room_bytes:
             return None
         victims = []
-        while self._used_bytes + self._size_bytes[cluster] > self._budget_bytes:
-            victim = self._policy.victim(self._fixed)
-            assert victim is not None, (
-                "the books say that there is room, and the policy has nothing to evict"
-            )
-            self._evict(victim)
-            victims.append(victim)
-        self._begin(cluster)
+        while self._table.used_bytes + one.size_bytes > self._budget_bytes:
+            number = self._policy.victim(self._table.fixed())
+            assert number is not None, "there should be room, and the policy has nothing to evict"
+            victims.append(self._table[number])
+            self._evict(victims[-1])
+        self._begin(one, reader)
         return tuple(victims)
 
     def reserve_ahead(
-        self, cluster: ClusterId, *, spare_bytes: int, may_go: Callable[[ClusterId], bool]
-    ) -> tuple[ClusterId, ...] | None:
-        """Like `reserve`, but only what `may_go` goes, and `spare_bytes` of room are left."""
-        if self._size_bytes[cluster] + spare_bytes > self.room_bytes:
+        self, one: Slice, may_evict: Callable[[Slice], bool]
+    ) -> tuple[Slice, ...] | None:
+        """Like `reserve`, for no query yet: evicts only what `may_evict` allows.
+
+        Leaves room for the largest slice, so that no query waits for memory.
+        """
+        if one.size_bytes + self._table.largest_bytes > self.room_bytes:
             return None
-        victims: list[ClusterId] = []
-        free_bytes = self._budget_bytes - self._used_bytes
-        kept = set(self._fixed)
-        while free_bytes < self._size_bytes[cluster]:
-            victim = self._policy.victim(kept)
-            assert victim is not None, (
-                "the books say that there is room, and the policy has nothing to evict"
-            )
-            if not may_go(victim):
+        victims: list[Slice] = []
+        free_bytes = self._budget_bytes - self._table.used_bytes
+        kept = set(self._table.fixed())
+        while free_bytes < one.size_bytes:
+            number = self._policy.victim(kept)
+            assert number is not None, "there should be room, and the policy has nothing to evict"
+            if not may_evict(self._table[number]):
                 return None
-            kept.add(victim)
-            victims.append(victim)
-            free_bytes += self._size_bytes[victim]
+            kept.add(number)
+            victims.append(self._table[number])
+            free_bytes += victims[-1].size_bytes
         for victim in victims:
             self._evict(victim)
-        self._begin(cluster)
+        self._begin(one, None)
+        self._table.set_ahead(one, True)
         return tuple(victims)
 
-    def arrived(self, cluster: ClusterId) -> None:
-        """The read of `cluster` ended well."""
-        self._reading.remove(cluster)
-        self._resident.add(cluster)
-        if cluster not in self._held:
-            self._unfix(cluster)
-
-    def failed(self, cluster: ClusterId, *, is_stuck: bool) -> None:
-        """The read of `cluster` was given up; where `is_stuck` its memory is not free before
-        `freed`.
-        """
-        self._held.discard(cluster)
-        self._reading.remove(cluster)
-        self._unfix(cluster)
-        self._policy.remove(cluster)
+    def fail(self, one: Slice, *, is_stuck: bool) -> None:
+        """The read of `one` was given up; where `is_stuck`, its memory comes back with `free`."""
+        self._table.set_ahead(one, False)
+        if one.work is Work.EXPECTED:
+            self._table.set_work(one, Work.NONE)
+        self._table.set_room(one, Room.ABSENT)
+        self._policy.remove(one.id)
         if is_stuck:
-            self._stuck[cluster] = self._stuck.get(cluster, 0) + 1
-            self._fixed_bytes += self._size_bytes[cluster]
-        else:
-            self._used_bytes -= self._size_bytes[cluster]
+            self._table.add_stuck(one, 1)
 
-    def freed(self, cluster: ClusterId) -> None:
+    def free(self, one: Slice) -> None:
         """The memory of a stuck read came back."""
-        self._stuck[cluster] -= 1
-        if not self._stuck[cluster]:
-            del self._stuck[cluster]
-        self._fixed_bytes -= self._size_bytes[cluster]
-        self._used_bytes -= self._size_bytes[cluster]
+        assert one.stuck_reads, f"{one} has no stuck read"
+        self._table.add_stuck(one, -1)
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where the books do not agree with each other or with the
-        policy's.
-        """
-        stuck_bytes = sum(
-            self._size_bytes[cluster] * count for cluster, count in self._stuck.items()
-        )
-        assert not self._resident & self._reading
-        assert self._held <= self._resident | self._reading
-        assert self._fixed == self._held | self._reading
-        assert self._policy.residents() == self._resident | self._reading
-        here = self._resident | self._reading
-        assert self._used_bytes == sum(self._size_bytes[cluster] for cluster in here) + stuck_bytes
-        assert (
-            self._fixed_bytes
-            == sum(self._size_bytes[cluster] for cluster in self._fixed) + stuck_bytes
-        )
-        assert self._fixed_bytes <= self._used_bytes <= self._budget_bytes
-        assert all(count > 0 for count in self._stuck.values())
+        """Raises `AssertionError` where table, budget and policy disagree."""
+        table = self._table
+        table.check_integrity()
+        with_room = {one.id for room in Room if room for one in table.in_room(room)}
+        assert self._policy.residents() == with_room
+        assert table.fixed_bytes + table.stuck_bytes <= table.used_bytes <= self._budget_bytes
+        assert table.occupied_bytes <= self._budget_bytes
 
-    # ---- inside
+    def _begin(self, one: Slice, reader: int | None) -> None:
+        self._table.set_room(one, Room.RESERVED)
+        one.reader = reader
+        self._policy.insert(one.id)
+        assert self._table.used_bytes <= self._budget_bytes, "the budget is overdrawn"
 
-    def _begin(self, cluster: ClusterId) -> None:
-        assert cluster not in self._resident and cluster not in self._reading
-        self._reading.add(cluster)
-        self._used_bytes += self._size_bytes[cluster]
-        self._fix(cluster)
-        self._policy.insert(cluster)
-        assert self._used_bytes <= self._budget_bytes, "the budget is overdrawn"
-
-    def _evict(self, victim: ClusterId) -> None:
-        assert victim not in self._fixed
-        self._policy.remove(victim)
-        self._resident.remove(victim)
-        self._used_bytes -= self._size_bytes[victim]
-
-    def _fix(self, cluster: ClusterId) -> None:
-        if cluster not in self._fixed:
-            self._fixed.add(cluster)
-            self._fixed_bytes += self._size_bytes[cluster]
-
-    def _unfix(self, cluster: ClusterId) -> None:
-        self._fixed.remove(cluster)
-        self._fixed_bytes -= self._size_bytes[cluster]
+    def _evict(self, victim: Slice) -> None:
+        self._policy.remove(victim.id)
+        self._table.set_room(victim, Room.ABSENT)
+        self._table.set_ahead(victim, False)
+        if victim.work is not Work.NONE:
+            self._table.set_leaving(victim, True)

@@ -1,110 +1,153 @@
-"""The scan: scores all rows of a cluster, as its pages lie in memory, for all queries that want it,
-in one call.
+"""The scan: scores the rows of clusters, as their pages are stored, for a batch of queries.
 
-No float32 row is copied (`searcher.scoring.products`). Of the scores only those that may enter a
-result are looked at one by one: blocks of rows, whose best stands for all of them, are compared
-with a floor first.
+A kernel computes the scores of a block of rows. Groups of rows are then compared with a floor by
+their best score, and only the rows of groups that pass are looked at one by one.
 
-Scores depend in their last bits (a few 1e-7 for vectors of length one) on where a row lies in its
-batch, so on how a cluster is cut into pieces, on how many queries are scored together, and on the
-kernels that were the faster ones at start, as those of FAISS depend on its own. Rows whose scores
-differ by less may change places; nothing else does. Vectors and queries must be finite.
+Scores depend in their last bits (a few 1e-7 for vectors of length one) on how clusters are cut into
+blocks, on how many queries are scored together, and on the kernel. Rows whose scores differ by less
+may change places. Vectors and queries must be finite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from carpool.disk.pages import ClusterPages, PageLayout, UInt8
-from searcher.scoring.products import Products
-from searcher.scoring.top_k import Candidates, Float32, Int64, Slots, best_of_each
+from carpool.disk.pages import PageLayout, UInt8
+from searcher.scoring.kernel import QueryBatch, Scoring, ScoringKernel
+from searcher.scoring.top_k import (
+    LEAST,
+    NO_FLOOR,
+    Candidates,
+    Float32,
+    Int64,
+    Slots,
+    best_of_each,
+    concatenated,
+)
 
 SCORES_BYTES = 4 << 20
-"""Scores that are held at a time. The first of them set the floor for the rest, so more at a time
-leave fewer candidates.
-"""
+"""Scores in memory at a time. The first of them set the floor for the rest."""
 BLOCK_PAGES_MIN = 64
-"""Pages whose scores are held at a time, also where they are more than `SCORES_BYTES`."""
+"""Pages whose scores are in memory at a time, even if that is more than `SCORES_BYTES`."""
 GROUP_ROWS_MAX = 16
 """Rows whose best score stands for all of them at first."""
+COPY_BYTES_MAX = 128 << 10
+"""Parts up to this mean size are copied together: one call of the kernel then costs less."""
 
 
-def score_pages(
-    pages: ClusterPages, queries: Float32, floors: Float32, top_ks: Slots
-) -> Candidates:
-    """Returns what `pages` have for `queries`: every row among the cluster's best k whose score is
-    not below the floor.
+class _Part(NamedTuple):
+    """Pages of one cluster, and how many of their rows are in use."""
 
-    `queries`: (q, dim) float32, q >= 1, fastest where (dim, q) is contiguous; `floors`: (q,)
-    float32, -inf for none, a row that ties with it is kept; `top_ks`: (q,), how many each wants.
-    Pure and thread-safe, with 4 to 6 MB of scratch (for thousands of queries more); holds no view
-    of the pages afterwards. The heavy parts release the GIL.
+    scoring: Scoring
+    pages: UInt8
+    row_count: int
+
+
+def scan(
+    kernel: ScoringKernel,
+    scorings: Sequence[Scoring],
+    batch: QueryBatch,
+    floors: Float32,
+    top_ks: Slots,
+) -> tuple[Candidates, Float32]:
+    """Returns each row that may be among the best k of a query, and the floors that it reached.
+
+    `scorings`: at least one, all of one layout. `floors`: (q,) float32, -inf for none; a row that
+    ties with the floor is a candidate. `top_ks`: (q,), how many rows each query wants. Pure and
+    thread-safe; keeps no view of the pages. Takes 4 to 6 MB of scratch, more for thousands of
+    queries. The heavy steps release the GIL.
     """
-    layout = pages.layout
-    count = len(queries)
+    layout = scorings[0].pages.layout
+    count = len(batch.slots)
     block_pages = max(BLOCK_PAGES_MIN, SCORES_BYTES // (4 * count * layout.rows_per_page))
-    row_room = (
-        min(pages.row_count + layout.rows_per_page, block_pages * layout.rows_per_page)
-        + GROUP_ROWS_MAX
-    )
-    scratch = np.empty((row_room, count), np.float32)
-    floors = floors.copy()
-    products = Products(layout, queries)
-    found: list[tuple[Slots, Float32, Int64]] = []
+    pages_max = min(block_pages, sum(len(p) for one in scorings for p in one.pages.pieces))
+    scratch = np.empty((pages_max * layout.rows_per_page + GROUP_ROWS_MAX, count), np.float32)
+    floors = np.maximum(floors, LEAST)
+    prepared = kernel.prepare(layout, batch.vectors)
+    found: list[Candidates] = []
     found_count, found_max = 0, 4 * int(top_ks.sum())
-    for row_count, parts in _blocks(pages, block_pages):
-        products.write(parts, scratch)
-        query, scores, positions, floors = above(scratch, row_count, floors, top_ks)
+    for block in _blocks(scorings, block_pages):
+        pages = _joined_pages([part.pages for part in block])
+        prepared.write(pages, scratch)
+        ends = _clear_unwanted(block, layout, scratch)
+        query, scores, positions, floors = above(scratch, int(ends[-1]), floors, top_ks)
         if not len(query):
             continue
-        found.append((query, scores, row_numbers_at(layout, parts, positions)))
+        clusters = np.array([part.scoring.pages.cluster for part in block], np.int64)
+        owners = clusters[np.searchsorted(ends, positions, side="right")]
+        rows = row_numbers_at(layout, pages, positions)
+        found.append(Candidates(query, scores, rows, owners))
         found_count += len(query)
         if found_count > found_max:
             found = [_best(found, top_ks)]
-            found_count = len(found[0][0])
-    query, scores, rows = _joined(found)
-    return Candidates(query, scores, rows, floors)
+            found_count = len(found[0].scores)
+    if not found:
+        ids = np.empty(0, np.int64)
+        return Candidates(np.empty(0, np.intp), np.empty(0, np.float32), ids, ids), floors
+    every = concatenated(found)
+    return every._replace(slots=batch.slots[every.slots]), floors
 
 
-def _blocks(pages: ClusterPages, block_pages: int) -> Iterator[tuple[int, list[UInt8]]]:
-    """Yields runs of at most `block_pages` pages, as slices of the pieces, with the rows in each
-    run.
-    """
-    rows_per_page = pages.layout.rows_per_page
-    rows_left = pages.row_count
-    parts: list[UInt8] = []
+def _blocks(scorings: Sequence[Scoring], block_pages: int) -> Iterator[list[_Part]]:
+    """Yields all rows in order, at most `block_pages` pages at a time."""
+    block: list[_Part] = []
     room = block_pages
-    for piece in pages.pieces:
-        start = 0
-        while start < len(piece) and rows_left > 0:
-            part = piece[start : start + room]
-            parts.append(part)
-            start += len(part)
-            room -= len(part)
-            if not room:
-                rows = min(rows_left, block_pages * rows_per_page)
-                yield rows, parts
+    for scoring in scorings:
+        rows_left = scoring.pages.row_count
+        for piece in scoring.pages.pieces:
+            start = 0
+            while start < len(piece) and rows_left > 0:
+                pages = piece[start : start + room]
+                rows = min(rows_left, len(pages) * scoring.pages.layout.rows_per_page)
+                block.append(_Part(scoring, pages, rows))
+                start += len(pages)
+                room -= len(pages)
                 rows_left -= rows
-                parts, room = [], block_pages
-    if parts and rows_left > 0:
-        yield min(rows_left, (block_pages - room) * rows_per_page), parts
+                if not room:
+                    yield block
+                    block, room = [], block_pages
+    if block:
+        yield block
+
+
+def _joined_pages(parts: list[UInt8]) -> list[UInt8]:
+    if len(parts) > 1 and sum(part.nbytes for part in parts) <= COPY_BYTES_MAX * len(parts):
+        return [np.concatenate(parts)]
+    return parts
+
+
+def _clear_unwanted(block: list[_Part], layout: PageLayout, scores: Float32) -> Slots:
+    """Clears scores of unused rows, and of queries that do not want a cluster.
+
+    Returns where each part ends.
+    """
+    ends = np.cumsum([len(part.pages) * layout.rows_per_page for part in block])
+    start = 0
+    for part, end in zip(block, ends.tolist(), strict=True):
+        scores[start + part.row_count : end] = NO_FLOOR
+        if len(part.scoring.members) < scores.shape[1]:
+            is_unwanted = np.ones(scores.shape[1], bool)
+            is_unwanted[part.scoring.members] = False
+            scores[start:end, is_unwanted] = NO_FLOOR
+        start = end
+    return ends
 
 
 def above(
     scratch: Float32, row_count: int, floors: Float32, top_ks: Slots
 ) -> tuple[Slots, Float32, Slots, Float32]:
-    """Returns queries, scores and positions of the rows that may enter, and the floors raised by
-    what was seen.
+    """Returns queries, scores and positions of the rows that may be results, and raised floors.
 
-    Looks at the best score of each group of rows first; the k-th best of those is a floor, for k
-    rows are not below it.
+    The k-th best of the best scores of groups is a floor, since k rows are not below it. Floors
+    must be at least `LEAST`.
     """
     query_count = len(floors)
     group_rows = max(1, min(GROUP_ROWS_MAX, row_count // (8 * int(top_ks.max()))))
     group_count = -(-row_count // group_rows)
-    scratch[row_count : group_rows * group_count] = -np.inf
+    scratch[row_count : group_rows * group_count] = NO_FLOOR
     grouped = scratch[: group_rows * group_count].reshape(group_rows, group_count, query_count)
     highest: Float32 = grouped.max(axis=0) if group_rows > 1 else grouped[0]
     hits = highest >= floors
@@ -114,11 +157,7 @@ def above(
     group, query = np.divmod(np.flatnonzero(hits), query_count)
     scores = grouped[:, group, query]
     member, which = np.nonzero(scores >= floors[query])
-    positions = member * group_count + group[which]
-    real = positions < row_count
-    if not real.all():
-        member, which, positions = member[real], which[real], positions[real]
-    return query[which], scores[member, which], positions, floors
+    return query[which], scores[member, which], member * group_count + group[which], floors
 
 
 def _kth_best(scores: Float32, top_ks: Slots) -> Float32:
@@ -134,7 +173,8 @@ def _kth_best(scores: Float32, top_ks: Slots) -> Float32:
     return kth
 
 
-def row_numbers_at(layout: PageLayout, parts: list[UInt8], positions: Slots) -> Int64:
+def row_numbers_at(layout: PageLayout, parts: Sequence[UInt8], positions: Slots) -> Int64:
+    """Returns the row numbers at `positions` of the pages in `parts`: (m,) -> (m,) int64."""
     page, place = np.divmod(positions, layout.rows_per_page)
     if len(parts) == 1:
         only: Int64 = layout.row_numbers(parts[0])[page, place]
@@ -148,16 +188,7 @@ def row_numbers_at(layout: PageLayout, parts: list[UInt8], positions: Slots) -> 
     return rows
 
 
-def _joined(found: list[tuple[Slots, Float32, Int64]]) -> tuple[Slots, Float32, Int64]:
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        return np.empty(0, np.intp), np.empty(0, np.float32), np.empty(0, np.int64)
-    query, scores, rows = (np.concatenate(column) for column in zip(*found, strict=True))
-    return query, scores, rows
-
-
-def _best(found: list[tuple[Slots, Float32, Int64]], top_ks: Slots) -> tuple[Slots, Float32, Int64]:
-    query, scores, rows = _joined(found)
-    kept, _ = best_of_each(query, scores, rows, top_ks)
-    return query[kept], scores[kept], rows[kept]
+def _best(found: list[Candidates], top_ks: Slots) -> Candidates:
+    every = concatenated(found)
+    kept, _ = best_of_each(every.slots, every.scores, every.rows, top_ks)
+    return Candidates(every.slots[kept], every.scores[kept], every.rows[kept], every.clusters[kept])

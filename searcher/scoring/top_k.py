@@ -7,7 +7,7 @@ query is the floor below which no candidate of another cluster needs to be looke
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,28 +36,27 @@ class TopK(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """What one cluster has for several queries, in no order; every row that may enter a result is
-    there, few others are.
+    """Rows that may be results, in no order: one entry for each row and query.
 
-    `queries`: (m,) positions in what was asked; `scores`: (m,) float32; `rows`: (m,) int64;
-    `floors`: (q,) float32, scores below which nothing can enter the result of each query, as far as
-    this cluster tells.
+    `slots`: (m,) of a `TopTable`; `scores`: (m,) float32; `rows` and `clusters`: (m,) int64.
     """
 
-    queries: Slots
+    slots: Slots
     scores: Float32
     rows: Int64
-    floors: Float32
+    clusters: Int64
 
 
-class Scored(NamedTuple):
-    """The candidates of `cluster`, or of one for each, (m,) int64, for the queries at `slots`: (q,)
-    of a table, each once.
-    """
-
-    cluster: int | Int64
-    slots: Slots
-    candidates: Candidates
+def concatenated(parts: Sequence[Candidates]) -> Candidates:
+    """Returns all candidates of `parts`, at least one, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    return Candidates(
+        np.concatenate([part.slots for part in parts]),
+        np.concatenate([part.scores for part in parts]),
+        np.concatenate([part.rows for part in parts]),
+        np.concatenate([part.clusters for part in parts]),
+    )
 
 
 class TopTable:
@@ -118,23 +117,15 @@ class TopTable:
         top_ks: Slots = self._top_ks[slots]
         return top_ks
 
-    def merge(self, scored: Iterable[Scored]) -> None:
-        """Lets candidates of any number of clusters enter the results of their queries.
+    def merge(self, found: Iterable[Candidates]) -> None:
+        """Enters candidates into the results of their queries.
 
-        A row must not come twice for a query, now or later: clusters are disjoint and each is
-        scored once. One call for several clusters costs less than a call each.
+        A row must not come twice for a query, in this call or a later one. One call for several
+        clusters costs less than a call for each.
         """
-        parts = [part for part in scored if len(part.candidates.queries)]
-        if not parts:
-            return
-        slots = np.concatenate([part.slots[part.candidates.queries] for part in parts])
-        self._enter(
-            parts[0].slots if len(parts) == 1 else np.unique(slots),
-            slots,
-            np.concatenate([part.candidates.scores for part in parts]),
-            np.concatenate([part.candidates.rows for part in parts]),
-            np.concatenate([_clusters(part) for part in parts]),
-        )
+        parts = [part for part in found if len(part.slots)]
+        if parts:
+            self._enter(concatenated(parts))
 
     def best(self, slot: int) -> TopK:
         """Returns the best results so far, at most the query's `top_k`: copies. Raises `KeyError`
@@ -149,18 +140,16 @@ class TopTable:
             self._clusters[slot, :count].copy(),
         )
 
-    def _enter(
-        self, touched: Slots, slots: Slots, scores: Float32, rows: Int64, clusters: Int64
-    ) -> None:
-        """`touched`: all of `slots`, each once."""
+    def _enter(self, new: Candidates) -> None:
+        touched = np.unique(new.slots)
         depth = int(self._top_ks[touched].max())
-        held = self._scores[touched, :depth]
-        at, rank = np.nonzero(held > NO_FLOOR)
+        known = self._scores[touched, :depth]
+        at, rank = np.nonzero(known > NO_FLOOR)
         holders = touched[at]
-        slots = np.concatenate([holders, slots])
-        scores = np.concatenate([held[at, rank], scores])
-        rows = np.concatenate([self._rows[holders, rank], rows])
-        clusters = np.concatenate([self._clusters[holders, rank], clusters])
+        slots = np.concatenate([holders, new.slots])
+        scores = np.concatenate([known[at, rank], new.scores])
+        rows = np.concatenate([self._rows[holders, rank], new.rows])
+        clusters = np.concatenate([self._clusters[holders, rank], new.clusters])
         kept, ranks = best_of_each(slots, scores, rows, self._top_ks)
         slots = slots[kept]
         self._scores[slots, ranks] = scores[kept]
@@ -179,13 +168,6 @@ class TopTable:
         self._rows = np.concatenate([self._rows, np.zeros((added, TOP_K_MAX), np.int64)])
         self._clusters = np.concatenate([self._clusters, np.zeros((added, TOP_K_MAX), np.int64)])
         self._free.extend(range(held + added - 1, held - 1, -1))
-
-
-def _clusters(part: Scored) -> Int64:
-    """The cluster of each candidate."""
-    if isinstance(part.cluster, int):
-        return np.full(len(part.candidates.queries), part.cluster, np.int64)
-    return part.cluster
 
 
 def best_of_each(

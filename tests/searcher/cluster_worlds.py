@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from schemas.record import ClusterId
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import (
     Action,
-    Cancel,
+    CancelRead,
     Event,
     Evict,
-    Finish,
+    FinishQuery,
     Joined,
     Promote,
     Read,
     ReadEnded,
-    Skip,
+    SkipSlice,
     SubstageEnded,
     Wanted,
 )
 from searcher.plan.eviction.lru import Lru
 from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.limits import ClusterMajorLimits
+from searcher.plan.slices import SliceId
 
 Window = Sequence[tuple[int, ...]]
 
 
-def ids(clusters: Sequence[int]) -> tuple[ClusterId, ...]:
-    return tuple(ClusterId(cluster) for cluster in clusters)
+def ids(clusters: Sequence[int]) -> tuple[SliceId, ...]:
+    return tuple(SliceId(cluster) for cluster in clusters)
 
 
 @dataclass
@@ -38,19 +38,19 @@ class World:
     reads.
     """
 
-    sizes: Mapping[ClusterId, int]
+    sizes: Mapping[SliceId, int]
     limits: ClusterMajorLimits
     policy: CachePolicy = field(default_factory=Lru)
     planner: ClusterMajorPlanner = field(init=False)
-    resident: set[ClusterId] = field(default_factory=set)
-    reading: dict[ClusterId, int | None] = field(default_factory=dict)
-    reads: list[ClusterId] = field(default_factory=list)
-    evictions: list[ClusterId] = field(default_factory=list)
-    scored: list[tuple[ClusterId, int]] = field(default_factory=list)
-    finished: dict[int, tuple[ClusterId, ...]] = field(default_factory=dict)
-    skipped: dict[int, list[ClusterId]] = field(default_factory=dict)
-    wants: dict[int, tuple[ClusterId, ...]] = field(default_factory=dict)
-    cancelled: set[ClusterId] = field(default_factory=set)
+    resident: set[SliceId] = field(default_factory=set)
+    reading: dict[SliceId, int | None] = field(default_factory=dict)
+    reads: list[SliceId] = field(default_factory=list)
+    evictions: list[SliceId] = field(default_factory=list)
+    scored: list[tuple[SliceId, int]] = field(default_factory=list)
+    finished: dict[int, tuple[SliceId, ...]] = field(default_factory=dict)
+    skipped: dict[int, list[SliceId]] = field(default_factory=dict)
+    wants: dict[int, tuple[SliceId, ...]] = field(default_factory=dict)
+    cancelled: set[SliceId] = field(default_factory=set)
     now_us: int = 0
 
     def __post_init__(self) -> None:
@@ -67,38 +67,38 @@ class World:
     def _do(self, action: Action) -> None:
         match action:
             case Read():
-                assert action.cluster not in self.resident and action.cluster not in self.reading
-                self.reading[action.cluster] = action.query
-                self.reads.append(action.cluster)
+                assert action.slice_id not in self.resident and action.slice_id not in self.reading
+                self.reading[action.slice_id] = action.query
+                self.reads.append(action.slice_id)
             case Evict():
-                self.resident.remove(action.cluster)
-                self.evictions.append(action.cluster)
-            case Finish():
+                self.resident.remove(action.slice_id)
+                self.evictions.append(action.slice_id)
+            case FinishQuery():
                 assert action.query not in self.finished, "finished twice"
                 self.finished[action.query] = action.skipped
-            case Skip():
+            case SkipSlice():
                 for query in action.queries:
-                    self.skipped.setdefault(query, []).append(action.cluster)
-            case Cancel():
-                assert action.cluster in self.reading
-                self.cancelled.add(action.cluster)
+                    self.skipped.setdefault(query, []).append(action.slice_id)
+            case CancelRead():
+                assert action.slice_id in self.reading
+                self.cancelled.add(action.slice_id)
             case Promote():
-                assert action.cluster in self.reading
+                assert action.slice_id in self.reading
 
     def join(
-        self, first: int, window: Window, horizon: Mapping[ClusterId, int] | None = None
+        self, first: int, window: Window, horizon: Mapping[SliceId, int] | None = None
     ) -> tuple[Action, ...]:
         queries = tuple(
-            Wanted(query=first + n, clusters=ids(clusters)) for n, clusters in enumerate(window)
+            Wanted(query=first + n, slices=ids(clusters)) for n, clusters in enumerate(window)
         )
-        self.wants |= {wanted.query: wanted.clusters for wanted in queries}
+        self.wants |= {wanted.query: wanted.slices for wanted in queries}
         return self.tell(Joined(queries=queries, horizon={} if horizon is None else horizon))
 
-    def end_read(self, cluster: ClusterId) -> None:
+    def end_read(self, cluster: SliceId) -> None:
         del self.reading[cluster]
         self.resident.add(cluster)
         self.cancelled.discard(cluster)
-        self.tell(ReadEnded(cluster=cluster))
+        self.tell(ReadEnded(slice_id=cluster))
 
     def score(self, budget_us: int = 10) -> bool:
         substage = self.planner.next_substage(
@@ -107,15 +107,15 @@ class World:
         if substage is None:
             return False
         for task in substage.tasks:
-            assert task.cluster in self.resident, "scored before it was there"
+            assert task.slice_id in self.resident, "scored before it was there"
             assert task.queries
-            self.scored += [(task.cluster, query) for query in task.queries]
+            self.scored += [(task.slice_id, query) for query in task.queries]
         self.planner.check_integrity()
         self.tell(SubstageEnded())
         return True
 
     def work(
-        self, choose: Callable[[Sequence[ClusterId]], ClusterId], until: Callable[[], bool]
+        self, choose: Callable[[Sequence[SliceId]], SliceId], until: Callable[[], bool]
     ) -> None:
         while not until():
             if self.score():
@@ -142,7 +142,7 @@ def world(
     policy: CachePolicy | None = None,
 ) -> World:
     return World(
-        {ClusterId(cluster): size for cluster, size in enumerate(sizes)},
+        {SliceId(cluster): size for cluster, size in enumerate(sizes)},
         ClusterMajorLimits(
             budget_bytes=budget,
             read_ahead_bytes=read_ahead or budget,
@@ -157,7 +157,7 @@ def world(
 def run(
     here: World,
     windows: Sequence[Window],
-    choose: Callable[[Sequence[ClusterId]], ClusterId],
+    choose: Callable[[Sequence[SliceId]], SliceId],
     ahead: int = 0,
 ) -> None:
     """Closed loop: the next window joins when the one before is done. `ahead`: windows that the
@@ -165,7 +165,7 @@ def run(
     """
     first = 0
     for number, window in enumerate(windows):
-        horizon: dict[ClusterId, int] = {}
+        horizon: dict[SliceId, int] = {}
         for windows_until in range(ahead, 0, -1):
             if number + windows_until < len(windows):
                 for clusters in windows[number + windows_until]:

@@ -7,22 +7,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
-from schemas.record import ClusterId
+from searcher.plan.slices import SliceId
 
 
 @dataclass
 class History:
     """What happened so far, and what is resident in the order in which it became so."""
 
-    requests: list[tuple[int, ClusterId]] = field(default_factory=list)  # (window, cluster)
-    resident: list[ClusterId] = field(default_factory=list)
+    requests: list[tuple[int, SliceId]] = field(default_factory=list)  # (window, cluster)
+    resident: list[SliceId] = field(default_factory=list)
     window: int = 0
-    horizon: dict[ClusterId, int] = field(default_factory=dict)
+    horizon: dict[SliceId, int] = field(default_factory=dict)
 
-    def uses(self, cluster: ClusterId) -> int:
+    def uses(self, cluster: SliceId) -> int:
         return sum(1 for _, seen in self.requests if seen == cluster)
 
-    def last_use(self, cluster: ClusterId) -> int:
+    def last_use(self, cluster: SliceId) -> int:
         return max(
             (at for at, (_, seen) in enumerate(self.requests, start=1) if seen == cluster),
             default=0,
@@ -32,28 +32,28 @@ class History:
 class Dumb:
     """A policy that ranks by a number which it works out from the whole history."""
 
-    def __init__(self, rank: Callable[[History, ClusterId], tuple[float, ...]]) -> None:
+    def __init__(self, rank: Callable[[History, SliceId], tuple[float, ...]]) -> None:
         self.history = History()
         self._rank = rank
 
-    def touch(self, cluster: ClusterId) -> None:
+    def touch(self, cluster: SliceId) -> None:
         self.history.requests.append((self.history.window, cluster))
 
-    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
+    def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
         self.history.window += 1
         self.history.horizon = dict(horizon)
 
-    def insert(self, cluster: ClusterId) -> None:
+    def insert(self, cluster: SliceId) -> None:
         self.history.resident.append(cluster)
 
-    def remove(self, cluster: ClusterId) -> None:
+    def remove(self, cluster: SliceId) -> None:
         self.history.resident.remove(cluster)
 
-    def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
+    def victim(self, protected: Set[SliceId]) -> SliceId | None:
         candidates = [c for c in self.history.resident if c not in protected]
         return min(candidates, key=lambda c: (*self._rank(self.history, c), c), default=None)
 
-    def residents(self) -> frozenset[ClusterId]:
+    def residents(self) -> frozenset[SliceId]:
         return frozenset(self.history.resident)
 
     def check_integrity(self) -> None:
@@ -66,7 +66,7 @@ class DumbLru(Dumb):
     def __init__(self) -> None:
         super().__init__(lambda history, cluster: (history.resident.index(cluster),))
 
-    def touch(self, cluster: ClusterId) -> None:
+    def touch(self, cluster: SliceId) -> None:
         if cluster in self.history.resident:
             self.history.resident.remove(cluster)
             self.history.resident.append(cluster)
@@ -76,14 +76,14 @@ def dumb_lfu() -> Dumb:
     return Dumb(lambda history, cluster: (history.uses(cluster), history.last_use(cluster)))
 
 
-def dumb_edgerag(latency_us: Mapping[ClusterId, int]) -> Dumb:
+def dumb_edgerag(latency_us: Mapping[SliceId, int]) -> Dumb:
     return Dumb(lambda history, cluster: (latency_us[cluster] * history.uses(cluster),))
 
 
 def dumb_farthest_next_use(half_life_windows: int) -> Dumb:
     """Exact where fading halves every window or never."""
 
-    def faded(history: History, cluster: ClusterId) -> float:
+    def faded(history: History, cluster: SliceId) -> float:
         halvings = [
             (history.window - at) / half_life_windows if half_life_windows else 0
             for at, _ in history.requests
@@ -94,7 +94,7 @@ def dumb_farthest_next_use(half_life_windows: int) -> Dumb:
             if seen == cluster
         )
 
-    def rank(history: History, cluster: ClusterId) -> tuple[float, ...]:
+    def rank(history: History, cluster: SliceId) -> tuple[float, ...]:
         return (-history.horizon.get(cluster, float("inf")), faded(history, cluster))
 
     return Dumb(rank)
@@ -103,26 +103,26 @@ def dumb_farthest_next_use(half_life_windows: int) -> Dumb:
 class DumbGdsf(Dumb):
     """The pseudo-code of the paper: a dictionary of priorities, and the age L."""
 
-    def __init__(self, cost_per_byte: Mapping[ClusterId, float]) -> None:
+    def __init__(self, cost_per_byte: Mapping[SliceId, float]) -> None:
         super().__init__(lambda history, cluster: (self.priorities[cluster],))
         self.age = 0.0
         self.cost_per_byte = cost_per_byte
-        self.frequency: dict[ClusterId, int] = {}
-        self.priorities: dict[ClusterId, float] = {}
+        self.frequency: dict[SliceId, int] = {}
+        self.priorities: dict[SliceId, float] = {}
 
-    def touch(self, cluster: ClusterId) -> None:
+    def touch(self, cluster: SliceId) -> None:
         self.frequency[cluster] = self.frequency.get(cluster, 0) + 1
         if cluster in self.history.resident:
             self.priorities[cluster] = (
                 self.age + self.frequency[cluster] * self.cost_per_byte[cluster]
             )
 
-    def insert(self, cluster: ClusterId) -> None:
+    def insert(self, cluster: SliceId) -> None:
         super().insert(cluster)
         self.frequency.setdefault(cluster, 1)
         self.priorities[cluster] = self.age + self.frequency[cluster] * self.cost_per_byte[cluster]
 
-    def remove(self, cluster: ClusterId) -> None:
+    def remove(self, cluster: SliceId) -> None:
         super().remove(cluster)
         self.age = max(self.age, self.priorities.pop(cluster))
         del self.frequency[cluster]
@@ -134,19 +134,19 @@ class DumbTinyLfu:
     """
 
     def __init__(
-        self, size_bytes: Mapping[ClusterId, int], window_bytes: int, main_bytes: int, sample: int
+        self, size_bytes: Mapping[SliceId, int], window_bytes: int, main_bytes: int, sample: int
     ) -> None:
         self.sizes = size_bytes
         self.limits = {"window": window_bytes, "main": main_bytes}
         self.sample = sample
         self.sampled = 0
-        self.uses: dict[ClusterId, int] = {}
-        self.entries: list[tuple[str, ClusterId]] = []
+        self.uses: dict[SliceId, int] = {}
+        self.entries: list[tuple[str, SliceId]] = []
 
-    def of(self, segment: str) -> list[ClusterId]:
+    def of(self, segment: str) -> list[SliceId]:
         return [cluster for where, cluster in self.entries if where == segment]
 
-    def move(self, cluster: ClusterId, segment: str) -> None:
+    def move(self, cluster: SliceId, segment: str) -> None:
         self.entries = [(where, other) for where, other in self.entries if other != cluster]
         self.entries.append((segment, cluster))
 
@@ -154,7 +154,7 @@ class DumbTinyLfu:
         while sum(self.sizes[c] for c in self.of(segment)) > self.limits[segment]:
             self.move(self.of(segment)[0], into)
 
-    def touch(self, cluster: ClusterId) -> None:
+    def touch(self, cluster: SliceId) -> None:
         self.uses[cluster] = self.uses.get(cluster, 0) + 1
         self.sampled += 1
         if self.sampled >= self.sample:
@@ -166,20 +166,20 @@ class DumbTinyLfu:
             self.move(cluster, "main")
             self.overflow("main", "probation")
 
-    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
+    def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
         pass
 
-    def insert(self, cluster: ClusterId) -> None:
+    def insert(self, cluster: SliceId) -> None:
         self.move(cluster, "window")
         self.overflow("window", "candidate")
 
-    def remove(self, cluster: ClusterId) -> None:
+    def remove(self, cluster: SliceId) -> None:
         candidates = self.of("candidate")
         self.entries = [(where, other) for where, other in self.entries if other != cluster]
         if candidates and candidates[0] != cluster:
             self.move(candidates[0], "probation")
 
-    def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
+    def victim(self, protected: Set[SliceId]) -> SliceId | None:
         candidates = [c for c in self.of("candidate") if c not in protected]
         settled = [c for c in self.of("probation") + self.of("main") if c not in protected]
         duel = (candidates[:1] + settled[:1]) if settled else candidates[1::-1]
@@ -192,7 +192,7 @@ class DumbTinyLfu:
             )
         return next(iter(duel + [c for c in self.of("window") if c not in protected]), None)
 
-    def residents(self) -> frozenset[ClusterId]:
+    def residents(self) -> frozenset[SliceId]:
         return frozenset(cluster for _, cluster in self.entries)
 
     def check_integrity(self) -> None:

@@ -20,13 +20,13 @@ from carpool.disk.segments import SegmentWriter
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.cluster_major import ClusterMajor
+from searcher.cluster_major_executor import ClusterMajorExecutor
 from searcher.events import NoEvents
 from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.memory.arena import Arena, choose_block_bytes
 from searcher.memory.cluster_memory import ClusterMemory, ReadRules
-from searcher.memory.slices import Slices
 from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.cut import Slices
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
 from searcher.plan.limits import ClusterMajorLimits
 from searcher.scoring.pool import ScoringPool
@@ -129,7 +129,7 @@ class Trouble:
 class Running:
     """An executor at work."""
 
-    executor: ClusterMajor
+    executor: ClusterMajorExecutor
     memory: ClusterMemory
     metrics: Metrics
     trouble: Trouble
@@ -224,7 +224,7 @@ def running(
     )
     planner = ClusterMajorPlanner(limits, sizes, FarthestNextUse())
     with ScoringPool(threads) as pool:
-        executor = ClusterMajor(
+        executor = ClusterMajorExecutor(
             memory=memory,
             slices=slices,
             planner=planner,

@@ -100,7 +100,7 @@ class Running:
     def read(self, *clusters: ClusterId, is_prefetch: bool = False) -> dict[ClusterId, MemoryEvent]:
         for cluster in clusters:
             self.memory.begin_read(cluster, is_prefetch=is_prefetch)
-        return {event.cluster: event for event in self.heard.take(len(clusters))}
+        return {event.slice_id: event for event in self.heard.take(len(clusters))}
 
     def sample(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"carpool_{name}", labels or None) or 0.0

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.record import ClusterId
 from searcher.plan.eviction.edgerag import EdgeRag
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
 from searcher.plan.eviction.gdsf import Gdsf
@@ -19,6 +18,7 @@ from searcher.plan.eviction.lru import Lru
 from searcher.plan.eviction.policies import POLICY_NAMES, PolicyName, make_policy
 from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.eviction.tiny_lfu import TinyLfu
+from searcher.plan.slices import SliceId
 from tests.searcher.dumb_policies import (
     DumbGdsf,
     DumbLru,
@@ -28,7 +28,7 @@ from tests.searcher.dumb_policies import (
     dumb_lfu,
 )
 
-CLUSTERS = tuple(ClusterId(c) for c in range(8))
+CLUSTERS = tuple(SliceId(c) for c in range(8))
 LATENCY_US = {c: 10 + c for c in CLUSTERS}
 SIZE_BYTES = {c: 1 << (c % 4) for c in CLUSTERS}  # powers of two: cost per byte is exact
 TINY_SIZE_BYTES = {c: 2 * s for c, s in SIZE_BYTES.items()}
@@ -56,11 +56,11 @@ POLICIES: dict[str, tuple[Callable[[], CachePolicy], Callable[[], CachePolicy]]]
         lambda: DumbTinyLfu(TINY_SIZE_BYTES, 0, 16, 80),
     ),
 }
-NOBODY: frozenset[ClusterId] = frozenset()
+NOBODY: frozenset[SliceId] = frozenset()
 
-A, B, C, D = (ClusterId(c) for c in range(4))
+A, B, C, D = (SliceId(c) for c in range(4))
 
-Operation = tuple[str, ClusterId, dict[ClusterId, int]]  # what, to which cluster, with what horizon
+Operation = tuple[str, SliceId, dict[SliceId, int]]  # what, to which cluster, with what horizon
 
 # What may happen to a cache of eight clusters. Half of what happens is a request, as in life.
 OPERATIONS = st.lists(
@@ -94,7 +94,7 @@ def do(policy: CachePolicy, operation: Operation) -> None:
         policy.remove(cluster)
 
 
-def fill(policy: CachePolicy, *clusters: ClusterId) -> None:
+def fill(policy: CachePolicy, *clusters: SliceId) -> None:
     for cluster in clusters:
         policy.touch(cluster)
         policy.insert(cluster)
@@ -141,10 +141,10 @@ def test_inserting_twice_and_removing_what_is_not_there_are_faults(policy: Cache
 @settings(max_examples=40)
 @given(operations=OPERATIONS, protected=PROTECTED)
 def test_the_victim_is_resident_and_unprotected_and_there_whenever_one_can_be(
-    name: str, operations: list[Operation], protected: frozenset[ClusterId]
+    name: str, operations: list[Operation], protected: frozenset[SliceId]
 ) -> None:
     policy = POLICIES[name][0]()
-    resident: set[ClusterId] = set()
+    resident: set[SliceId] = set()
     for operation in operations:
         do(policy, operation)
         what, cluster, _ = operation
@@ -165,7 +165,7 @@ def test_the_victim_is_resident_and_unprotected_and_there_whenever_one_can_be(
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(operations=OPERATIONS, protected=PROTECTED)
 def test_it_evicts_what_the_dumb_version_evicts(
-    name: str, operations: list[Operation], protected: frozenset[ClusterId]
+    name: str, operations: list[Operation], protected: frozenset[SliceId]
 ) -> None:
     policy, dumb = (make() for make in POLICIES[name])
     for operation in operations:
@@ -186,7 +186,7 @@ def test_it_evicts_what_the_dumb_version_evicts(
 @settings(max_examples=40)
 @given(operations=OPERATIONS, asked=st.lists(PROTECTED, max_size=3))
 def test_asking_more_often_changes_no_later_answer(
-    name: str, operations: list[Operation], asked: list[frozenset[ClusterId]]
+    name: str, operations: list[Operation], asked: list[frozenset[SliceId]]
 ) -> None:
     policy, curious = POLICIES[name][0](), POLICIES[name][0]()
     for operation in operations:
@@ -199,7 +199,7 @@ def test_asking_more_often_changes_no_later_answer(
 
 def test_a_horizon_of_clusters_that_do_not_exist_harms_nothing(policy: CachePolicy) -> None:
     fill(policy, A, B)
-    policy.set_horizon({ClusterId(999): 1, A: 0, B: 10**9})
+    policy.set_horizon({SliceId(999): 1, A: 0, B: 10**9})
     assert policy.victim(frozenset({A})) == B
     policy.set_horizon({})
     assert policy.residents() == {A, B}
@@ -372,7 +372,7 @@ def test_tiny_lfu_forgets_old_favourites_by_halving() -> None:
 @pytest.mark.parametrize("name", POLICY_NAMES)
 @pytest.mark.parametrize("latency_us", [{}, LATENCY_US])
 def test_every_name_makes_a_policy_that_has_passed_this_suite(
-    name: PolicyName, latency_us: dict[ClusterId, int]
+    name: PolicyName, latency_us: dict[SliceId, int]
 ) -> None:
     policy = make_policy(name, size_bytes=SIZE_BYTES, budget_bytes=10, read_latency_us=latency_us)
     assert type(policy) in {type(make()) for make, _ in POLICIES.values()}

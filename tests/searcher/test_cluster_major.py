@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.record import ClusterId
 from searcher.plan.cluster_steps import (
     Dropped,
     Joined,
     Promote,
     ReadFailed,
-    SpaceFreed,
+    RoomFreed,
     SubstageEnded,
     Wanted,
 )
+from searcher.plan.slices import SliceId
 from tests.searcher.cluster_worlds import ids, run, world
 
 
@@ -23,9 +23,9 @@ def test_a_window_of_three_reads_each_cluster_once_and_the_shortest_query_is_don
     here = world([10, 10, 10, 10, 10], 100)
     here.join(0, [(0, 1, 2), (2, 3), (3,)])
     assert here.reads == [3, 2, 1, 0] or here.reads == [3, 2, 0, 1]
-    here.end_read(ClusterId(2))
+    here.end_read(SliceId(2))
     assert not here.score(), "cluster 3 comes first"
-    here.end_read(ClusterId(3))
+    here.end_read(SliceId(3))
     assert here.score()
     assert list(here.finished) == [2, 1]
 
@@ -54,7 +54,7 @@ def test_what_is_read_ahead_is_bounded_by_read_ahead_bytes() -> None:
     here = world([10] * 6, 100, read_ahead=20)
     here.join(0, [(0, 1, 2, 3, 4, 5)])
     assert here.reads == [0, 1]
-    here.end_read(ClusterId(0))
+    here.end_read(SliceId(0))
     assert here.reads == [0, 1], (
         "room is made when something was scored, not when something arrived"
     )
@@ -73,7 +73,7 @@ def test_a_query_that_joins_shares_the_read_that_is_on_its_way() -> None:
 def test_query_that_joins_while_its_cluster_is_being_scored_has_it_scored_without_read() -> None:
     here = world([10] * 2, 20)
     here.join(0, [(0,)])
-    here.end_read(ClusterId(0))
+    here.end_read(SliceId(0))
     substage = here.planner.next_substage(10, lambda cluster, queries: 1, 0)
     assert substage is not None and substage.tasks[0].queries == (0,)
     here.join(1, [(0,)])
@@ -86,8 +86,8 @@ def test_query_that_joins_while_its_cluster_is_being_scored_has_it_scored_withou
 def test_a_failed_read_finishes_only_the_queries_that_wanted_it() -> None:
     here = world([10] * 3, 30)
     here.join(0, [(0, 1), (1, 2)])
-    del here.reading[ClusterId(0)]
-    here.tell(ReadFailed(cluster=ClusterId(0)))
+    del here.reading[SliceId(0)]
+    here.tell(ReadFailed(slice_id=SliceId(0)))
     assert here.skipped == {0: [0]}
     here.work(min, lambda: len(here.finished) == 2)
     assert here.finished == {0: (0,), 1: ()}
@@ -96,7 +96,7 @@ def test_a_failed_read_finishes_only_the_queries_that_wanted_it() -> None:
 def test_a_slow_head_is_passed_over_after_a_while() -> None:
     here = world([10] * 2, 20)
     here.join(0, [(0, 1)])
-    here.end_read(ClusterId(1))
+    here.end_read(SliceId(1))
     assert not here.score()
     assert here.planner.wake_us() == 1_000
     here.now_us = 1_000
@@ -107,10 +107,10 @@ def test_a_slow_head_is_passed_over_after_a_while() -> None:
 def test_when_reads_never_return_whole_budget_queries_go_without_and_do_not_wait_for_ever() -> None:
     here = world([10] * 2, 10)
     here.join(0, [(0, 1)])
-    del here.reading[ClusterId(0)]
-    here.tell(ReadFailed(cluster=ClusterId(0), is_stuck=True))
+    del here.reading[SliceId(0)]
+    here.tell(ReadFailed(slice_id=SliceId(0), is_stuck=True))
     assert here.finished == {0: (0, 1)}
-    here.tell(SpaceFreed(cluster=ClusterId(0)))
+    here.tell(RoomFreed(slice_id=SliceId(0)))
     here.join(1, [(1,)])
     here.work(min, lambda: len(here.finished) == 2)
     assert here.finished[1] == ()
@@ -118,14 +118,14 @@ def test_when_reads_never_return_whole_budget_queries_go_without_and_do_not_wait
 
 def test_the_next_window_is_read_ahead_and_its_clusters_are_not_read_twice() -> None:
     here = world([10] * 6, 60, prefetch=20)
-    here.join(0, [(0, 1)], {ClusterId(2): 1, ClusterId(3): 1, ClusterId(4): 2})
+    here.join(0, [(0, 1)], {SliceId(2): 1, SliceId(3): 1, SliceId(4): 2})
     assert here.reads[:2] == [0, 1] and sorted(here.reads[2:]) == [2, 3], (
         "two fit prefetch_bytes, the soonest ones"
     )
     here.work(min, lambda: len(here.finished) == 1)
     actions = here.join(1, [(2, 3)])
     assert {
-        action.cluster for action in actions if isinstance(action, Promote)
+        action.slice_id for action in actions if isinstance(action, Promote)
     } == here.reading.keys() & {2, 3}
     here.work(min, lambda: len(here.finished) == 2)
     assert sorted(here.reads) == [0, 1, 2, 3]
@@ -134,7 +134,7 @@ def test_the_next_window_is_read_ahead_and_its_clusters_are_not_read_twice() -> 
 def test_reading_ahead_evicts_nothing_that_is_wanted_as_soon() -> None:
     here = world([10] * 6, 40, prefetch=40)
     run(here, [[(0, 1, 2)]], min)
-    here.join(1, [(0,)], {ClusterId(1): 1, ClusterId(2): 1, ClusterId(4): 1, ClusterId(5): 1})
+    here.join(1, [(0,)], {SliceId(1): 1, SliceId(2): 1, SliceId(4): 1, SliceId(5): 1})
     assert here.reads == [0, 1, 2, 4] and not here.evictions, (
         "4 takes what is free; for 5 something as soon would go"
     )
@@ -157,8 +157,8 @@ def test_a_query_that_was_overtaken_too_often_goes_first() -> None:
 def test_a_query_with_a_deadline_is_not_overtaken() -> None:
     here = world([30, 1, 1], 32, read_ahead=1)
     queries = (
-        Wanted(query=0, clusters=ids([1])),
-        Wanted(query=1, clusters=ids([0]), deadline_us=5),
+        Wanted(query=0, slices=ids([1])),
+        Wanted(query=1, slices=ids([0]), deadline_us=5),
     )
     here.tell(Joined(queries=queries, horizon={}))
     assert here.reads == [0]
@@ -172,8 +172,8 @@ def test_a_query_that_is_dropped_gives_its_clusters_back() -> None:
     here.join(1, [(2,)])
     assert here.cancelled == {0, 1}, "what nobody wants makes way for what somebody does"
     here.cancelled.clear()
-    del here.reading[ClusterId(0)]
-    here.tell(ReadFailed(cluster=ClusterId(0), is_cancelled=True))
+    del here.reading[SliceId(0)]
+    here.tell(ReadFailed(slice_id=SliceId(0), is_cancelled=True))
     here.work(min, lambda: len(here.finished) == 1)
     assert here.finished == {1: ()}
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.record import ClusterId
-from searcher.plan.cluster_steps import Dropped, ReadFailed, SpaceFreed
+from searcher.plan.cluster_steps import Dropped, ReadFailed, RoomFreed
+from searcher.plan.slices import SliceId
 from tests.searcher.cluster_worlds import Window, ids, run, world
 
 
@@ -84,7 +84,7 @@ def test_anything_may_join_leave_and_fail_at_any_time_and_the_books_stay_right(
     dice = random.Random(seed)
     pending = list(windows)
     dropped: set[int] = set()
-    stuck: list[ClusterId] = []
+    stuck: list[SliceId] = []
     first = 0
     for choice in choices:
         if choice == 0 and pending:
@@ -99,14 +99,14 @@ def test_anything_may_join_leave_and_fail_at_any_time_and_the_books_stay_right(
             is_stuck = not is_cancelled and dice.random() < 0.5
             here.cancelled.discard(cluster)
             del here.reading[cluster]
-            here.tell(ReadFailed(cluster=cluster, is_stuck=is_stuck, is_cancelled=is_cancelled))
+            here.tell(ReadFailed(slice_id=cluster, is_stuck=is_stuck, is_cancelled=is_cancelled))
             stuck += [cluster] if is_stuck else []
         elif choice == 3 and first:
             query = dice.randrange(first)
             dropped |= {query} - here.finished.keys()
             here.tell(Dropped(query=query))
         elif choice == 4 and stuck:
-            here.tell(SpaceFreed(cluster=stuck.pop()))
+            here.tell(RoomFreed(slice_id=stuck.pop()))
         else:
             here.score()
     here.work(min, lambda: not len(here.planner))

@@ -82,7 +82,7 @@ def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as
             stuck = [cluster for cluster, what in hit.items() if what == "hang"]
             assert it.memory.stuck_bytes == sum(it.memory.arena_bytes(cluster) for cluster in stuck)
             it.engine.release()
-            assert {event.cluster for event in it.heard.take(len(stuck))} == set(stuck)
+            assert {event.slice_id for event in it.heard.take(len(stuck))} == set(stuck)
             assert it.arena.free_bytes == it.arena.size_bytes
             it.memory.check_integrity()
             sizes.append(resident_set_bytes())

@@ -47,7 +47,7 @@ def test_a_cancelled_read_gives_its_room_back_and_may_be_asked_for_again(stored:
         it.memory.cancel(D)
         it.memory.cancel(B)  # is not being read: passed over
         go_on.set()
-        events = {event.cluster: event for event in it.heard.take(2)}
+        events = {event.slice_id: event for event in it.heard.take(2)}
         assert isinstance(events[A], ReadDone)
         broken = events[D]
         assert isinstance(broken, ReadBroke)
@@ -84,7 +84,7 @@ def test_a_read_that_hangs_breaks_after_the_timeout_and_frees_its_room_when_it_c
         assert isinstance(it.read(B)[B], ReadDone)  # also while the other read of it hangs
         check_rows(it.memory, stored, B)
         it.engine.release()
-        assert it.heard.take(1) == [SpaceFreed(cluster=B)]
+        assert it.heard.take(1) == [SpaceFreed(slice_id=B)]
         assert it.memory.stuck_bytes == 0
         assert it.arena.free_bytes == it.arena.size_bytes - it.memory.arena_bytes(
             A
@@ -103,7 +103,7 @@ def test_reads_that_wait_behind_a_disk_that_hangs_altogether_break_too(stored: S
         events = it.read(A, B, C, D)
         assert all(isinstance(event, ReadBroke) and event.is_stuck for event in events.values())
         release.set()
-        assert {event.cluster for event in it.heard.take(4)} == {A, B, C, D}
+        assert {event.slice_id for event in it.heard.take(4)} == {A, B, C, D}
         assert it.arena.free_bytes == it.arena.size_bytes
 
 
@@ -134,7 +134,7 @@ def test_clusters_that_hang_do_not_hold_up_the_others(stored: Stored) -> None:
             assert isinstance(it.read(cluster)[cluster], ReadDone)
             check_rows(it.memory, stored, cluster)
         release.set()
-        assert {event.cluster for event in it.heard.take(2)} == {A, B}
+        assert {event.slice_id for event in it.heard.take(2)} == {A, B}
 
 
 def test_after_closing_nothing_is_told_and_a_read_that_hangs_is_waited_for(stored: Stored) -> None:
@@ -146,7 +146,7 @@ def test_after_closing_nothing_is_told_and_a_read_that_hangs_is_waited_for(store
         it.memory.begin_read(B, is_prefetch=False)
         it.engine.release()
     assert it.heard.events == told
-    assert {event.cluster for event in told} <= {A}
+    assert {event.slice_id for event in told} <= {A}
 
 
 def test_closing_waits_for_what_is_being_told(stored: Stored) -> None:
@@ -163,7 +163,7 @@ def test_closing_waits_for_what_is_being_told(stored: Stored) -> None:
         assert is_told.wait(30)  # that it is given up
         threading.Timer(0.2, may_end.set).start()
         assert not it.memory.close(30)
-        assert [event.cluster for event in ended] == [A]
+        assert [event.slice_id for event in ended] == [A]
 
 
 def test_memory_is_kept_while_an_event_is_told_for_longer_than_closing_waits(
@@ -203,11 +203,11 @@ def test_a_listener_that_breaks_does_not_stop_the_reading(stored: Stored) -> Non
 
     def listen(event: MemoryEvent) -> None:
         heard(event)
-        if event.cluster == A:
+        if event.slice_id == A:
             raise ZeroDivisionError("a bug")
 
     memory.start(listen)
     for cluster in (A, B):
         memory.begin_read(cluster, is_prefetch=False)
-    assert {event.cluster for event in heard.wait(2)} == {A, B}
+    assert {event.slice_id for event in heard.wait(2)} == {A, B}
     assert memory.close(30)

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.disk.pages import ClusterPages, PageLayout, VectorDtype, choose_layout, encode_pages
-from searcher.scoring import products, scan
-from searcher.scoring.scan import score_pages
-from searcher.scoring.top_k import Candidates, Scored, TopTable
+from searcher.scoring import flat, scan
+from searcher.scoring.flat import FlatKernel
+from searcher.scoring.kernel import QueryBatch, Scoring
+from searcher.scoring.top_k import LEAST, Candidates, TopTable
 
 Float32 = npt.NDArray[np.float32]
 
@@ -34,10 +35,20 @@ def cut(
     )
 
 
+def score_pages(
+    pages: ClusterPages, queries: Float32, floors: Float32, top_ks: npt.NDArray[np.intp]
+) -> tuple[Candidates, Float32]:
+    """All of one cluster, for queries at slots 0, 1, ..."""
+    every = np.arange(len(queries))
+    batch = QueryBatch(every, queries)
+    return scan.scan(FlatKernel(), [Scoring(pages, every)], batch, floors, top_ks)
+
+
 def best_by_query(candidates: Candidates, top_ks: list[int]) -> list[list[tuple[float, int]]]:
     table = TopTable()
     slots = np.array([table.add(top_k) for top_k in top_ks])
-    table.merge([Scored(3, slots, candidates)])
+    assert slots.tolist() == list(range(len(top_ks))) and set(candidates.clusters) <= {3}
+    table.merge([candidates])
     return [
         list(zip(best.scores.tolist(), best.rows.tolist(), strict=True))
         for best in (table.best(s) for s in slots)
@@ -91,15 +102,15 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
     pages = cut(choose_layout(dimension, dtype), vectors, rows, cuts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "SCORES_BYTES", room)
-        patch.setattr(products, "WIDE_BYTES", room)
-        patch.setattr(products, "BATCH_PRODUCTS_MAX", room)
-        patch.setattr(products, "queries_few", lambda layout: queries_few)
-        found = score_pages(pages, queries, no_floors(len(top_ks)), np.array(top_ks))
+        patch.setattr(flat, "WIDE_BYTES", room)
+        patch.setattr(flat, "BATCH_PRODUCTS_MAX", room)
+        patch.setattr(flat, "queries_few", lambda layout: queries_few)
+        found, raised = score_pages(pages, queries, no_floors(len(top_ks)), np.array(top_ks))
     expected = sorted_by_hand(vectors, rows, queries, top_ks)
     assert best_by_query(found, top_ks) == expected
     # The floors that come back promise no more than is true, and candidates are few.
-    for floor, best, top_k in zip(found.floors.tolist(), expected, top_ks, strict=True):
-        assert floor == -np.inf or (len(best) == top_k and floor <= best[-1][0])
+    for floor, best, top_k in zip(raised.tolist(), expected, top_ks, strict=True):
+        assert floor == LEAST or (len(best) == top_k and floor <= best[-1][0])
     # With the result's own k-th score for a floor, its ties survive.
     floors = np.array(
         [
@@ -107,9 +118,9 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
             for best, k in zip(expected, top_ks, strict=True)
         ]
     )
-    again = score_pages(pages, queries, floors.astype(np.float32), np.array(top_ks))
+    again, _ = score_pages(pages, queries, floors.astype(np.float32), np.array(top_ks))
     assert best_by_query(again, top_ks) == expected
-    assert (again.scores >= floors[again.queries]).all()
+    assert (again.scores >= floors[again.slots]).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -130,7 +141,7 @@ def test_real_scores_agree_with_a_full_sort_within_the_last_bits(
         found = best_by_query(
             score_pages(
                 cut(layout, vectors, rows, cuts), queries, no_floors(query_count), np.array(top_ks)
-            ),
+            )[0],
             top_ks,
         )
         for mine, best in zip(found, expected, strict=True):
@@ -145,7 +156,7 @@ def test_real_scores_agree_with_a_full_sort_within_the_last_bits(
 def test_queries_of_another_dimension_are_refused(
     dimension: int, queries_few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "queries_few", lambda layout: queries_few)
+    monkeypatch.setattr(flat, "queries_few", lambda layout: queries_few)
     pages = cut(choose_layout(8, "float32"), np.ones((50, 8), np.float32), np.arange(50), [])
     with pytest.raises(ValueError, match="mismatch"):
         score_pages(pages, np.ones((2, dimension), np.float32), no_floors(2), np.array([5, 5]))
@@ -154,7 +165,7 @@ def test_queries_of_another_dimension_are_refused(
 def test_every_finite_half_is_widened_to_the_same_number() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     halves = halves[np.isfinite(halves)]
-    wide = products.widened(halves.view(np.int16))
+    wide = flat.widened(halves.view(np.int16))
     assert (wide == halves.astype(np.float32)).all()
     assert (np.signbit(wide) == np.signbit(halves)).all()
 
@@ -162,7 +173,7 @@ def test_every_finite_half_is_widened_to_the_same_number() -> None:
 def test_a_cluster_of_equal_rows_gives_the_lowest_row_numbers() -> None:
     rows = np.random.default_rng(1).permutation(5000).astype(np.int64)
     pages = cut(choose_layout(8, "float32"), np.ones((5000, 8), np.float32), rows, [7])
-    found = score_pages(pages, np.ones((2, 8), np.float32), no_floors(2), np.array([3, 10]))
+    found, _ = score_pages(pages, np.ones((2, 8), np.float32), no_floors(2), np.array([3, 10]))
     assert [[row for _, row in best] for best in best_by_query(found, [3, 10])] == [
         [0, 1, 2],
         list(range(10)),
@@ -172,19 +183,19 @@ def test_a_cluster_of_equal_rows_gives_the_lowest_row_numbers() -> None:
 def test_nothing_of_an_empty_cluster_and_nothing_below_the_floor() -> None:
     layout = choose_layout(8, "float32")
     empty = cut(layout, np.empty((0, 8), np.float32), np.empty(0, np.int64), [])
-    found = score_pages(empty, np.ones((2, 8), np.float32), no_floors(2), np.array([1, 1]))
-    assert [len(column) for column in found] == [0, 0, 0, 2]
+    found, _ = score_pages(empty, np.ones((2, 8), np.float32), no_floors(2), np.array([1, 1]))
+    assert [len(column) for column in found] == [0, 0, 0, 0]
     pages = cut(layout, np.ones((50, 8), np.float32), np.arange(50), [])
     floors = np.array([8.5, 8.0], np.float32)
-    found = score_pages(pages, np.ones((2, 8), np.float32), floors, np.array([5, 50]))
-    assert sorted(found.rows[found.queries == 1].tolist()) == list(range(50))
-    assert not (found.queries == 0).any()
+    found, _ = score_pages(pages, np.ones((2, 8), np.float32), floors, np.array([5, 50]))
+    assert sorted(found.rows[found.slots == 1].tolist()) == list(range(50))
+    assert not (found.slots == 0).any()
     assert floors.tolist() == [8.5, 8.0]
 
 
 def test_what_is_returned_holds_no_view_of_the_pages() -> None:
     pages = cut(choose_layout(8, "float32"), np.ones((50, 8), np.float32), np.arange(50), [2])
-    found = score_pages(pages, np.ones((1, 8), np.float32), no_floors(1), np.array([50]))
+    found, _ = score_pages(pages, np.ones((1, 8), np.float32), no_floors(1), np.array([50]))
     for column in found:
         assert not any(np.shares_memory(column, piece) for piece in pages.pieces)
 
@@ -200,9 +211,69 @@ def test_the_ids_are_those_of_faiss_over_the_same_rows(query_count: int) -> None
     scores, expected = faiss.knn(queries, vectors, 10, metric=faiss.METRIC_INNER_PRODUCT)
     pages = cut(choose_layout(64, "float32"), vectors, np.arange(4000), [9, 40])
     found = best_by_query(
-        score_pages(pages, queries, no_floors(query_count), np.full(query_count, 10)),
+        score_pages(pages, queries, no_floors(query_count), np.full(query_count, 10))[0],
         [10] * query_count,
     )
     for mine, their_scores, theirs in zip(found, scores, expected, strict=True):
         np.testing.assert_allclose([score for score, _ in mine], their_scores, atol=1e-6, rtol=0)
         assert [row for _, row in mine] == theirs.tolist()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=2, max_size=8),
+    dimension=st.sampled_from([3, 40, 384]),
+    dtype=st.sampled_from(["float32", "float16"]),
+    top_ks=st.lists(st.sampled_from([1, 3, 100]), min_size=1, max_size=5),
+    seed=st.integers(0, 1 << 16),
+)
+def test_several_clusters_for_some_queries_each_give_what_a_full_sort_gives(
+    sizes: list[int], dimension: int, dtype: VectorDtype, top_ks: list[int], seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    layout = choose_layout(dimension, dtype)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    # Small whole numbers: scores are exact and tie often. Many are below the zeros of what is
+    # unused of a page.
+    vectors = generator.integers(-2, 2, (len(owner), dimension)).astype(np.float32)
+    queries = generator.integers(-1, 3, (len(top_ks), dimension)).astype(np.float32)
+    rows: npt.NDArray[np.int64] = generator.permutation(len(owner)) + int(
+        generator.choice([0, 0xFF7FFF00])
+    )
+    wants = generator.random((len(sizes), len(top_ks))) < 0.5
+    wants[np.arange(len(sizes)), generator.integers(0, len(top_ks), len(sizes))] = True
+    table = TopTable()
+    table.add(1)  # somebody else's
+    slots = np.array([table.add(top_k) for top_k in top_ks])
+    for stage in (range(len(sizes) // 2), range(len(sizes) // 2, len(sizes))):
+        scorings = []
+        for number in stage:
+            pages = encode_pages(
+                layout, vectors[owner == number], rows[owner == number], seed=number
+            )
+            pieces = tuple(np.array_split(pages, min(len(pages), 1 + number % 3)))
+            scorings.append(
+                Scoring(
+                    ClusterPages(number, layout, sizes[number], pieces),
+                    np.flatnonzero(wants[number]),
+                )
+            )
+        if not scorings:
+            continue
+        found, _ = scan.scan(
+            FlatKernel(),
+            scorings,
+            QueryBatch(slots, queries),
+            table.floors(slots),
+            table.top_ks(slots),
+        )
+        assert (found.scores > -np.inf).all(), "unused rows and unwanted clusters are no candidates"
+        table.merge([found])
+    for query, (slot, top_k) in enumerate(zip(slots.tolist(), top_ks, strict=True)):
+        scores = vectors @ queries[query]
+        wanted = np.flatnonzero(wants[owner, query])
+        best = wanted[np.lexsort((rows[wanted], -scores[wanted]))[:top_k]]
+        result = table.best(slot)
+        assert result.rows.tolist() == rows[best].tolist()
+        assert result.scores.tolist() == scores[best].tolist()
+        assert result.clusters.tolist() == owner[best].tolist()

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from carpool.disk.pages import ClusterPages, UInt8, choose_layout, encode_pages
 from searcher.scoring import pool as scoring_pool
+from searcher.scoring.flat import FlatQueries
+from searcher.scoring.kernel import QueryBatch, Scoring
 from searcher.scoring.pool import ScoringPool, cut_pages
-from searcher.scoring.products import Products
-from searcher.scoring.query_batch import QueryBatch, Scoring
 from searcher.scoring.top_k import TopTable
 
 LAYOUT = choose_layout(16, "float32")
@@ -39,7 +39,7 @@ def test_results_are_those_of_a_full_sort_over_each_querys_clusters(
     threads: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where clusters are large and are cut, and where they are small and scored together."""
-    monkeypatch.setattr(scoring_pool, "SMALL_BYTES_MAX", small_bytes)
+    monkeypatch.setattr(scoring_pool, "COPY_BYTES_MAX", small_bytes)
     monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 1 << 40 if small_bytes else 4096)
     generator = np.random.default_rng(threads)
     # Small whole numbers: scores are exact and tie often.
@@ -62,7 +62,7 @@ def test_results_are_those_of_a_full_sort_over_each_querys_clusters(
                 if small_bytes:
                     assert len(scored) == 1
                 else:
-                    order = [part.cluster for part in scored]
+                    order = [cluster for part in scored for cluster in set(part.clusters.tolist())]
                     assert order == sorted(order)
                     assert threads == 1 or len(scored) > len(stage)
                 table.merge(scored)
@@ -107,7 +107,7 @@ def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on(
     asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 4096)
-    monkeypatch.setattr(scoring_pool, "SMALL_BYTES_MAX", 0)
+    monkeypatch.setattr(scoring_pool, "COPY_BYTES_MAX", 0)
     table = TopTable()
     slots = np.array([table.add(3) for _ in range(asked)])
     members = np.arange(asked)
@@ -115,13 +115,15 @@ def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on(
     queries = QueryBatch(slots, np.ones((asked, 16), np.float32))
     began: list[int] = []
 
-    def fail(products: Products, parts: Sequence[UInt8], scores: npt.NDArray[np.float32]) -> None:
+    def fail(
+        products: FlatQueries, parts: Sequence[UInt8], scores: npt.NDArray[np.float32]
+    ) -> None:
         began.append(len(parts))
         raise RuntimeError("a part broke")
 
     with ScoringPool(3) as pool:
         with monkeypatch.context() as patch:
-            patch.setattr(Products, "write", fail)
+            patch.setattr(FlatQueries, "write", fail)
             with pytest.raises(RuntimeError, match="a part broke"):
                 pool.run([Scoring(good, members)] * 5, queries, table)
         assert 1 <= len(began) <= 3, (
@@ -147,7 +149,7 @@ def test_no_page_is_held_after_a_run(
     asked: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scoring_pool, "PART_COST_MIN", 1 << 40 if small_bytes else 4096)
-    monkeypatch.setattr(scoring_pool, "SMALL_BYTES_MAX", small_bytes)
+    monkeypatch.setattr(scoring_pool, "COPY_BYTES_MAX", small_bytes)
     table = TopTable()
     queries = QueryBatch(
         np.array([table.add(3) for _ in range(asked)]), np.ones((asked, 16), np.float32)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from carpool.disk.extents import plan_extents
 from carpool.disk.pages import PageLayout
 from schemas.record import ClusterId
-from searcher.memory.slices import Slices
+from searcher.plan.cut import Slices
 
 LAYOUT = PageLayout(dimension=16, vector_dtype="float32", page_bytes=4096)
 

@@ -8,19 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.query import TOP_K_MAX
-from searcher.scoring.top_k import Candidates, Scored, TopTable, best_of_each
+from searcher.scoring.top_k import Candidates, TopTable, best_of_each
 
 
-def scored(cluster: int, slots: list[int], found: list[tuple[int, float, int]]) -> Scored:
+def scored(cluster: int, slots: list[int], found: list[tuple[int, float, int]]) -> Candidates:
     """`found`: (position in slots, score, row) of each candidate."""
-    columns = list(zip(*found, strict=True)) or [(), (), ()]
-    candidates = Candidates(
-        np.array(columns[0], np.intp),
-        np.array(columns[1], np.float32),
-        np.array(columns[2], np.int64),
-        np.full(len(slots), -np.inf, np.float32),
+    return Candidates(
+        np.array([slots[at] for at, _, _ in found], np.intp),
+        np.array([score for _, score, _ in found], np.float32),
+        np.array([row for _, _, row in found], np.int64),
+        np.full(len(found), cluster, np.int64),
     )
-    return Scored(cluster, np.array(slots, np.intp), candidates)
 
 
 def test_best_come_first_with_their_rows_and_clusters_whatever_the_order_of_the_clusters() -> None:

@@ -16,13 +16,13 @@ from carpool.clock import Clock
 from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
-from schemas.record import ClusterId
 from searcher.build import open_search_plane
 from searcher.events import NoEvents
 from searcher.executor import Executor
 from searcher.memory.arena import Arena, choose_block_bytes
 from searcher.memory.cluster_memory import ClusterMemory, ReadRules
 from searcher.plan.eviction.edgerag import EdgeRag
+from searcher.plan.slices import SliceId
 from searcher.settings import SearcherSettings
 from searcher.store.factory import open_engine
 from searcher.store.files import SegmentFiles
@@ -140,7 +140,7 @@ def _open_published(spec: RunSpec, index: OpenIndex, clock: Clock) -> Rig:
         events=NoEvents(),
     )
     policy = EdgeRag(
-        {ClusterId(c): latency_us for c, latency_us in enumerate(index.manifest.read_latency_us)}
+        {SliceId(c): latency_us for c, latency_us in enumerate(index.manifest.read_latency_us)}
     )
     limits = ReadLimits(
         budget_bytes=spec.entries,
@@ -148,9 +148,7 @@ def _open_published(spec: RunSpec, index: OpenIndex, clock: Clock) -> Rig:
         prefetch_reads_max=DEPTH,
         prefetch="after_group" if spec.method == "cagr-qgp" else "none",
     )
-    planner = ReadPlanner(
-        limits, {ClusterId(extent.cluster): 1 for extent in index.extents}, policy
-    )
+    planner = ReadPlanner(limits, {SliceId(extent.cluster): 1 for extent in index.extents}, policy)
     cache = PrefetchBetweenGroups(memory=memory, planner=planner, metrics=metrics)
 
     def check() -> None:

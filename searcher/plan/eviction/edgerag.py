@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from schemas.record import ClusterId
 from searcher.plan.eviction.ranking import Rank, Ranking
+from searcher.plan.slices import SliceId
 
 
 class EdgeRag:
@@ -23,34 +23,34 @@ class EdgeRag:
     outlive eviction.
     """
 
-    def __init__(self, read_latency_us: Mapping[ClusterId, int]) -> None:
+    def __init__(self, read_latency_us: Mapping[SliceId, int]) -> None:
         self._read_latency_us = read_latency_us
-        self._accesses: dict[ClusterId, int] = {}
+        self._accesses: dict[SliceId, int] = {}
         self._ranking = Ranking()
 
-    def touch(self, cluster: ClusterId) -> None:
+    def touch(self, cluster: SliceId) -> None:
         """Counts an access."""
         self._accesses[cluster] = self._accesses.get(cluster, 0) + 1
         if cluster in self._ranking:
             self._ranking.place(cluster, self._rank(cluster))
 
-    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
+    def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
         """Knows nothing of the future."""
 
-    def insert(self, cluster: ClusterId) -> None:
+    def insert(self, cluster: SliceId) -> None:
         """Adds a cluster; one that nobody has asked for yet is worth nothing."""
         assert cluster not in self._ranking, f"cluster {cluster} is resident already"
         self._ranking.place(cluster, self._rank(cluster))
 
-    def remove(self, cluster: ClusterId) -> None:
+    def remove(self, cluster: SliceId) -> None:
         """Forgets that a cluster is resident, not how often it was asked for."""
         self._ranking.take(cluster)
 
-    def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
+    def victim(self, protected: Set[SliceId]) -> SliceId | None:
         """Returns the cluster of least value that is not protected; the lower id of equals."""
         return self._ranking.first(protected)
 
-    def residents(self) -> frozenset[ClusterId]:
+    def residents(self) -> frozenset[SliceId]:
         """Returns what is resident."""
         return frozenset(self._ranking.clusters())
 
@@ -62,7 +62,7 @@ class EdgeRag:
             for cluster in self._ranking.clusters()
         )
 
-    def _rank(self, cluster: ClusterId) -> Rank:
+    def _rank(self, cluster: SliceId) -> Rank:
         # value = profiled read latency × access count; a cluster without a profile costs 1, as in
         # plain LFU
         return (self._read_latency_us.get(cluster, 1) * self._accesses.get(cluster, 0), 0)

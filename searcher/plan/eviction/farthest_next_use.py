@@ -24,8 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from schemas.record import ClusterId
 from searcher.plan.eviction.ranking import Rank, Ranking
+from searcher.plan.slices import SliceId
 
 _SCALE_MAX = 1e100  # long before a float64 overflows
 
@@ -41,21 +41,21 @@ class FarthestNextUse:
         self._use_weight = (
             1.0  # of a use now: instead of fading all counts, what is new weighs more
         )
-        self._weights: dict[ClusterId, float] = {}
+        self._weights: dict[SliceId, float] = {}
         self._window = 0
         self._next_use: dict[
-            ClusterId, int
+            SliceId, int
         ] = {}  # the number of the window in which a cluster is wanted next
         self._ranking = Ranking()
-        self._moved: set[ClusterId] = set()  # used since they were ranked: many uses, one move
+        self._moved: set[SliceId] = set()  # used since they were ranked: many uses, one move
         self._has_all_moved = False  # a window began since they were ranked
 
-    def touch(self, cluster: ClusterId) -> None:
+    def touch(self, cluster: SliceId) -> None:
         """Counts a use."""
         self._weights[cluster] = self._weights.get(cluster, 0.0) + self._use_weight
         self._moved.add(cluster)
 
-    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
+    def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
         """Takes in when clusters are wanted next; older uses fade."""
         self._window += 1
         self._next_use = {cluster: self._window + windows for cluster, windows in horizon.items()}
@@ -67,23 +67,23 @@ class FarthestNextUse:
             self._use_weight = 1.0
         self._has_all_moved = True
 
-    def insert(self, cluster: ClusterId) -> None:
+    def insert(self, cluster: SliceId) -> None:
         """Adds a cluster."""
         assert cluster not in self._ranking, f"cluster {cluster} is resident already"
         self._ranking.place(cluster, self._rank(cluster))
 
-    def remove(self, cluster: ClusterId) -> None:
+    def remove(self, cluster: SliceId) -> None:
         """Forgets that a cluster is resident, not how often it was used."""
         self._ranking.take(cluster)
 
-    def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
+    def victim(self, protected: Set[SliceId]) -> SliceId | None:
         """Returns the unprotected cluster whose next use lies farthest; of equals the rarer, then
         the lower id.
         """
         self._settle()
         return self._ranking.first(protected)
 
-    def residents(self) -> frozenset[ClusterId]:
+    def residents(self) -> frozenset[SliceId]:
         """Returns what is resident."""
         return frozenset(self._ranking.clusters())
 
@@ -108,7 +108,7 @@ class FarthestNextUse:
                 self._ranking.place(cluster, self._rank(cluster))
         self._moved.clear()
 
-    def _rank(self, cluster: ClusterId) -> Rank:
+    def _rank(self, cluster: SliceId) -> Rank:
         # least goes first: beyond the horizon E[next use] = H + 1 / frequency, so the rarest goes
         # first, and all of them before what is in the horizon, where the farthest goes first
         weight = self._weights.get(cluster, 0.0)

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from schemas.record import ClusterId
 from searcher.plan.eviction.ranking import Rank, Ranking
+from searcher.plan.slices import SliceId
 
 
 class Gdsf:
@@ -23,7 +23,7 @@ class Gdsf:
     with its eviction.
     """
 
-    def __init__(self, cost: Mapping[ClusterId, int], size_bytes: Mapping[ClusterId, int]) -> None:
+    def __init__(self, cost: Mapping[SliceId, int], size_bytes: Mapping[SliceId, int]) -> None:
         """`cost` of reading a cluster, in any unit; a cluster without cost or size counts as one
         whose cost per byte is 1.
         """
@@ -33,19 +33,19 @@ class Gdsf:
             if size and cluster in cost
         }
         self._age = 0.0
-        self._uses: dict[ClusterId, int] = {}  # resident or not read yet
+        self._uses: dict[SliceId, int] = {}  # resident or not read yet
         self._ranking = Ranking()
 
-    def touch(self, cluster: ClusterId) -> None:
+    def touch(self, cluster: SliceId) -> None:
         """Counts a use, and lifts a resident cluster to the present age."""
         self._uses[cluster] = self._uses.get(cluster, 0) + 1
         if cluster in self._ranking:
             self._ranking.place(cluster, self._priority(cluster))
 
-    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
+    def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
         """Knows nothing of the future."""
 
-    def insert(self, cluster: ClusterId) -> None:
+    def insert(self, cluster: SliceId) -> None:
         """Adds a cluster at the present age; one that nobody has asked for yet counts as used
         once.
         """
@@ -53,16 +53,16 @@ class Gdsf:
         self._uses.setdefault(cluster, 1)
         self._ranking.place(cluster, self._priority(cluster))
 
-    def remove(self, cluster: ClusterId) -> None:
+    def remove(self, cluster: SliceId) -> None:
         """Forgets a cluster and its uses; what stays ages to its priority."""
         self._age = max(self._age, self._ranking.take(cluster)[0])
         del self._uses[cluster]
 
-    def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
+    def victim(self, protected: Set[SliceId]) -> SliceId | None:
         """Returns the cluster of least priority that is not protected; the lower id of equals."""
         return self._ranking.first(protected)
 
-    def residents(self) -> frozenset[ClusterId]:
+    def residents(self) -> frozenset[SliceId]:
         """Returns what is resident."""
         return frozenset(self._ranking.clusters())
 
@@ -71,6 +71,6 @@ class Gdsf:
         self._ranking.check_integrity()
         assert all(self._uses[cluster] > 0 for cluster in self._ranking.clusters())
 
-    def _priority(self, cluster: ClusterId) -> Rank:
+    def _priority(self, cluster: SliceId) -> Rank:
         # Pr(f) = L + Fr(f) × C(f) / S(f)
         return (self._age + self._uses[cluster] * self._cost_per_byte.get(cluster, 1.0), 0.0)

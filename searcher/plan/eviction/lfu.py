@@ -12,19 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from schemas.record import ClusterId
 from searcher.plan.eviction.ranking import Rank, Ranking
+from searcher.plan.slices import SliceId
 
 
 class Lfu:
     """Least frequently used; of equals, the one whose last use lies further back."""
 
     def __init__(self) -> None:
-        self._uses: dict[ClusterId, Rank] = {}  # how often, and when last
+        self._uses: dict[SliceId, Rank] = {}  # how often, and when last
         self._now = 0  # requests so far
         self._ranking = Ranking()
 
-    def touch(self, cluster: ClusterId) -> None:
+    def touch(self, cluster: SliceId) -> None:
         """Counts a use."""
         self._now += 1
         # rank = (uses, last use)
@@ -32,23 +32,23 @@ class Lfu:
         if cluster in self._ranking:
             self._ranking.place(cluster, self._rank(cluster))
 
-    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
+    def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
         """Knows nothing of the future."""
 
-    def insert(self, cluster: ClusterId) -> None:
+    def insert(self, cluster: SliceId) -> None:
         """Adds a cluster; one that nobody has asked for yet is the first to go."""
         assert cluster not in self._ranking, f"cluster {cluster} is resident already"
         self._ranking.place(cluster, self._rank(cluster))
 
-    def remove(self, cluster: ClusterId) -> None:
+    def remove(self, cluster: SliceId) -> None:
         """Forgets that a cluster is resident, not how often it was used."""
         self._ranking.take(cluster)
 
-    def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
+    def victim(self, protected: Set[SliceId]) -> SliceId | None:
         """Returns the least used cluster that is not protected."""
         return self._ranking.first(protected)
 
-    def residents(self) -> frozenset[ClusterId]:
+    def residents(self) -> frozenset[SliceId]:
         """Returns what is resident."""
         return frozenset(self._ranking.clusters())
 
@@ -60,5 +60,5 @@ class Lfu:
             for cluster in self._ranking.clusters()
         )
 
-    def _rank(self, cluster: ClusterId) -> Rank:
+    def _rank(self, cluster: SliceId) -> Rank:
         return self._uses.get(cluster, (0, 0))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from itertools import filterfalse
 
-from schemas.record import ClusterId
+from searcher.plan.slices import SliceId
 
 
 class Lru:
@@ -21,31 +21,31 @@ class Lru:
     """
 
     def __init__(self) -> None:
-        self._by_age: dict[ClusterId, None] = {}
+        self._by_age: dict[SliceId, None] = {}
 
-    def touch(self, cluster: ClusterId) -> None:
+    def touch(self, cluster: SliceId) -> None:
         """Makes a resident cluster the newest; what is not resident is not remembered."""
         if cluster in self._by_age:
             del self._by_age[cluster]
             self._by_age[cluster] = None
 
-    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
+    def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
         """Knows nothing of the future."""
 
-    def insert(self, cluster: ClusterId) -> None:
+    def insert(self, cluster: SliceId) -> None:
         """Adds a cluster as the newest."""
         assert cluster not in self._by_age, f"cluster {cluster} is resident already"
         self._by_age[cluster] = None
 
-    def remove(self, cluster: ClusterId) -> None:
+    def remove(self, cluster: SliceId) -> None:
         """Forgets a cluster."""
         del self._by_age[cluster]
 
-    def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
+    def victim(self, protected: Set[SliceId]) -> SliceId | None:
         """Returns the oldest cluster that is not protected."""
         return next(filterfalse(protected.__contains__, self._by_age), None)
 
-    def residents(self) -> frozenset[ClusterId]:
+    def residents(self) -> frozenset[SliceId]:
         """Returns what is resident."""
         return frozenset(self._by_age)
 

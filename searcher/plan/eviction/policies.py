@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-from schemas.record import ClusterId
 from searcher.plan.eviction.edgerag import EdgeRag
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
 from searcher.plan.eviction.gdsf import Gdsf
@@ -13,6 +12,7 @@ from searcher.plan.eviction.lfu import Lfu
 from searcher.plan.eviction.lru import Lru
 from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.eviction.tiny_lfu import TinyLfu
+from searcher.plan.slices import SliceId
 
 PolicyName = Literal["edgerag", "farthest_next_use", "gdsf", "lfu", "lru", "tiny_lfu"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -21,9 +21,9 @@ POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 def make_policy(
     name: PolicyName,
     *,
-    size_bytes: Mapping[ClusterId, int],
+    size_bytes: Mapping[SliceId, int],
     budget_bytes: int,
-    read_latency_us: Mapping[ClusterId, int],
+    read_latency_us: Mapping[SliceId, int],
 ) -> CachePolicy:
     """Returns a new policy for clusters of these sizes (bytes in memory, every cluster of the
     index).

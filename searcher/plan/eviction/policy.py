@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Protocol
 
-from schemas.record import ClusterId
+from searcher.plan.slices import SliceId
 
 
 class CachePolicy(Protocol):
@@ -19,11 +19,11 @@ class CachePolicy(Protocol):
     or the older use.
     """
 
-    def touch(self, cluster: ClusterId) -> None:
+    def touch(self, cluster: SliceId) -> None:
         """A query asks for `cluster`, resident or not."""
         ...
 
-    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
+    def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
         """A window begins, told before its queries touch anything: its clock, also where nothing is
         foreseen (empty).
 
@@ -34,17 +34,17 @@ class CachePolicy(Protocol):
         """
         ...
 
-    def insert(self, cluster: ClusterId) -> None:
+    def insert(self, cluster: SliceId) -> None:
         """`cluster` becomes resident; it must not be. Whether a query or a prefetch had it read is
         not told.
         """
         ...
 
-    def remove(self, cluster: ClusterId) -> None:
+    def remove(self, cluster: SliceId) -> None:
         """`cluster` is no longer resident; it must have been."""
         ...
 
-    def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
+    def victim(self, protected: Set[SliceId]) -> SliceId | None:
         """Returns the resident cluster to evict first, of those not in `protected`; None when there
         is none.
 
@@ -54,7 +54,7 @@ class CachePolicy(Protocol):
         """
         ...
 
-    def residents(self) -> frozenset[ClusterId]:
+    def residents(self) -> frozenset[SliceId]:
         """Returns what is resident, by the books of this policy; for checks."""
         ...
 

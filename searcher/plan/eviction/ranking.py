@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Set
 from itertools import filterfalse
 
-from schemas.record import ClusterId
+from searcher.plan.slices import SliceId
 
 Rank = tuple[float, float]
 
@@ -25,9 +25,9 @@ class Ranking:
     """
 
     def __init__(self) -> None:
-        self._ranks: dict[ClusterId, Rank] = {}
-        self._sorted: list[tuple[Rank, ClusterId]] = []
-        self._order: list[ClusterId] = []  # the clusters of `_sorted`, in its order
+        self._ranks: dict[SliceId, Rank] = {}
+        self._sorted: list[tuple[Rank, SliceId]] = []
+        self._order: list[SliceId] = []  # the clusters of `_sorted`, in its order
 
     def __contains__(self, cluster: object) -> bool:
         return cluster in self._ranks
@@ -35,15 +35,15 @@ class Ranking:
     def __len__(self) -> int:
         return len(self._ranks)
 
-    def clusters(self) -> Set[ClusterId]:
+    def clusters(self) -> Set[SliceId]:
         """Returns what is ranked; a view."""
         return self._ranks.keys()
 
-    def rank(self, cluster: ClusterId) -> Rank:
+    def rank(self, cluster: SliceId) -> Rank:
         """Returns the rank of a cluster; `KeyError` when it has none."""
         return self._ranks[cluster]
 
-    def place(self, cluster: ClusterId, rank: Rank) -> None:
+    def place(self, cluster: SliceId, rank: Rank) -> None:
         """Ranks a cluster, anew if it was ranked before."""
         if cluster in self._ranks:
             if self._ranks[cluster] == rank:
@@ -55,7 +55,7 @@ class Ranking:
         self._sorted.insert(position, entry)
         self._order.insert(position, cluster)
 
-    def take(self, cluster: ClusterId) -> Rank:
+    def take(self, cluster: SliceId) -> Rank:
         """Takes a cluster out and returns the rank that it had; `KeyError` when it had none."""
         rank = self._ranks.pop(cluster)
         position = bisect_left(self._sorted, (rank, cluster))
@@ -63,13 +63,13 @@ class Ranking:
         del self._order[position]
         return rank
 
-    def replace_all(self, ranks: Mapping[ClusterId, Rank]) -> None:
+    def replace_all(self, ranks: Mapping[SliceId, Rank]) -> None:
         """Ranks these clusters and no others."""
         self._ranks = dict(ranks)
         self._sorted = sorted((rank, cluster) for cluster, rank in ranks.items())
         self._order = [cluster for _, cluster in self._sorted]
 
-    def first(self, protected: Set[ClusterId]) -> ClusterId | None:
+    def first(self, protected: Set[SliceId]) -> SliceId | None:
         """Returns the cluster of least rank that is not protected; None when there is none."""
         return next(filterfalse(protected.__contains__, self._order), None)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from itertools import chain, filterfalse
 
-from schemas.record import ClusterId
+from searcher.plan.slices import SliceId
 
 _WINDOW_SHARE = 0.01  # of the budget: section 4.1
 _MAIN_SHARE = 0.8  # of what is not the window: section 4.1
@@ -27,20 +27,20 @@ _SAMPLE_PER_CLUSTER = 10  # requests between two halvings, for each cluster: sec
 class _Segment:
     """Clusters from the least to the most recently used, and their bytes."""
 
-    def __init__(self, size_bytes: Mapping[ClusterId, int]) -> None:
+    def __init__(self, size_bytes: Mapping[SliceId, int]) -> None:
         self._sizes = size_bytes
-        self.clusters: dict[ClusterId, None] = {}
+        self.clusters: dict[SliceId, None] = {}
         self.bytes = 0
 
-    def push(self, cluster: ClusterId) -> None:
+    def push(self, cluster: SliceId) -> None:
         self.clusters[cluster] = None
         self.bytes += self._sizes[cluster]
 
-    def drop(self, cluster: ClusterId) -> None:
+    def drop(self, cluster: SliceId) -> None:
         del self.clusters[cluster]
         self.bytes -= self._sizes[cluster]
 
-    def pop(self) -> ClusterId:
+    def pop(self) -> SliceId:
         cluster = next(iter(self.clusters))
         self.drop(cluster)
         return cluster
@@ -51,7 +51,7 @@ class TinyLfu:
     are halved now and then.
     """
 
-    def __init__(self, size_bytes: Mapping[ClusterId, int], budget_bytes: int) -> None:
+    def __init__(self, size_bytes: Mapping[SliceId, int], budget_bytes: int) -> None:
         """`size_bytes` has every cluster that may become resident."""
         self._window_bytes_max = int(_WINDOW_SHARE * budget_bytes)
         self._main_bytes_max = int(_MAIN_SHARE * (budget_bytes - self._window_bytes_max))
@@ -59,11 +59,11 @@ class TinyLfu:
         self._candidates = _Segment(size_bytes)  # have left the window and won no duel yet
         self._probation = _Segment(size_bytes)
         self._main = _Segment(size_bytes)  # asked for again since they left the window
-        self._uses: dict[ClusterId, int] = {}
+        self._uses: dict[SliceId, int] = {}
         self._sampled = 0
         self._sample = max(1, _SAMPLE_PER_CLUSTER * len(size_bytes))
 
-    def touch(self, cluster: ClusterId) -> None:
+    def touch(self, cluster: SliceId) -> None:
         """Counts a use; what is asked for again after it left the window belongs to main."""
         self._count(cluster)
         segment = self._segment(cluster)
@@ -77,17 +77,17 @@ class TinyLfu:
         while self._main.bytes > self._main_bytes_max:
             self._probation.push(self._main.pop())
 
-    def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
+    def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
         """Knows nothing of the future."""
 
-    def insert(self, cluster: ClusterId) -> None:
+    def insert(self, cluster: SliceId) -> None:
         """Adds a cluster to the window; what that pushes out becomes a candidate."""
         assert self._segment(cluster) is None, f"cluster {cluster} is resident already"
         self._window.push(cluster)
         while self._window.bytes > self._window_bytes_max:
             self._candidates.push(self._window.pop())
 
-    def remove(self, cluster: ClusterId) -> None:
+    def remove(self, cluster: SliceId) -> None:
         """Forgets that a cluster is resident; where it was not the oldest candidate, that one has
         won its duel.
         """
@@ -100,7 +100,7 @@ class TinyLfu:
             self._candidates.drop(oldest)
             self._probation.push(oldest)
 
-    def victim(self, protected: Set[ClusterId]) -> ClusterId | None:
+    def victim(self, protected: Set[SliceId]) -> SliceId | None:
         """Returns the loser of a duel: the oldest candidate against the next to go from probation,
         else from main.
 
@@ -121,7 +121,7 @@ class TinyLfu:
             candidate if self._uses.get(candidate, 0) <= self._uses.get(incumbent, 0) else incumbent
         )
 
-    def residents(self) -> frozenset[ClusterId]:
+    def residents(self) -> frozenset[SliceId]:
         """Returns what is resident."""
         return frozenset().union(*(segment.clusters for segment in self._segments()))
 
@@ -138,10 +138,10 @@ class TinyLfu:
     def _segments(self) -> tuple[_Segment, ...]:
         return (self._window, self._candidates, self._probation, self._main)
 
-    def _segment(self, cluster: ClusterId) -> _Segment | None:
+    def _segment(self, cluster: SliceId) -> _Segment | None:
         return next((segment for segment in self._segments() if cluster in segment.clusters), None)
 
-    def _count(self, cluster: ClusterId) -> None:
+    def _count(self, cluster: SliceId) -> None:
         self._uses[cluster] = self._uses.get(cluster, 0) + 1
         self._sampled += 1
         if self._sampled >= self._sample:

@@ -19,11 +19,11 @@ from bench.baselines.read_steps import (
     ReadFailed,
     Released,
 )
-from schemas.record import ClusterId
 from searcher.plan.eviction.lru import Lru
 from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.slices import SliceId
 
-A, B, C, D, E, F, G = (ClusterId(c) for c in range(7))
+A, B, C, D, E, F, G = (SliceId(c) for c in range(7))
 TEN_EACH = dict.fromkeys((A, B, C, D, E, F, G), 10)
 
 
@@ -32,7 +32,7 @@ def planner_of(
     *,
     demand: int = 4,
     prefetch: int = 2,
-    sizes: Mapping[ClusterId, int] = TEN_EACH,
+    sizes: Mapping[SliceId, int] = TEN_EACH,
     policy: CachePolicy | None = None,
     mode: PrefetchMode = "overlapped",
 ) -> ReadPlanner:
@@ -45,35 +45,35 @@ def planner_of(
     return ReadPlanner(limits, sizes, policy or Lru())
 
 
-def group(*queries: tuple[ClusterId, ...], then: tuple[ClusterId, ...] = ()) -> GroupBegan:
+def group(*queries: tuple[SliceId, ...], then: tuple[SliceId, ...] = ()) -> GroupBegan:
     return GroupBegan(queries=queries, next_query=then)
 
 
-def demand(cluster: ClusterId) -> Read:
+def demand(cluster: SliceId) -> Read:
     return Read(cluster=cluster, purpose="demand")
 
 
-def prefetch(cluster: ClusterId) -> Read:
+def prefetch(cluster: SliceId) -> Read:
     return Read(cluster=cluster, purpose="prefetch")
 
 
-def used(cluster: ClusterId) -> PrefetchEnded:
+def used(cluster: SliceId) -> PrefetchEnded:
     return PrefetchEnded(cluster=cluster, result="used")
 
 
-def late(cluster: ClusterId) -> PrefetchEnded:
+def late(cluster: SliceId) -> PrefetchEnded:
     return PrefetchEnded(cluster=cluster, result="late")
 
 
-def wasted(cluster: ClusterId) -> PrefetchEnded:
+def wasted(cluster: SliceId) -> PrefetchEnded:
     return PrefetchEnded(cluster=cluster, result="wasted")
 
 
-def ram(cluster: ClusterId) -> Grant:
+def ram(cluster: SliceId) -> Grant:
     return Grant(cluster=cluster, tier="ram")
 
 
-def ssd(cluster: ClusterId) -> Grant:
+def ssd(cluster: SliceId) -> Grant:
     return Grant(cluster=cluster, tier="ssd")
 
 
@@ -81,15 +81,15 @@ def query(position: int) -> QueryBegan:
     return QueryBegan(position=position)
 
 
-def ended(cluster: ClusterId) -> ReadEnded:
+def ended(cluster: SliceId) -> ReadEnded:
     return ReadEnded(cluster=cluster)
 
 
-def failed(cluster: ClusterId) -> ReadFailed:
+def failed(cluster: SliceId) -> ReadFailed:
     return ReadFailed(cluster=cluster)
 
 
-def released(cluster: ClusterId) -> Released:
+def released(cluster: SliceId) -> Released:
     return Released(cluster=cluster)
 
 
@@ -102,7 +102,7 @@ def run(planner: ReadPlanner, *events: Event) -> list[Action]:
     return actions
 
 
-def load(planner: ReadPlanner, *clusters: ClusterId) -> None:
+def load(planner: ReadPlanner, *clusters: SliceId) -> None:
     """Makes clusters resident by a group that asks for one after the other."""
     run(planner, group(*((cluster,) for cluster in clusters)))
     for position, cluster in enumerate(clusters):

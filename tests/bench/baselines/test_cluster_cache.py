@@ -19,17 +19,17 @@ from carpool.disk.manifest import read_manifest
 from carpool.disk.pages import dense
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
-from schemas.record import ClusterId
 from searcher.events import NoEvents
 from searcher.memory.arena import Arena
 from searcher.memory.cluster_memory import ClusterMemory, ReadRules
 from searcher.plan.eviction.lru import Lru
+from searcher.plan.slices import SliceId
 from searcher.store.engine import BlockRead
 from searcher.store.memory import MemoryEngine
 from searcher.store.threads import ThreadEngine
 from tests.searcher.helpers import SmallIndex, random_index
 
-A, B, C, D = (ClusterId(c) for c in range(4))
+A, B, C, D = (SliceId(c) for c in range(4))
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def caching(
         events=NoEvents(),
     )
     sizes = {
-        ClusterId(extent.cluster): memory.arena_bytes(ClusterId(extent.cluster))
+        SliceId(extent.cluster): memory.arena_bytes(SliceId(extent.cluster))
         for extent in index.extents
     }
     limits = ReadLimits(
@@ -116,8 +116,8 @@ def caching(
 
 
 def ask(
-    cache: ClusterCache, *clusters: ClusterId, then: tuple[ClusterId, ...] = ()
-) -> dict[ClusterId, Arrival]:
+    cache: ClusterCache, *clusters: SliceId, then: tuple[SliceId, ...] = ()
+) -> dict[SliceId, Arrival]:
     """A group of one query, searched to its end."""
     cache.begin_group((clusters,), then)
     with closing(cache.query(0, clusters)) as arriving:
@@ -193,7 +193,7 @@ def test_within_a_budget_of_two_clusters_any_sequence_of_queries_is_served(
     with caching(index, Watched(index), budget_bytes=budget_bytes, demand=3, prefetch=2) as it:
         generator = np.random.default_rng(3)
         clusters = [
-            tuple(ClusterId(int(c)) for c in generator.permutation(8)[:4]) for _ in range(120)
+            tuple(SliceId(int(c)) for c in generator.permutation(8)[:4]) for _ in range(120)
         ]
         for now, then in itertools.pairwise(clusters):
             arrived = ask(it.cache, *now, then=then)
@@ -274,7 +274,7 @@ def test_a_read_that_hangs_costs_its_query_that_cluster_and_its_bytes_come_back(
         assert isinstance(arrived[B].error, RetryableError)
         assert arrived[A].error is None
         assert it.sample("resident_bytes", kind="stuck") == index.extents[B].size_bytes
-        largest = ClusterId(next(e.cluster for e in index.extents if e.size_bytes == largest_bytes))
+        largest = SliceId(next(e.cluster for e in index.extents if e.size_bytes == largest_bytes))
         denied = ask(it.cache, largest)[largest].error
         assert isinstance(denied, RetryableError)
         assert "no memory" in str(denied)

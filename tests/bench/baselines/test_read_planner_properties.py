@@ -32,18 +32,18 @@ from bench.baselines.read_steps import (
     Released,
     SpaceFreed,
 )
-from schemas.record import ClusterId
 from searcher.plan.eviction.edgerag import EdgeRag
 from searcher.plan.eviction.lru import Lru
 from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.slices import SliceId
 
-CLUSTERS = [ClusterId(c) for c in range(10)]
+CLUSTERS = [SliceId(c) for c in range(10)]
 LATENCY_US = {c: 50 + (c * 37) % 100 for c in CLUSTERS}
 POLICIES: dict[str, Callable[[], CachePolicy]] = {
     "lru": Lru,
     "edgerag": lambda: EdgeRag(LATENCY_US),
 }
-Queries = tuple[tuple[ClusterId, ...], ...]
+Queries = tuple[tuple[SliceId, ...], ...]
 
 
 @dataclass
@@ -53,14 +53,14 @@ class Memory:
     """
 
     budget_bytes: int
-    size_bytes: dict[ClusterId, int]
-    resident: set[ClusterId] = field(default_factory=set)
-    reading: dict[ClusterId, str] = field(default_factory=dict)
-    asked: set[ClusterId] = field(
+    size_bytes: dict[SliceId, int]
+    resident: set[SliceId] = field(default_factory=set)
+    reading: dict[SliceId, str] = field(default_factory=dict)
+    asked: set[SliceId] = field(
         default_factory=set
     )  # by the current query, neither granted nor denied
-    leased: set[ClusterId] = field(default_factory=set)
-    stuck: list[ClusterId] = field(default_factory=list)
+    leased: set[SliceId] = field(default_factory=set)
+    stuck: list[SliceId] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def used_bytes(self) -> int:
@@ -117,7 +117,7 @@ class World:
     limits: ReadLimits
     queries: Queries = ()
     position: int = -1
-    next_clusters: tuple[ClusterId, ...] = ()
+    next_clusters: tuple[SliceId, ...] = ()
 
     def tell(self, event: Event) -> tuple[Action, ...]:
         if isinstance(event, QueryBegan):
@@ -131,7 +131,7 @@ class World:
         self.check(asked, actions)
         return actions
 
-    def check(self, asked: set[ClusterId], actions: tuple[Action, ...]) -> None:
+    def check(self, asked: set[SliceId], actions: tuple[Action, ...]) -> None:
         memory = self.memory
         self.planner.check_integrity()
         assert self.planner.residents() == memory.resident
@@ -189,7 +189,7 @@ def world_of(rng: random.Random, policy: str, *, prefetch: PrefetchMode = "overl
     return World(planner, Memory(limits.budget_bytes, size_bytes), limits)
 
 
-def some_clusters(rng: random.Random, at_most: int = 5) -> tuple[ClusterId, ...]:
+def some_clusters(rng: random.Random, at_most: int = 5) -> tuple[SliceId, ...]:
     return tuple(rng.sample(CLUSTERS, rng.randint(1, at_most)))
 
 
@@ -260,12 +260,12 @@ def test_whatever_is_advised_every_query_gets_every_cluster(
     """`next` true, absent, stale or wrong: what a query is granted is exactly what it asked for."""
     groups = workload(random.Random(seed))
     stale = random.Random(seed + 1)
-    advices: dict[str, Callable[[int], tuple[ClusterId, ...]]] = {
+    advices: dict[str, Callable[[int], tuple[SliceId, ...]]] = {
         "true": lambda n: groups[n + 1][0] if n + 1 < len(groups) else (),
         "absent": lambda _: (),
         "stale": lambda n: groups[max(0, n - 2)][-1],
         "wrong": lambda _: some_clusters(stale),
-        "alien": lambda n: (ClusterId(500 + n), ClusterId(-3)),
+        "alien": lambda n: (SliceId(500 + n), SliceId(-3)),
     }
     for advice in advices.values():
         rng = random.Random(seed)
@@ -311,8 +311,8 @@ def test_without_groups_and_advice_it_is_the_plain_cache(policy: str, seed: int)
     world = World(
         ReadPlanner(limits, size_bytes, POLICIES[policy]()), Memory(40, size_bytes), limits
     )
-    resident: list[ClusterId] = []  # least recently used first
-    asked: Counter[ClusterId] = Counter()
+    resident: list[SliceId] = []  # least recently used first
+    asked: Counter[SliceId] = Counter()
     for cluster in trace:
         world.queries, world.position = ((cluster,),), -1
         world.tell(GroupBegan(queries=world.queries))

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bench.baselines.read_steps import Evict, GroupBegan, GroupEnded, QueryEnded
-from schemas.record import ClusterId
 from searcher.plan.eviction.lru import Lru
+from searcher.plan.slices import SliceId
 from tests.bench.baselines.read_plans import (
     A,
     B,
@@ -94,10 +94,10 @@ def test_to_letter_the_next_query_joins_what_is_being_prefetched_and_takes_over_
 
 
 def test_the_policy_hears_of_each_window_once() -> None:
-    horizons: list[Mapping[ClusterId, int]] = []
+    horizons: list[Mapping[SliceId, int]] = []
 
     class Listening(Lru):
-        def set_horizon(self, horizon: Mapping[ClusterId, int]) -> None:
+        def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
             horizons.append(horizon)
 
     planner = planner_of(30, policy=Listening())

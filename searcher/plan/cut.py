@@ -1,10 +1,7 @@
-"""Slices: the parts of clusters that are read, kept and scored as one. Small clusters are one
-slice, large ones several.
+"""How clusters are cut into slices. Small clusters are one slice, large ones several.
 
-A cluster of 16 MB takes as long to read as to plan a window; in slices the disk reads the next one
-while this one is scored, little memory is tied up by what is under way, and the budget is filled to
-the brim: a cluster may be kept in part. A slice has a number of its own, which stands wherever
-planner, policies and memory speak of a cluster.
+While one slice is scored the disk reads the next; little memory is tied up by reads in flight; and
+a cluster may be kept in part, so that the budget is used up.
 """
 
 from __future__ import annotations
@@ -16,51 +13,49 @@ import msgspec
 from carpool.disk.extents import ClusterExtent
 from carpool.disk.pages import PageLayout
 from schemas.record import ClusterId
+from searcher.plan.slices import SliceId
 
 
 class Slices:
-    """How clusters are cut: numbers are given in the order of clusters, and of pages within a
-    cluster.
-    """
+    """The slices of all clusters, numbered in the order of clusters and of pages in a cluster."""
 
     def __init__(
         self, extents: Sequence[ClusterExtent], layout: PageLayout, slice_bytes_max: int = 0
     ) -> None:
-        """`extents`: of all clusters in order. No slice has more than `slice_bytes_max`, or a page;
-        0: clusters are not cut.
+        """`extents`: of all clusters, in order.
+
+        No slice is larger than `slice_bytes_max`, but for one of a single page; 0: clusters are not
+        cut.
         """
         self._extents: list[ClusterExtent] = []
-        self._numbers: list[tuple[ClusterId, ...]] = []
+        self._numbers: list[tuple[SliceId, ...]] = []
         pages_max = max(1, slice_bytes_max // layout.page_bytes)
         for extent in extents:
-            count = (
-                -(-extent.page_count // pages_max) if slice_bytes_max and extent.page_count else 1
-            )
+            is_cut = slice_bytes_max and extent.page_count
+            count = -(-extent.page_count // pages_max) if is_cut else 1
             first = len(self._extents)
             self._extents.extend(cut(extent, layout, count))
-            self._numbers.append(tuple(map(ClusterId, range(first, len(self._extents)))))
+            self._numbers.append(tuple(map(SliceId, range(first, len(self._extents)))))
 
     @property
     def extents(self) -> Sequence[ClusterExtent]:
-        """Where each slice lies, by its number; `cluster` is the cluster's own."""
+        """Where each slice is stored, by its number; `cluster` is the cluster that it is of."""
         return self._extents
 
-    def of(self, cluster: int) -> tuple[ClusterId, ...]:
-        """Returns the numbers of a cluster's slices; none for a cluster that there is not."""
+    def of(self, cluster: int) -> tuple[SliceId, ...]:
+        """Returns the slices of a cluster; none for a cluster that does not exist."""
         return self._numbers[cluster] if 0 <= cluster < len(self._numbers) else ()
 
-    def of_all(self, clusters: Iterable[int]) -> tuple[ClusterId, ...]:
+    def of_all(self, clusters: Iterable[int]) -> tuple[SliceId, ...]:
         """Returns the slices of clusters, in their order."""
         return tuple([number for cluster in clusters for number in self.of(cluster)])
 
-    def cluster(self, number: int) -> ClusterId:
+    def cluster(self, number: SliceId) -> ClusterId:
         """Returns the cluster that a slice is of."""
         return ClusterId(self._extents[number].cluster)
 
-    def shared(self, costs: Mapping[ClusterId, int]) -> dict[ClusterId, int]:
-        """Returns what of each cluster's cost falls to each of its slices; clusters without a cost
-        are left out.
-        """
+    def shared(self, costs: Mapping[ClusterId, int]) -> dict[SliceId, int]:
+        """Returns the cost of each slice: an even share of the cost of its cluster, if known."""
         return {
             number: costs[cluster] // len(numbers)
             for position, numbers in enumerate(self._numbers)
@@ -70,7 +65,7 @@ class Slices:
 
 
 def cut(extent: ClusterExtent, layout: PageLayout, count: int) -> list[ClusterExtent]:
-    """Returns `extent` as `count` extents of nearly as many pages each, in order. Pure."""
+    """Returns `extent` as `count` extents of nearly as many pages each, in order."""
     if count == 1:
         return [extent]
     parts = []

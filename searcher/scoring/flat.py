@@ -1,11 +1,9 @@
-"""Products of rows, as their pages lie in memory, with queries: two ways to compute them, and which
-is faster here.
+"""The kernel of flat codecs: products of float32 or float16 rows with queries.
 
-Few queries are dot products: each row is multiplied by all of them while it is in the nearest
-cache, and comes from memory as fast as memory gives it. More are one batched matrix product over
-the pages, in batches small enough for OpenBLAS's kernels for small matrices, which do not pack
-their operands. Which is better for so many queries depends on kernels, caches and memory; rows of
-384 in memory, and not in a cache, GB/s of one thread, on three machines:
+There are two ways to compute them. As dot products, each row is multiplied by all queries while it
+is in the nearest cache. As matrix products over batches of pages, OpenBLAS uses its kernels for
+small matrices, which do not pack their operands. Which one is faster for how many queries depends
+on the processor and its memory; rows of 384 from memory, GB/s of one thread, on three machines:
 
     queries                        1    2    3    5    8   10   20
     dot products, AVX2            32   25   24   16   11    9    4
@@ -15,8 +13,7 @@ their operands. Which is better for so many queries depends on kernels, caches a
     dot products, AVX-512         20   15   11    7    4
     matrix products, AVX-512       9   13   10    9    8    9    8
 
-So it is measured, once in a process. float16 rows are widened into a scratch first, 1.5 ms for
-10,240 of 384.
+So it is measured, once in a process. float16 rows are widened first, 1.5 ms for 10,240 of 384.
 """
 
 from __future__ import annotations
@@ -45,65 +42,51 @@ BATCH_PRODUCTS_MAX = 1_000_000
 BATCH_PAGES_MIN = 8
 """Below this a small product is slower than a large one."""
 BATCH_PAGES_LARGE = 512
-"""Where not even that is small: as many as make packing cheap."""
+"""Pages of a batch where even `BATCH_PAGES_MIN` make a large product: then packing is cheap."""
 QUERIES_FEW_MAX = 7
-"""More queries are never better off as dot products."""
+"""For more queries dot products are never faster."""
 TRIAL_BYTES = 32 << 20
-"""Rows that both ways are tried on: more than caches hold for one core."""
+"""Bytes of the rows that both ways are measured on: more than the caches of one core."""
 TRIALS = 3
 MARGIN = 32
-"""Numbers that the dot products of one query run on for, into the hole at the end of a page."""
+"""Numbers behind the rows of a page that dot products read too, times zero."""
 CHECKSUM_BYTES = 8
 LINE_BYTES = 64
-"""Of the cache. Several queries begin at the start of a line: so they are multiplied up to a fifth
-faster (AMD EPYC, AVX-512).
-"""
+"""A cache line. Queries that begin at its start are multiplied up to a fifth faster (AVX-512)."""
 _FLOAT32 = np.dtype("<f4")
 _measuring = threading.Lock()
 
 
-class Products:
-    """The products of rows of `layout` with some queries, computed the way that is faster here.
-    `write` is thread-safe.
+class FlatKernel:
+    """Implements `ScoringKernel` by the way that is faster on this machine."""
 
-    `queries`: (q, dim) float32, q >= 1, fastest where (dim, q) is contiguous. Raises `ValueError`
-    for another dimension.
-    """
+    def prepare(self, layout: PageLayout, queries: Float32) -> FlatQueries:
+        """Returns queries for `layout`; see `ScoringKernel.prepare`."""
+        return FlatQueries(layout, queries)
+
+
+class FlatQueries:
+    """Implements `PreparedQueries`."""
 
     def __init__(self, layout: PageLayout, queries: Float32) -> None:
-        self._dimension = layout.dimension
-        self._wide = layout if layout.vector_dtype == "float16" else None
-        self._way = (_DotProducts if len(queries) <= queries_few(layout) else _MatrixProducts)(
-            layout, len(queries)
-        )
-        self.load(queries)
-
-    def load(self, queries: Float32) -> None:
-        """Takes other queries, as many: (q, dim) float32, copied. Raises `ValueError` for another
-        dimension.
-        """
-        if queries.shape[1] != self._dimension:
+        if queries.shape[1] != layout.dimension:
             raise ValueError(
                 f"dimension mismatch: queries of {queries.shape[1]} numbers, vectors of "
-                f"{self._dimension}"
+                f"{layout.dimension}"
             )
-        self._way.load(queries)
+        self._wide = layout if layout.vector_dtype == "float16" else None
+        way = _DotProducts if len(queries) <= queries_few(layout) else _MatrixProducts
+        self._way = way(layout, queries)
 
     def write(self, parts: Sequence[UInt8], scores: Float32) -> None:
-        """Writes the scores of the rows of `parts`, (n, page_bytes) each, in order, into the first
-        of `scores`: (rows, q).
-
-        Releases the GIL meanwhile. Rows of a page that are not in use count as rows.
-        """
+        """Writes scores; see `PreparedQueries.write`. Releases the GIL meanwhile."""
         self._way.write(parts if self._wide is None else _widened(self._wide, parts), scores)
 
 
 def queries_few(layout: PageLayout) -> int:
-    """Returns up to how many queries are better computed as dot products here, 0 to
-    `QUERIES_FEW_MAX`, for rows of `layout`.
+    """Returns up to how many queries dot products are faster for: 0 to `QUERIES_FEW_MAX`.
 
-    Measured by the first call of a process, some 0.2 s on one core: make it before the first query
-    comes. Thread-safe.
+    The first call in a process for `layout` measures it, some 0.2 s on one core. Thread-safe.
     """
     with _measuring:
         return _measured(layout)
@@ -113,8 +96,7 @@ def queries_few(layout: PageLayout) -> int:
 def _measured(layout: PageLayout) -> int:
     counts = range(1, QUERIES_FEW_MAX + 1)
     times = _times_s(layout, counts)
-    # The best division as a whole: that one count was measured while something else ran decides
-    # little.
+    # The best limit for all counts together: one disturbed measurement decides little.
     totals_s = [
         sum(dots_s if count <= few else matrix_s for count, (dots_s, matrix_s) in times.items())
         for few in range(QUERIES_FEW_MAX + 1)
@@ -125,9 +107,7 @@ def _measured(layout: PageLayout) -> int:
 
 
 def _times_s(layout: PageLayout, counts: Iterable[int]) -> dict[int, tuple[float, float]]:
-    """How long rows take with so many queries, as dot products and as matrix products, in
-    seconds.
-    """
+    """Seconds that each number of queries takes as dot products and as matrix products."""
     page_bytes = _page_bytes(layout)
     # float16 rows are multiplied in the cache where they were widened.
     trial_bytes = WIDE_BYTES if layout.vector_dtype == "float16" else TRIAL_BYTES
@@ -138,9 +118,7 @@ def _times_s(layout: PageLayout, counts: Iterable[int]) -> dict[int, tuple[float
         for count in counts:
             queries = np.ones((layout.dimension, count), np.float32).T
             scores = np.empty((len(pages) * layout.rows_per_page, count), np.float32)
-            dots, matrix = _DotProducts(layout, count), _MatrixProducts(layout, count)
-            dots.load(queries)
-            matrix.load(queries)
+            dots, matrix = _DotProducts(layout, queries), _MatrixProducts(layout, queries)
             tries = [
                 (_seconds(dots, pages, scores), _seconds(matrix, pages, scores))
                 for _ in range(TRIALS)
@@ -159,9 +137,7 @@ def _seconds(way: _DotProducts | _MatrixProducts, pages: UInt8, scores: Float32)
 
 
 def _page_bytes(layout: PageLayout) -> int:
-    """Bytes of a page as it is multiplied: float16 rows are widened, without what is between them
-    and the next.
-    """
+    """Bytes of a page as it is multiplied: float16 rows are widened, row numbers left out."""
     return (
         layout.page_bytes
         if layout.vector_dtype == "float32"
@@ -170,29 +146,24 @@ def _page_bytes(layout: PageLayout) -> int:
 
 
 class _DotProducts:
-    """Dot products, in order of memory.
+    """Dot products, in the order of memory.
 
-    Where a page's rows end, a hole begins: row numbers, zeros, checksum. Prefetchers that meet a
-    hole of 512 bytes stop, and cost 2.5 times as much; so every dot product runs on for `MARGIN`
-    numbers, which its query multiplies by zero.
+    Between the rows of two pages are row numbers, zeros and a checksum. The processor's prefetcher
+    stops at a hole of 512 bytes, and reading then takes 2.5 times as long. So every dot product
+    reads `MARGIN` numbers more, and multiplies them by zero.
     """
 
-    def __init__(self, layout: PageLayout, count: int) -> None:
+    def __init__(self, layout: PageLayout, queries: Float32) -> None:
         self._dimension, self._rows_per_page = layout.dimension, layout.rows_per_page
         hole_bytes = (
             _page_bytes(layout) - CHECKSUM_BYTES - self._rows_per_page * self._dimension * 4
         )
         margin = min(MARGIN, max(0, hole_bytes // 4))
-        self._weights = _zeros(count, self._dimension + margin)
-
-    def load(self, queries: Float32) -> None:
-        """The queries: (q, dim)."""
+        self._weights = _zeros(len(queries), self._dimension + margin)
         self._weights[:, : self._dimension] = queries
 
     def write(self, parts: Iterable[UInt8], scores: Float32) -> None:
-        """The rows of `parts`, (n, page_bytes) each, times the queries, into the first of (rows, q)
-        `scores`.
-        """
+        """Multiplies the rows of `parts`; see `PreparedQueries.write`."""
         with np.errstate(invalid="ignore"):
             end = self._write(parts, scores, self._weights)
         # Row numbers above 2**31 may read as infinite, and zero times that is none.
@@ -225,19 +196,14 @@ def _zeros(count: int, width: int) -> Float32:
 class _MatrixProducts:
     """Matrix products of as many rows as suit the kernels."""
 
-    def __init__(self, layout: PageLayout, count: int) -> None:
+    def __init__(self, layout: PageLayout, queries: Float32) -> None:
         self._dimension, self._rows_per_page = layout.dimension, layout.rows_per_page
-        self._weights = np.empty((self._dimension, count), np.float32)
+        self._weights = np.ascontiguousarray(queries.T)
+        count = len(queries)
         self._batch_pages = None if count == 1 else _batch_pages(count, self._dimension)
 
-    def load(self, queries: Float32) -> None:
-        """The queries: (q, dim)."""
-        self._weights[:] = queries.T
-
     def write(self, parts: Iterable[UInt8], scores: Float32) -> None:
-        """The rows of `parts`, (n, page_bytes) each, times the queries, into the first of (rows, q)
-        `scores`.
-        """
+        """Multiplies the rows of `parts`; see `PreparedQueries.write`."""
         start = 0
         for pages in parts:
             end = start + len(pages) * self._rows_per_page
@@ -266,11 +232,10 @@ def _batch_pages(count: int, dimension: int) -> int:
 def _multiply_batches(
     vectors: Float32, batch_pages: int, weights: Float32, scores: Float32
 ) -> None:
-    """(pages, rows_per_page, dim) times (dim, q) into (pages * rows_per_page, q), `batch_pages`
-    rows at a time.
+    """(pages, rows_per_page, dim) times (dim, q) into (pages * rows_per_page, q).
 
-    A batch is the rows at one place of neighbouring pages: a matrix with a page for its stride,
-    which BLAS takes as it is.
+    A batch is the rows at one place of `batch_pages` neighbouring pages: a matrix whose stride is a
+    page, which BLAS takes without a copy.
     """
     count, rows_per_page, dimension = vectors.shape
     if not count:
@@ -284,9 +249,7 @@ def _multiply_batches(
 
 
 def _widened(layout: PageLayout, parts: Sequence[UInt8]) -> Iterator[UInt8]:
-    """Yields the pages of `parts` as rows of float32 alone, some at a time: (n, rows_per_page * dim
-    * 4) uint8.
-    """
+    """Yields the rows of `parts` as float32, some pages at a time: (n, rows * dim * 4) uint8."""
     numbers = layout.rows_per_page * layout.dimension
     step = max(1, WIDE_BYTES // (4 * numbers))
     for part in parts:
@@ -295,9 +258,7 @@ def _widened(layout: PageLayout, parts: Sequence[UInt8]) -> Iterator[UInt8]:
 
 
 def widened(halves: npt.NDArray[np.int16]) -> Float32:
-    """The bits of finite float16 numbers -> the same numbers in float32. Five times as fast as
-    NumPy's own cast.
-    """
+    """Finite float16 numbers, as bits -> the same numbers in float32, faster than NumPy's cast."""
     # Sign, exponent and mantissa move to where float32 has them; the exponents' biases differ by
     # 112.
     bits = np.left_shift(halves, 13, dtype=np.int32)

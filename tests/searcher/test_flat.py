@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from carpool.disk.pages import PageLayout, UInt8, VectorDtype, choose_layout
-from searcher.scoring import products
-from searcher.scoring.products import QUERIES_FEW_MAX, queries_few
+from searcher.scoring import flat
+from searcher.scoring.flat import QUERIES_FEW_MAX, queries_few
 
 
 @pytest.fixture(autouse=True)
 def _measured_anew() -> Iterator[None]:
-    products._measured.cache_clear()
+    flat._measured.cache_clear()
     yield
-    products._measured.cache_clear()
+    flat._measured.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -37,25 +37,25 @@ def test_dot_products_are_taken_up_to_where_they_cost_the_least_altogether(
     def times_s(layout: PageLayout, counts: Iterable[int]) -> dict[int, tuple[float, float]]:
         return {count: (dots[count - 1], 3.0) for count in counts}
 
-    monkeypatch.setattr(products, "_times_s", times_s)
+    monkeypatch.setattr(flat, "_times_s", times_s)
     assert queries_few(choose_layout(384, "float32")) == few
 
 
 def test_the_way_that_takes_longer_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s = [0.0]
-    monkeypatch.setattr(products.time, "perf_counter", lambda: clock_s[0])
+    monkeypatch.setattr(flat.time, "perf_counter", lambda: clock_s[0])
 
     def takes(seconds: float) -> object:
-        def write(way: object, parts: list[UInt8], scores: products.Float32) -> None:
+        def write(way: object, parts: list[UInt8], scores: flat.Float32) -> None:
             clock_s[0] += seconds
 
         return write
 
-    monkeypatch.setattr(products._DotProducts, "write", takes(1.0))
-    monkeypatch.setattr(products._MatrixProducts, "write", takes(2.0))
+    monkeypatch.setattr(flat._DotProducts, "write", takes(1.0))
+    monkeypatch.setattr(flat._MatrixProducts, "write", takes(2.0))
     assert queries_few(choose_layout(384, "float32")) == QUERIES_FEW_MAX
-    products._measured.cache_clear()
-    monkeypatch.setattr(products._DotProducts, "write", takes(3.0))
+    flat._measured.cache_clear()
+    monkeypatch.setattr(flat._DotProducts, "write", takes(3.0))
     assert queries_few(choose_layout(384, "float32")) == 0
 
 
@@ -64,14 +64,14 @@ def test_the_way_that_takes_longer_is_told_as_such(monkeypatch: pytest.MonkeyPat
 def test_it_is_measured_for_every_layout_and_once(
     dimension: int, dtype: VectorDtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "TRIAL_BYTES", 1 << 18)
+    monkeypatch.setattr(flat, "TRIAL_BYTES", 1 << 18)
     layout = choose_layout(dimension, dtype)
     few = queries_few(layout)
     assert 0 <= few <= QUERIES_FEW_MAX
-    monkeypatch.setattr(products, "_times_s", None)
+    monkeypatch.setattr(flat, "_times_s", None)
     assert queries_few(layout) == few
 
 
 def test_queries_of_another_dimension_are_refused() -> None:
     with pytest.raises(ValueError, match="mismatch"):
-        products.Products(choose_layout(8, "float32"), np.ones((2, 9), np.float32))
+        flat.FlatQueries(choose_layout(8, "float32"), np.ones((2, 9), np.float32))

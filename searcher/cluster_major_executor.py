@@ -1,0 +1,381 @@
+"""The executor: does what `ClusterMajorPlanner` decides, on the search thread.
+
+Other threads leave messages in a mailbox: groups that join, queries that are dropped, reads that
+ended. Between two sub-stages the search thread takes the messages, carries out the actions of the
+planner, and scores the next sub-stage on the scoring threads. Reads continue meanwhile. The planner
+works on slices of clusters; queries and results name clusters.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from carpool.clock import Clock
+from carpool.errors import RetryableError
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from schemas.retrieval import Probe, Tier
+from searcher.events import EventLog
+from searcher.executor import Finish, ReadError, Search, SearchGroup, SearchResult
+from searcher.memory.cluster_memory import (
+    ClusterMemory,
+    MemoryEvent,
+    ReadBroke,
+    ReadDone,
+    SpaceFreed,
+)
+from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.cluster_steps import (
+    Action,
+    CancelRead,
+    Dropped,
+    Event,
+    Evict,
+    FinishQuery,
+    Joined,
+    Promote,
+    Read,
+    ReadEnded,
+    ReadFailed,
+    RoomFreed,
+    SkipSlice,
+    Substage,
+    SubstageEnded,
+    Wanted,
+)
+from searcher.plan.cut import Slices
+from searcher.plan.slices import SliceId
+from searcher.plan.substage import SubstageBudget
+from searcher.scoring.kernel import QueryBatch, Scoring
+from searcher.scoring.pool import ScoringPool
+from searcher.scoring.top_k import Float32, Slots, TopTable
+from searcher.store.engine import CancelledRead
+
+WAIT_S_MAX = 60.0
+"""The longest wait for a message; a longer timeout may overflow."""
+NO_MEMORY = (
+    "there was no memory to read it into: reads that never returned take up the budget. Check the "
+    "disk; the queries that came meanwhile can be asked again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """The last message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Drop:
+    keys: tuple[int, ...]
+
+
+_Message = SearchGroup | _Drop | _Stop | MemoryEvent
+
+
+@dataclass(slots=True)
+class _SearchState:
+    search: Search
+    slot: int
+    tiers: dict[ClusterId, Tier]
+    started_us: int
+    search_us: int = 0
+    bytes_read: int = 0
+    errors: dict[ClusterId, ReadError] = field(default_factory=dict)
+
+
+class ClusterMajorExecutor:
+    """Implements `Executor`. Memory and pool belong to the caller, who closes them after `run`."""
+
+    def __init__(
+        self,
+        *,
+        memory: ClusterMemory,
+        slices: Slices,
+        planner: ClusterMajorPlanner,
+        pool: ScoringPool,
+        metrics: Metrics,
+        clock: Clock,
+        events: EventLog,
+    ) -> None:
+        self._memory = memory
+        self._slices = slices
+        self._planner = planner
+        self._pool = pool
+        self._metrics = metrics.searcher
+        self._clock = clock
+        self._events = events
+        self._mailbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._table = TopTable()
+        self._searches: dict[int, _SearchState] = {}
+        self._deadlines: dict[int, int] = {}  # of the searches in progress that have one
+        self._window: object = object()  # of the group that joined last
+        self._failures: dict[SliceId, ReadError] = {}  # why the read that just failed did
+        self._budget = SubstageBudget()
+        self._ahead: set[SliceId] = set()  # read ahead, not wanted by a query so far
+        self._is_stopped = False
+
+    # ---- from any thread
+
+    def join(self, group: SearchGroup) -> None:
+        """Adds a group; see `Executor.join`."""
+        self._mailbox.put(group)
+
+    def drop(self, keys: Collection[int]) -> None:
+        """Forgets searches; see `Executor.drop`."""
+        self._mailbox.put(_Drop(tuple(keys)))
+
+    def stop(self) -> None:
+        """Ends `run` after the current sub-stage; see `Executor.stop`."""
+        self._mailbox.put(_Stop())
+
+    # ---- the search thread
+
+    def run(self, finish: Finish) -> None:
+        """Searches what joins until it is stopped; see `Executor.run`."""
+        self._memory.start(self._mailbox.put)
+        while not self._is_stopped:
+            began_us = self._clock.now_us()
+            self._expire(began_us, finish)
+            budget_us = self._budget.budget_us_for(len(self._planner))
+            substage = self._planner.next_substage(budget_us, self._cost_us, began_us)
+            if substage is None:
+                self._take_messages(finish, self._wait_s(began_us))
+                continue
+            scored = self._score(substage)
+            self._tell(SubstageEnded(), finish)
+            took_us = self._record_times(substage, *scored)
+            self._take_messages(finish, 0.0)
+            self._budget.scheduled(self._clock.now_us() - began_us - took_us)
+
+    def check_integrity(self) -> None:
+        """Checks planner, memory and searches against each other; see `Executor`."""
+        self._planner.check_integrity()
+        self._memory.check_integrity()
+        assert len(self._searches) == len(self._planner) == len(self._table)
+        assert self._deadlines.keys() <= self._searches.keys()
+
+    # ---- messages
+
+    def _take_messages(self, finish: Finish, wait_s: float | None) -> None:
+        """Handles all messages; waits up to `wait_s` for the first one, without limit if None."""
+        groups: list[SearchGroup] = []
+        for message in self._messages(wait_s):
+            if isinstance(message, SearchGroup):
+                groups.append(message)  # groups that arrive together join together
+                continue
+            self._join(groups, finish)
+            groups = []
+            self._handle(message, finish)
+        self._join(groups, finish)
+
+    def _messages(self, wait_s: float | None) -> list[_Message]:
+        messages: list[_Message] = []
+        try:
+            if wait_s is None or wait_s > 0:
+                messages.append(self._mailbox.get(timeout=wait_s))
+            while True:
+                messages.append(self._mailbox.get_nowait())
+        except queue.Empty:
+            return messages
+
+    def _handle(self, message: _Drop | _Stop | MemoryEvent, finish: Finish) -> None:
+        match message:
+            case ReadDone():
+                self._tell(ReadEnded(slice_id=message.slice_id), finish)
+            case ReadBroke():
+                self._fail_read(message, finish)
+            case SpaceFreed():
+                self._tell(RoomFreed(slice_id=message.slice_id), finish)
+            case _Drop():
+                for key in message.keys:
+                    self._drop(key, finish)
+            case _Stop():
+                self._is_stopped = True
+
+    def _fail_read(self, message: ReadBroke, finish: Finish) -> None:
+        is_cancelled = isinstance(message.error, CancelledRead)
+        self._count_wasted(message.slice_id)
+        if not isinstance(message.error, CancelledRead):
+            self._failures[message.slice_id] = message.error
+        self._tell(
+            ReadFailed(
+                slice_id=message.slice_id, is_stuck=message.is_stuck, is_cancelled=is_cancelled
+            ),
+            finish,
+        )
+        self._failures.clear()
+
+    def _wait_s(self, now_us: int) -> float | None:
+        moments = [*self._deadlines.values()]
+        if (wake_us := self._planner.wake_us()) is not None:
+            moments.append(wake_us)
+        if not moments:
+            return None
+        return min(max(0.0001, (min(moments) - now_us) / 1_000_000), WAIT_S_MAX)
+
+    # ---- searches
+
+    def _join(self, groups: list[SearchGroup], finish: Finish) -> None:
+        if not groups:
+            return
+        horizon = None
+        wanted = []
+        now_us = self._clock.now_us()
+        for group in groups:
+            if group.window is None or group.window != self._window:
+                self._window = group.window
+                horizon = self._horizon(group)
+            wanted += [self._begin(search, now_us) for search in group.searches]
+        self._tell(Joined(queries=tuple(wanted), horizon=horizon), finish)
+
+    def _horizon(self, group: SearchGroup) -> Mapping[SliceId, int]:
+        """The horizon of a group, by slice; without one, what the next group wants first."""
+        clusters = group.horizon or dict.fromkeys(group.next_query, 1)
+        return {
+            number: windows
+            for cluster, windows in clusters.items()
+            for number in self._slices.of(cluster)
+        }
+
+    def _begin(self, search: Search, now_us: int) -> Wanted:
+        tiers = {cluster: self._tier(cluster) for cluster in search.clusters}
+        for tier, count in Counter(tiers.values()).items():
+            self._metrics.cluster_requests.labels(tier=tier).inc(count)
+        slot = self._table.add(search.top_k)
+        self._searches[search.key] = _SearchState(search, slot, tiers, now_us)
+        if search.deadline_us is not None:
+            self._deadlines[search.key] = search.deadline_us
+        slices = self._slices.of_all(search.clusters)
+        return Wanted(query=search.key, slices=slices, deadline_us=search.deadline_us)
+
+    def _tier(self, cluster: ClusterId) -> Tier:
+        """Returns where a query finds a cluster now: `ram` only if all of it is in memory."""
+        slices = self._slices.of(cluster)
+        for number in self._ahead.intersection(slices) if self._ahead else ():
+            self._ahead.remove(number)
+            result = "used" if self._planner.is_resident(number) else "late"
+            self._metrics.prefetches.labels(result=result).inc()
+        return "ram" if all(map(self._planner.is_resident, slices)) else "ssd"
+
+    def _count_wasted(self, number: SliceId) -> None:
+        if number in self._ahead:
+            self._ahead.remove(number)
+            self._metrics.prefetches.labels(result="wasted").inc()
+
+    def _drop(self, key: int, finish: Finish) -> None:
+        if (state := self._searches.pop(key, None)) is not None:
+            self._deadlines.pop(key, None)
+            self._table.remove(state.slot)
+            self._tell(Dropped(query=key), finish)
+
+    def _expire(self, now_us: int, finish: Finish) -> None:
+        for key in [key for key, deadline_us in self._deadlines.items() if now_us >= deadline_us]:
+            search = self._searches[key].search
+            self._drop(key, finish)
+            finish(search, None)
+
+    def _finish(self, action: FinishQuery, finish: Finish) -> None:
+        state = self._searches.pop(action.query)
+        self._deadlines.pop(action.query, None)
+        best = self._table.best(state.slot)
+        self._table.remove(state.slot)
+        took_us = self._clock.now_us() - state.started_us
+        self._budget.retrieved(took_us)
+        result = SearchResult(
+            best=best,
+            probes=tuple(
+                Probe(cluster=cluster, tier=tier) for cluster, tier in state.tiers.items()
+            ),
+            skipped=tuple(dict.fromkeys(map(self._slices.cluster, action.skipped))),
+            errors=tuple(state.errors.values()),
+            bytes_read=state.bytes_read,
+            started_us=state.started_us,
+            load_us=max(0, took_us - state.search_us),
+            search_us=state.search_us,
+        )
+        finish(state.search, result)
+
+    # ---- actions of the planner
+
+    def _tell(self, event: Event, finish: Finish) -> None:
+        for action in self._planner.step(event):
+            self._do(action, finish)
+
+    def _do(self, action: Action, finish: Finish) -> None:
+        match action:
+            case Evict():
+                self._memory.evict(action.slice_id)
+                self._metrics.evictions.inc()
+                self._count_wasted(action.slice_id)
+            case Read():
+                self._begin_read(action)
+            case Promote():
+                self._memory.promote(action.slice_id)
+            case CancelRead():
+                self._memory.cancel(action.slice_id)
+            case SkipSlice():
+                cluster = self._slices.cluster(action.slice_id)
+                error = self._failures.get(action.slice_id) or RetryableError(
+                    f"cluster {cluster}: {NO_MEMORY}"
+                )
+                for query in action.queries:
+                    self._searches[query].errors.setdefault(cluster, error)
+            case FinishQuery():
+                self._finish(action, finish)
+
+    def _begin_read(self, action: Read) -> None:
+        if action.query is None:
+            self._ahead.add(action.slice_id)
+        elif action.query in self._searches:
+            state = self._searches[action.query]
+            state.bytes_read += self._slices.extents[action.slice_id].size_bytes
+        self._memory.begin_read(action.slice_id, is_prefetch=action.query is None)
+
+    # ---- scoring
+
+    def _cost_us(self, number: SliceId, queries: int) -> int:
+        return self._budget.cost_us(self._slices.extents[number].row_count, queries)
+
+    def _score(self, substage: Substage) -> tuple[int, int]:
+        """Scores a sub-stage; returns when that began and ended, in epoch microseconds."""
+        began_us = self._clock.now_us()
+        places: dict[int, int] = {}  # of the queries in the batch
+        members: dict[tuple[int, ...], Slots] = {}
+        scorings = []
+        for task in substage.tasks:
+            if task.queries not in members:
+                at = [places.setdefault(key, len(places)) for key in task.queries]
+                members[task.queries] = np.array(at, np.intp)
+            scorings.append(Scoring(self._memory.pages(task.slice_id), members[task.queries]))
+        states = [self._searches[key] for key in places]
+        batch = QueryBatch(
+            np.array([state.slot for state in states], np.intp),
+            _stacked([state.search.vector for state in states]),
+        )
+        self._table.merge(self._pool.run(scorings, batch, self._table))
+        ended_us = self._clock.now_us()
+        share_us = (ended_us - began_us) // len(substage.tasks)
+        for task in substage.tasks:
+            for key in task.queries:
+                self._searches[key].search_us += share_us
+        return began_us, ended_us
+
+    def _record_times(self, substage: Substage, began_us: int, ended_us: int) -> int:
+        """Records how long a sub-stage took, and returns it, after its queries have left."""
+        took_us = ended_us - began_us
+        for task in substage.tasks:
+            self._events.scored(self._slices.cluster(task.slice_id), began_us, ended_us)
+        extents = self._slices.extents
+        work = [(extents[task.slice_id].row_count, len(task.queries)) for task in substage.tasks]
+        self._budget.scored(tuple(work), took_us)
+        return took_us
+
+
+def _stacked(vectors: Sequence[Float32]) -> Float32:
+    """(dim,) vectors -> (n, dim), stored as (dim, n) contiguous, which the scan reads fastest."""
+    return vectors[0][None] if len(vectors) == 1 else np.stack(vectors, axis=1).T
