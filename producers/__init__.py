@@ -1,10 +1,8 @@
-"""How do questions enter, and how do answers come back? A client that publishes, asks and waits,
-and a load generator.
+"""How do questions enter, and how do answers come back? A client, and a load generator.
 
 *Invariant:* this package imports no service, and nothing that the base install lacks. *Invariant:*
-an `ask` ends: with its own answer, or with an error that says what to do. Absent on purpose:
-retries of questions (asking again is a new try, and the caller's to make), a queue of our own (the
-log is the queue).
+an `ask` ends with its own answer, or with an error that says what to do. Absent on purpose: retries
+of questions (the caller retries), and a queue (the topic is the queue).
 """
 
 from producers.client import Client

@@ -1,8 +1,7 @@
-"""When questions arrive: schedules of a load, as pure functions of rate, seed and length.
+"""The arrival times of a load, as pure functions of rate, seed and length.
 
-A schedule is the *intended* sending times, in microseconds after the start. The load is open: a
-question is due whether or not earlier ones were answered, so a slow system is measured as slow
-instead of slowing its own load.
+Times are *intended* sending times, in microseconds after the start. The load is open: a question is
+due whether or not earlier ones were answered, so a slow system does not slow its own load.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ US_PER_S = 1_000_000
 
 
 def poisson(rate_per_s: float, seed: int) -> Iterator[int]:
-    """Yields for ever the arrival times of a Poisson process, in microseconds, never decreasing;
-    the same for a seed.
+    """Yields the arrival times of a Poisson process without end, the same for one seed.
 
     Raises `ConfigError` when the rate is not positive.
     """
@@ -35,8 +33,9 @@ def poisson(rate_per_s: float, seed: int) -> Iterator[int]:
 
 
 def even(rate_per_s: float) -> Iterator[int]:
-    """Yields for ever arrival times at equal distances, the first at 0. Raises `ConfigError` on a
-    rate of 0 or less.
+    """Yields arrival times at equal distances without end, the first at 0.
+
+    Raises `ConfigError` when the rate is not positive.
     """
     _check_rate(rate_per_s)
     index = 0
@@ -48,8 +47,7 @@ def even(rate_per_s: float) -> Iterator[int]:
 def recorded(times_ms: Iterable[float], speed: float = 1.0) -> Iterator[int]:
     """Yields the arrival times of a recording, the first at 0, `speed` times as fast.
 
-    `times_ms` are milliseconds of any epoch, in the order of the file. Raises `ConfigError` when
-    they run backwards.
+    `times_ms` are milliseconds of any epoch. Raises `ConfigError` when they decrease.
     """
     _check_rate(speed)
     first: float | None = None
@@ -58,9 +56,7 @@ def recorded(times_ms: Iterable[float], speed: float = 1.0) -> Iterator[int]:
         first = time_ms if first is None else first
         at_us = int((time_ms - first) * 1_000 / speed)
         if at_us < last:
-            raise ConfigError(
-                f"the recorded times run backwards at row {row}: sort the file by `at_ms`"
-            )
+            raise ConfigError(f"the recorded times decrease at row {row}: sort the file by `at_ms`")
         last = at_us
         yield at_us
 
@@ -68,9 +64,7 @@ def recorded(times_ms: Iterable[float], speed: float = 1.0) -> Iterator[int]:
 def bounded(
     times_us: Iterator[int], *, duration_s: float | None, limit: int | None
 ) -> Iterator[int]:
-    """Yields `times_us` up to, not including, `duration_s`, and at most `limit` of them; None
-    bounds nothing.
-    """
+    """Yields at most `limit` of `times_us`, all before `duration_s`; None: no limit."""
     for at_us in islice(times_us, limit):
         if duration_s is not None and at_us >= duration_s * US_PER_S:
             return

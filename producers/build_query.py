@@ -1,6 +1,4 @@
-"""From what a caller says to the record that is published: one place that builds, checks and
-encodes a query.
-"""
+"""Builds, checks and encodes the record of a question."""
 
 from __future__ import annotations
 
@@ -25,13 +23,12 @@ Priority = int | Literal["batch"]
 
 
 class QuestionArgs(TypedDict, total=False):
-    """What may be said of a question besides its text. What is left out is the services' default.
+    """The optional fields of a question besides its text; the services have the defaults.
 
     `vector`: (dim,) float32, L2-normalised, as little-endian bytes or as numbers, with the
-    fingerprint of the `embedding_model` that made it. `query_id`: a new UUIDv4 where it is left
-    out. `priority`: lower is sooner; "batch" has time: it goes to a topic of its own, and others
-    overtake it. `tenant`: who asks; tenants take turns. `headers` that are passed on to the answer:
-    traceparent, tracestate, correlation_id, reply_to.
+    fingerprint of its `embedding_model`. `query_id`: by default a new UUIDv4. `priority`: lower is
+    sooner; "batch" uses a topic of lower priority. `tenant`: for fair scheduling only. `headers`:
+    traceparent, tracestate, correlation_id and reply_to are copied to the answer.
     """
 
     vector: Vector | None
@@ -48,7 +45,7 @@ class QuestionArgs(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryRecord:
-    """A query as it goes to the broker."""
+    """The record of a query."""
 
     topic: str
     query_id: str
@@ -65,8 +62,8 @@ def build_record(
 ) -> QueryRecord:
     """Returns the record of a question; `deadline_ms` is in epoch milliseconds.
 
-    Raises `RecordError` that names the field when the services would refuse it, `RecordTooLarge`
-    when it is over `QUERY_BYTES_MAX`, `TypeError` when a name is not one of `QuestionArgs`.
+    Raises `RecordError` that names the field for a question that the services refuse,
+    `RecordTooLarge` above `QUERY_BYTES_MAX`, `TypeError` for a name not in `QuestionArgs`.
     """
     if unknown := sorted(set(question) - QuestionArgs.__annotations__.keys()):
         raise TypeError(f"a question has no {', '.join(unknown)}")
@@ -98,7 +95,7 @@ def build_record(
         raise RecordTooLarge(len(value), QUERY_BYTES_MAX)
     if tenant is not None:
         headers += ((TENANT_HEADER, tenant.encode()),)
-    # Decoded as the grouper will: values are checked by the same code, before anything is sent.
+    # The grouper decodes it in the same way: bad values are found before the record is sent.
     check_query(decode(Query, value, headers))
     topic = QUERIES_BATCH if priority == "batch" else QUERIES
     return QueryRecord(topic=topic.name, query_id=query.query_id, value=value, headers=headers)

@@ -1,4 +1,4 @@
-"""The Python client: publish questions, and wait for one's own answers, from asyncio.
+"""The Python client: publishes questions and waits for their answers, with asyncio.
 
 async with Client(bootstrap="127.0.0.1:9092") as client:
     answer = await client.ask("When was the Eiffel Tower built?", top_k=3, timeout_s=30)
@@ -35,9 +35,7 @@ Event = Answer | PartialAnswer | Exception
 
 @dataclass(kw_only=True)
 class _PendingAsk:
-    """One `ask` in flight. Everything but `loop` and `events` is touched under the client's
-    lock.
-    """
+    """One `ask` in flight. The client's lock guards all but `loop` and `events`."""
 
     loop: asyncio.AbstractEventLoop
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
@@ -45,19 +43,15 @@ class _PendingAsk:
     partial: PartialText | None = None
 
     def put(self, event: Event) -> None:
-        """Hands an event to the task that asked, from any thread; a loop that is closed wants
-        nothing any more.
-        """
+        """Passes an event to the asking task, from any thread, unless its loop is closed."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
 
 
 class Client:
-    """Publishes questions and waits for their answers. Many asks at once share one connection and
-    one reader.
+    """Publishes questions and waits for their answers. Concurrent asks share one connection.
 
-    Open it with `async with`; it may be used from tasks of that event loop. It needs the base
-    install only.
+    Open it with `async with`, and use it from tasks of that event loop. The base install suffices.
     """
 
     def __init__(
@@ -68,7 +62,7 @@ class Client:
         settings: ClientSettings | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Takes the brokers as `bootstrap`, or as `kafka` settings where they need security."""
+        """Takes the brokers as `bootstrap`, or as `kafka` settings, such as for security."""
         if bootstrap is not None and kafka is not None:
             raise ConfigError("give either `bootstrap` or `kafka`: both name brokers")
         self._kafka = kafka or (
@@ -85,11 +79,9 @@ class Client:
         self._lost_first: PublishError | None = None
 
     async def __aenter__(self) -> Self:
-        """Connects. Raises `ConfigError` when no broker answers in time or the topics are not
-        there.
-        """
-        # The producer first: an idempotent one needs about half a second before it can send, the
-        # reader's start hides some.
+        """Connects. Raises `ConfigError` when no broker answers in time, or a topic is missing."""
+        # The producer first: an idempotent one needs about half a second before it can send, and
+        # the reader starts meanwhile.
         publisher = Publisher(self._kafka, self._settings)
         reader = AnswerReader(self._kafka, self._settings, self._arrived)
         try:
@@ -124,7 +116,7 @@ class Client:
         """Publishes a question and returns its id once the brokers have it. `question`: see
         `QuestionArgs`.
 
-        `deadline_s`: seconds from now after which nobody wants the answer. Raises `RecordError`,
+        `deadline_s`: seconds from now after which the answer is useless. Raises `RecordError`,
         `RecordTooLarge`, `PublishError`.
         """
         record = self._record(text, deadline_s, question)
@@ -146,17 +138,13 @@ class Client:
         deadline_s: float | None = None,
         **question: Unpack[QuestionArgs],
     ) -> str:
-        """As `publish`, but returns before the brokers have the question; `flush` tells what became
-        of it.
-        """
+        """As `publish`, but does not wait for the brokers; `flush` reports errors."""
         record = self._record(text, deadline_s, question)
         self._opened(self._publisher).send(record, self._delivered)
         return record.query_id
 
     async def flush(self, timeout_s: float = 30.0) -> None:
-        """Waits until all that was published is acknowledged. Raises `PublishError` when something
-        was not.
-        """
+        """Waits until every question is acknowledged. Raises `PublishError` if one is not."""
         publisher = self._opened(self._publisher)
         waiting = await asyncio.to_thread(publisher.flush, timeout_s)
         with self._lock:
@@ -180,12 +168,11 @@ class Client:
         timeout_s: float | None = None,
         **question: Unpack[QuestionArgs],
     ) -> Answer:
-        """Publishes a question and returns its own terminal answer, whatever its status
-        (`raise_for_status` is strict).
+        """Publishes a question and returns its terminal answer, of any status.
 
-        `timeout_s` also travels as the deadline, so that services drop what comes too late.
-        Arguments as for `publish`. Raises `AnswerTimeout`, `PublishError`, `RecordError`,
-        `RecordTooLarge`; `RetryableError` beyond `client.asks_max`.
+        `timeout_s` is also the deadline, so services drop the query when it is late. Arguments as
+        for `publish`. Raises `AnswerTimeout`, `PublishError`, `RecordError`, `RecordTooLarge`;
+        `RetryableError` beyond `client.asks_max`. See `raise_for_status`.
         """
         async with aclosing(self._events(text, timeout_s, question, stream=False)) as events:
             async for event in events:
@@ -200,11 +187,10 @@ class Client:
         timeout_s: float | None = None,
         **question: Unpack[QuestionArgs],
     ) -> AsyncGenerator[PartialAnswer | Answer, None]:
-        """As `ask`, yielding pieces of the answer as they are written, and the terminal answer
-        last.
+        """As `ask`, but yields pieces of the answer as they are written, then the answer.
 
-        Pieces are best effort: some or all may be missing. A piece with another `generation_id`
-        than the one before discards the text so far. Only the terminal answer counts.
+        Pieces are best effort: some or all may be missing. A piece with a new `generation_id`
+        discards the text so far. Only the terminal answer counts.
         """
         await asyncio.to_thread(self._opened(self._reader).follow_partials)
         async with aclosing(self._events(text, timeout_s, question, stream=True)) as events:
@@ -276,16 +262,14 @@ class Client:
             return ticket
 
     def _delivered(self, place: Place | None, error: PublishError | None) -> None:
-        """The brokers' word on a question of `publish_nowait`; called from the publisher's
-        thread.
-        """
+        """Notes the acknowledgement of `publish_nowait`, on the publisher's thread."""
         if error is not None:
             with self._lock:
                 self._lost_count += 1
                 self._lost_first = self._lost_first or error
 
     def _placed(self, ticket: Ticket, place: Place | None, error: PublishError | None) -> None:
-        """The brokers' word on a question; called from the publisher's thread."""
+        """Notes the acknowledgement of a question, on the publisher's thread."""
         with self._lock:
             ask = self._asks.get(ticket)
             if ask is None:
@@ -296,12 +280,10 @@ class Client:
             ask.put(event)
 
     def _arrived(self, topic: str, key: bytes, value: bytes, headers: Headers) -> None:
-        """A record of the answers' topics; called from the reader's thread. Most are somebody
-        else's: the key tells.
-        """
+        """Takes a record of an answers' topic, on the reader's thread. Most have other keys."""
         query_id = key.decode(errors="replace")
         with self._lock:
-            if not self._expected.wants(query_id):
+            if not self._expected.expects(query_id):
                 return
         record: Answer | PartialAnswer
         try:
@@ -343,8 +325,6 @@ def _call(
     function: Callable[[PublishError | None], None],
     error: PublishError | None,
 ) -> None:
-    """Calls `function` in its event loop, from another thread; a loop that is closed wants nothing
-    any more.
-    """
+    """Calls `function` on `loop` from another thread, unless the loop is closed."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(function, error)

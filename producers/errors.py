@@ -1,6 +1,4 @@
-"""What can go wrong between a caller and the log, in words: each error says what it means and what
-to do.
-"""
+"""The errors of the client; each message says what happened and what to do."""
 
 from __future__ import annotations
 
@@ -9,9 +7,7 @@ from schemas.answer import Answer
 
 
 class AnswerTimeout(RetryableError):
-    """The answer did not come in time. The question is published and may still be answered;
-    `query_id` names it.
-    """
+    """No answer came in time. The question is published, and may still be answered."""
 
     def __init__(
         self,
@@ -24,7 +20,7 @@ class AnswerTimeout(RetryableError):
         where = (
             f"partition {partition}, offset {offset}"
             if offset is not None
-            else "its place not yet acknowledged"
+            else "not acknowledged yet"
         )
         super().__init__(
             f"no answer to query {query_id} within {timeout_s:g} s. The question is in "
@@ -37,13 +33,11 @@ class AnswerTimeout(RetryableError):
 
 
 class PublishError(RetryableError):
-    """The brokers did not take a question: it is not in the log, and publishing again makes no
-    duplicate answer.
-    """
+    """The brokers did not acknowledge a question; to publish it again gives no second answer."""
 
 
 class RecordTooLarge(CarpoolError):
-    """The question is over the limit, and was not sent."""
+    """The question is larger than the limit, and was not sent."""
 
     def __init__(self, size_bytes: int, bytes_max: int) -> None:
         super().__init__(
@@ -55,9 +49,7 @@ class RecordTooLarge(CarpoolError):
 
 
 class AnswerFailed(CarpoolError):
-    """The terminal answer is not `ok`; `answer` is the record, `retryable` whether asking again may
-    help.
-    """
+    """The terminal answer is not `ok`. `retryable`: whether another try may help."""
 
     def __init__(self, answer: Answer) -> None:
         why = answer.error.message if answer.error is not None else "no reason was given"
@@ -67,7 +59,7 @@ class AnswerFailed(CarpoolError):
 
 
 def raise_for_status(answer: Answer) -> Answer:
-    """Returns an `ok` or `partial` answer as it is. Raises `AnswerFailed` for any other."""
+    """Returns an `ok` or `partial` answer. Raises `AnswerFailed` for any other."""
     if answer.status not in ("ok", "partial"):
         raise AnswerFailed(answer)
     return answer

@@ -1,6 +1,4 @@
-"""Writing questions to the topic of their priority class over librdkafka, with the broker's
-acknowledgement for each.
-"""
+"""Publishes questions with librdkafka, and reports the acknowledgement of each."""
 
 from __future__ import annotations
 
@@ -17,18 +15,14 @@ from producers.errors import PublishError
 from producers.settings import ClientSettings
 
 LOGGER = logging.getLogger("carpool.client")
-LOGGER.addHandler(
-    logging.NullHandler()
-)  # librdkafka's log lines go where the application sends them, or nowhere
+LOGGER.addHandler(logging.NullHandler())  # the application decides about librdkafka's log lines
 
 Placed = Callable[["Place | None", PublishError | None], None]
 Place = tuple[int, int]
 
 
 class Publisher:
-    """A Kafka producer of questions. Thread-safe. A thread of its own serves acknowledgements,
-    which call `on_placed`.
-    """
+    """A Kafka producer of questions. Thread-safe. Its thread calls `on_placed`."""
 
     def __init__(self, kafka: KafkaSettings, client: ClientSettings) -> None:
         self._producer = confluent_kafka.Producer(
@@ -45,9 +39,10 @@ class Publisher:
         self._thread.start()
 
     def send(self, record: QueryRecord, on_placed: Placed) -> None:
-        """Queues a question; does not block. `on_placed` is called once, from another thread, with
-        the record's partition and offset (None: the broker did not tell), or with the error. Raises
-        `PublishError` when the queue is full.
+        """Queues a question; does not block. Raises `PublishError` when the queue is full.
+
+        `on_placed` is called once, from another thread, with partition and offset of the record
+        (None: the broker did not say), or with the error.
         """
 
         def delivered(
@@ -74,8 +69,8 @@ class Publisher:
             )
         except BufferError:
             raise PublishError(
-                "the queue of unsent questions is full: the brokers take them more slowly than "
-                "they come. Nothing was sent; send more slowly, or raise client.queue_kib"
+                "the queue of unsent questions is full: they are published faster than the brokers "
+                "take them. This one was not sent; send more slowly, or raise client.queue_kib"
             ) from None
         except confluent_kafka.KafkaException as error:
             raise _publish_error(error.args[0]) from error
@@ -103,8 +98,8 @@ class Publisher:
 def _publish_error(error: confluent_kafka.KafkaError) -> PublishError:
     if error.fatal():
         return PublishError(
-            f"the Kafka producer cannot go on ({error.str()}): was the broker started anew? Open a "
-            "new client."
+            f"the Kafka producer failed ({error.str()}), perhaps because the broker lost its data: "
+            "open a new client."
         )
     return PublishError(
         f"the brokers did not take the question ({error.str()}): it is not known to be in its "

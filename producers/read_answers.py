@@ -1,9 +1,7 @@
-"""Reading answers without a consumer group: every partition is assigned, from the end as it was
-before the question.
+"""Reads answers without a consumer group: all partitions, from their end before the question.
 
-A consumer group would hand partitions to whoever joins, so an asker could lose the one that holds
-its answer. Here each client reads all partitions for itself; rebalances do not exist. Its cost is
-that each client receives every answer, of which it decodes only its own.
+In a consumer group, a rebalance could take away the partition of an awaited answer. The cost: each
+client receives every answer, and decodes only its own.
 """
 
 from __future__ import annotations
@@ -25,16 +23,13 @@ from schemas.record import Headers
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES
 
 Arrived = Callable[[str, bytes, bytes, Headers], None]
-"""Called with topic, key, value and headers of every record read, from the reader's thread."""
-
+"""Called with topic, key, value and headers of every record, on the reader's thread."""
 
 POLL_S = 0.05
 
 
 class AnswerReader:
-    """A librdkafka consumer of `rag.answers.v1`, and of `rag.answers.partial.v1` once somebody asks
-    for streaming.
-    """
+    """Reads `rag.answers.v1`, and `rag.answers.partial.v1` from the first `ask_stream` on."""
 
     def __init__(self, kafka: KafkaSettings, client: ClientSettings, arrived: Arrived) -> None:
         self._kafka = kafka
@@ -63,10 +58,9 @@ class AnswerReader:
         self._thread = threading.Thread(target=self._serve, name="carpool-answers", daemon=True)
 
     def start(self) -> None:
-        """Checks that brokers and topics are there, and begins to read at the end of
-        `rag.answers.v1`. Blocks.
+        """Begins to read at the end of `rag.answers.v1`. Blocks.
 
-        Raises `ConfigError`.
+        Raises `ConfigError` without a broker, or if a topic is missing.
         """
         try:
             self._partitions = self._topics()
@@ -75,9 +69,8 @@ class AnswerReader:
             ]
             if missing:
                 raise ConfigError(
-                    f"{self._kafka.bootstrap} has no topic {', '.join(missing)}: nothing can be "
-                    "asked here yet. Make the topics"
-                    " with `carpool topics create`, or start everything with `carpool up`."
+                    f"{self._kafka.bootstrap} has no topic {', '.join(missing)}. Make the topics "
+                    "with `carpool topics create`, or start everything with `carpool up`."
                 )
             self._follow(ANSWERS.name)
         except BaseException:
@@ -86,14 +79,12 @@ class AnswerReader:
         self._thread.start()
 
     def follow_partials(self) -> None:
-        """Begins to read partial answers too, from their end as it is now; where their topic does
-        not exist, nothing.
+        """Begins to read partial answers too, from their end, if their topic exists.
 
-        Thread-safe. Blocks at the first call. Raises `ConfigError`.
+        Thread-safe. The first call blocks. Raises `ConfigError`.
         """
         if PARTIAL_ANSWERS.name in self._partitions and PARTIAL_ANSWERS.name not in self._followed:
-            # Calls of one consumer wait for each other, and a poll follows a poll: only the
-            # reader's thread may make them.
+            # The reader's thread makes all calls: another thread would wait for its polls.
             done: Future[None] = Future()
             self._follows.put(done)
             done.result(

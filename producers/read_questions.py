@@ -1,6 +1,4 @@
-"""Questions out of files: JSON lines (`id`, `text`), gzip or not, and vectors from `.npy` without
-NumPy.
-"""
+"""Reads questions from files (JSON lines or plain text), and vectors from `.npy` without NumPy."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ _NPY_MAGIC = b"\x93NUMPY"
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a file of questions. `at_ms`: when it was asked, for a recorded load. Other fields
-    are ignored.
-    """
+    """One row of a file of questions. `at_ms`: its time in a recorded load."""
 
     id: str | int | None = None
     text: str | None = None
@@ -33,10 +29,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_questions(path: Path, limit: int | None = None) -> tuple[Question, ...]:
-    """Returns the questions of a file: `.jsonl` or `.jsonl.gz` with `text` and perhaps `id`, or
-    plain text, one a line.
+    """Returns the questions of a file: JSON lines with `text`, or plain text lines; perhaps gzip.
 
-    Blank lines are passed over. Raises `ConfigError` that names the line.
+    Blank lines are ignored. Raises `ConfigError` that names the line.
     """
     decoder = msgspec.json.Decoder(Question)
     is_json = path.name.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson"))
@@ -60,7 +55,7 @@ def read_questions(path: Path, limit: int | None = None) -> tuple[Question, ...]
     except (OSError, EOFError) as error:
         raise ConfigError(f"cannot read questions from {path}: {error}") from error
     if not questions:
-        raise ConfigError(f"{path} holds no question")
+        raise ConfigError(f"{path} has no question")
     return tuple(questions)
 
 
@@ -69,11 +64,10 @@ def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 
 class NpyRows(Sequence[bytes]):
-    """The rows of a `.npy` file, (rows, dim) float16, float32 or float64 in C order, each as
-    little-endian float32 bytes.
+    """The rows of a `.npy` file as little-endian float32 bytes.
 
-    The file is mapped, not read: a row costs what it holds. Raises `ConfigError` when the file is
-    something else.
+    The file is (rows, dim) float16, float32 or float64 in C order. It is mapped into memory. Raises
+    `ConfigError` for any other file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +84,7 @@ class NpyRows(Sequence[bytes]):
         shape, dtype = _SHAPE.search(header), _DTYPE.search(header)
         if shape is None or dtype is None or "'fortran_order': False" not in header:
             raise ConfigError(
-                f"{path} must hold (rows, dim) little-endian floats in C order; its header is "
+                f"{path} must contain (rows, dim) little-endian floats in C order; its header is "
                 f"{header.strip()}"
             )
         self._rows, self.dim = int(shape[1]), int(shape[2])
@@ -99,7 +93,7 @@ class NpyRows(Sequence[bytes]):
         self._start = 8 + width + header_size
         if len(self._bytes) < self._start + self._rows * self.dim * self._item_size:
             raise ConfigError(
-                f"{path} is cut short: its header promises {self._rows} rows of {self.dim}"
+                f"{path} is truncated: its header says {self._rows} rows of {self.dim}"
             )
 
     def __len__(self) -> int:
@@ -107,9 +101,7 @@ class NpyRows(Sequence[bytes]):
         return self._rows
 
     def __getitem__(self, index: int) -> bytes:  # type: ignore[override]
-        """Returns row `index` as `4 * dim` bytes of little-endian float32. Raises `IndexError` past
-        the end.
-        """
+        """Returns row `index` as `4 * dim` bytes. Raises `IndexError` after the end."""
         if not 0 <= index < self._rows:
             raise IndexError(index)
         size = self.dim * self._item_size
@@ -128,9 +120,7 @@ class NpyRows(Sequence[bytes]):
 def with_vectors(
     questions: Sequence[Question], vectors: NpyRows, *, keep_text: bool = True
 ) -> tuple[Question, ...]:
-    """Returns the questions, each with the vector of its row. Raises `ConfigError` when there are
-    fewer rows.
-    """
+    """Returns the questions with the vectors of their rows. Raises `ConfigError` for too few."""
     if len(vectors) < len(questions):
         raise ConfigError(
             f"there are {len(questions)} questions but only {len(vectors)} vectors; rows must match"

@@ -1,6 +1,4 @@
-"""The load generator: questions sent at their intended times, whether or not earlier ones were
-answered.
-"""
+"""The load generator: sends questions at given times, whether or not earlier ones were answered."""
 
 from __future__ import annotations
 
@@ -19,12 +17,12 @@ from producers.errors import PublishError
 from producers.publish_queries import Place, Placed
 from producers.read_questions import Question
 
-TURN_S = 0.1
-"""Longest sleep: how soon a stop is noticed and progress told."""
+SLEEP_S_MAX = 0.1
+"""Longest sleep, so that a stop is noticed and progress reported."""
 
 
 class QuestionSender(Protocol):
-    """What a load needs of a publisher."""
+    """The part of a publisher that a load needs."""
 
     def send(self, record: QueryRecord, on_placed: Placed) -> None:
         """Queues a record; raises `PublishError` when it cannot."""
@@ -36,9 +34,7 @@ class QuestionSender(Protocol):
 
 
 class SentQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """One question that was sent, in epoch microseconds. Latency counts from `intended_us`, not
-    from when we got to it.
-    """
+    """One question that was sent. Times are epoch microseconds; latency is from `intended_us`."""
 
     query_id: str
     row: int
@@ -47,7 +43,7 @@ class SentQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A load so far. `behind_us`: how late the last question left."""
+    """A load so far. `behind_us`: how late the last question was sent."""
 
     sent: int
     acknowledged: int
@@ -57,8 +53,10 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a load. `behind_ms_max`: the latest that a question left; when it is large,
-    this machine was too slow to offer the rate. `run_id` begins the id of each question.
+    """The result of a load. `run_id` begins the id of each question.
+
+    `behind_ms_max`: the largest delay of a question. If it is large, this machine was too slow for
+    the rate.
     """
 
     run_id: str
@@ -73,10 +71,10 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to send besides the questions' text and vectors.
+    """The fields of questions besides text and vector.
 
     `deadline_s` counts from the intended time. `keep_ids` publishes the ids of the file; otherwise
-    each question gets an id of its own, so that rows which are sent again are told apart.
+    each question gets a new id, so rows that are sent again differ.
     """
 
     embedding_model: str | None = None
@@ -90,7 +88,7 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Acknowledgements:
-    """What the brokers said so far. Thread-safe."""
+    """The acknowledgements so far. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -126,8 +124,8 @@ def run_load(
 ) -> LoadSummary:
     """Sends `questions`, over and over, at `times_us`; returns when all are acknowledged.
 
-    Blocks. A question that cannot be sent is counted, never retried, and never holds up the next.
-    Callbacks come from the calling thread.
+    Blocks. `times_us`: see `producers.arrival_times`. A question that cannot be sent is counted and
+    not retried. Callbacks come from the calling thread.
     """
     run_id = plan.run_id or uuid.uuid4().hex[:8]
     acknowledgements = _Acknowledgements()
@@ -146,8 +144,8 @@ def run_load(
     for number, at_us in enumerate(times_us):
         intended_us = start_us + at_us
         while (wait_us := intended_us - clock.now_us()) > 0 and not is_stopped():
-            sleep(min(wait_us / 1_000_000, TURN_S))
-            if on_progress is not None and wait_us / 1_000_000 > TURN_S:
+            sleep(min(wait_us / 1_000_000, SLEEP_S_MAX))
+            if on_progress is not None and wait_us / 1_000_000 > SLEEP_S_MAX:
                 on_progress(progress())
         if is_stopped():
             break

@@ -64,12 +64,12 @@ def test_an_answer_without_a_source_goes_to_all_who_asked_under_its_id() -> None
     assert waiting.answered(answer("q")) == tickets
 
 
-def test_what_is_forgotten_is_not_wanted_and_may_be_forgotten_again() -> None:
+def test_what_is_forgotten_is_not_expected_and_may_be_forgotten_again() -> None:
     waiting = ExpectedAnswers()
     ticket = waiting.expect("q")
     waiting.forget(ticket)
     waiting.forget(ticket)
-    assert not waiting.wants("q")
+    assert not waiting.expects("q")
     assert waiting.placed(ticket, (0, 0)) is None
     assert len(waiting) == 0
     waiting.check_integrity()

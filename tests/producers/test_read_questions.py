@@ -39,7 +39,7 @@ def test_questions_come_out_of_json_lines_gzip_and_plain_text(tmp_path: Path) ->
         (b'{"text": "ok?"}\n\n{"text": 3}\n', ":3: not a question"),
         (b"nonsense\n", ":1: not a question"),
         (b'{"text": "\xff"}\n', ":1: not a question"),
-        (b"\n\n", "holds no question"),
+        (b"\n\n", "has no question"),
     ],
 )
 def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, content: bytes, what: str) -> None:
