@@ -87,6 +87,15 @@ def test_the_reference_covers_all_settings_and_describes_each() -> None:
     assert [name for name, description in entries if description.startswith("`CARPOOL_")] == []
 
 
+def test_every_command_and_metric_says_what_it_does() -> None:
+    generate = reference()
+    from cli.main import app
+
+    assert [name for name, command in generate.commands(app, "carpool") if not command.help] == []
+    lines = generate.pages()["metrics.md"].splitlines()
+    assert [line for line in lines if line.startswith("- ") and line.endswith("):")] == []
+
+
 def test_every_header_that_the_code_names_has_an_entry() -> None:
     literal = re.compile(r'"((?:rag-[a-z-]+|ce_[a-z]+|rag\.errors\.[a-z.]+))"')
     named = {
