@@ -145,6 +145,11 @@ class ClusterCache:
             assert self._memory.residents() >= self._planner.residents()
             assert self._memory.used_bytes <= self._planner.used_bytes
 
+    def is_reading(self) -> bool:
+        """Whether a cluster is being read."""
+        with self._changed:
+            return self._planner.reading_bytes > 0 and not self._is_stopped
+
     def stop(self) -> None:
         """Ends a query that waits; nothing is read from now on. Does not block."""
         with self._changed:

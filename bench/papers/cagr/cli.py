@@ -1,6 +1,4 @@
-"""The options of `carpool bench figure`. Light to import: the work is in
-`bench.papers.cagr.command`.
-"""
+"""The options of `carpool bench figure`."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.core.options import DataOption
+from bench.core.options import DataOption, SeedOption
 
 QUERIES = {2: 250}
 QUERIES_ELSE = 400
@@ -40,98 +38,53 @@ def figure(
         typer.Option(
             "--queries",
             min=3,
-            help="Questions measured in each run, fewer where there are fewer. Default: 400, "
-            "Figure 2: 250.",
+            help="Questions measured in each run, at most. Default: 400, Figure 2: 250.",
             show_default=False,
         ),
     ] = None,
     warm_up_s: Annotated[
         float,
-        typer.Option(
-            "--warm-up-s", min=0, help="Other questions are asked for so long before each run."
-        ),
+        typer.Option("--warm-up-s", min=0, help="Seconds of other questions before each run."),
     ] = 60.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the sizes of the batches.")] = 0,
-    for_s: Annotated[
-        float | None,
-        typer.Option(
-            "--for-s",
-            min=0,
-            help="Begin no further run after so long; the same command goes on. Default: all of "
-            "them.",
-            show_default=False,
-        ),
-    ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Make also those runs again that are in --out.")
-    ] = False,
+    seed: SeedOption = 0,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder for the JSON of figures and runs.")
+        Path,
+        typer.Option("--out", metavar="DIR", help="Folder for figures and runs: JSON and PNG."),
     ] = Path("bench-results/figures"),
-    png: Annotated[
-        Path | None,
-        typer.Option(
-            "--png",
-            metavar="DIR",
-            help="Folder for the picture. Default: as --out.",
-            show_default=False,
-        ),
-    ] = None,
-    plot_only: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot-only",
-            metavar="FILE.json",
-            help="Only draw what a run has left.",
-            show_default=False,
-        ),
-    ] = None,
 ) -> None:
-    """A figure of CaGR-RAG, measured here: the paper's algorithms by its settings and clock, then
-    ours.
+    """A figure of CaGR-RAG, measured here: the paper's algorithms by its settings and clock.
 
     Real questions as text, embedded one by one, in batches of a random size from 20 to 100, nlist
     100, nprobe 10, a cache of 40 clusters (Figure 2: 50, nprobe 10 to 40), theta 0.5, after a
-    minute of warm-up.
+    minute of warm-up. Carpool is measured beside them.
 
     \b
     1  overlap of the clusters of questions      5  bytes, hits and latency of queries 250 to 300
     2  latency by nprobe; hits and latency       6  latency of three datasets
     4  hits of queries 100 to 200                7  grouping and prefetching by theta
 
-    \b query   the paper's clock: from encoding a query to its top-k; what others wait for meanwhile
-    is not in it batch   the asker's clock: from the arrival of the batch to the top-k
+    \b
+    query   the paper's clock: from encoding a query to its top-k, without waiting for others
+    batch   the asker's clock: from the arrival of the batch to the top-k
 
-    Each run takes about two minutes, and figures share runs (4, 5 and 6 all, 7 some): what is in
-    --out is not made again. Ends with 1 when the kernel's count of bytes differs from ours.
+    Each run takes about two minutes, and figures share runs (4, 5 and 6 all, 7 some): a run that is
+    in --out is not made again. Ends with 1 when the kernel's count of bytes differs from ours.
     docs/figures/ says what differs from the paper.
 
     Example:  carpool bench figure 6 --index my-index --data DATA
     """
     from bench.papers.cagr import command
-    from bench.papers.cagr.plan import NUMBERS, Load
+    from bench.papers.cagr.plan import NUMBERS, FigureLoad
 
-    if plot_only is not None:
-        command.redraw(plot_only, png)
-        return
     if number not in NUMBERS:
         raise typer.BadParameter("which figure? Name 1, 2, 4, 5, 6 or 7")
     if index is None:
         raise typer.BadParameter(
             "name the index to search with --index DIR; carpool index build makes one"
         )
-    wishes = command.Wishes(
-        figure=number,
-        index=index,
-        data=data,
-        model=model,
-        out=out,
-        png=png,
-        load=Load(
-            queries=queries or QUERIES.get(number, QUERIES_ELSE), warm_up_s=warm_up_s, seed=seed
-        ),
-        for_s=for_s,
-        again=again,
+    load = FigureLoad(
+        queries=queries or QUERIES.get(number, QUERIES_ELSE), warm_up_s=warm_up_s, seed=seed
     )
-    if not command.figure(wishes):
+    options = command.FigureOptions(figure=number, index=index, model=model, out=out, load=load)
+    if not command.figure(data, options):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""What a run measured: arrays by query in the order of arrival, and what is computed from them."""
+"""What a run measured: arrays by query in the order of arrival, and figures from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from bench.core.machine import Machine, Revision
 from bench.core.spread import Spread, spread
 from bench.papers.cagr.plan import RunSpec
 
-SCHEMA_VERSION = 1
 BYTES_OFF_MAX_SHARE = 0.02
 BYTES_OFF_MAX = 4 << 20
 
@@ -23,12 +22,11 @@ Floats = npt.NDArray[np.float64]
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """A value for each query, query 1 first.
 
-    `batch`: which batch it came in; `group`: which group of the run. `encode_us`: embedding and
-    probing it, alone; `load_us`, `search_us`: waiting for reads and scoring, from the beginning of
-    its own search; meaningless for `carpool`, which searches all queries of a batch at once.
-    `batch_us`: from the arrival of its batch to its result. `hits`: of its clusters, those in
-    memory when its turn came. `read_bytes`: of the clusters that were read for its sake;
-    `probed_bytes`: of all its clusters.
+    `batch`, `group`: their numbers. `encode_us`: embedding and probing it alone; `load_us`,
+    `search_us`: waiting for reads and scoring, from the start of its own search; meaningless for
+    `carpool`, which searches all queries of a batch together. `batch_us`: from the arrival of its
+    batch to its result. `hits`: its clusters in memory when its search began. `read_bytes`: of
+    clusters read because of it; `probed_bytes`: of all its clusters.
     """
 
     batch: Ints
@@ -42,49 +40,37 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     probed_bytes: Ints
 
     def query_ms(self) -> Floats:
-        """The paper's clock, section 4.1: from encoding the query to its top-k. What others wait
-        for is not in it.
-        """
-        total_us = np.array([self.encode_us, self.load_us, self.search_us], dtype=np.float64).sum(
-            axis=0
-        )
-        return np.asarray(total_us / 1e3, dtype=np.float64)
+        """The paper's clock, section 4.1: from encoding the query to its top-k."""
+        total_us = np.array([self.encode_us, self.load_us, self.search_us], dtype=np.float64)
+        return np.asarray(total_us.sum(axis=0) / 1e3, dtype=np.float64)
 
     def batch_ms(self) -> Floats:
-        """The asker's clock: from the arrival of the batch to the query's top-k; encoding,
-        grouping, waiting included.
-        """
+        """The asker's clock: from the arrival of the batch to the query's top-k."""
         return np.array(self.batch_us) / 1e3
 
     def hit_shares(self, nprobe: int) -> Floats:
-        """The share of its clusters that each query found in memory: the paper's cache hit
-        ratio.
-        """
+        """The share of its clusters that each query found in memory: the cache hit ratio."""
         return np.array(self.hits) / nprobe
 
     def unread_shares(self) -> Floats:
-        """The share of its clusters' bytes that no read for its sake brought: in memory, or read
-        for another one.
-        """
-        read, probed = (
-            np.array(self.read_bytes, dtype=np.float64),
-            np.array(self.probed_bytes, dtype=np.float64),
-        )
-        return np.asarray(1 - read / probed, dtype=np.float64)
+        """The share of its clusters' bytes in memory, or read because of another query."""
+        shares = 1 - np.array(self.read_bytes) / np.array(self.probed_bytes)
+        return np.asarray(shares, dtype=np.float64)
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
+class RunTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Of the measured part. `bytes_read` by our count, `kernel_bytes` by the kernel's.
-    `held_bytes`: in memory, mean and most, looked at after each query. `prefetch_us`: between
-    groups, on no query's own clock. `grouping_us`: of all batches.
+
+    `used_bytes`: in memory after each query. `prefetch_us`: between groups, on no query's own
+    clock. `grouping_us`: of all batches.
     """
 
     duration_us: int
     bytes_read: int
     prefetched_bytes: int
     kernel_bytes: int
-    held_bytes: int
-    held_bytes_max: int
+    used_bytes_mean: int
+    used_bytes_max: int
     prefetch_us: int
     grouping_us: int
     groups: int
@@ -98,10 +84,9 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
         return off <= max(BYTES_OFF_MAX, BYTES_OFF_MAX_SHARE * self.bytes_read)
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, where and on what it was made. `limit`: what the cache held at most."""
+class FigureRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, and where it was made. `limit`: of the cache."""
 
-    schema_version: int
     spec: RunSpec
     index_version: str
     limit: str
@@ -109,7 +94,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     revision: Revision | None
     batch_sizes: Ints
-    totals: Totals
+    totals: RunTotals
     series: Series
 
     @property
@@ -119,7 +104,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def query_ms(self) -> Spread | None:
-        """The spread on the paper's clock, None where a query has no time of its own."""
+        """The spread on the paper's clock; None for `carpool`, whose queries share their time."""
         return None if self.spec.method == "carpool" else spread(self.series.query_ms())
 
     @property
@@ -129,9 +114,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def encode_ms(self) -> float:
-        """The mean time of embedding and probing a query alone: a query's on both clocks, a batch's
-        on the asker's.
-        """
+        """The mean time of embedding and probing a query alone."""
         return float(np.mean(self.series.encode_us)) / 1e3
 
     @property
@@ -141,7 +124,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mb_a_query(self) -> float:
-        """MB read off the disk a query, for whatever reason."""
+        """MB read from disk a query, prefetches included."""
         return self.totals.bytes_read / self.queries / 1e6
 
     @property

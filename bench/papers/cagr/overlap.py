@@ -1,6 +1,4 @@
-"""Figure 1: how much the clusters of one question are those of another; and what a batch of them
-shares in all. Pure.
-"""
+"""Figure 1: which clusters two questions share, and what a batch shares in total. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import msgspec
 import numpy as np
 
 from bench.data.oracles import Int32
-from bench.papers.cagr.plan import Dataset, PaperSettings
+from bench.papers.cagr.plan import FigureDataset, PaperSettings
 from grouper.plan.grouping import grouping_policy
 from grouper.plan.jaccard import jaccard_matrix
 from grouper.plan.order import group_order
@@ -18,9 +16,9 @@ SHOWN = 20
 BATCHES = (20, 40, 60, 80, 100)
 
 
-class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over whole batches of `batch` questions. `reads_alone`: clusters they probe, each
-    question for itself; `distinct`: clusters they probe together; `groups`: of Algorithm 1.
+class BatchSharing(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over batches of `batch` questions. `reads_alone`: probes of all questions; `distinct`:
+    different clusters among them; `groups`: of Algorithm 1.
     """
 
     batch: int
@@ -30,28 +28,25 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
-    """Overlaps of the questions of a dataset, as Jaccard indexes (Eq. 2). `shown`: the first
-    questions with each other.
+    """Jaccard indexes (Eq. 2) of the questions of a dataset. `shown`: of the first questions.
 
-    `adjacent`, `any_pair`: means over questions that follow each other, and over all pairs of a
-    batch of 100. `best`: the mean of each question with the one that is most like it in that batch;
-    `over_60`: the share whose best is over 0.6.
+    `adjacent`, `any_pair`: means over consecutive questions, and over all pairs of a batch of 100.
+    `best`: the mean of each question with the most similar one of its batch; `over_60`: the share
+    whose best is over 0.6.
     """
 
-    dataset: Dataset
+    dataset: FigureDataset
     questions: int
     shown: tuple[tuple[float, ...], ...]
     adjacent: float
     any_pair: float
     best: float
     over_60: float
-    shared: tuple[Shared, ...]
+    shared: tuple[BatchSharing, ...]
 
 
-def overlap_of(dataset: Dataset, probes: Int32, settings: PaperSettings) -> Overlap:
-    """Returns the overlaps. `probes`: (questions, nprobe) int32, at least as many questions as the
-    largest batch.
-    """
+def overlap_of(dataset: FigureDataset, probes: Int32, settings: PaperSettings) -> Overlap:
+    """Returns the overlaps. `probes`: (questions, nprobe) int32, one largest batch at least."""
     largest = max(BATCHES)
     if len(probes) < largest:
         raise ValueError(f"{len(probes)} questions do not make a batch of {largest}")
@@ -75,7 +70,7 @@ def _cut(probes: Int32, batch: int) -> list[Int32]:
     return [probes[at : at + batch] for at in range(0, len(probes) - batch + 1, batch)]
 
 
-def _shared(probes: Int32, batch: int, settings: PaperSettings) -> Shared:
+def _shared(probes: Int32, batch: int, settings: PaperSettings) -> BatchSharing:
     policy = grouping_policy(
         "greedy", jaccard_similarity_min=settings.similarity_min, linkage="single"
     )
@@ -85,7 +80,7 @@ def _shared(probes: Int32, batch: int, settings: PaperSettings) -> Shared:
         plan_groups(part.tolist(), before=(), deadlines=(), policy=policy, order=order)
         for part in parts
     ]
-    return Shared(
+    return BatchSharing(
         batch=batch,
         reads_alone=float(batch * probes.shape[1]),
         distinct=float(np.mean([len(np.unique(part)) for part in parts])),

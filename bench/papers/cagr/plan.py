@@ -7,9 +7,9 @@ from typing import Literal, get_args
 
 import msgspec
 
-Dataset = Literal["nq", "hotpotqa", "fever"]
-"""Whose questions are asked; the passages are those of the index."""
-DATASETS: tuple[Dataset, ...] = get_args(Dataset)
+FigureDataset = Literal["nq", "hotpotqa", "fever"]
+"""The questions; the passages are those of the index."""
+DATASETS: tuple[FigureDataset, ...] = get_args(FigureDataset)
 
 Method = Literal["edgerag", "cagr-qg", "cagr-qgp", "carpool"]
 """`edgerag`: query by query in order of arrival. `cagr-qg`: in groups. `cagr-qgp`: in groups, with
@@ -35,14 +35,13 @@ class PaperSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: one method over the questions of one dataset. Two specs that are equal need one run.
+    """One run: one method over the questions of one dataset.
 
-    `entries`: clusters that the cache holds; `carpool` gets the bytes of as many mean clusters
-    instead. `similarity_min`: the paper's theta, None where nothing is grouped. `queries`: measured
-    after `warm_up_s` of others.
+    `entries`: clusters in the cache; `carpool` gets the bytes of as many mean clusters.
+    `similarity_min`: the paper's theta, None without grouping.
     """
 
-    dataset: Dataset
+    dataset: FigureDataset
     method: Method
     nprobe: int
     entries: int
@@ -61,22 +60,20 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.dataset}-{self.method}{theta}-nprobe{self.nprobe}-entries{self.entries}"
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is asked. `queries`: measured in each run, fewer where a dataset has fewer."""
+class FigureLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is asked. `queries`: measured in each run, at most."""
 
     queries: int = 400
     warm_up_s: float = 60.0
     seed: int = 0
 
 
-def runs_of(figure: int, load: Load, settings: PaperSettings) -> tuple[RunSpec, ...]:
-    """Returns the runs that a figure shows, in the order in which they are made. None for Fig. 1:
-    nothing is searched there.
-    """
+def runs_of(figure: int, load: FigureLoad, settings: PaperSettings) -> tuple[RunSpec, ...]:
+    """Returns the runs that a figure shows. None for Fig. 1, which searches nothing."""
     return tuple(dict.fromkeys(_runs(figure, load, settings)))
 
 
-def _runs(figure: int, load: Load, settings: PaperSettings) -> Iterator[RunSpec]:
+def _runs(figure: int, load: FigureLoad, settings: PaperSettings) -> Iterator[RunSpec]:
     if figure == 2:
         for nprobe in settings.nprobes_fig2:
             yield _spec(
@@ -99,9 +96,9 @@ def _runs(figure: int, load: Load, settings: PaperSettings) -> Iterator[RunSpec]
 
 
 def _spec(
-    dataset: Dataset,
+    dataset: FigureDataset,
     method: Method,
-    load: Load,
+    load: FigureLoad,
     settings: PaperSettings,
     *,
     nprobe: int | None = None,

@@ -1,6 +1,4 @@
-"""The questions of a figure: real texts, which of them warm up, and how they are cut into
-batches.
-"""
+"""The questions of a figure: real texts to measure and to warm up with, in random batches."""
 
 from __future__ import annotations
 
@@ -11,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.data.evaluation import EvaluationData
-from bench.papers.cagr.plan import Dataset
+from bench.papers.cagr.plan import FigureDataset
 from carpool.errors import ConfigError
 
-FILES: dict[Dataset, str] = {
+FILES: dict[FigureDataset, str] = {
     "nq": "queries-nq",
     "hotpotqa": "queries-hotpotqa",
     "fever": "claims-fever",
@@ -22,20 +20,17 @@ FILES: dict[Dataset, str] = {
 WARM_UP_SHARE_MIN = 0.25
 
 
-class Questions(NamedTuple):
-    """Distinct texts. `measured` are asked once, in order: query 1 of a figure is the first of
-    them. `warm_up`: the others.
-    """
+class FigureQuestions(NamedTuple):
+    """Distinct texts. `measured`: asked once, in order; `warm_up`: the others."""
 
     measured: tuple[str, ...]
     warm_up: tuple[str, ...]
 
 
-def load_questions(data: EvaluationData, dataset: Dataset, queries: int) -> Questions:
-    """Returns the first `queries` distinct texts of a file to measure and the rest to warm up with,
-    at least a quarter of all.
+def load_questions(data: EvaluationData, dataset: FigureDataset, queries: int) -> FigureQuestions:
+    """Returns the first `queries` distinct texts to measure, the rest to warm up with.
 
-    Raises `ConfigError` where the file is missing or holds fewer than four.
+    The rest is at least a quarter. Raises `ConfigError` for a file that is missing or too small.
     """
     texts = tuple(
         dict.fromkeys(question.text for question in data.questions(FILES[dataset]) if question.text)
@@ -46,15 +41,13 @@ def load_questions(data: EvaluationData, dataset: Dataset, queries: int) -> Ques
             f"{FILES[dataset]} holds {len(texts)} questions: too few to measure with; name other "
             "--data"
         )
-    return Questions(texts[:count], texts[count:])
+    return FigureQuestions(texts[:count], texts[count:])
 
 
 def batches(
     texts: Sequence[str], *, batch_min: int, batch_max: int, rng: np.random.Generator
 ) -> Iterator[tuple[str, ...]]:
-    """Yields `texts` in batches of a random size, both bounds included (section 4.1, Traffic); the
-    last holds what is left.
-    """
+    """Yields `texts` in batches of a random size, both bounds included (section 4.1, Traffic)."""
     rest = iter(texts)
     while batch := tuple(islice(rest, int(rng.integers(batch_min, batch_max + 1)))):
         yield batch
@@ -63,7 +56,7 @@ def batches(
 def endless(
     texts: Sequence[str], *, batch_min: int, batch_max: int, rng: np.random.Generator
 ) -> Iterator[tuple[str, ...]]:
-    """Yields such batches for ever, from the start again when all were asked: for warming up."""
+    """Yields such batches without end, for warming up."""
     rest = cycle(texts)
     while True:
         yield tuple(islice(rest, int(rng.integers(batch_min, batch_max + 1))))

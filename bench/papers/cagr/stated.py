@@ -1,10 +1,8 @@
-"""The numbers that CaGR-RAG states in its text, by figure. What it only draws is not here: nothing
-is read off a picture.
-"""
+"""The numbers that CaGR-RAG states in its text, by figure. Nothing is read off a picture."""
 
 from __future__ import annotations
 
-from bench.papers.cagr.plan import Dataset
+from bench.papers.cagr.plan import FigureDataset
 
 STATED: dict[int, tuple[str, ...]] = {
     1: (
@@ -32,7 +30,7 @@ STATED: dict[int, tuple[str, ...]] = {
     ),
 }
 
-P99_MS: dict[Dataset, tuple[float, float]] = {
+P99_MS: dict[FigureDataset, tuple[float, float]] = {
     "nq": (936.0, 462.1),
     "hotpotqa": (1536.5, 744.5),
     "fever": (1287.0, 758.4),

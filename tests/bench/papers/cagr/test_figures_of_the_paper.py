@@ -1,10 +1,8 @@
-"""`carpool bench figure`: every figure from a tiny index, and what its runs say against dumb
-counts.
-"""
+"""`carpool bench figure`: every figure from a tiny index, and runs against simple counts."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -12,44 +10,38 @@ import msgspec
 import numpy as np
 import pytest
 
+from bench.core.progress import silent
 from bench.data.evaluation import find_data
-from bench.papers.cagr.command import Wishes, figure, redraw
-from bench.papers.cagr.outcome import Run
+from bench.papers.cagr.command import FigureOptions, figure, find_run
+from bench.papers.cagr.engine import open_engine_of
+from bench.papers.cagr.outcome import FigureRun
 from bench.papers.cagr.overlap import overlap_of
-from bench.papers.cagr.plan import NUMBERS, Load, PaperSettings, RunSpec, runs_of
-from bench.papers.cagr.questions import Questions, batches, endless, load_questions
-from bench.papers.cagr.report import FigureReport, RunStore, read_report
+from bench.papers.cagr.plan import NUMBERS, FigureLoad, PaperSettings, RunSpec, runs_of
+from bench.papers.cagr.questions import FigureQuestions, batches, endless, load_questions
 from bench.papers.cagr.run import make_run
+from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.index import open_index
 from carpool.embedding import EmbeddingSettings, load_embedder
 from carpool.errors import ConfigError
 from tests.bench.papers.cagr.conftest import MODEL, SMALL
 
-LOAD = Load(queries=30, warm_up_s=0.05, seed=0)
+LOAD = FigureLoad(queries=30, warm_up_s=0.05, seed=0)
 PNG = b"\x89PNG"
 
 
-def wishes(number: int, index_dir: Path, data_dir: Path, out: Path, **other: object) -> Wishes:
-    values: dict[str, object] = {
-        "load": LOAD,
-        "for_s": None,
-        "again": False,
-        "paper": SMALL,
-        "png": None,
-    }
-    return Wishes(
-        figure=number, index=index_dir, data=data_dir, model=MODEL, out=out, **(values | other)
-    )  # type: ignore[arg-type]
+def options(number: int, index_dir: Path, out: Path) -> FigureOptions:
+    return FigureOptions(
+        figure=number, index=index_dir, model=MODEL, out=out, load=LOAD, paper=SMALL
+    )
 
 
-def run(index_dir: Path, spec: RunSpec, texts: list[str], warm_up: list[str]) -> Run:
+def run(index_dir: Path, spec: RunSpec, texts: list[str], warm_up: list[str]) -> FigureRun:
     index = open_index(index_dir)
     try:
         embedder = load_embedder(EmbeddingSettings(model=MODEL))
-        return make_run(
-            spec, index, embedder, Questions(tuple(texts), tuple(warm_up)), lambda *_: None
-        )
+        questions = FigureQuestions(tuple(texts), tuple(warm_up))
+        return make_run(spec, index, embedder, questions, silent)
     finally:
         index.close()
 
@@ -62,74 +54,40 @@ def spec(**changes: object) -> RunSpec:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_every_figure_leaves_a_picture_and_a_json_from_which_alone_it_can_be_drawn(
-    number: int,
-    index_dir: Path,
-    data_dir: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
+def test_every_figure_leaves_a_picture_and_a_report(
+    number: int, index_dir: Path, data_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path_factory.getbasetemp() / "shared-runs"  # figures share runs
-    asked = wishes(number, index_dir, data_dir, out)
+    asked = options(number, index_dir, out)
     if number == 1:
-        asked = msgspec.structs.replace(asked, load=Load(queries=100, warm_up_s=0))
-    assert figure(asked)
-    report = read_report(out / f"figure-{number}.json")
-    assert len(report.runs) == len(runs_of(number, asked.load, SMALL))
+        load = FigureLoad(queries=100, warm_up_s=0)
+        asked = msgspec.structs.replace(asked, load=load)
+    assert figure(data_dir, asked)
+    report = msgspec.json.decode((out / f"figure-{number}.json").read_bytes())
+    assert len(report["results"]["runs"]) == len(runs_of(number, asked.load, SMALL))
+    assert report["machine"]["cores"] >= 1
+    assert report["index"]["nlist"] == 8
+    assert report["results"]["stated"]
     assert (out / f"figure-{number}.png").read_bytes().startswith(PNG)
-    assert report.machine.cores >= 1 and report.index.nlist == 8 and report.data and report.stated
-    if number != 5:
-        return  # drawing is slow, and one is enough
-    redraw(out / f"figure-{number}.json", tmp_path)
-    assert (tmp_path / f"figure-{number}.png").read_bytes() == (
-        out / f"figure-{number}.png"
-    ).read_bytes()
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out the picture, where a test is about runs."""
-    monkeypatch.setattr("bench.papers.cagr.command.draw", lambda report, path: None)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_run_that_is_there_is_not_made_again_unless_something_it_depends_on_changed(
-    index_dir: Path, data_dir: Path, tmp_path: Path
+def test_a_run_that_is_there_is_not_made_again_unless_a_setting_changed(
+    index_dir: Path, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def made() -> list[str]:
-        figure(wishes(5, index_dir, data_dir, tmp_path))
-        return [found.started for found in read_report(tmp_path / "figure-5.json").runs]
-
-    first = made()
-    store = RunStore(tmp_path)
-    report = read_report(tmp_path / "figure-5.json")
-    for name in (f"runs/{found.spec.name}.json" for found in report.runs):
-        kept = msgspec.json.decode((tmp_path / name).read_bytes(), type=Run)
-        (tmp_path / name).write_bytes(
-            msgspec.json.encode(msgspec.structs.replace(kept, started="earlier"))
-        )
-    assert made() == ["earlier"] * len(first)
-    version = report.index.index_version
-    assert store.find(report.runs[0].spec, version) is not None
-    assert store.find(report.runs[0].spec, "another index") is None
-    assert store.find(msgspec.structs.replace(report.runs[0].spec, queries=31), version) is None
-    figure(wishes(5, index_dir, data_dir, tmp_path, again=True))
-    assert "earlier" not in [
-        found.started for found in read_report(tmp_path / "figure-5.json").runs
-    ]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_figure_that_is_out_of_time_goes_on_where_it_was(
-    index_dir: Path, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for left in (2, 1):
-        assert figure(wishes(5, index_dir, data_dir, tmp_path, for_s=0.0))
-        assert f"{left} runs are left" in capsys.readouterr().err
-        assert not (tmp_path / "figure-5.json").exists()
-    assert figure(wishes(5, index_dir, data_dir, tmp_path, for_s=0.0))
-    assert len(read_report(tmp_path / "figure-5.json").runs) == 3
+    monkeypatch.setattr("bench.papers.cagr.command.draw", lambda results, path: None)
+    figure(data_dir, options(5, index_dir, tmp_path))
+    specs = runs_of(5, LOAD, SMALL)
+    for path in (tmp_path / "runs").iterdir():
+        kept = msgspec.json.decode(path.read_bytes(), type=FigureRun)
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(kept, started="earlier")))
+    figure(data_dir, options(5, index_dir, tmp_path))
+    report = msgspec.json.decode((tmp_path / "figure-5.json").read_bytes())
+    assert [each["started"] for each in report["results"]["runs"]] == ["earlier"] * len(specs)
+    version = report["index"]["index_version"]
+    assert find_run(tmp_path, specs[0], version) is not None
+    assert find_run(tmp_path, specs[0], "another index") is None
+    assert find_run(tmp_path, msgspec.structs.replace(specs[0], queries=31), version) is None
 
 
 def test_edgerag_reads_what_a_dumb_cache_of_entries_reads(index_dir: Path, data_dir: Path) -> None:
@@ -148,19 +106,21 @@ def test_edgerag_reads_what_a_dumb_cache_of_entries_reads(index_dir: Path, data_
         [extent.size_bytes for extent in index.extents],
     )
     counts: Counter[int] = Counter()
-    held: set[int] = set()
+    resident: set[int] = set()
     hits, read = [], []
     for cluster in probes:
         counts[cluster] += 1
-        hits.append(int(cluster in held))
-        read.append(0 if cluster in held else sizes[cluster])
-        if cluster not in held and len(held) == 4:
-            held.remove(min(held, key=lambda other: (latency_us[other] * counts[other], other)))
-        held.add(cluster)
+        hits.append(int(cluster in resident))
+        read.append(0 if cluster in resident else sizes[cluster])
+        if cluster not in resident and len(resident) == 4:
+            resident.remove(
+                min(resident, key=lambda other: (latency_us[other] * counts[other], other))
+            )
+        resident.add(cluster)
     assert list(found.series.hits) == hits and 0 < sum(hits) < len(hits)
     assert list(found.series.read_bytes) == read
     assert found.totals.bytes_read == sum(read)
-    assert found.totals.held_bytes_max <= sum(sorted(sizes)[-4:]) + 8 * 4096
+    assert found.totals.used_bytes_max <= sum(sorted(sizes)[-4:]) + 8 * 4096
 
 
 def test_the_prefetch_between_groups_is_on_no_querys_clock_but_on_the_batchs(
@@ -243,12 +203,12 @@ def test_the_defaults_are_the_papers_settings() -> None:
     )
     assert max(paper.nprobes_fig2) == 40 and (paper.batch_min, paper.batch_max) == (20, 100)
     assert {min(paper.thetas_fig7), max(paper.thetas_fig7)} == {0.1, 0.9}
-    shared = set(runs_of(4, Load(), paper)) & set(runs_of(7, Load(), paper))
+    shared = set(runs_of(4, FigureLoad(), paper)) & set(runs_of(7, FigureLoad(), paper))
     assert {found.method for found in shared} == {"cagr-qgp", "carpool"}
     assert (
-        set(runs_of(5, Load(), paper))
-        < set(runs_of(4, Load(), paper))
-        == set(runs_of(6, Load(), paper))
+        set(runs_of(5, FigureLoad(), paper))
+        < set(runs_of(4, FigureLoad(), paper))
+        == set(runs_of(6, FigureLoad(), paper))
     )
 
 
@@ -274,39 +234,29 @@ def test_the_overlap_of_two_questions_is_that_of_their_sets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "data", "says"),
     [
-        ({"paper": PaperSettings()}, "name one of nlist 100"),
-        ({"model": "hashing:8"}, "another embedding model"),
-        ({"data": Path("nowhere")}, "there is no folder"),
+        ({"paper": PaperSettings()}, None, "name one of nlist 100"),
+        ({"model": "hashing:8"}, None, "another embedding model"),
+        ({}, Path("nowhere"), "there is no folder"),
     ],
 )
-def test_what_does_not_fit_is_told_before_anything_is_measured(
-    changes: dict[str, object], says: str, index_dir: Path, data_dir: Path, tmp_path: Path
+def test_options_that_do_not_fit_are_refused(
+    changes: dict[str, object],
+    data: Path | None,
+    says: str,
+    index_dir: Path,
+    data_dir: Path,
+    tmp_path: Path,
 ) -> None:
+    asked = msgspec.structs.replace(options(5, index_dir, tmp_path), **changes)
     with pytest.raises(ConfigError, match=says):
-        figure(msgspec.structs.replace(wishes(5, index_dir, data_dir, tmp_path), **changes))
+        figure(data or data_dir, asked)
 
 
-def test_an_index_without_a_profile_is_refused_by_edgerag(
-    index_dir: Path, data_dir: Path, tmp_path: Path
-) -> None:
+def test_an_index_without_a_profile_is_refused_by_edgerag(index_dir: Path) -> None:
     index = open_index(index_dir)
     index.close()
     bare = msgspec.structs.replace(index.manifest, read_latency_us=())
-    import dataclasses
-
-    from bench.papers.cagr.rig import open_rig
-    from carpool.clock import SystemClock
-
     with pytest.raises(ConfigError, match="carpool index profile"):
-        open_rig(spec(), dataclasses.replace(index, manifest=bare), SystemClock())
-
-
-def test_a_json_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text(json.dumps({"figure": 5}))
-    with pytest.raises(ConfigError, match="holds no figure"):
-        redraw(tmp_path / "other.json", None)
-    with pytest.raises(ConfigError, match="holds no figure"):
-        redraw(tmp_path / "nothing.json", None)
-    assert "schema_version" in FigureReport.__struct_fields__
+        open_engine_of(spec(), dataclasses.replace(index, manifest=bare), SystemClock())

@@ -1,0 +1,136 @@
+"""What searches in a run: the paper's cache of entries, or the searcher's default.
+
+Both stand on the search plane that the searcher opens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.baselines.cluster_cache import ClusterCache
+from bench.baselines.query_by_query import QueryByQuery
+from bench.baselines.read_planner import ReadLimits, ReadPlanner
+from bench.papers.cagr.plan import RunSpec
+from carpool.clock import Clock
+from carpool.disk.index import OpenIndex
+from carpool.errors import ConfigError
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from searcher.build import PlaneParts, SearchPlane, open_search_plane
+from searcher.events import NoEvents
+from searcher.executor import Executor
+from searcher.memory.arena import choose_block_bytes
+from searcher.plan.eviction.edgerag import EdgeRag
+from searcher.settings import SearcherSettings
+
+DEPTH = 16
+READ_TIMEOUT_MS = 30_000
+POLL_S = 0.0002
+
+
+class PrefetchBetweenGroups(ClusterCache):
+    """A cluster cache whose prefetch ends before the next group begins.
+
+    CaGR-RAG, Algorithm 1, lines 35-37: prefetching is a step of the loop, after the last search of
+    a group. No query is searched meanwhile, so it is on no query's own clock; `prefetch_us` adds up
+    what it took.
+    """
+
+    prefetch_us = 0
+
+    def end_group(self) -> None:
+        """Ends the group; blocks until the clusters of the next group's first query are read."""
+        began = time.perf_counter_ns()
+        super().end_group()
+        while self.is_reading():
+            time.sleep(POLL_S)
+        self.prefetch_us += (time.perf_counter_ns() - began) // 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureEngine:
+    """An open way to search. `limit`: of its memory; `prefetch_us`: between groups so far."""
+
+    plane: SearchPlane
+    metrics: Metrics
+    limit: str
+    prefetch_us: Callable[[], int]
+
+
+def open_engine_of(spec: RunSpec, index: OpenIndex, clock: Clock) -> FigureEngine:
+    """Returns what `spec` searches with, with nothing in memory.
+
+    Raises `ConfigError` where the index has too few clusters, or no profile of read latencies.
+    """
+    nlist = index.manifest.nlist
+    if spec.nprobe > nlist or spec.entries > nlist:
+        raise ConfigError(
+            f"the figure needs nprobe {spec.nprobe} and a cache of {spec.entries} clusters, and "
+            f"the index has {nlist}: name one of nlist 100, as in the paper, with --index"
+        )
+    return (
+        _carpool(spec, index, clock) if spec.method == "carpool" else _entries(spec, index, clock)
+    )
+
+
+def _carpool(spec: RunSpec, index: OpenIndex, clock: Clock) -> FigureEngine:
+    """The searcher's default without a horizon, with the bytes of `entries` mean clusters."""
+    sizes = [extent.size_bytes for extent in index.extents]
+    budget_bytes = max(sum(sizes) * spec.entries // len(sizes), 2 * max(sizes))
+    metrics = Metrics()
+    settings = SearcherSettings(budget_bytes=budget_bytes)
+    plane = open_search_plane(index, settings, metrics, clock, events=NoEvents())
+    return FigureEngine(
+        plane=plane,
+        metrics=metrics,
+        limit=f"{plane.memory.arena_bytes_total} bytes",
+        prefetch_us=lambda: 0,
+    )
+
+
+def _entries(spec: RunSpec, index: OpenIndex, clock: Clock) -> FigureEngine:
+    """EdgeRAG's cache of `entries` clusters of any size, query by query.
+
+    To the planner each cluster takes 1 of a budget of `entries`, being read or resident. The arena
+    is large enough for the largest ones, so that entries are the only limit.
+    """
+    latencies = index.manifest.read_latency_us
+    if not latencies:
+        raise ConfigError(
+            f"{index.dir} has no profile of read latencies, by which EdgeRAG's cache evicts "
+            f"(section 4.1): make one with carpool index profile {index.dir}"
+        )
+    sizes = sorted((extent.size_bytes for extent in index.extents), reverse=True)
+    block_bytes = choose_block_bytes(index.layout.page_bytes, sum(sizes) // len(sizes))
+    metrics = Metrics()
+    caches: list[PrefetchBetweenGroups] = []
+
+    def executor(parts: PlaneParts) -> Executor:
+        limits = ReadLimits(
+            budget_bytes=spec.entries,
+            demand_reads_max=DEPTH,
+            prefetch_reads_max=DEPTH,
+            prefetch="after_group" if spec.method == "cagr-qgp" else "none",
+        )
+        policy = EdgeRag({ClusterId(c): latency_us for c, latency_us in enumerate(latencies)})
+        entry_sizes = {ClusterId(extent.cluster): 1 for extent in index.extents}
+        planner = ReadPlanner(limits, entry_sizes, policy)
+        caches.append(PrefetchBetweenGroups(memory=parts.memory, planner=planner, metrics=metrics))
+        return QueryByQuery(caches[0], clock, parts.events)
+
+    settings = SearcherSettings(
+        budget_bytes=sum(-(-size // block_bytes) * block_bytes for size in sizes[: spec.entries]),
+        slice_bytes_max=0,
+        reads_in_flight_max=DEPTH,
+        prefetch_reads_max=DEPTH,
+        read_timeout_ms=READ_TIMEOUT_MS,
+    )
+    plane = open_search_plane(index, settings, metrics, clock, events=NoEvents(), executor=executor)
+    return FigureEngine(
+        plane=plane,
+        metrics=metrics,
+        limit=f"{spec.entries} entries",
+        prefetch_us=lambda: caches[0].prefetch_us,
+    )
