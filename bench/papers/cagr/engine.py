@@ -17,12 +17,12 @@ from carpool.clock import Clock
 from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
-from schemas.record import ClusterId
 from searcher.build import PlaneParts, SearchPlane, open_search_plane
 from searcher.events import NoEvents
 from searcher.executor import Executor
 from searcher.memory.arena import choose_block_bytes
 from searcher.plan.eviction.edgerag import EdgeRag
+from searcher.plan.slices import SliceId
 from searcher.settings import SearcherSettings
 
 DEPTH = 16
@@ -114,8 +114,8 @@ def _entries(spec: RunSpec, index: OpenIndex, clock: Clock) -> FigureEngine:
             prefetch_reads_max=DEPTH,
             prefetch="after_group" if spec.method == "cagr-qgp" else "none",
         )
-        policy = EdgeRag({ClusterId(c): latency_us for c, latency_us in enumerate(latencies)})
-        entry_sizes = {ClusterId(extent.cluster): 1 for extent in index.extents}
+        policy = EdgeRag({SliceId(c): latency_us for c, latency_us in enumerate(latencies)})
+        entry_sizes = {SliceId(extent.cluster): 1 for extent in index.extents}
         planner = ReadPlanner(limits, entry_sizes, policy)
         caches.append(PrefetchBetweenGroups(memory=parts.memory, planner=planner, metrics=metrics))
         return QueryByQuery(caches[0], clock, parts.events)
