@@ -1,4 +1,4 @@
-"""The clock that is passed in: epoch microseconds that never run backwards within a process."""
+"""The clock that is passed in: epoch microseconds that never decrease within a process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Anything that tells the time; tests pass one that they move by hand."""
+    """A source of time; tests pass one that they move."""
 
     def now_us(self) -> int:
         """Returns the time in epoch microseconds. Does not block."""
@@ -15,9 +15,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """Wall-clock time at the start, moved on by the monotonic clock: comparable across processes,
-    never backwards.
-    """
+    """Wall-clock time at the start plus monotonic time: comparable across processes."""
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()

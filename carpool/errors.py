@@ -1,6 +1,4 @@
-"""Errors sorted by what the handler must do. Each message: what happened, what it means, what to
-do.
-"""
+"""Errors by what the handler must do. A message says what happened and what to do."""
 
 from __future__ import annotations
 
@@ -19,15 +17,11 @@ __all__ = [
 
 
 class CarpoolError(Exception):
-    """The base of what Carpool raises on purpose; the command line prints it without a
-    traceback.
-    """
+    """The base of expected errors; the command line prints them without a traceback."""
 
 
 class RetryableError(CarpoolError):
-    """The same call may go through later (a server that refuses or cannot be reached): pause, and
-    try again.
-    """
+    """The same call may succeed later (a server refuses or is unreachable): pause and retry."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -39,23 +33,22 @@ class ConfigError(CarpoolError):
 
 
 class DeploymentError(CarpoolError):
-    """An internal record that this build cannot read: stop consuming and be not ready, never
-    dead-letter good work.
+    """The deployment does not fit (an unreadable internal record): stop consuming, not ready.
+
+    Good work never goes to the dead letters for it.
     """
 
 
 class FencedError(CarpoolError):
-    """Another member took our place: leave and join again."""
+    """Another member has this member's place: leave and join again."""
 
 
 class AbortedError(CarpoolError):
-    """A transaction will not be seen: end it with an abort and send its work again, from memory."""
+    """A transaction will not commit: abort it and send its work again from memory."""
 
 
 class CorruptionError(CarpoolError):
-    """Stored bytes are damaged; `path` and `offset_bytes` say where. Never scored; the rest goes
-    on.
-    """
+    """Stored bytes are damaged, at `path` and `offset_bytes`: skip them, never score them."""
 
     def __init__(self, message: str, *, path: str, offset_bytes: int | None = None) -> None:
         super().__init__(message)

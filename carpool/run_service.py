@@ -1,6 +1,4 @@
-"""Runs one service as a process: logs, metrics, HTTP pages, signals, the loop. Everything that
-services have in common.
-"""
+"""Runs a service as a process: logs, metrics, HTTP pages, signals, the loop."""
 
 from __future__ import annotations
 
@@ -39,9 +37,10 @@ log = structlog.get_logger()
 STALLED_US = 10_000_000
 DRAIN_US = 30_000_000
 SWITCH_S = 0.0005
-"""How long a thread keeps the interpreter while others want it. A query crosses many threads of a
-service, and the polling thread lets go at every record: at Python's default of 5 ms one busy thread
-makes all others wait.
+"""How long a thread keeps the interpreter while others want it.
+
+A query crosses many threads, and the polling thread releases the interpreter at every record. With
+Python's default of 5 ms, one busy thread delays all others.
 """
 
 
@@ -54,25 +53,22 @@ def run_service(
     http: HttpSettings,
     logs: LogSettings,
 ) -> None:
-    """Runs the service `name` until SIGTERM or SIGINT, which drain it; a second one ends the
-    process at once.
+    """Runs the service `name` until SIGTERM or SIGINT, which drain it.
 
-    Blocks. Raises `CarpoolError` that says what to do when the service cannot start or has to give
-    up.
+    A second signal ends the process immediately. Blocks. Raises `CarpoolError` that says what to do
+    when the service cannot start or cannot go on.
     """
     sys.setswitchinterval(SWITCH_S)
     configure_logs(service=name, level=logs.level, log_format=logs.format)
     clock = SystemClock()
     metrics = Metrics()
-    tracer = make_tracer(service=name, group=kafka.group_of(name), metrics=metrics)
     group = kafka.group_of(name)
+    tracer = make_tracer(service=name, group=group, metrics=metrics)
     deployment = check_deployment(kafka, kafka.delivery, TOPICS, group=group, inputs=intake.topics)
     for warning in deployment.warnings:
         log.warning(warning)
     require_fit(deployment)
-    if (
-        not deployment.abilities.transactions
-    ):  # the embedded broker, which wakes no fetch that waits
+    if not deployment.abilities.transactions:  # the embedded broker: new records end no fetch
         kafka = msgspec.structs.replace(
             kafka, fetch_wait_ms=min(kafka.fetch_wait_ms, EMBEDDED_FETCH_WAIT_MS)
         )
@@ -88,37 +84,22 @@ def run_service(
         finished_bytes_max=kafka.finished_bytes_max,
         tracer=tracer,
         stalled_after_us=http.stalled_after_ms * 1_000,
-        limits=FailureLimits(
-            retry=RetryPolicy(
-                attempts_max=kafka.attempts_max, delay_us=kafka.retry_delay_ms * 1_000
-            ),
-            in_a_row_max=kafka.failures_in_a_row_max,
-            connect_names=kafka.connect_error_headers,
-        ),
+        limits=_failure_limits(kafka),
     )
-    server: TelemetryServer | None = None
-    if http.port >= 0:
-        server = TelemetryServer(
-            host=http.host,
-            port=http.port,
-            registry=metrics.registry,
-            is_alive=lambda: clock.now_us() - loop.last_step_us < STALLED_US,
-            not_ready=loop.not_ready,
-        )
+    server = _serve_pages(http, loop, metrics, clock)
     _stop_on_signals(loop.stop)
+    is_exact = deployment.delivery == "exactly_once"
+    instance_id = configured_instance_id(kafka) if is_exact else None
     log.info(
         "starting",
         bootstrap=kafka.bootstrap,
         topics=intake.topics,
         delivery=deployment.delivery,
-        instance_id=configured_instance_id(kafka)
-        if deployment.delivery == "exactly_once"
-        else None,
+        instance_id=instance_id,
         promise=deployment.promise,
         http_port=server.port if server else None,
     )
-    # what was imported stays: to look through it again takes a quarter of a second, in which
-    # nothing else runs
+    # A collection over all imported objects would stop every thread for a quarter of a second.
     gc.freeze()
     try:
         loop.run(drain_us=DRAIN_US)
@@ -132,8 +113,31 @@ def run_service(
             server.close()
 
 
+def _serve_pages(
+    http: HttpSettings, loop: Loop[R], metrics: Metrics, clock: Clock
+) -> TelemetryServer | None:
+    if http.port < 0:
+        return None
+    return TelemetryServer(
+        host=http.host,
+        port=http.port,
+        registry=metrics.registry,
+        is_alive=lambda: clock.now_us() - loop.last_step_us < STALLED_US,
+        not_ready=loop.not_ready,
+    )
+
+
+def _failure_limits(kafka: KafkaSettings) -> FailureLimits:
+    retry = RetryPolicy(attempts_max=kafka.attempts_max, delay_us=kafka.retry_delay_ms * 1_000)
+    return FailureLimits(
+        retry=retry,
+        in_a_row_max=kafka.failures_in_a_row_max,
+        connect_names=kafka.connect_error_headers,
+    )
+
+
 def _stop_on_signals(stop: Callable[[], None]) -> None:
-    """SIGTERM or SIGINT: drain. A second one: end now, without cleaning up."""
+    """Drains at the first SIGTERM or SIGINT, and ends the process at the second."""
     seen = 0
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -27,7 +27,7 @@ from carpool.loop.retry import RetryDelay, begin_us_of
 from carpool.loop.sink import LoopSink
 from carpool.loop.stage import Credit, Done, R, Stage, Unit
 from carpool.loop.throttle import BLOCKED_POLL_S, Throttle, poll_s
-from carpool.loop.tracing.tracer import NoTracer, Tracer
+from carpool.loop.tracing.tracer import Tracer
 from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.logs import about
 from carpool.telemetry.metrics import Metrics
@@ -73,23 +73,12 @@ class Loop(Generic[R]):
         self._observer = WorkObserver(
             metrics=metrics,
             clock=clock,
-            tracer=tracer or NoTracer(),
+            tracer=tracer or Tracer(),
             stalled_after_us=stalled_after_us,
         )
         self.in_flight = InFlight()
-        self._consumer = consumer
-        self._priorities: PriorityConsumer | None = None
-        if intake.extra_classes:
-            classes = (
-                PriorityClass(topic=intake.topic, weight=intake.weight),
-                *intake.extra_classes,
-            )
-            self._consumer = self._priorities = PriorityConsumer(
-                consumer,
-                classes,
-                unfinished_parts=lambda: self.in_flight.unfinished_parts,
-                clock=clock,
-            )
+        self._priorities = self._sorted_by_class(consumer)
+        self._consumer: ConsumerClient = self._priorities or consumer
         self._throttle = Throttle(
             finished_bytes_max=finished_bytes_max, has_queues=self._priorities is not None
         )
@@ -125,6 +114,18 @@ class Loop(Generic[R]):
         self._wake_us: int | None = None
         self._not_ready: tuple[str, ...] = readiness.NOT_STARTED
         self.last_step_us = clock.now_us()
+
+    def _sorted_by_class(self, consumer: ConsumerClient) -> PriorityConsumer | None:
+        intake = self._intake
+        if not intake.extra_classes:
+            return None
+        own = PriorityClass(topic=intake.topic, weight=intake.weight)
+        return PriorityConsumer(
+            consumer,
+            (own, *intake.extra_classes),
+            unfinished_parts=lambda: self.in_flight.unfinished_parts,
+            clock=self._clock,
+        )
 
     @property
     def delivery(self) -> Delivery:

@@ -1,6 +1,4 @@
-"""The three pages of a process: /healthz (the loop turns), /readyz (it does its work), /metrics
-(Prometheus).
-"""
+"""Serves the pages of a process: /healthz (the loop runs), /readyz (it works), /metrics."""
 
 from __future__ import annotations
 
@@ -20,12 +18,12 @@ log = structlog.get_logger()
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread a request."""
+    """One thread for each request."""
 
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Keeps whoever hung up before the answer came out of the log."""
+        """Logs all errors but a client that closed its connection."""
         if not isinstance(sys.exception(), ConnectionError):
             log.exception("a page could not be served")
 
@@ -42,7 +40,7 @@ class TelemetryServer:
         is_alive: Callable[[], bool],
         not_ready: Callable[[], Sequence[str]],
     ) -> None:
-        """Binds at once; port 0 takes a free one. Raises `ConfigError` when the port is taken."""
+        """Binds; port 0 takes a free one. Raises `ConfigError` when the port is in use."""
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:

@@ -15,11 +15,9 @@ LogFormat = Literal["json", "console"]
 
 
 def configure_logs(*, service: str, level: str = "info", log_format: LogFormat = "json") -> None:
-    """Sets up logging for this process, once, at start. Standard-library loggers end in the same
-    lines.
+    """Sets up logging for this process, once, at start; for standard-library loggers too.
 
-    Fields that identify work have fixed names: `query_id`, `trace_id`, `topic`, `partition`,
-    `offset`.
+    Work is identified by `query_id`, `trace_id`, `topic`, `partition` and `offset`.
     """
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -54,9 +52,7 @@ def configure_logs(*, service: str, level: str = "info", log_format: LogFormat =
 
 
 def about(source: Source, headers: Headers = (), *, query_id: str | None = None) -> dict[str, Any]:
-    """Returns the fields that a log line about one record has: where it was read, which query,
-    which trace.
-    """
+    """Returns the fields of a log line about one record: its place, query and trace."""
     fields: dict[str, Any] = {
         "topic": source.topic,
         "partition": source.partition,

@@ -54,8 +54,8 @@ class LoopMetrics:
         )
         self.record_seconds = make.seconds(
             "record_seconds",
-            "Time of a record by step: kafka_wait until it is taken in, process until its output "
-            "is finished, commit until the output is written and committed.",
+            "Time of a record by step: kafka_wait until taken in, process until finished, commit "
+            "until committed.",
             "topic",
             "step",
         )
@@ -75,21 +75,20 @@ class LoopMetrics:
         )
         self.units_in_flight = make.gauge(
             "units_in_flight",
-            "Input records that still owe a committed output. A rise: work piles up.",
+            "Input records that owe an output. A rise: work piles up.",
         )
         self.bytes_in_flight = make.gauge(
             "bytes_in_flight", "Bytes of the input records in flight."
         )
         self.lag_records = make.gauge(
             "lag_records",
-            "Records that wait at the brokers, from position(). A rise: the service is too slow.",
+            "Records that wait, from position(). A rise: the service is too slow.",
             "topic",
             "partition",
         )
         self.lag_seconds = make.gauge(
             "lag_seconds",
-            "Upper bound of how long the oldest record has waited. A rise: the service is too "
-            "slow.",
+            "Upper bound of the wait of the oldest record. A rise: the service is too slow.",
         )
         self.paused_seconds = make.counter(
             "paused_seconds_total", "Time with intake paused for lack of credit."

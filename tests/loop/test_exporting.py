@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from carpool.kafka.records import Message
 from carpool.loop.stage import Done, Unit
-from carpool.loop.tracing.export import Exporting
+from carpool.loop.tracing.export import SpanQueue
 from carpool.loop.tracing.setup import is_traced, make_tracer
 from carpool.telemetry.metrics import Metrics
 from schemas.record import Source
@@ -41,9 +41,9 @@ class SlowExporter(SpanExporter):
 
 
 @pytest.fixture
-def slow() -> Iterator[tuple[SlowExporter, Exporting, Metrics]]:
+def slow() -> Iterator[tuple[SlowExporter, SpanQueue, Metrics]]:
     exporter, metrics = SlowExporter(), Metrics(CollectorRegistry())
-    exporting = Exporting(exporter, metrics, queue_max=10, send_after_s=0.01)
+    exporting = SpanQueue(exporter, metrics, queue_max=10, send_after_s=0.01)
     yield exporter, exporting, metrics
     exporter.may_go_on.set()
     exporting.close()
@@ -68,7 +68,7 @@ def spans_of(count: int) -> list[ReadableSpan]:
 
 
 def test_a_slow_collector_holds_nobody_up_and_what_does_not_fit_is_counted(
-    slow: tuple[SlowExporter, Exporting, Metrics],
+    slow: tuple[SlowExporter, SpanQueue, Metrics],
 ) -> None:
     exporter, exporting, metrics = slow
     spans = spans_of(200)
@@ -85,7 +85,7 @@ def test_a_slow_collector_holds_nobody_up_and_what_does_not_fit_is_counted(
 
 
 def test_what_a_collector_refuses_is_counted_and_an_exporter_that_raises_ends_nothing(
-    slow: tuple[SlowExporter, Exporting, Metrics], monkeypatch: pytest.MonkeyPatch
+    slow: tuple[SlowExporter, SpanQueue, Metrics], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exporter, exporting, metrics = slow
     exporter.may_go_on.set()
@@ -163,4 +163,4 @@ def test_without_a_collector_nothing_is_traced_and_no_library_is_loaded() -> Non
     done = subprocess.run(
         [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["NoTracer", "False"]
+    assert done.stdout.split() == ["Tracer", "False"]

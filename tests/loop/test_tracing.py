@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from carpool.kafka.records import Message, Output
 from carpool.loop.stage import Done, Unit
-from carpool.loop.tracing.export import Exporting
+from carpool.loop.tracing.export import SpanQueue
 from carpool.loop.tracing.operation import Operation
 from carpool.loop.tracing.otel import OtelTracer
 from carpool.loop.tracing.queries import with_traceparent
@@ -43,18 +43,18 @@ class Traced:
         *,
         topic: str = "t",
         parts: int = 1,
-    ) -> Unit:  # type: ignore[type-arg]
+    ) -> Unit:
         source = Source(topic=topic, partition=2, offset=unit_id, timestamp_ms=1)
         message = Message(
             source=source, key=b"k", value=b"v", headers=headers, received_us=1_000_000
         )
-        unit = Unit(id=unit_id, record=record, message=message, parts=parts)  # type: ignore[type-var]
+        unit = Unit(id=unit_id, record=record, message=message, parts=parts)
         return Unit(
             id=unit_id,
             record=record,
             message=message,
             parts=parts,
-            traceparents=self.tracer.opened(unit),  # type: ignore[type-var]
+            traceparents=self.tracer.opened(unit),
         )
 
     def spans(self) -> dict[str, ReadableSpan]:
@@ -67,8 +67,8 @@ class Traced:
         return self._exporter.get_finished_spans()
 
 
-def _closed_exporting() -> Exporting:
-    exporting = Exporting(InMemorySpanExporter(), Metrics(CollectorRegistry()))
+def _closed_exporting() -> SpanQueue:
+    exporting = SpanQueue(InMemorySpanExporter(), Metrics(CollectorRegistry()))
     exporting.close()
     return exporting
 

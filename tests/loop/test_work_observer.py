@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.stage import Done, Unit
-from carpool.loop.tracing.tracer import NoTracer, Tracer
+from carpool.loop.tracing.tracer import Tracer
 from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
@@ -30,7 +30,7 @@ class Watched:
         self.observer = WorkObserver(
             metrics=self.metrics,
             clock=self.clock,
-            tracer=tracer or NoTracer(),
+            tracer=tracer or Tracer(),
             stalled_after_us=30 * S,
         )
         self.observer.assigned([AT])
@@ -125,7 +125,7 @@ def test_the_review_says_what_stands_still_and_sets_the_gauges() -> None:
     )
 
 
-class NumberedTracer(NoTracer):
+class NumberedTracer(Tracer):
     """Gives each unit a trace of its own."""
 
     def __init__(self) -> None:

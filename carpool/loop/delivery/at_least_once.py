@@ -20,8 +20,7 @@ from carpool.errors import CarpoolError, DeploymentError, FencedError, Retryable
 from carpool.kafka.clients import Position, ProducerClient
 from carpool.kafka.commit_metadata import UNNAMED_BYTES_MAX
 from carpool.kafka.records import Output, TopicPartition
-from carpool.loop.delivery.delivery import DeliveryContext
-from carpool.loop.delivery.delivery_thread import IDLE_WAIT_S, DeliveryThread
+from carpool.loop.delivery.delivery import IDLE_WAIT_S, Delivery, DeliveryContext
 from carpool.loop.stage import Done
 
 log = structlog.get_logger()
@@ -41,7 +40,7 @@ class _SentWork:
         self.unacknowledged = len(self.done.outputs)
 
 
-class AtLeastOnceDelivery(DeliveryThread):
+class AtLeastOnceDelivery(Delivery):
     """Writes outputs, then commits."""
 
     def __init__(
@@ -65,27 +64,14 @@ class AtLeastOnceDelivery(DeliveryThread):
 
     @property
     def backlog(self) -> int:
-        """Finished work and outputs that are not acknowledged yet."""
+        """See `Delivery.backlog`."""
         return len(self._submitted) + len(self._to_send) + self._unacknowledged
-
-    @property
-    def next_commit_at_us(self) -> int:
-        """See `Delivery.next_commit_at_us`: outputs do not wait for a commit."""
-        return 0
-
-    @property
-    def is_full(self) -> bool:
-        """Never: what a commit cannot list is done again after a crash."""
-        return False
 
     # Called from the polling thread.
 
     def open(self) -> None:
         """Makes the producer."""
         self._producer = self._make_producer()
-
-    def after_poll(self) -> None:
-        """Nothing: the consumer commits from inside its poll."""
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
         """See `Delivery.revoked`. A commit that is under way comes before its own."""
@@ -99,10 +85,7 @@ class AtLeastOnceDelivery(DeliveryThread):
 
     # The delivery thread.
 
-    def _may_end(self) -> bool:
-        return not self.backlog
-
-    def _close_clients(self) -> None:
+    def _close_producer(self) -> None:
         left = self._producer.close(1.0) if self._producer is not None else 0
         if left:
             log.warning(

@@ -2,68 +2,29 @@
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+import structlog
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
-from carpool.kafka.clients import ConsumerClient
+from carpool.kafka.clients import ConsumerClient, ProducerClient
 from carpool.kafka.records import Output, TopicPartition
+from carpool.loop.delivery.hints import Hints
 from carpool.loop.in_flight import InFlight
 from carpool.loop.stage import Done, Unit
 from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.metrics import Metrics
 
+log = structlog.get_logger()
 
-class Delivery(Protocol):
-    """Commits finished work on a thread of its own. `submit` and `hint` are thread-safe."""
-
-    def start(self) -> None:
-        """Makes the producer and starts the thread. Raises as the producer does."""
-        ...
-
-    def submit(self, done: Done) -> None:
-        """Takes finished work; does not block. The intake bounds how much there can be."""
-        ...
-
-    def hint(self, output: Output) -> None:
-        """Takes a best-effort record; drops it when too many wait."""
-        ...
-
-    def after_poll(self) -> None:
-        """Does the part of a commit that only the polling thread may do. Called after each poll."""
-        ...
-
-    def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
-        """Commits what is finished, forgets the partitions, and returns the ids of their units.
-
-        Called from inside the consumer's poll, on the polling thread. Waits for the running commit.
-        Does at most one commit, and none when the partitions are `lost`.
-        """
-        ...
-
-    def close(self, until_us: int) -> bool:
-        """Writes and commits what was submitted, until `until_us`; True when nothing is left."""
-        ...
-
-    @property
-    def backlog(self) -> int:
-        """Finished work that is not committed yet."""
-        ...
-
-    @property
-    def next_commit_at_us(self) -> int:
-        """Estimate of the earliest commit of work that finishes now, epoch microseconds.
-
-        0: such work does not wait.
-        """
-        ...
-
-    @property
-    def is_full(self) -> bool:
-        """Whether more is complete above a slow record than the metadata of a commit can list."""
-        ...
+IDLE_WAIT_S = 0.05
+JOIN_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +39,120 @@ class DeliveryContext:
     reoffer: Callable[[list[Unit[Any]]], None]
     """Takes units whose finished work was discarded: it shared outputs with a revoked partition."""
     fail: Callable[[CarpoolError], None]
+
+
+class Delivery(ABC):
+    """Commits finished work on a thread of its own. `submit` and `hint` are thread-safe."""
+
+    def __init__(
+        self, context: DeliveryContext, make_hint_producer: Callable[[], ProducerClient]
+    ) -> None:
+        self._context = context
+        self._in_flight = context.in_flight
+        self._clock = context.clock
+        self._hints = Hints(make_hint_producer, context.metrics)
+        self._submitted: deque[Done] = deque()
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._stop_by_us: int | None = None
+        self._thread = threading.Thread(target=self._run, name="delivery", daemon=True)
+
+    def start(self) -> None:
+        """Makes the producer and starts the thread. Raises as the producer does."""
+        self.open()
+        self._thread.start()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Makes the producer."""
+
+    @abstractmethod
+    def step(self, wait_s_max: float = IDLE_WAIT_S) -> None:
+        """Does one round on the thread. Waits for work for at most `wait_s_max` seconds."""
+
+    def submit(self, done: Done) -> None:
+        """Takes finished work; does not block. The intake bounds how much there can be."""
+        self._submitted.append(done)
+        self._wake_up()
+
+    def hint(self, output: Output) -> None:
+        """Takes a best-effort record; drops it when too many wait."""
+        if self._hints.add(output):
+            self._wake_up()
+
+    def after_poll(self) -> None:
+        """Does the part of a commit that only the polling thread may do. Called after each poll."""
+        return
+
+    @abstractmethod
+    def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
+        """Commits what is finished, forgets the partitions, and returns the ids of their units.
+
+        Called from inside the consumer's poll, on the polling thread. Waits for the running commit.
+        Does at most one commit, and none when the partitions are `lost`.
+        """
+
+    def close(self, until_us: int) -> bool:
+        """Writes and commits what was submitted, until `until_us`; True when nothing is left."""
+        self._stop_by_us = until_us
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(max(0.0, (until_us - self._clock.now_us()) / 1_000_000) + JOIN_S)
+        return not self.backlog
+
+    @property
+    @abstractmethod
+    def backlog(self) -> int:
+        """Finished work and outputs that are not committed or acknowledged yet."""
+
+    @property
+    def next_commit_at_us(self) -> int:
+        """Estimate of the earliest commit of work that finishes now, epoch microseconds.
+
+        0: such work does not wait.
+        """
+        return 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more is complete above a slow record than the metadata of a commit can list."""
+        return False
+
+    # The delivery thread.
+
+    def _run(self) -> None:
+        try:
+            while not (self._closing.is_set() and (self._is_late() or self._may_end())):
+                self.step()
+        except Exception as error:  # the loop ends the process
+            log.exception("delivery failed")
+            self._context.fail(
+                error
+                if isinstance(error, CarpoolError)
+                else CarpoolError(f"delivery failed: {error!r}")
+            )
+        finally:
+            self._hints.close()
+            self._close_producer()
+
+    @abstractmethod
+    def _close_producer(self) -> None: ...
+
+    def _may_end(self) -> bool:
+        """Whether the thread may end after `close`."""
+        return not self.backlog
+
+    def _wake_up(self) -> None:
+        self._wake.set()
+
+    def _is_late(self) -> bool:
+        return self._stop_by_us is not None and self._clock.now_us() >= self._stop_by_us
+
+    def _reopen(self, done: Done) -> None:
+        """Discards work of a revoked partition; units that are still assigned start again."""
+        units = self._in_flight.reopen(done)
+        self._context.metrics.delivery.done_discarded.inc(len(done.parts) - len(units))
+        self._context.reoffer(units)
 
 
 MakeDelivery = Callable[[DeliveryContext], Delivery]

@@ -21,8 +21,7 @@ from carpool.kafka.clients import Membership, Position, ProducerClient, Transact
 from carpool.kafka.commit_metadata import with_instance_id
 from carpool.kafka.records import TopicPartition
 from carpool.loop.delivery.commit_planner import NO_COMMIT, CommitPlan, CommitPlanner
-from carpool.loop.delivery.delivery import DeliveryContext
-from carpool.loop.delivery.delivery_thread import IDLE_WAIT_S, DeliveryThread
+from carpool.loop.delivery.delivery import IDLE_WAIT_S, Delivery, DeliveryContext
 from carpool.loop.delivery.watchdog import LOOK_S, CallWatchdog
 
 log = structlog.get_logger()
@@ -43,7 +42,7 @@ class _GaveUpError(Exception):
     """The time to close is over, or a call took too long."""
 
 
-class ExactlyOnceDelivery(DeliveryThread):
+class ExactlyOnceDelivery(Delivery):
     """Commits in transactions. Only the owner of the commit lock uses the producer."""
 
     def __init__(
@@ -141,9 +140,9 @@ class ExactlyOnceDelivery(DeliveryThread):
     def _may_end(self) -> bool:
         """No thread polls at the end, so a member that was expelled would be refused forever."""
         is_hopeless = self._is_halted or self._closing_aborts >= CLOSING_ABORTS_MAX
-        return is_hopeless or not self.backlog
+        return is_hopeless or super()._may_end()
 
-    def _close_clients(self) -> None:
+    def _close_producer(self) -> None:
         with self._commit_lock:
             self._is_halted = True
             if self._producer is not None:

@@ -1,6 +1,6 @@
-"""What happened to this query, and where? Spans of one trace across all topics and services.
+"""Spans of one trace for a query, across all topics and services.
 
-*Invariant:* off, it costs a call that does nothing; on, it never waits: what cannot be exported in
-time is dropped and counted. Absent on purpose: prompts, questions and answers, which traces do not
-carry.
+*Invariant:* without a collector, a trace costs one call that does nothing; with one, it never
+blocks: spans that cannot be exported in time are dropped and counted. Absent on purpose: prompts,
+questions and answers.
 """

@@ -1,6 +1,4 @@
-"""Spans on their way to a collector: a bounded queue and a thread. What does not fit, or is not
-taken, is counted and gone.
-"""
+"""Exports spans to a collector: a bounded queue and a thread. Excess spans are dropped."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ SEND_AFTER_S = 0.5
 CLOSE_S = 3.0
 
 
-class Exporting(SpanProcessor):
-    """Hands ended spans to an exporter on a thread of its own. `on_end` never waits."""
+class SpanQueue(SpanProcessor):
+    """Exports ended spans on a thread of its own. `on_end` never blocks."""
 
     def __init__(
         self,
@@ -34,15 +32,13 @@ class Exporting(SpanProcessor):
         queue_max: int = QUEUE_MAX,
         send_after_s: float = SEND_AFTER_S,
     ) -> None:
-        """`send_after_s`: how long spans gather before they are sent, unless a full batch is there
-        sooner.
-        """
+        """`send_after_s`: how long spans wait for a full batch."""
         self._exporter = exporter
         self._outcomes = metrics.loop.spans
         self._send_after_s = send_after_s
         self._spans: queue.Queue[ReadableSpan] = queue.Queue(queue_max)
         self._closing = threading.Event()
-        self._is_taken = True
+        self._is_accepted = True
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._thread.start()
 
@@ -50,17 +46,17 @@ class Exporting(SpanProcessor):
         """Does nothing."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queues a span; drops it when too many wait."""
+        """Queues a span; drops it when the queue is full."""
         try:
             self._spans.put_nowait(span)
         except queue.Full:
             self._outcomes.labels(outcome="dropped").inc()
 
     def close(self) -> None:
-        """Sends what waits, for a few seconds at most; the rest is dropped."""
+        """Exports what waits, for a few seconds at most; the rest is dropped."""
         self._closing.set()
         self._thread.join(CLOSE_S)
-        self._exporter.shutdown()  # breaks off an export that is still being tried
+        self._exporter.shutdown()  # aborts a running export
         left = self._spans.qsize()
         if left:
             self._outcomes.labels(outcome="dropped").inc(left)
@@ -87,16 +83,14 @@ class Exporting(SpanProcessor):
 
     def _send(self, batch: list[ReadableSpan]) -> None:
         try:
-            is_taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
-        except Exception:  # whatever an exporter raises, the service goes on
+            is_accepted = self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception:  # an exporter must not stop the service
             log.debug("exporting spans failed", exc_info=True)
-            is_taken = False
-        self._outcomes.labels(outcome="exported" if is_taken else "failed").inc(len(batch))
-        if is_taken != self._is_taken:
-            self._is_taken = is_taken
-            if is_taken:
+            is_accepted = False
+        self._outcomes.labels(outcome="exported" if is_accepted else "failed").inc(len(batch))
+        if is_accepted != self._is_accepted:
+            self._is_accepted = is_accepted
+            if is_accepted:
                 log.info("traces are exported again")
             else:
-                log.warning(
-                    "the collector does not take traces; they are dropped and counted until it does"
-                )
+                log.warning("the collector rejects traces; they are dropped until it accepts them")

@@ -1,6 +1,4 @@
-"""What a stage did for a part, or for several at once, as a trace shows it: a value, handed over
-with the finished work.
-"""
+"""What a stage did for one part or for several together, as a value for traces."""
 
 from __future__ import annotations
 
@@ -13,12 +11,10 @@ Attribute = str | int | float | bool | tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """`name` has few values; times are epoch microseconds. `kind`: client where another process did
-    the work.
+    """`name` has few values. Times are epoch microseconds. `kind`: client for a remote call.
 
-    `shared_by`: (unit id, part) pairs that it was done for together, such as the queries of a
-    window: it becomes a span of its own with a link to each. Empty: it was done for the one part
-    that it is handed over with.
+    `shared_by`: the (unit id, part) pairs of an operation for several queries, such as a window; it
+    becomes a span with a link to each. Empty: for the first part of its `Done`.
     """
 
     name: str

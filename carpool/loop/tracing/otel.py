@@ -1,8 +1,9 @@
 """Traces as OpenTelemetry spans, by its semantic conventions for messaging with Kafka.
 
-One span a query and service, `process TOPIC`, a child of the one before it; under it `send TOPIC`
-for each record that comes of it, whose context that record carries. What is done for many at once
-has a span of its own with a link to each: `poll TOPIC`, `commit TOPIC`, a window, a group.
+A query has one span for each service, `process TOPIC`, a child of the span that sent its record.
+Under it is a span `send TOPIC` for each record that the query produces; the record carries the
+context of that span. An operation for many queries has a span of its own with a link to each:
+`poll TOPIC`, `commit TOPIC`, a window, a group.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
-from carpool.loop.tracing.export import Exporting
+from carpool.loop.tracing.export import SpanQueue
 from carpool.loop.tracing.operation import Attribute, Operation
 from carpool.loop.tracing.queries import TracedQuery, queries_of, with_traceparent
+from carpool.loop.tracing.tracer import Tracer
 from schemas.group import Group
 from schemas.record import TRACEPARENT, Headers, header
 from schemas.topics import DEAD_LETTER_SUFFIX
 
 LINKS_MAX = 128
-"""Links of one span, as OpenTelemetry bounds them by default."""
+"""Links of one span: OpenTelemetry's default limit."""
 
 KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
 OPERATION_TYPES = {"send": "send", "poll": "receive", "process": "process", "commit": "settle"}
@@ -37,8 +39,8 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 @dataclass(slots=True)
-class _Part:
-    """The span of a query in this service, and those of its outputs that are on their way."""
+class _PartSpans:
+    """The span of a query in this service, and those of its uncommitted outputs."""
 
     process: Span
     topic: str
@@ -46,31 +48,29 @@ class _Part:
 
 
 @dataclass(slots=True)
-class _Batch:
-    """The span of a record that carries several queries, and how many of them are still owed."""
+class _GroupSpan:
+    """The span of a group, and how many of its queries are owed."""
 
     span: Span
     owed: int
 
 
-class OtelTracer:
+class OtelTracer(Tracer):
     """Implements `carpool.loop.tracing.tracer.Tracer`."""
 
-    def __init__(self, tracer: OtelApiTracer, exporting: Exporting, *, group: str) -> None:
-        """`group`: the consumer group of the service. `exporting` is closed with this."""
+    def __init__(self, tracer: OtelApiTracer, span_queue: SpanQueue, *, group: str) -> None:
+        """`group`: the consumer group of the service. `close` closes `span_queue`."""
         self._tracer = tracer
-        self._exporting = exporting
+        self._span_queue = span_queue
         self._group = group
         self._lock = threading.Lock()
-        self._parts: dict[tuple[int, int], _Part] = {}
-        self._batches: dict[int, _Batch] = {}
+        self._parts: dict[tuple[int, int], _PartSpans] = {}
+        self._groups: dict[int, _GroupSpan] = {}
         self._opened: dict[str, list[SpanContext]] = {}  # since the last `polled`, by topic
         self._completed: dict[str, list[SpanContext]] = {}  # since the last `committed`, by topic
 
     def opened(self, unit: Unit[Any]) -> tuple[str, ...]:
-        """See `Tracer.opened`. A record that carries several queries has a span of its own, with a
-        link to each.
-        """
+        """See `Tracer.opened`. A group has a span of its own, with a link to each query."""
         queries = queries_of(unit)
         owed = [part for part in range(unit.parts) if part not in unit.parts_done]
         spans = {part: self._process(unit, queries[part]) for part in owed}
@@ -79,9 +79,9 @@ class OtelTracer:
             topic = unit.source.topic
             self._opened.setdefault(topic, []).extend(contexts)
             for part, span in spans.items():
-                self._parts[unit.id, part] = _Part(span, topic)
+                self._parts[unit.id, part] = _PartSpans(span, topic)
             if isinstance(unit.record, Group):
-                self._batches[unit.id] = _Batch(self._search_group(unit, contexts), len(owed))
+                self._groups[unit.id] = _GroupSpan(self._search_group(unit, contexts), len(owed))
         return tuple(
             _traceparent(spans[part])
             if part in spans
@@ -96,13 +96,12 @@ class OtelTracer:
         self._together("poll", opened, started_us, ended_us)
 
     def finished(self, done: Done, now_us: int) -> Done:
-        """See `Tracer.finished`. Dead letters keep the headers that they came with."""
+        """See `Tracer.finished`. Dead letters keep their headers."""
         with self._lock:
             parts = [part for key in done.parts if (part := self._parts.get(key)) is not None]
             for part in parts:
-                _end(
-                    part.sends, now_us, {"carpool.discarded": True}
-                )  # of an earlier try, which shared outputs
+                # These are from an earlier attempt, which shared outputs.
+                _end(part.sends, now_us, {"carpool.discarded": True})
             if not parts:
                 return done
             for operation in done.operations:
@@ -135,12 +134,12 @@ class OtelTracer:
             for key in [key for key in self._parts if key[0] in gone]:
                 part = self._parts.pop(key)
                 _end([*part.sends, part.process], now_us, {"carpool.revoked": True})
-            for unit_id in gone & self._batches.keys():
-                _end([self._batches.pop(unit_id).span], now_us, {"carpool.revoked": True})
+            for unit_id in gone & self._groups.keys():
+                _end([self._groups.pop(unit_id).span], now_us, {"carpool.revoked": True})
 
     def close(self) -> None:
-        """See `Tracer.close`. What was not committed is not exported: another member will do it."""
-        self._exporting.close()
+        """See `Tracer.close`. Uncommitted work is not exported: another member repeats it."""
+        self._span_queue.close()
 
     # Spans.
 
@@ -187,7 +186,7 @@ class OtelTracer:
         started_us: int,
         ended_us: int,
     ) -> None:
-        """A span of its own for what was done for several records of a topic at once."""
+        """Adds a span for an operation on several records of a topic."""
         for topic, members in contexts.items():
             if not any(context.trace_flags.sampled for context in members):
                 continue
@@ -204,12 +203,10 @@ class OtelTracer:
                 start_time=started_us * 1_000,
             ).end(ended_us * 1_000)
 
-    # With the lock held.
+    # With the lock acquired.
 
-    def _sent(self, output: Output, parts: list[_Part], now_us: int) -> Output:
-        """Begins the span of an output: under its query's, or with a link to each of the queries
-        that it is for.
-        """
+    def _sent(self, output: Output, parts: list[_PartSpans], now_us: int) -> Output:
+        """Begins the span of an output: under its query, or with a link to each of its queries."""
         attributes = _messaging("send", output.topic)
         if output.partition is not None:
             attributes["messaging.destination.partition.id"] = str(output.partition)
@@ -231,7 +228,7 @@ class OtelTracer:
             return output
         return replace(output, headers=with_traceparent(output.headers, _traceparent(send)))
 
-    def _operation(self, operation: Operation, part: _Part) -> None:
+    def _operation(self, operation: Operation, part: _PartSpans) -> None:
         shared = [
             self._parts[key].process.get_span_context()
             for key in operation.shared_by
@@ -249,12 +246,12 @@ class OtelTracer:
         ).end(operation.ended_us * 1_000)
 
     def _one_less(self, unit_id: int, now_us: int) -> None:
-        batch = self._batches.get(unit_id)
+        batch = self._groups.get(unit_id)
         if batch is None:
             return
         batch.owed -= 1
         if batch.owed == 0:
-            self._batches.pop(unit_id).span.end(now_us * 1_000)
+            self._groups.pop(unit_id).span.end(now_us * 1_000)
 
 
 def _messaging(operation: str, topic: str) -> dict[str, Attribute]:
@@ -278,9 +275,7 @@ def _end(spans: list[Span], now_us: int, attributes: Mapping[str, Attribute] | N
 
 
 def _context(headers: Headers) -> Context:
-    """The context that a record's headers name; an empty one, where they name none that can be
-    read.
-    """
+    """Returns the context that the headers name; an empty one where they name none."""
     carrier = {name: _text(headers, name) for name in (TRACEPARENT, "tracestate")}
     return _PROPAGATOR.extract({name: text for name, text in carrier.items() if text}, Context())
 

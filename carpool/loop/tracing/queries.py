@@ -1,4 +1,4 @@
-"""Which queries does a record carry, and under which headers? For spans and log lines."""
+"""Finds the queries of a record and their headers, for spans and log lines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from schemas.retrieval import Retrieval
 
 
 class TracedQuery(NamedTuple):
-    """A query of a record, and the headers whose trace it goes on. `query_id` None: it could not be
-    read.
-    """
+    """A query, and the headers that name its trace. `query_id` None: the query is unreadable."""
 
     query_id: str | None
     headers: Headers
@@ -33,7 +31,7 @@ def queries_of(unit: Unit[Any]) -> tuple[TracedQuery, ...]:
 
 
 def with_traceparent(headers: Headers, traceparent: str) -> Headers:
-    """Returns `headers` with this `traceparent` in place of any other."""
+    """Returns `headers` with this `traceparent` instead of any other."""
     return (
         *(pair for pair in headers if pair[0] != TRACEPARENT),
         (TRACEPARENT, traceparent.encode()),

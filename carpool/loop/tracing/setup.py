@@ -1,6 +1,4 @@
-"""Is anything traced, and where do spans go? As the environment says, in OpenTelemetry's own
-variables.
-"""
+"""Makes the tracer that OpenTelemetry's environment variables ask for."""
 
 from __future__ import annotations
 
@@ -12,20 +10,18 @@ from collections.abc import Mapping
 import structlog
 
 import carpool
-from carpool.loop.tracing.tracer import NoTracer, Tracer
+from carpool.loop.tracing.tracer import Tracer
 from carpool.telemetry.metrics import Metrics
 
 log = structlog.get_logger()
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 SEMANTIC_CONVENTIONS = "https://opentelemetry.io/schemas/1.44.0"
-"""The version of the semantic conventions that names and attributes follow, those for messaging and
-for generative AI.
-"""
+"""The version of the semantic conventions for messaging and for generative AI."""
 
 
 def is_traced(environ: Mapping[str, str]) -> bool:
-    """Returns whether the environment names a collector, and does not switch tracing off."""
+    """Whether the environment names a collector and does not switch tracing off."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     if environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() not in ("", "otlp"):
@@ -34,37 +30,35 @@ def is_traced(environ: Mapping[str, str]) -> bool:
 
 
 def make_tracer(*, service: str, group: str, metrics: Metrics) -> Tracer:
-    """Returns the tracer that the environment asks for; one that does nothing where it asks for
-    none.
+    """Returns the tracer that the environment asks for; without one, a tracer that does nothing.
 
-    Without the extra `tracing` it is the latter, with a warning: a variable set for a whole cluster
-    must not stop a service.
+    Without the extra `tracing` it warns and traces nothing: a variable that is set for a whole
+    cluster must not stop a service.
     """
     if not is_traced(os.environ):
-        return NoTracer()
+        return Tracer()
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
 
-        from carpool.loop.tracing.export import Exporting
+        from carpool.loop.tracing.export import SpanQueue
         from carpool.loop.tracing.otel import OtelTracer
     except ModuleNotFoundError as error:
         log.warning("nothing is traced: pip install 'carpool[tracing]'", missing=error.name)
-        return NoTracer()
-    logging.getLogger("opentelemetry").setLevel(
-        logging.CRITICAL
-    )  # `Exporting` says once what it would say every time
+        return Tracer()
+    # `SpanQueue` logs a failure once; these libraries log every one.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     logging.getLogger("urllib3").setLevel(logging.ERROR)
-    exporting = Exporting(OTLPSpanExporter(), metrics)
+    span_queue = SpanQueue(OTLPSpanExporter(), metrics)
     provider = TracerProvider(resource=Resource.create(_resource(service)), shutdown_on_exit=False)
-    provider.add_span_processor(exporting)
+    provider.add_span_processor(span_queue)
     tracer = provider.get_tracer("carpool", carpool.__version__, schema_url=SEMANTIC_CONVENTIONS)
     log.info(
         "tracing",
         endpoint=next(os.environ[name] for name in ENDPOINTS[::-1] if os.environ.get(name)),
     )
-    return OtelTracer(tracer, exporting, group=group)
+    return OtelTracer(tracer, span_queue, group=group)
 
 
 def _resource(service: str) -> dict[str, str]:
