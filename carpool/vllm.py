@@ -1,6 +1,4 @@
-"""A vLLM server on this machine: its section of the settings, its command line, its environment.
-Importing vLLM is not needed.
-"""
+"""A vLLM server on this machine: its settings, command and environment."""
 
 from __future__ import annotations
 
@@ -94,9 +92,7 @@ def check_vllm(settings: VllmSettings) -> None:
 
 
 def vllm_command(settings: VllmSettings, port: int) -> list[str]:
-    """Returns the command of the server on loopback. What is fitting only on a CPU is added only
-    for the CPU build.
-    """
+    """Returns the command of the server on loopback; CPU options only for the CPU build."""
     command = [
         *(sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", settings.model_dir, "--served-model-name", model_name(settings)),
@@ -119,9 +115,7 @@ def vllm_command(settings: VllmSettings, port: int) -> list[str]:
 
 
 def vllm_environment(settings: VllmSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the server's environment: nothing is fetched or reported, and on a CPU threads are
-    bound to cores.
-    """
+    """Returns the environment: no downloads, no reports, threads bound to cores on a CPU."""
     added = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if is_cpu_build():
         cores = settings.cpu_cores or f"0-{(os.cpu_count() or 1) - 1}"

@@ -1,5 +1,5 @@
-"""What became of the records that could not be used? Dead letters made, read, replayed and dropped.
+"""Dead letters: records that could not be used, written, read, replayed and dropped.
 
-*Invariant:* a letter always fits its topic: one that cannot be written would hold up its partition
-for ever. *Invariant:* a letter is replayed once, unless somebody asks for it again.
+*Invariant:* a letter always fits its topic; otherwise it would block its partition. *Invariant:* a
+letter is replayed once, unless a user asks for it again.
 """

@@ -1,9 +1,9 @@
-"""Dead letters at the brokers: read to the end, replayed to where they came from, dropped.
+"""The dead letters of a cluster: read to the end, replayed to their source, dropped.
 
-A letter stays in its topic until retention takes it: Kafka removes records from the beginning of a
-partition only. So what was replayed or dropped is marked, in a topic of its own that outlives the
-letters (`rag.dlq.marks.v1`), and marked letters are passed over. A replayed record and its mark are
-written in one transaction, under an id that only one process can hold.
+Kafka deletes records from the beginning of a partition only, so a letter stays until its retention
+ends. What was replayed or dropped is marked in a topic that outlives the letters
+(`rag.dlq.marks.v1`), and marked letters are skipped. A replayed record and its mark are written in
+one transaction, under an id that only one process can have.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ from schemas.topics import DEAD_LETTER_MARKS, DEAD_LETTER_SUFFIX
 
 BATCH_LETTERS_MAX = 500
 BATCH_BYTES_MAX = 4 * 1024 * 1024
-"""Letters of one transaction: enough that its cost does not count, few enough to be held in
-memory.
-"""
+"""Limit of one transaction, so that its letters fit in memory."""
 TRIES = 5
 ONE_RECORD_S = 3.0
 READER_NAME = "dlq"
@@ -46,17 +44,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """What `mark` did: letters marked, and those passed over because they were cut and are no
-    records any more.
-    """
+    """How many letters were marked, and how many were skipped because they were cut."""
 
     marked: int
     cut: int
 
 
 class DeadLetterBox:
-    """The dead-letter topics of one cluster. Every call blocks; not thread-safe. Raises
-    `RetryableError` without brokers.
+    """The dead-letter topics of one cluster.
+
+    Every call blocks; not thread-safe. Raises `RetryableError` without brokers.
     """
 
     def __init__(self, settings: KafkaSettings, clock: Clock) -> None:
@@ -71,9 +68,7 @@ class DeadLetterBox:
         return read_topic(self._settings, self._clock, topic, name=READER_NAME, progress=progress)
 
     def topics(self) -> tuple[str, ...]:
-        """Returns the dead-letter topics that exist. Raises `ConfigError` when the topic of marks
-        does not.
-        """
+        """Returns the dead-letter topics. Raises `ConfigError` without the topic of marks."""
         with self._reader() as reader:
             names = reader.topics().keys()
         if DEAD_LETTER_MARKS.name not in names:
@@ -88,9 +83,7 @@ class DeadLetterBox:
         )
 
     def marks(self) -> Marks:
-        """Returns what was done about letters so far. Marks that cannot be read are passed over:
-        others wrote them.
-        """
+        """Returns the latest mark of each letter; marks that cannot be read are skipped."""
         marks: Marks = {}
         for message in self._read(DEAD_LETTER_MARKS.name):
             try:
@@ -147,12 +140,11 @@ class DeadLetterBox:
         deadline_ms: int | None = None,
         done: Callable[[int], None] = lambda count: None,
     ) -> Sent:
-        """Replays letters (`action` "replayed"), or drops them: each with its mark, or not at all.
-        `done` is told of each batch.
+        """Replays or drops letters: each with its mark, or not at all; `done` counts each batch.
 
-        `producer` was started before the marks were read, so that nobody else replays the same.
-        Raises `RetryableError` when the brokers do not take a batch: those before it are done, and
-        the same call again goes on.
+        `producer` was started before the marks were read, so that no other process replays the same
+        letters. Raises `RetryableError` when the brokers do not accept a batch: earlier batches are
+        done, and the same call continues.
         """
         marked = cut = 0
         for batch in _batches(letters):
@@ -178,9 +170,10 @@ class DeadLetterBox:
         )
 
     def truncate(self, topic: str, marks: Marks) -> dict[int, int]:
-        """Removes the marked letters at the beginning of each partition for good; returns the first
-        offset that is left, by partition, where anything was removed. Raises `ConfigError` where
-        the brokers refuse.
+        """Deletes the marked letters at the beginning of each partition.
+
+        Returns the first remaining offset of each partition that changed. Raises `ConfigError`
+        where the brokers refuse.
         """
         with self._reader() as reader:
             bounds = {at.partition: reader.bounds(at) for at in reader.partitions(topic)}

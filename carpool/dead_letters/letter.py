@@ -31,8 +31,9 @@ NOT_REPLAYED = (ATTEMPT_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER, REPLAYED_FROM_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
-    """Who gave a record up, and why. `class_name` ends in the reason, after its last dot:
-    `RecordError.not_json`.
+    """Which service rejected a record, and why.
+
+    `class_name` ends in the reason, after its last dot: `RecordError.not_json`.
     """
 
     group: str
@@ -51,9 +52,9 @@ def make_letter(
     reason: Reason,
     connect_names: bool,
 ) -> Output:
-    """Returns the letter of the record at `source`, into the partition that the record lay in.
+    """Returns the letter of the record at `source`, for the partition of the same number.
 
-    One that outgrows its topic (it was compressed on its way in) is cut, and says so: value first,
+    A letter that outgrows its topic (the record was compressed) is cut, and says so: value first,
     then headers, then key.
     """
     topic = source.topic + DEAD_LETTER_SUFFIX
@@ -99,9 +100,10 @@ def _cut(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetter:
-    """A letter as it lies in its topic. `place`: where; `headers`: those that the record came with;
-    `errors`: our `rag.errors.*` without the prefix; `mark`: what was done about it, None: nothing
-    yet.
+    """A letter in its topic.
+
+    `headers`: those of the record; `errors`: our `rag.errors.*` without the prefix; `mark`: None
+    for a letter that was neither replayed nor dropped.
     """
 
     place: Source
@@ -113,9 +115,7 @@ class DeadLetter:
 
     @property
     def topic(self) -> str:
-        """The topic that the record came from: by the name of the letter's topic, since headers can
-        be anyone's.
-        """
+        """The topic of the record, by the name of the letter's topic: headers can be forged."""
         return self.place.topic.removesuffix(DEAD_LETTER_SUFFIX)
 
     @property
@@ -138,9 +138,7 @@ class DeadLetter:
 
 
 def read_letter(message: Message, mark: DeadLetterMark | None = None) -> DeadLetter:
-    """Returns the record of a dead-letter topic as a letter. Takes any record: what is missing is
-    empty.
-    """
+    """Returns any record of a dead-letter topic as a letter; what is missing is empty."""
     headers, errors = split_headers(message.headers)
     return DeadLetter(
         place=message.source,
@@ -153,11 +151,10 @@ def read_letter(message: Message, mark: DeadLetterMark | None = None) -> DeadLet
 
 
 def replay_output(letter: DeadLetter, *, deadline_ms: int | None = None) -> Output:
-    """Returns the record that sends a letter back to the topic that it came from, by its key, as it
-    was first written.
+    """Returns the record that sends a letter back to its topic, by its key, as first written.
 
-    `deadline_ms`, epoch milliseconds, replaces a deadline that has passed: a header wins over what
-    the body says.
+    `deadline_ms`, epoch milliseconds, replaces a deadline that has passed: a header has priority
+    over the body.
     """
     left_out = (*NOT_REPLAYED, DEADLINE_HEADER) if deadline_ms is not None else NOT_REPLAYED
     headers = tuple(header for header in letter.headers if header[0] not in left_out)

@@ -1,6 +1,4 @@
-"""Which letters are meant: by place, partition, offset, reason and age. A value; it reads
-nothing.
-"""
+"""Which letters are selected: by place, partition, offset, reason and age. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +12,10 @@ Place = tuple[str, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """What all selected letters have in common; what is empty or None says nothing. Bounds are
-    inclusive, times epoch milliseconds of when the letter was written. `marked`: those too that
-    were replayed or dropped before.
+    """What the selected letters have in common; an empty field or None selects all.
+
+    Bounds are inclusive, times epoch milliseconds of when the letter was written. `marked`: also
+    letters that were replayed or dropped.
     """
 
     topics: frozenset[str] = frozenset()

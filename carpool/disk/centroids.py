@@ -27,9 +27,7 @@ def write_centroids(index_dir: Path, centroids: Float32) -> None:
 
 
 def read_centroids(index_dir: Path, manifest: Manifest) -> Float32:
-    """Returns (nlist, dim) float32, read-only. Raises `CorruptionError` on damage, `ConfigError` on
-    a size that cannot be.
-    """
+    """Returns (nlist, dim) float32, read-only. Raises `CorruptionError` or `ConfigError`."""
     entry = manifest.file(CENTROIDS_NAME)
     expected_bytes = manifest.nlist * manifest.dimension * 4
     if entry.size_bytes != expected_bytes:
@@ -47,9 +45,7 @@ def read_centroids(index_dir: Path, manifest: Manifest) -> Float32:
 
 
 def centroids_fingerprint(centroids: Float32) -> str:
-    """Returns 16 hex digits that change when any centroid does: without it a cluster id means
-    nothing.
-    """
+    """Returns 16 hex digits that change when any centroid does."""
     digest = hashlib.sha256(repr(centroids.shape).encode())
     digest.update(np.ascontiguousarray(centroids, dtype="<f4").data)
     return digest.hexdigest()[:16]
@@ -77,8 +73,9 @@ def probe(centroids: Float32, queries: Float32, nprobe: int) -> npt.NDArray[np.i
 
 
 def _least(scores: Float32, count: int) -> npt.NDArray[np.intp]:
-    """The columns of the `count` least scores of each row, least first, ties by column. A stable
-    sort, five times as fast.
+    """The columns of the `count` least scores of each row, in order, ties by column.
+
+    Equal to a stable sort, five times as fast.
     """
     rows, columns = scores.shape
     if count == columns:

@@ -1,6 +1,4 @@
-"""Files opened past the page cache (O_DIRECT): what is read then comes from the disk, and leaves
-nothing in memory.
-"""
+"""Files opened with O_DIRECT: reads come from the disk and do not fill the page cache."""
 
 from __future__ import annotations
 
@@ -11,31 +9,24 @@ import os
 from pathlib import Path
 
 IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
-"""File systems without a disk, by the number that statfs(2) calls f_type. Linux takes O_DIRECT on
-tmpfs since 6.6.
-"""
+"""File systems without a disk, by `f_type` of statfs(2). tmpfs accepts O_DIRECT since Linux 6.6."""
 
 _NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
-"""What a file system without O_DIRECT answers: some when the file is opened, some when it is
-read.
-"""
+"""Errors of file systems without O_DIRECT, some at open, some at the first read."""
 _PROBE_BYTES = 4096
 _STATFS_WORDS = 32
 """More than a `struct statfs` has; f_type is the first of them."""
 
 
 class NoDirectReadError(Exception):
-    """The file system has no O_DIRECT, or no disk: a read would come from memory. The message says
-    which, after its subject.
-    """
+    """The file system has no O_DIRECT, or no disk. The message is a predicate without subject."""
 
 
 def open_direct(path: Path | str) -> int:
-    """Returns a descriptor for reading `path` with O_DIRECT, which has been seen to work. The
-    caller closes it. Blocks.
+    """Returns a descriptor of `path` with O_DIRECT, after a test read. The caller closes it.
 
-    Raises `NoDirectReadError` where the file system cannot, `OSError` where the file cannot be
-    opened.
+    Blocks. Raises `NoDirectReadError` where the file system cannot, `OSError` where the file cannot
+    be opened.
     """
     name = IN_MEMORY.get(file_system(path))
     if name is not None:
@@ -55,9 +46,7 @@ def open_direct(path: Path | str) -> int:
 
 
 def file_system(path: Path | str) -> int:
-    """Returns the type of the file system that `path` lies on, as statfs(2) numbers them. Raises
-    `OSError`.
-    """
+    """Returns the file system type of `path`, as in statfs(2). Raises `OSError`."""
     words = (ctypes.c_ulong * _STATFS_WORDS)()
     if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(path), words):
         number = ctypes.get_errno()

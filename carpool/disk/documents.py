@@ -1,10 +1,9 @@
-"""The document store: external id, title and text by row number; two small reads a document,
-nothing kept in memory.
+"""The document store: external id, title and text by row number, two small reads a document.
 
 `documents.idx` has 24 bytes a row (offset, size, zero, checksum); `documents.dat` the documents as
-MessagePack arrays, one behind the other. The checksum is XXH3-64 over the document, seeded with the
-build_id of the documents, the row number and the rest of the entry: a document of another row or
-of another corpus never passes.
+MessagePack arrays, without gaps. The checksum is XXH3-64 over the document, seeded with the build
+id of the documents, the row number and the rest of the entry: a document of another row or corpus
+never passes.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _decoder = msgspec.msgpack.Decoder(Document)
 
 
 class DocumentWriter:
-    """Writes a document store, row after row from 0. Buffered; nothing is durable before `close`.
+    """Writes documents in the order of rows, from 0. Buffered; durable after `close`.
 
     `build_id`: 64 bits of what the documents depend on (`carpool.disk.segments.build_id_of`).
     """
@@ -59,9 +58,7 @@ class DocumentWriter:
         self.row_count = 0
 
     def append(self, document: Document) -> int:
-        """Adds a document and returns its row number. Raises `ValueError` beyond
-        `DOCUMENT_BYTES_MAX`.
-        """
+        """Adds a document; returns its row. `ValueError` beyond `DOCUMENT_BYTES_MAX`."""
         content = self._encoder.encode(document)
         if len(content) > DOCUMENT_BYTES_MAX:
             raise ValueError(
@@ -90,9 +87,7 @@ class DocumentWriter:
 
 
 class DocumentStore:
-    """Reads documents by row number. Any thread may call `get`; it blocks for two reads a
-    document.
-    """
+    """Reads documents by row number, two reads each. `get` blocks, on any thread."""
 
     def __init__(self, folder: Path, row_count: int, build_id: int) -> None:
         self.row_count = row_count
@@ -111,8 +106,8 @@ class DocumentStore:
     def open(cls, index_dir: Path, manifest: Manifest) -> DocumentStore:
         """Returns the store of a complete index.
 
-        Raises `CorruptionError` where a file is missing, not as long as it was, or of another
-        build: the first document is read to see that.
+        Raises `CorruptionError` where a file is missing, has another size or is of another build;
+        the first document is read to check that.
         """
         for name in (DOCUMENTS_NAME, OFFSETS_NAME):
             path = index_dir / name
@@ -140,8 +135,9 @@ class DocumentStore:
         return store
 
     def get(self, rows: Sequence[int]) -> list[Document]:
-        """Returns the documents of `rows`, in their order. Raises `CorruptionError` on damage,
-        `IndexError` for no such row.
+        """Returns the documents of `rows`, in their order.
+
+        Raises `CorruptionError` on damage, `IndexError` for a row that does not exist.
         """
         return [self._read(int(row)) for row in rows]
 

@@ -26,9 +26,7 @@ def write_extents(index_dir: Path, extents: Sequence[ClusterExtent]) -> None:
 
 
 def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ...]:
-    """Returns the extent of each cluster, indexed by cluster. Raises `CorruptionError` where the
-    table is damaged or wrong.
-    """
+    """Returns the extents, indexed by cluster. Raises `CorruptionError`."""
     layout = manifest.layout()
     entry = manifest.file(EXTENTS_NAME)
     path = index_dir / EXTENTS_NAME

@@ -15,10 +15,9 @@ SEGMENT_BYTES_MAX = 1 << 30
 
 
 class ClusterExtent(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a cluster lies: read `size_bytes` (`page_count` pages) at `offset_bytes` of `segment`,
-    multiples of 4096.
+    """Where a cluster is stored: `size_bytes` at `offset_bytes` of `segment`, both times 4096.
 
-    `first_page`: pages of the cluster before these; 0 but for an extent that is a part of a
+    `first_page`: pages of the cluster before these; 0 except for an extent that is a part of a
     cluster.
     """
 
@@ -39,11 +38,10 @@ def segment_name(segment: int) -> str:
 def plan_extents(
     layout: PageLayout, row_counts: Sequence[int], *, segment_bytes_max: int = SEGMENT_BYTES_MAX
 ) -> tuple[ClusterExtent, ...]:
-    """Returns where each cluster will lie, in the order of clusters: `row_counts[c]` rows for
-    cluster c. Pure.
+    """Returns the extent of each cluster, in order: cluster c has `row_counts[c]` rows.
 
-    A segment is closed when the next cluster would make it larger than `segment_bytes_max`; one
-    that is larger by itself has a segment of its own.
+    A segment ends before the cluster that would make it larger than `segment_bytes_max`; a cluster
+    that is larger by itself has its own segment.
     """
     extents = []
     segment, end_bytes = 0, HEADER_BYTES

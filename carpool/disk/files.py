@@ -22,8 +22,9 @@ def fsync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Writes `path` whole: temp, fsync, rename, fsync of the folder. After a crash there is the old
-    file or the new one.
+    """Writes `path`: temporary file, fsync, rename, fsync of the folder.
+
+    After a crash there is the old file or the new one.
     """
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
@@ -44,9 +45,7 @@ def file_crc32(path: Path) -> int:
 
 
 def read_exactly(descriptor: int, size_bytes: int, offset_bytes: int, path: str) -> bytes:
-    """Returns `size_bytes` bytes at `offset_bytes` (pread: any thread may call). Raises
-    `CorruptionError` if there are none.
-    """
+    """Returns the bytes at an offset (pread, any thread). Raises `CorruptionError` if too few."""
     parts: list[bytes] = []
     done_bytes = 0
     try:
@@ -76,9 +75,7 @@ def read_exactly(descriptor: int, size_bytes: int, offset_bytes: int, path: str)
 
 
 def read_checked(path: Path, *, size_bytes: int, crc32: int) -> bytes:
-    """Returns the content of a small file, once its size and checksum are what the manifest says.
-    Raises `CorruptionError`.
-    """
+    """Returns a small file after checking size and checksum. Raises `CorruptionError`."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -1,6 +1,4 @@
-"""Opening an index: manifest, centroids, extents and documents together, with every size
-checked.
-"""
+"""Opening an index: manifest, centroids, extents and documents, with all sizes checked."""
 
 from __future__ import annotations
 
@@ -28,10 +26,9 @@ def index_files(segment_count: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenIndex:
-    """An index that is ready to be read. `extents` are indexed by cluster, `segment_paths` by
-    segment.
+    """An open index. `extents` are indexed by cluster, `segment_paths` by segment.
 
-    Whoever opened it closes `documents`.
+    The caller of `open_index` closes it.
     """
 
     dir: Path
@@ -48,8 +45,7 @@ class OpenIndex:
 
 
 def open_index(index_dir: Path) -> OpenIndex:
-    """Returns the index at `index_dir`: small files read and verified, of large ones the sizes and
-    the beginnings.
+    """Returns the index at `index_dir`. Small files are verified; of large ones, size and header.
 
     Blocks. Clusters and documents are verified when they are read. Raises `ConfigError` where there
     is no index of this format, `CorruptionError` where something is missing, cut short or damaged.
@@ -81,9 +77,7 @@ def open_index(index_dir: Path) -> OpenIndex:
 
 
 def check_sizes(index_dir: Path, manifest: Manifest) -> None:
-    """Raises `CorruptionError` for the first file of the manifest that is missing or has another
-    size.
-    """
+    """Raises `CorruptionError` for the first missing file or wrong size."""
     for name in index_files(manifest.segment_count):
         path, expected_bytes = index_dir / name, manifest.file(name).size_bytes
         if not path.is_file():

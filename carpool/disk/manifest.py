@@ -1,6 +1,4 @@
-"""The manifest: what an index is, which files it has, and their checksums; written last, so that it
-means "complete".
-"""
+"""The manifest: what an index is, its files and checksums. It is written last."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 
 _WHY_NOT = {
-    "v0": ". v0 was provisional: its pages have no seals, so that files of two builds could be "
+    "v0": ". v0 was provisional: its pages have no checksums, so that files of two builds could be "
     "mixed unseen",
 }
 """Why a former format is not read."""
@@ -39,13 +37,12 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What an index is. Cluster ids mean something only together with `centroids_fingerprint`.
+    """What an index is. Cluster ids are valid only for one `centroids_fingerprint`.
 
-    `read_latency_us` has one entry for each cluster (a cold read of it on the machine of the
-    build), or none where it was not profiled. `files` names everything but the manifest itself.
-    `build_id` seals the segments, `documents_build_id` the documents. `requires` names what a
-    reader must understand beyond the format: one that does not refuses the index. Fields that it
-    does not know, it ignores.
+    `read_latency_us` has one entry for each cluster (a cold read on the machine of the build), or
+    none. `files` lists all files except the manifest. `build_id` is part of every checksum of the
+    segments, `documents_build_id` of the documents. `requires` names what a reader must support
+    beyond the format, or it refuses the index. Unknown fields are ignored.
     """
 
     format: str
@@ -99,9 +96,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
     def file(self, name: str) -> FileEntry:
-        """Returns the entry of a file that every index has. Raises `ConfigError` when it is not
-        listed.
-        """
+        """Returns the entry of a required file. Raises `ConfigError` when it is not listed."""
         entry = self.files.get(name)
         if entry is None:
             raise ConfigError(
@@ -121,9 +116,7 @@ class _FormatOnly(msgspec.Struct, frozen=True):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Returns the bytes of the manifest's file: readable JSON with a checksum of its own, always
-    the same for one value.
-    """
+    """Returns the manifest's file: readable JSON with a checksum, the same for equal values."""
     return _enclose(manifest.format, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
 
 
@@ -136,17 +129,15 @@ def _enclose(format_name: str, body: bytes) -> bytes:
 
 
 def write_manifest(index_dir: Path, manifest: Manifest) -> None:
-    """Declares the index at `index_dir` complete: temp, fsync, rename, fsync of the folder. Call it
-    last.
-    """
+    """Declares the index complete, durably. Call it last."""
     write_atomically(index_dir / MANIFEST_NAME, encode_manifest(manifest))
 
 
 def read_manifest(index_dir: Path) -> Manifest:
-    """Returns the manifest of the index at `index_dir`.
+    """Returns the manifest of the index at `index_dir`; does not check other files.
 
     Raises `ConfigError` where there is no index or one of another format, and `CorruptionError`
-    where the manifest is damaged. Says nothing about the other files.
+    where the manifest is damaged.
     """
     path = index_dir / MANIFEST_NAME
     try:

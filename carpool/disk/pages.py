@@ -1,5 +1,4 @@
-"""Pages: the unit of checksums. A page holds whole rows of one cluster, their row numbers, and a
-seal over all of it.
+"""Pages, the unit of checksums: whole rows of one cluster, their row numbers, and a checksum.
 
 Layout of a page of `page_bytes` (a multiple of 4 KiB), numbers little-endian:
 
@@ -8,8 +7,8 @@ Layout of a page of `page_bytes` (a multiple of 4 KiB), numbers little-endian:
 
 The checksum is XXH3-64 over everything before it, seeded with build_id, segment, cluster and the
 number of the page in its cluster: a page of another place, another segment or another build never
-passes. Only the last page of a cluster may hold fewer rows than fit; what is unused is zero. An
-empty cluster has one page of zeros, sealed.
+passes. Only the last page of a cluster may have fewer rows than fit; unused bytes are zero. An
+empty cluster has one page of zeros with its checksum.
 
 A vector never straddles two pages, so that one row is one small read. Scanning needs no copy: the
 vectors at one slot of all pages are a matrix with a long stride, which BLAS takes as it is.
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
 PAGE_ALIGNMENT_BYTES = 4096
 PAGE_BYTES_MAX = 64 << 10
 SIZE_MARGIN = 0.002
-"""A page is made larger, up to `PAGE_BYTES_MAX`, until all clusters together are larger by no more
-than this share than they could be. What is unused of a page is read, kept, and jumped over in every
-scan.
+"""A page is made larger, up to `PAGE_BYTES_MAX`, until the clusters need at most this share more
+than with the best size. Unused space of a page is read and kept in memory, too.
 """
 ROW_BITS = 40
 """Of a row number; the 24 bits above are zero, kept for tenant and tombstone."""
@@ -48,9 +46,7 @@ _MASK = (1 << 64) - 1
 
 
 class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """How rows lie in pages: the same for a whole index. Raises `ValueError` where not even one row
-    fits a page.
-    """
+    """The arrangement of rows in the pages of an index. Raises `ValueError` if no row fits."""
 
     dimension: int
     vector_dtype: VectorDtype
@@ -90,26 +86,21 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, -(-(row_count - slot) // self.rows_per_page))
 
     def vectors(self, pages: UInt8, slot: int) -> npt.NDArray[np.floating]:
-        """Returns the vectors at `slot` of `pages`: (n, page_bytes) uint8 -> (n, dimension), a view
-        with the pages' stride.
-        """
+        """Returns a view: (n, page_bytes) uint8 -> (n, dimension), the vectors at `slot`."""
         start = slot * self.row_bytes
         dtype = "<f4" if self.vector_dtype == "float32" else "<f2"
         return pages[:, start : start + self.row_bytes].view(dtype)
 
     def row_numbers(self, pages: UInt8) -> npt.NDArray[np.int64]:
-        """Returns the row numbers of `pages`: (n, page_bytes) uint8 -> (n, rows_per_page) int64, a
-        view.
-        """
+        """Returns a view: (n, page_bytes) uint8 -> (n, rows_per_page) int64."""
         start = self.ids_offset_bytes
         return pages[:, start : start + self.rows_per_page * 8].view("<i8")
 
 
 class ClusterPages(NamedTuple):
-    """A cluster in memory, verified: its pages in order, in one or more contiguous pieces, each (n,
-    page_bytes) uint8.
+    """A verified cluster in memory: its pages in order, in pieces of (n, page_bytes) uint8.
 
-    The pieces are views of somebody's memory: whoever handed them out says for how long.
+    The pieces are views; their owner decides how long they are valid.
     """
 
     cluster: int
@@ -127,9 +118,7 @@ class ClusterRows(NamedTuple):
 
 
 def dense(cluster: ClusterPages) -> ClusterRows:
-    """Returns copies of a cluster's rows in their order, float32 whatever the pages hold. For tools
-    and tests: it copies.
-    """
+    """Returns copies of a cluster's rows in order, as float32. For tools and tests."""
     layout, count = cluster.layout, cluster.row_count
     vectors = np.empty((count, layout.dimension), dtype=np.float32)
     rows = np.empty(count, dtype=np.int64)
@@ -145,12 +134,11 @@ def dense(cluster: ClusterPages) -> ClusterRows:
 def choose_layout(
     dimension: int, vector_dtype: VectorDtype, row_counts: Sequence[int] = (1 << 20,)
 ) -> PageLayout:
-    """Returns the smallest page with which clusters of `row_counts` rows take hardly more
-    (`SIZE_MARGIN`) than with the best.
+    """Returns the smallest page within `SIZE_MARGIN` of the best size for these clusters.
 
     By default for clusters of many rows: 56 KiB with 37 rows for 384 x float32, 44 KiB with 58 for
-    float16. For clusters of few, whose last page is often half empty, pages are smaller. Raises
-    `ValueError` where no page holds a row.
+    float16. Pages are smaller for clusters of few rows, whose last page is often half empty. Raises
+    `ValueError` where no page fits a row.
     """
     layouts = []
     for page_bytes in range(PAGE_ALIGNMENT_BYTES, PAGE_BYTES_MAX + 1, PAGE_ALIGNMENT_BYTES):
@@ -176,16 +164,14 @@ def choose_layout(
 
 
 def page_seed(*, build_id: int, segment: int, cluster: int) -> int:
-    """Returns the seed of a cluster's first page; page p has this plus p. `build_id`: of the
-    build, 64 bits.
-    """
+    """Returns the seed of a cluster's first page; page p has this plus p."""
     return xxhash.xxh3_64_intdigest(_SEED.pack(build_id, segment, cluster))
 
 
 def encode_pages(
     layout: PageLayout, vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], *, seed: int
 ) -> UInt8:
-    """Returns the sealed pages of a cluster: (page_count, page_bytes) uint8.
+    """Returns the pages of a cluster with their checksums: (page_count, page_bytes) uint8.
 
     `vectors`: (n, dim) float32, rounded to the layout's dtype; `rows`: (n,) int64 in [0, 2**40); n
     may be 0. Raises `ValueError` where they do not fit.
@@ -206,14 +192,13 @@ def encode_pages(
 
 
 def first_damaged_page(pages: UInt8, *, seed: int, first_page: int = 0) -> int | None:
-    """Returns the position in `pages` of the first whose checksum is wrong, None when all are as
-    they were written.
+    """Returns the position in `pages` of the first wrong checksum; None when all are correct.
 
     `pages`: (n, page_bytes) uint8, contiguous; `first_page`: the number in its cluster of the
-    first. 25 GB/s or so.
+    first. About 25 GB/s.
     """
-    sealed = pages[:, -_CHECKSUM_BYTES:].view("<u8")[:, 0]
-    wrong = np.flatnonzero(sealed != _checksums(pages, seed, first_page))
+    stored = pages[:, -_CHECKSUM_BYTES:].view("<u8")[:, 0]
+    wrong = np.flatnonzero(stored != _checksums(pages, seed, first_page))
     return int(wrong[0]) if len(wrong) else None
 
 

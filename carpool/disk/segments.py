@@ -1,9 +1,9 @@
-"""The segments: files of sealed pages, and the table that says where each cluster lies in them.
+"""The segments: files of pages with checksums, written and read.
 
-A segment begins with a header of 4 KiB; its clusters' extents follow without gaps, each a whole
-number of pages. Where every extent lies follows from the row counts alone (`plan_extents`), so that
-a build that was killed goes on with the next segment and ends in the same bytes. A cluster never
-spans two segments.
+A segment begins with a header of 4 KiB; the extents of its clusters follow without gaps, each a
+whole number of pages. The row counts alone determine every extent (`plan_extents`), so that a
+killed build continues with the next segment and ends in the same bytes. A cluster is in one
+segment.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ _HEADER_FORMAT = 1
 
 
 def build_id_of(*parts: bytes) -> int:
-    """Returns 64 bits that stand for everything a build's bytes depend on: give it all of that, in
-    `parts`.
+    """Returns 64 bits of everything that the bytes of a build depend on.
 
-    Two builds may share a build_id only if their files are the same bytes: it seeds every seal,
-    and is all that tells an older file from today's.
+    Two builds may share a build id only if their files are the same bytes: it seeds every checksum,
+    and alone distinguishes files of two builds.
     """
     digest = sha256()
     for part in parts:
@@ -58,18 +57,16 @@ def build_id_of(*parts: bytes) -> int:
 
 
 class SegmentWriter:
-    """Writes the segments of an index, cluster after cluster, in as many lives as it takes.
+    """Writes the segments of an index in the order of clusters; a killed build can continue.
 
-    A segment is written under a temporary name and gets its own when it is whole and durable. A new
-    writer with the same arguments finds those, and goes on with `next_cluster`. Memory: the cluster
-    in hand. One thread.
+    A segment gets its name when it is complete and durable. A new writer with the same arguments
+    finds those, and continues with `next_cluster`. Memory: one cluster. One thread.
     """
 
     def __init__(
         self, folder: Path, *, layout: PageLayout, build_id: int, extents: Sequence[ClusterExtent]
     ) -> None:
-        """Looks for segments that an earlier life finished; those of another build are written
-        anew.
+        """Finds complete segments of an earlier life; those of another build are overwritten.
 
         `extents`: as `plan_extents` returned them, at least one.
         """
@@ -94,11 +91,10 @@ class SegmentWriter:
     def append(
         self, cluster: int, vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
     ) -> ClusterExtent:
-        """Writes the next cluster and returns its extent; durable once its segment is finished.
-        Blocks.
+        """Writes the next cluster and returns its extent; durable with its segment. Blocks.
 
-        `vectors`: (n, dim) float32; `rows`: (n,) int64 in [0, 2**40); n as planned. Raises
-        `ValueError` for another cluster than `next_cluster`, or rows that are not the planned ones.
+        `vectors`: (n, dim) float32; `rows`: (n,) int64 in [0, 2**40). Raises `ValueError` for
+        another cluster than `next_cluster`, or another n than planned.
         """
         extent = (
             self._extents[self.next_cluster] if self.next_cluster < len(self._extents) else None
@@ -118,8 +114,7 @@ class SegmentWriter:
         return extent
 
     def close(self) -> dict[str, FileEntry]:
-        """Returns the entry of every segment, all durable. Reads those of earlier lives once for
-        their checksums. Blocks.
+        """Returns the entry of every segment, all durable; reads those of earlier lives. Blocks.
 
         Raises `ValueError` while clusters remain.
         """
@@ -183,9 +178,7 @@ class SegmentWriter:
 def encode_header(
     layout: PageLayout, extents: Sequence[ClusterExtent], *, build_id: int, segment: int
 ) -> bytes:
-    """Returns the first `HEADER_BYTES` of a segment: what it is, zeros, and a checksum over all of
-    that.
-    """
+    """Returns the first `HEADER_BYTES` of a segment: fields, zeros, checksum."""
     clusters = [extent.cluster for extent in extents if extent.segment == segment]
     content = _HEADER.pack(
         _MAGIC,
@@ -219,11 +212,11 @@ def check_header(
         os.close(descriptor)
     if found == encode_header(layout, extents, build_id=build_id, segment=segment):
         return
-    sealed = found[:8] == _MAGIC and xxhash.xxh3_64_digest(found[:-8])[::-1] == found[-8:]
+    is_whole = found[:8] == _MAGIC and xxhash.xxh3_64_digest(found[:-8])[::-1] == found[-8:]
     why = (
         "its header is whole, but of another build or another segment: files of two indexes were "
         "mixed"
-        if sealed
+        if is_whole
         else "its header is damaged"
     )
     raise _wrong(path, 0, why)

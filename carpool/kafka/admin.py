@@ -18,9 +18,7 @@ from schemas.topics import TOPICS, Topic
 
 @dataclass(frozen=True, kw_only=True)
 class TopicState:
-    """A topic as the brokers have it. `partitions` 0: it does not exist. `drift`: what differs from
-    the list, in words.
-    """
+    """A topic at the brokers. `partitions` 0: it does not exist. `drift`: differences."""
 
     topic: Topic
     partitions: int
@@ -29,16 +27,12 @@ class TopicState:
 
 
 def partitions_of(topic: Topic, settings: KafkaSettings) -> int:
-    """Returns the partitions that a topic is made with: lanes for groups, the keyed topics' number
-    for the rest.
-    """
+    """Returns the partitions of a new topic."""
     return LANES if topic.partition_by == "lane" else settings.partitions
 
 
 def topic_config(topic: Topic) -> dict[str, str]:
-    """Returns the broker-side settings of a topic. A compacted topic keeps everything for its
-    retention first.
-    """
+    """Returns the broker-side settings of a topic. Compaction begins after the retention."""
     config = {"max.message.bytes": str(topic.max_message_bytes), "cleanup.policy": topic.cleanup}
     if topic.cleanup == "compact":
         config["min.compaction.lag.ms"] = str(topic.retention_ms)
@@ -48,15 +42,12 @@ def topic_config(topic: Topic) -> dict[str, str]:
 
 
 def in_sync_config(replicas: int) -> dict[str, str]:
-    """Returns how many copies must have a record before it counts as written: one may be down, and
-    one must not be alone.
-    """
+    """Returns `min.insync.replicas`: one copy may be down, one copy alone is not enough."""
     return {"min.insync.replicas": str(min(2, replicas - 1))} if replicas > 1 else {}
 
 
 def create_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS) -> list[str]:
-    """Makes the topics that are missing and returns their names; those that exist are left as they
-    are.
+    """Creates the missing topics and returns their names.
 
     Raises `RetryableError` when no broker answers, `ConfigError` when the brokers refuse.
     """
@@ -91,9 +82,7 @@ def create_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS) -
 def describe_topics(
     settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS
 ) -> list[TopicState]:
-    """Returns each topic of the list as the brokers have it, with what differs. Raises
-    `RetryableError`.
-    """
+    """Returns each topic at the brokers, with differences. Raises `RetryableError`."""
     admin, timeout_s = _admin(settings)
     metadata = cluster_metadata(admin, settings.bootstrap, timeout_s)
     states = []

@@ -1,6 +1,4 @@
-"""Is this deployment fit to start on? Judges what the brokers said (`carpool.kafka.deployment` asks
-them). Pure.
-"""
+"""Judges whether a service may start on its brokers. Pure; `kafka.deployment` asks them."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ INTERNAL_LOGS = {
 
 
 WARN_SHARE = 0.5
-"""Unread records older than this share of their topic's retention are warned of: half of the time
-is left to mend it.
-"""
+"""Unread records older than this share of their topic's retention cause a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +38,10 @@ class TopicFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a consumer group stands in a partition: what it committed, the first and the next
-    offset of the log, and the first offset of a record younger than `WARN_SHARE` of the retention
-    (None: not known).
+    """Where a consumer group is in a partition: committed offset, first and next offset of the log.
+
+    `first_young`: the first offset of a record younger than `WARN_SHARE` of the retention; None:
+    unknown.
     """
 
     committed: int
@@ -55,9 +52,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerFacts:
-    """All that the brokers said. `config`: settings of one of them; empty where it has none, None:
-    we may not read them.
-    """
+    """What the brokers returned. `config`: of one broker; empty: none; None: not permitted."""
 
     brokers: int
     config: Mapping[str, str] | None = field(default_factory=dict)
@@ -75,9 +70,7 @@ class Abilities:
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What became of the checks. `problems` stop the service; `warnings` are logged. Each says what
-    it means and what to do.
-    """
+    """The result of the checks. `problems` stop the service; `warnings` are logged."""
 
     abilities: Abilities
     delivery: DeliveryName
@@ -106,9 +99,7 @@ class Deployment:
 def judge(
     settings: KafkaSettings, wish: Wish, topics: Sequence[Topic], facts: BrokerFacts
 ) -> Deployment:
-    """Returns whether a service may start on what the brokers said. `wish`: how it is to
-    deliver.
-    """
+    """Returns whether a service may start; `wish`: the configured delivery."""
     abilities = abilities_of(facts)
     delivery: DeliveryName = (
         "exactly_once"
@@ -151,10 +142,10 @@ def judge(
 
 
 def abilities_of(facts: BrokerFacts) -> Abilities:
-    """Returns what the brokers can, by the settings that they have: one without a coordinator has
-    no settings for it.
+    """Returns what the brokers support, derived from the settings that they have.
 
-    Brokers that hide their settings have access control, and whatever has that has transactions.
+    A broker without a coordinator has no settings for it. Brokers that hide their settings have
+    access control, and those have transactions.
     """
     if facts.config is None:
         return Abilities(transactions=True, consumer_protocol=False)
@@ -166,9 +157,7 @@ def abilities_of(facts: BrokerFacts) -> Abilities:
 
 
 def _internal_log_problems(facts: BrokerFacts, delivery: DeliveryName) -> Iterator[str]:
-    """A broker makes its own topics when they are first needed, and not at all where brokers are
-    missing for the copies.
-    """
+    """Internal topics are created at first use, which fails with fewer brokers than copies."""
     for name, prefix in INTERNAL_LOGS.items():
         copies = _number(facts.config or {}, f"{prefix}.replication.factor")
         is_needed = delivery == "exactly_once" or name == "__consumer_offsets"
@@ -245,9 +234,7 @@ def _topic_warnings(topic: Topic, found: TopicFacts, facts: BrokerFacts) -> Iter
 
 
 def _partition_problems(facts: BrokerFacts) -> Iterator[str]:
-    """Answers are looked up beside the retrievals of the same partition, and dead letters lie
-    beside their records.
-    """
+    """Equal partition counts: answers and retrievals; a dead-letter topic and its source."""
     answers = facts.topics.get(ANSWERS.name)
     for topic in (RETRIEVALS, RETRIEVALS_BATCH):
         found = facts.topics.get(topic.name)

@@ -25,9 +25,7 @@ may return too few partitions, and clients use that answer until the next refres
 
 
 def client_config(settings: KafkaSettings) -> dict[str, Any]:
-    """Returns what every librdkafka client needs: brokers and security. Holds the password: never
-    log it.
-    """
+    """Returns brokers and security of every client. Contains the password: never log it."""
     config: dict[str, Any] = {
         "bootstrap.servers": settings.bootstrap,
         "security.protocol": settings.security_protocol,
@@ -46,9 +44,7 @@ def client_config(settings: KafkaSettings) -> dict[str, Any]:
 
 
 def producer_config(settings: KafkaSettings) -> dict[str, Any]:
-    """Returns the configuration of a Kafka producer whose records must arrive: idempotent, never
-    timing out by itself.
-    """
+    """Returns the configuration of an idempotent producer without a message time-out."""
     config = client_config(settings)
     del config["allow.auto.create.topics"]
     return config | {
@@ -64,9 +60,7 @@ def producer_config(settings: KafkaSettings) -> dict[str, Any]:
 
 
 def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
-    """Returns the configuration of a consumer-group member that commits by itself and is told where
-    partitions end.
-    """
+    """Returns the configuration of a group member that commits and sees partition ends."""
     return client_config(settings) | {
         "group.id": group,
         "enable.auto.commit": False,

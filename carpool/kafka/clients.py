@@ -1,8 +1,6 @@
-"""The seam to a broker: what the loop and its delivery need of a Kafka consumer and a Kafka
-producer.
+"""Protocols of Kafka clients: what the loop and its delivery need of consumers and producers.
 
-Two implementations, held to one conformance suite: `librdkafka` (real brokers) and `memory`
-(tests).
+Two implementations pass one conformance suite: `librdkafka` (real brokers) and `memory` (tests).
 """
 
 from __future__ import annotations
@@ -17,9 +15,7 @@ CommitResult = Callable[[CarpoolError | None], None]
 
 
 class Position(NamedTuple):
-    """The offset to go on from (None: nothing was committed) and the metadata that was committed
-    with it.
-    """
+    """A committed offset (None: nothing was committed) and its metadata."""
 
     offset: int | None
     metadata: str
@@ -29,47 +25,41 @@ class RebalanceListener(Protocol):
     """Told of assignments, from inside `poll`."""
 
     def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """These partitions are ours now, with what was committed for them."""
+        """These partitions are assigned to this member, with their committed positions."""
         ...
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """These partitions go to another member when this returns. `lost`: they are gone already,
-        commits are too late.
+        """The broker assigns these partitions to another member when this call returns.
 
-        Requests to commit that were not begun are dropped before this call, without a result.
+        `lost`: they were already reassigned, and commits fail. Commit requests that were not sent
+        are dropped before this call, without a result.
         """
         ...
 
 
 class ConsumerClient(Protocol):
-    """A member of a consumer group. All calls but `commit` come from one thread, the polling
-    thread.
+    """A member of a consumer group. All calls but `commit` come from the polling thread.
 
-    Clients may hold a lock while they poll (confluent-kafka does, and it is not fair): whoever else
-    wants the consumer would starve. So `commit` only leaves a request, which the polling thread
-    serves.
+    A client may lock itself while it polls (confluent-kafka does, unfairly), so a commit from
+    another thread could starve. `commit` therefore only queues a request for the polling thread.
     """
 
     def subscribe(
         self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
     ) -> None:
-        """Joins the group, for a topic and those that are read beside it. Raises `ConfigError` when
-        one does not exist.
-        """
+        """Joins the group. Raises `ConfigError` when a topic does not exist."""
         ...
 
     def poll(self, timeout_s: float) -> Message | None:
-        """Returns the next record, or None after `timeout_s`. Serves the listener.
+        """Returns the next record, or None after `timeout_s`. Calls the listener.
 
-        Raises `DeploymentError` when the log no longer holds the offset to go on from,
-        `FencedError` when thrown out.
+        Raises `DeploymentError` when the committed offset was deleted, `FencedError` when the group
+        removed this member.
         """
         ...
 
     def pause(self, topics: frozenset[str] | None = None) -> None:
-        """Stops the flow of records, of these topics or of all; `poll` goes on keeping the
-        membership.
-        """
+        """Pauses these topics, or all; `poll` still keeps the membership."""
         ...
 
     def resume(self, topics: frozenset[str] | None = None) -> None:
@@ -77,37 +67,30 @@ class ConsumerClient(Protocol):
         ...
 
     def pause_partitions(self, partitions: frozenset[TopicPartition]) -> None:
-        """Stops the flow of records of just these partitions, whatever was held before; others are
-        as `pause` has them.
-        """
+        """Pauses exactly these partitions, independently of `pause`."""
         ...
 
     def waiting(self) -> dict[TopicPartition, int]:
-        """Returns the records known to wait in each assigned partition, counted from the position,
-        not from commits.
-        """
+        """Returns the known number of unread records of each assigned partition."""
         ...
 
     def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
-        """Asks for a commit; returns at once. Thread-safe; at most one is under way.
+        """Requests a commit without blocking. Thread-safe; one commit is in flight at a time.
 
-        `on_result` is called from inside `poll`, once, with None, `RetryableError`, or
-        `FencedError` when the group went on without this member.
+        `poll` calls `on_result` once: with None, `RetryableError`, or `FencedError` when the group
+        removed this member.
         """
         ...
 
     def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
-        """Commits, blocking, after any commit that was asked for before. From the polling thread
-        only; raises as above.
-        """
+        """Commits and blocks, after earlier requests. Polling thread only; raises as above."""
         ...
 
     def membership(self, *, fresh: bool = False) -> Membership | None:
-        """Returns what proves to the broker that this member is part of its group; None while it is
-        not.
+        """Returns the proof of membership for the broker; None for no member.
 
-        From the polling thread only. It may be a moment old, but no older than the last rebalance
-        that this member took part in, unless `fresh` is asked for, which takes longer.
+        Polling thread only. The result is not older than this member's last rebalance; `fresh` asks
+        the client again, which takes longer.
         """
         ...
 
@@ -117,38 +100,30 @@ class ConsumerClient(Protocol):
 
 
 class Membership(Protocol):
-    """A member's place in its consumer group (id and generation or epoch), as the client that made
-    it understands it.
-
-    May be used on any thread.
-    """
+    """A member's place in its group (id and generation or epoch), opaque; for any thread."""
 
 
 class FenceInstance(Protocol):
     """Ends the transactions of another instance id."""
 
     def __call__(self, instance_id: str) -> None:
-        """Takes the instance's transactional id. Blocks.
+        """Takes the instance's transactional id, which aborts its open transaction. Blocks.
 
-        Its open transaction is aborted, and its member can commit no more.
-
-        Raises `RetryableError` where no coordinator answered.
+        Its member can commit no more. Raises `RetryableError` when no coordinator answers.
         """
         ...
 
 
 class TransactionalProducerClient(Protocol):
-    """Writes records and offsets together or not at all (ADR 0007). From one thread at a time.
+    """Writes records and offsets atomically (ADR 0007). One thread at a time.
 
-    Every call but `close` blocks, and raises `RetryableError` (the same call again), `AbortedError`
-    (nothing of this transaction will be seen: `abort`, then begin anew), `FencedError` (another
-    producer has the id) or `DeploymentError` (the broker refuses for good what was produced).
+    Every call but `close` blocks, and raises `RetryableError` (repeat the call), `AbortedError`
+    (call `abort`, then begin anew), `FencedError` (another producer has the id) or
+    `DeploymentError` (the broker refuses these records permanently).
     """
 
     def start(self) -> None:
-        """Takes the transactional id: fences its previous life and ends its open transaction. Once,
-        before all else.
-        """
+        """Takes the transactional id and aborts its open transaction. Call it once, first."""
         ...
 
     def begin(self) -> None:
@@ -156,26 +131,20 @@ class TransactionalProducerClient(Protocol):
         ...
 
     def produce(self, output: Output) -> None:
-        """Adds a record to the transaction; waits while the client's queue is full. Whether the
-        broker took it shows in `commit`.
-        """
+        """Adds a record; blocks while the client's queue is full. `commit` reports failures."""
         ...
 
     def send_offsets(
         self, offsets: Mapping[TopicPartition, Position], membership: Membership
     ) -> None:
-        """Adds offsets and their metadata. The broker checks the membership, and not who owns the
-        partitions.
+        """Adds offsets with metadata. The broker checks the membership only.
 
-        One from before a rebalance is an `AbortedError`: that happens to the living, and the next
-        `membership` is good.
+        A membership from before a rebalance is an `AbortedError`; the next `membership` is valid.
         """
         ...
 
     def commit(self) -> None:
-        """Ends the transaction: all of it is seen. After `RetryableError` it may have been: only
-        another call tells.
-        """
+        """Commits the transaction. After `RetryableError` its outcome is unknown: call it again."""
         ...
 
     def abort(self) -> None:
@@ -183,9 +152,7 @@ class TransactionalProducerClient(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets go of the connection; an open transaction is aborted by the next life or its
-        time-out.
-        """
+        """Disconnects; the next life or the transaction time-out aborts an open transaction."""
         ...
 
 
@@ -193,9 +160,7 @@ class ProducerClient(Protocol):
     """Writes records. Thread-safe."""
 
     def produce(self, output: Output, on_delivery: Callable[[CarpoolError | None], None]) -> bool:
-        """Queues a record; False when the queue is full. `on_delivery` is called from `poll`, once,
-        with the outcome.
-        """
+        """Queues a record; False when the queue is full. `poll` calls `on_delivery` once."""
         ...
 
     def poll(self, timeout_s: float) -> None:

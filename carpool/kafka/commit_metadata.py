@@ -1,4 +1,4 @@
-"""Commit metadata: the text beside a committed offset, encoded and decoded.
+"""Commit metadata, the text stored with a committed offset, encoded and decoded. Pure.
 
 Version 1: `1;` and comma-separated runs. `a+n`: n whole records, the first `a` records after the
 committed offset. `a:p-q.r`: parts p to q and part r of the record at `a`. Numbers are decimal.
@@ -54,9 +54,7 @@ def encode_metadata(low: int, whole: Iterable[int], parts: Mapping[int, Collecti
 
 
 def decode_metadata(low: int, metadata: str) -> tuple[set[int], dict[int, set[int]]]:
-    """Returns (offsets of whole records, parts by offset); nothing for metadata that is empty,
-    foreign or torn.
-    """
+    """Returns (offsets of whole records, parts by offset); both empty for unreadable metadata."""
     whole: set[int] = set()
     parts: dict[int, set[int]] = {}
     runs_text = _runs_of(metadata)

@@ -1,6 +1,4 @@
-"""Asks the brokers what a service must know before it starts: topics, their settings, what they
-can, where a group stands.
-"""
+"""Asks the brokers for what `checks` judges: topics, settings, abilities, group offsets."""
 
 from __future__ import annotations
 
@@ -40,8 +38,7 @@ def check_deployment(
     group: str,
     inputs: Iterable[str],
 ) -> Deployment:
-    """Returns what a service of this `group`, which reads `inputs`, finds on its brokers, judged.
-    Blocks for some requests.
+    """Returns the judged deployment of a service of this `group` that reads `inputs`. Blocks.
 
     Raises `RetryableError` when no broker answers.
     """
@@ -61,9 +58,7 @@ def require_fit(deployment: Deployment) -> None:
 def ask_brokers(
     settings: KafkaSettings, topics: Sequence[Topic], *, group: str, inputs: frozenset[str]
 ) -> BrokerFacts:
-    """Returns what the brokers say. What they refuse to say is left out. Raises `RetryableError`
-    when none answers.
-    """
+    """Returns the brokers' answers, without what they refuse. Raises `RetryableError`."""
     # What fails is raised; librdkafka's own log lines would only bury it.
     admin = AdminClient(client_config(settings) | {"log_level": 0})
     timeout_s = settings.request_timeout_ms / 1_000
@@ -95,7 +90,7 @@ def ask_brokers(
 
 
 def _retention_ms(config: Mapping[str, str] | None) -> int | None:
-    """How long records are kept that nobody has read; None: for good, or not known."""
+    """How long unread records are kept; None: forever, or unknown."""
     text = (config or {}).get("retention.ms", "")
     return int(text) if text.isdigit() else None
 
@@ -106,9 +101,7 @@ def _standings(
     group: str,
     partitions: Mapping[TopicPartition, int | None],
 ) -> dict[TopicPartition, Standing]:
-    """Where the group stands; nothing where the brokers do not say (no offsets by time, no right to
-    read them).
-    """
+    """Returns the group's standing; empty where the brokers do not answer such requests."""
     timeout_s = settings.request_timeout_ms / 1_000
     raw = [RawPartition(at.topic, at.partition) for at in partitions]
     now_ms = int(time.time() * 1_000)

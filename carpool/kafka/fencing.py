@@ -1,8 +1,7 @@
-"""Taking a partition over: whom to fence, and the claim by which the next owner will know whom (ADR
-0007).
+"""Whom to fence when a partition is taken over, and the claim that names its new owner. Pure.
 
-Shared by all consumer clients. Metadata that names nobody was committed at least once, by who
-leaves no transaction behind.
+See ADR 0007. Metadata without an instance id was committed under at-least-once, which leaves no
+transactions.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, instance_id_of, wi
 from carpool.kafka.records import TopicPartition
 
 TAKEOVER_WAIT_S = 0.1
-"""How long a transaction may hold the offsets of a partition that is ours now before anybody asks
-whose it is: most end within milliseconds.
+"""How long to wait for a transaction that blocks the offsets of a newly assigned partition, before
+its owner is looked up: most end within milliseconds.
 """
 
 LIVING_WAIT_S = 5.0
-"""How long it may hold them where its owner is a living member, but no longer than half of the time
-there is: such a member let go of the partition after its commit, of which brokers under load may
-still be writing the markers.
+"""How long to wait where the owner is a living member, at most half of the request time-out. A
+living member released the partition after its commit; brokers under load may still write the
+transaction markers.
 """
 
 
@@ -33,8 +32,9 @@ def transactional_id(group: str, instance_id: str) -> str:
 def instances_to_fence(
     last: Iterable[Position], own_instance_id: str, living: Collection[str] = ()
 ) -> list[str]:
-    """Returns who committed these positions, less ourselves and the living. Starting has fenced our
-    previous life already.
+    """Returns the ids that committed these positions, except our own and those of living members.
+
+    Our own previous life was fenced at start.
     """
     return sorted(
         {instance_id_of(position.metadata) or own_instance_id for position in last}
@@ -45,11 +45,9 @@ def instances_to_fence(
 def claims(
     positions: Mapping[TopicPartition, Position], own_instance_id: str
 ) -> dict[TopicPartition, Position]:
-    """Returns what to commit for partitions that are ours now: what is committed for them, with our
-    instance id.
+    """Returns the positions to commit for newly assigned partitions: unchanged, with our id.
 
-    Where that would be too long for a commit, it stays as it is: the first transaction says who
-    owns the partition.
+    Metadata that would become too long stays as it is: the first transaction names the owner.
     """
     return {
         at: position._replace(metadata=_claim(position.metadata, own_instance_id))

@@ -1,6 +1,4 @@
-"""Records as brokers take and give them: where a record lies, what was read, what is to be
-written.
-"""
+"""Records as brokers store them: their place, what was read, what is to be written."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """A record to write. `partition` None: by the key, with Java's partitioner; a number: exactly
-    there (lanes).
-    """
+    """A record to write. `partition` None: chosen by the key, with Java's partitioner."""
 
     topic: str
     key: bytes | None

@@ -1,6 +1,4 @@
-"""The section `kafka`: where the brokers are, how topics are made, how the loop reads and
-commits.
-"""
+"""The section `kafka`: brokers, topics, consumer groups, commits, retries, classes."""
 
 from __future__ import annotations
 
@@ -19,15 +17,15 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     """How to reach the brokers: the part of the section `kafka` that every client needs."""
 
     bootstrap: Annotated[
-        str, Meta(description="Brokers to begin with: host:port, comma-separated.")
+        str, Meta(description="Brokers to connect to first: host:port, comma-separated.")
     ] = "127.0.0.1:9092"
     retry_backoff_ms: Annotated[
         int,
         Meta(
             ge=1,
             le=1_000,
-            description="Pause before a request to the brokers is made again. High: a transaction "
-            "waits that long for the markers of the last one.",
+            description="Pause before a request to the brokers is retried. High: a transaction "
+            "waits that long for the markers of the previous one.",
         ),
     ] = 10
     request_timeout_ms: Annotated[
@@ -80,8 +78,8 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Literal["auto", "exactly_once", "at_least_once"],
         Meta(
             description="How results commit: exactly_once in transactions, at_least_once with "
-            "stable record ids (after a crash "
-            "what was in flight may come twice); auto: exactly_once where the brokers can."
+            "stable record ids (after a crash, "
+            "work in flight may be repeated); auto: exactly_once where the brokers support it."
         ),
     ] = "auto"
     instance_id: Annotated[
@@ -97,7 +95,7 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Literal["auto", "consumer", "classic"],
         Meta(
             description="How members share partitions: consumer (KIP-848), classic "
-            "(cooperative-sticky); auto: what there is."
+            "(cooperative-sticky); auto: consumer where the brokers have it."
         ),
     ] = "auto"
     partitions: Annotated[
@@ -105,8 +103,7 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Partitions of the keyed topics when they are made; bounds instances a "
-            "service.",
+            description="Partitions of new keyed topics; limits the instances of a service.",
         ),
     ] = 4
     replication_factor: Annotated[
@@ -132,8 +129,8 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Turns of the class interactive for one of batch, while both have records. "
-            "Low: batch work delays others; high: under a lasting load it takes long.",
+            description="Records of the class interactive for one of batch, while both have some. "
+            "Low: batch work delays others; high: batch work takes long under load.",
         ),
     ] = 16
     batch_held_share: Annotated[
@@ -141,8 +138,8 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=1,
-            description="What the class batch may be of all that a service holds. Low: batch work "
-            "alone leaves a service partly idle; high: others wait for room.",
+            description="Largest share of the class batch in the work in flight. Low: batch work "
+            "alone leaves a service partly idle; high: other work waits.",
         ),
     ] = 0.25
     batch_cpu_wait_us_max: Annotated[
@@ -159,8 +156,8 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         int,
         Meta(
             ge=1_048_576,
-            description="Bytes of results that wait for their commit; beyond that nothing more is "
-            "taken in. Low: slow brokers idle the service; high: memory.",
+            description="Bytes of results that wait for their commit; beyond that no "
+            "records are taken in. Low: slow brokers idle the service; high: memory.",
         ),
     ] = 64 * 1024 * 1024
     fetch_wait_ms: Annotated[
@@ -168,9 +165,9 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=5_000,
-            description="How long a broker may hold an empty fetch. Low: more requests, most of an "
-            "idle broker's load. High "
-            "costs no time where a record ends the wait; the embedded broker is asked every 10 ms.",
+            description="How long a broker may delay an empty fetch. Low: more requests, most of "
+            "an idle broker's load. High costs no time where a record ends the wait; the embedded "
+            "broker is polled every 10 ms.",
         ),
     ] = 500
     session_timeout_ms: Annotated[
@@ -178,7 +175,7 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1_000,
             le=300_000,
-            description="Silence after which a member is taken for dead. Low: stalls cost a "
+            description="Silence after which a member is considered dead. Low: stalls cost a "
             "rebalance.",
         ),
     ] = 6_000
@@ -195,9 +192,8 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=100,
-            description="How often a query is begun before it has failed for good, where another "
-            "try may succeed. Low: passing "
-            "trouble costs answers; high: what cannot be answered is paid for so often.",
+            description="How often a query is tried before it fails finally, where a retry may "
+            "succeed. Low: short outages cost answers; high: hopeless queries cost work.",
         ),
     ] = 3
     retry_delay_ms: Annotated[
@@ -205,8 +201,8 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=60_000,
-            description="How long after a failure a query is begun again. Low: the trouble is "
-            "still there; high: askers wait.",
+            description="Pause before a failed query is retried. Low: the outage may not be over; "
+            "high: clients wait.",
         ),
     ] = 1_000
     failures_in_a_row_max: Annotated[
@@ -215,8 +211,8 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
             ge=1,
             le=1_000_000,
             description="Failed queries without a success between them, after which a service "
-            "stops consuming and is not ready. Low: passing trouble stops it; high: a broken one "
-            "sends so many queries to the dead letters.",
+            "stops consuming and is not ready. Low: short outages stop it; high: a broken service "
+            "sends that many queries to the dead letters.",
         ),
     ] = 20
     connect_error_headers: Annotated[

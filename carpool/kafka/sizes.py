@@ -9,8 +9,7 @@ BATCH_BYTES = 61
 
 
 def record_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Returns the bytes of a batch that holds this one record, uncompressed. Exact for records of
-    our producers.
+    """Returns the size of an uncompressed batch with this one record, exact for our producers.
 
     Record batch version 2: lengths are zig-zag varints; attributes, time and offset take a byte
     each in a batch of one.

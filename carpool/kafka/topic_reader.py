@@ -264,5 +264,5 @@ def read_topic(
 
 
 def is_final(error: KafkaError) -> bool:
-    """Returns whether reading cannot go on: after all other errors librdkafka retries."""
+    """Returns whether reading cannot continue; librdkafka retries after other errors."""
     return bool(error.code() == KafkaError._AUTO_OFFSET_RESET or error.fatal())

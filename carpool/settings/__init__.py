@@ -1,9 +1,7 @@
-"""How is it set? Frozen sections of plain values, from defaults, a TOML file, the environment and
-flags, in that order.
+"""Settings: frozen sections of values from defaults, a TOML file, the environment and flags.
 
 *Invariant:* settings are validated once, at start, all together. *Invariant:* a secret comes from
-the environment only and is never printed. Absent on purpose: globals; whoever needs a value is
-passed it.
+the environment only and is never printed. Absent on purpose: globals; values are passed in.
 """
 
 from carpool.settings.load import load_settings

@@ -1,6 +1,4 @@
-"""Reading settings: defaults, then a TOML file, then the environment, then flags; checked together
-at the end.
-"""
+"""Reads settings: defaults, then a TOML file, then the environment, then flags."""
 
 from __future__ import annotations
 
@@ -102,9 +100,7 @@ def _modern_flags(
 
 
 def _choices(error: msgspec.ValidationError, section: str, kind: type[Settings]) -> str:
-    """Returns what may stand in the place that `error` names, where that is one of a few words:
-    msgspec does not say.
-    """
+    """Returns the allowed words of the place that `error` names; msgspec does not list them."""
     for doc in describe(section, kind):
         if doc.choices and str(error).endswith(f"`$.{doc.name}`"):
             return f": it must be one of {', '.join(doc.choices)}"

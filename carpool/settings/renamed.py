@@ -11,9 +11,9 @@ from carpool.settings.sections import Settings
 def modernised(
     section: str, kind: type[Settings], given: Mapping[str, Any], warn: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Returns `given` (values by setting) in today's names and values; warns about each change.
+    """Returns `given` with current names and values; warns about each change.
 
-    A new name wins over its old name where both are given.
+    A current name has priority over an old one.
     """
     values = {name: value for name, value in given.items() if name not in kind.RENAMED}
     for old, new in kind.RENAMED.items():

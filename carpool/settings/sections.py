@@ -1,6 +1,4 @@
-"""The base of a section of settings, and what can be read off its type: names, units, defaults,
-documentation.
-"""
+"""The base of a section of settings, and its documentation derived from its type."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ ENVIRONMENT_PREFIX = "CARPOOL_"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A section: plain values with defaults, each `Annotated[..., Meta(description=...)]`.
+    """A section: values with defaults, each `Annotated[..., Meta(description=...)]`.
 
-    A description says what the value bounds, its unit, and what too low and too high do. `check`
-    says what types cannot. A section that changes names them here, so that files of an earlier
-    version go on working: `RENAMED` maps an old setting to its new name, `RENAMED_VALUES` maps a
-    setting to its old values and their new words, `REMOVED` maps a setting that no longer exists
-    to the reason. `load_settings` warns about each one that it meets.
+    A description says what the value limits, its unit, and the effect of too low and too high
+    values. `check` says what types cannot. Files of earlier versions stay valid: `RENAMED` maps an
+    old setting to its current name, `RENAMED_VALUES` maps a setting to its old values and their
+    current words, `REMOVED` maps a setting that no longer exists to the reason. `load_settings`
+    warns about each one that it finds.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {}
@@ -28,9 +26,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     REMOVED: ClassVar[Mapping[str, str]] = {}
 
     def check(self) -> list[str]:
-        """Returns what is wrong between the values of this section, each a sentence; empty when all
-        is well.
-        """
+        """Returns the problems between values of this section, each a sentence."""
         return []
 
 
@@ -46,9 +42,7 @@ class Secret(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingDoc:
-    """One setting as `carpool config` shows it. `choices`: the words that it may be, where these
-    are few; else empty.
-    """
+    """One setting, documented. `choices`: the allowed words, if there are only a few."""
 
     section: str
     name: str

@@ -1,6 +1,4 @@
-"""What do tests stand on? A real Kafka, an LLM stand-in, an embedding model without weights.
-Importable by users' tests.
+"""For tests, also of users: a real Kafka, LLM stand-ins, poison records, kills.
 
-*Invariant:* nothing here is used by a service in production; a stand-in's name appears in what it
-produces.
+*Invariant:* no service uses this in production; a stand-in's name appears in its output.
 """

@@ -1,6 +1,4 @@
-"""As much of an HTTP/1.1 server as a stand-in needs: small requests, JSON, streams of events, and
-rude endings.
-"""
+"""A minimal HTTP/1.1 server for stand-ins: small requests, JSON, event streams, broken replies."""
 
 from __future__ import annotations
 
@@ -115,9 +113,7 @@ Handler = Callable[[HttpRequest, Responder], Awaitable[None]]
 async def serve_connection(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler
 ) -> None:
-    """Answers the requests of one connection, one after the other, until the client or the handler
-    ends it.
-    """
+    """Answers the requests of one connection until the client or the handler ends it."""
     try:
         while (request := await _read(reader)) is not None:
             responder = Responder(reader, writer)
@@ -140,9 +136,7 @@ async def serve_connection(
 
 
 async def _read(reader: asyncio.StreamReader) -> HttpRequest | None:
-    """Returns the next request, None at the end. Raises `ValueError` for what is no HTTP, or too
-    large.
-    """
+    """Returns the next request, None at the end. `ValueError`: not HTTP, or too large."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:

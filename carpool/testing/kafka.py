@@ -26,9 +26,7 @@ from carpool.kafka.embedded import free_port
 
 CLUSTER_ID = "Y2FycG9vbC1waXRlc3Qtaw"
 QUICK_JAVA = ("-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""Small, and the quick compiler alone: the thorough one takes a core for the first minutes of a
-broker that lives for minutes.
-"""
+"""Little memory, and only the quick compiler: the other one takes a core for minutes."""
 KAFKA_JAVA = (
     "-Xmx1G",
     "-Xms1G",
@@ -36,9 +34,7 @@ KAFKA_JAVA = (
     "-XX:MaxGCPauseMillis=20",
     "-XX:InitiatingHeapOccupancyPercent=35",
 )
-"""As Kafka's own start script has it: for what is measured, after a load that lets the compilers
-end.
-"""
+"""The options of Kafka's own start script, for measurements after a warm-up."""
 
 HOST = "127.0.0.1"
 SESSION_TIMEOUT_MS = 6_000
@@ -51,9 +47,7 @@ LOG_CONFIG = """<Configuration><Appenders><Console name="out">
 
 
 def kafka_home() -> Path | None:
-    """Returns the Kafka distribution that `KAFKA_HOME` names, or None where there is none or no
-    Java to run it.
-    """
+    """Returns the distribution of `KAFKA_HOME`, or None without it or without Java."""
     home = os.environ.get("KAFKA_HOME")
     if (
         not home
@@ -72,9 +66,7 @@ def kafka_version(home: Path | None = None) -> str:
 
 
 class KafkaServer:
-    """One broker, alone or a node of a cluster. A context manager: its process ends with it, its
-    data stay in `folder`.
-    """
+    """One broker, alone or a node of a cluster. A context manager; data stay in `folder`."""
 
     def __init__(
         self,
@@ -85,12 +77,11 @@ class KafkaServer:
         ports: Sequence[tuple[int, int]] = (),
         java: Sequence[str] = QUICK_JAVA,
     ) -> None:
-        """Writes the configuration and formats the data's folder. Raises `ConfigError` without a
-        distribution or Java.
+        """Writes the configuration and formats the folder. Raises `ConfigError`.
 
         `ports`: for clients and for controllers, of every node of the cluster; this is the
-        `node`-th of them, from 1. None: it is alone, on free ports. `java`: options of the virtual
-        machine that it runs in.
+        `node`-th of them, from 1. None: it is alone, on free ports. `java`: options of its virtual
+        machine.
         """
         found = home or kafka_home()
         if found is None:
@@ -162,9 +153,7 @@ class KafkaServer:
             )
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Waits until it accepts connections. Raises `ConfigError` with the end of its log when it
-        ends or takes too long.
-        """
+        """Waits for connections. Raises `ConfigError` with the end of its log."""
         deadline = time.monotonic() + timeout_s
         while not self.is_listening():
             if not self.is_running or time.monotonic() > deadline:
@@ -182,9 +171,7 @@ class KafkaServer:
         return True
 
     def start(self, timeout_s: float = 60.0) -> None:
-        """Starts the broker, on its old data if it has any, and waits until it accepts
-        connections.
-        """
+        """Starts the broker on its data and waits until it accepts connections."""
         self.launch()
         self.wait_ready(timeout_s)
 
@@ -196,9 +183,7 @@ class KafkaServer:
             self._process = None
 
     def pause(self) -> None:
-        """Stops the process as a stall does: its connections stay open, and nobody answers. Returns
-        when no thread runs.
-        """
+        """Stops all threads, as a stall does: connections stay open without replies."""
         if self.is_running:
             os.kill(self.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -224,9 +209,7 @@ class KafkaServer:
 
 
 class KafkaCluster:
-    """Several brokers, each a controller too; topics have three copies and take writes with two. A
-    context manager.
-    """
+    """Several brokers, each a controller too; three copies, writes need two."""
 
     def __init__(
         self,
@@ -256,8 +239,7 @@ class KafkaCluster:
             server.wait_ready(timeout_s)
 
     def missing_copies(self) -> int | None:
-        """Returns how many copies of partitions lag behind or are away, Kafka's own topics
-        included; None: nobody answers.
+        """Returns the number of copies out of sync, Kafka's own topics included; None: no reply.
 
         Blocks for up to 5 seconds.
         """

@@ -35,9 +35,9 @@ T = TypeVar("T")
 class LlmFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is wrong with the next `count` requests (None: with all) for a completion.
 
-    `429`, `503`, `500`, `400`: that status, with `retry_after_s`. `hang`: silence, until the client
-    leaves. `reset`: the connection is broken off. `garbage`: something that is no stream of events.
-    The last three come after `after_tokens` tokens.
+    `429`, `503`, `500`, `400`: that status, with `retry_after_s`. `hang`: no reply. `reset`: the
+    connection is closed. `garbage`: no event stream. The last three come after `after_tokens`
+    tokens.
     """
 
     mode: Literal["none", "400", "429", "500", "503", "hang", "reset", "garbage"]
@@ -54,18 +54,14 @@ REFUSALS = (
     LlmFault(mode="reset"),
     LlmFault(mode="garbage"),
 )
-"""The ways in which a server does not do its work: busy, away, silent, gone in the middle, talking
-nonsense.
-"""
+"""The faults of a server: busy, away, silent, disconnecting, invalid."""
 
 
 class LlmRequests(msgspec.Struct, kw_only=True):
-    """Counts of requests for a completion. By id: the header X-Request-Id; by prompt: `prompt_hash`
-    of its messages.
+    """Counts of requests for a completion, by header X-Request-Id and by `prompt_hash`.
 
-    `started` counts those that were taken, `completed` those written to the end, `disconnected`
-    those whose client left first, `faulted` those that met a fault. `in_flight_max` is the most
-    that were written at once.
+    `started` were accepted, `completed` written to the end, `disconnected` left by their client,
+    `faulted` met a fault. `in_flight_max` is the most at the same time.
     """
 
     started: int = 0
@@ -92,11 +88,10 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LlmServer:
-    """The stand-in, running in a thread of its own. As a context manager it starts, and stops at
-    the end.
+    """The stand-in on a thread of its own; a context manager.
 
-    `port` 0 takes a free one; `url` says which. `model` is the model's name; the stand-in's own
-    name is put before it where it does not hold it.
+    `port` 0 takes a free one; `url` says which. `model` gets the stand-in's name as prefix unless
+    it contains it.
     """
 
     def __init__(
@@ -139,9 +134,7 @@ class LlmServer:
 
     @contextmanager
     def refusing(self, fault: LlmFault) -> Iterator[None]:
-        """Meets requests that come meanwhile with `fault`; afterwards as before. What hangs then is
-        never answered.
-        """
+        """Applies `fault` to requests in this context; hanging requests are never answered."""
         before, self.fault = self.fault, fault
         try:
             yield
@@ -163,9 +156,7 @@ class LlmServer:
             self._started.set()
 
     async def serve(self, *, announce: bool = False) -> None:
-        """Serves until it is stopped or cancelled; `announce` prints where. Raises `OSError` if the
-        port is taken.
-        """
+        """Serves until it is stopped or cancelled; `announce` prints the address. `OSError`."""
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._serve, HOST, self.port)
         self.port = server.sockets[0].getsockname()[1]

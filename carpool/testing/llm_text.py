@@ -1,6 +1,4 @@
-"""What the LLM stand-in writes: texts and JSON objects made from the prompt alone, always with its
-name in them.
-"""
+"""The texts and JSON objects of the LLM stand-in, made from the prompt alone."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ _WORD = re.compile(r"\S+\s*|\s+")
 
 
 def words(text: str) -> list[str]:
-    """Returns the words of `text` with the space behind each: the stand-in's tokens. Joined, they
-    are `text` again.
-    """
+    """Returns the stand-in's tokens: words with trailing space; joined they equal `text`."""
     return _WORD.findall(text)
 
 
@@ -36,9 +32,7 @@ def prompt_hash(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cited_number(prompt: str) -> int | None:
-    """Returns the number of one of the passages that `prompt` numbers at the beginning of a line;
-    None if it has none.
-    """
+    """Returns the number of one numbered passage of `prompt`; None if it has none."""
     numbers = [int(number) for number in _NUMBERED.findall(prompt)]
     if not numbers:
         return None
@@ -46,9 +40,7 @@ def cited_number(prompt: str) -> int | None:
 
 
 def write(prompt: str, response_format: Mapping[str, Any] | None) -> str:
-    """Returns the answer to `prompt`: a sentence, or an object that is valid under the JSON schema
-    that was asked for.
-    """
+    """Returns a sentence, or an object that is valid under the requested JSON schema."""
     number = cited_number(prompt)
     digest = hashlib.sha256(prompt.encode()).hexdigest()[:8]
     sentence = f"{NAME} read {len(words(prompt))} words of prompt {digest}" + (

@@ -1,8 +1,7 @@
-"""Poison: records for the topics of queries that no build can use, each with the reason that it
-must be refused for.
+"""Poison records for the topics of queries, each with the reason of its refusal.
 
-A service must go on behind each of them: the record in the dead letters, its raw bytes kept, and a
-`failed` answer to whoever can be told.
+A service must continue after each of them: the record is in the dead letters with its raw bytes,
+and a `failed` answer is written where the id is known.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from schemas.query import QUERY_BYTES_MAX
 from schemas.record import Headers
 
 TOO_LARGE_BYTES = 3 * QUERY_BYTES_MAX
-"""More than a query may have, and less than its topic takes: a broker would refuse the record
-before any service saw it.
-"""
+"""More than a query may have, and less than the limit of its topic."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +59,7 @@ def poison_records() -> tuple[Poison, ...]:
 
 
 def poison_for(fingerprint: str, dimension: int) -> tuple[Poison, ...]:
-    """Returns records that are refused for the index of these vectors: they are read well, and
-    cannot be searched for.
-    """
+    """Returns readable records that an index of these vectors refuses."""
     ones = encoded_vector([1.0] * dimension)
     return (
         query(

@@ -1,10 +1,9 @@
-"""The steps that a service takes between a record and its committed result, counted, and a kill
-before any of them.
+"""Counts the steps from a record to its committed result, and kills before any of them.
 
-`Steps` stands for one life of a process. What goes through `watched` takes a step with every call;
-the call that a test chose is not made: the process is dead, and takes no further step on any
-thread. Wrap consumer, producer, stage and work in flight, run the loop, begin a new life when
-`is_killed`, and compare what was committed with a life that was not killed.
+`Steps` is one life of a process. A call through `watched` is a step; the chosen call is not made:
+the process is dead, and takes no further step on any thread. Wrap consumer, producer, stage and
+in-flight work, run the loop, begin a new life when `is_killed`, and compare the committed results
+with those of a life without a kill.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ class KilledError(BaseException):
 
 @contextmanager
 def silent_deaths() -> Iterator[None]:
-    """Threads that a kill ends meanwhile say nothing; whatever else ends one is reported as
-    ever.
-    """
+    """Suppresses reports of threads that a kill ended."""
     report = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:

@@ -1,8 +1,6 @@
-"""What a cluster says of a transaction: whether it is open, and which topics it touches, while its
-producer is stopped or dead.
+"""The state of a transaction at its coordinator, for a producer that is stopped or dead.
 
-Asked over Kafka's own protocol (DescribeTransactions, version 0, KIP-664), which librdkafka's admin
-client does not speak.
+Uses Kafka's protocol (DescribeTransactions, version 0, KIP-664), which librdkafka lacks.
 """
 
 from __future__ import annotations
@@ -20,9 +18,7 @@ OFFSETS_TOPIC = "__consumer_offsets"
 
 
 class DescribedTransaction(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a transactional id, in the coordinator's words: Ongoing, PrepareCommit,
-    CompleteCommit, Empty...
-    """
+    """The state of a transactional id: Ongoing, PrepareCommit, CompleteCommit, Empty..."""
 
     state: str
     topics: tuple[str, ...]
@@ -34,17 +30,14 @@ class DescribedTransaction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds_offsets(self) -> bool:
-        """Whether it is open and offsets were sent to it: whoever takes the partitions over must
-        wait for its end.
-        """
+        """Whether it is open and has offsets: takeovers wait for its end."""
         return self.is_open and OFFSETS_TOPIC in self.topics
 
 
 def describe_transaction(bootstrap: str, transactional_id: str) -> DescribedTransaction | None:
-    """Returns the transaction; None where no broker of `bootstrap` coordinates it, or knows of it.
-    Blocks for milliseconds.
+    """Returns the transaction; None where no broker of `bootstrap` knows it. Blocks.
 
-    A broker that is down or paused is passed over, after `TIMEOUT_S` at the most.
+    A broker that is down or paused is skipped after at most `TIMEOUT_S`.
     """
     for address in bootstrap.split(","):
         try:
@@ -69,9 +62,7 @@ def _ask(address: str, transactional_id: str) -> DescribedTransaction | None:
 
 
 def parse_reply(reply: bytes) -> DescribedTransaction | None:
-    """Returns the one transaction of a reply (without its length), or None where its error code
-    says that there is none.
-    """
+    """Returns the transaction of a reply (without its length); None for an error code."""
     read = _ReplyReader(reply)
     read.skip(4)  # correlation id
     read.tags()

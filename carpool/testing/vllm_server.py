@@ -1,8 +1,6 @@
-"""A real vLLM with a real small model for tests, as a process on loopback: `CARPOOL_TEST_MODEL`
-names the model's folder.
+"""A real vLLM with a small model on loopback, for tests: `CARPOOL_TEST_MODEL` is its folder.
 
-It takes a minute to start, some 4 GB of memory and all cores: start one a test session, and never
-two at once.
+It takes a minute to start, some 4 GB of memory and all cores: one per test session.
 """
 
 from __future__ import annotations
@@ -59,9 +57,7 @@ class VllmServer:
         return f"http://{HOST}:{self.port}/v1"
 
     def __enter__(self) -> VllmServer:
-        """Starts it, and waits until it answers. Raises `ConfigError` with the end of its log if it
-        does not.
-        """
+        """Starts it and waits. Raises `ConfigError` with the end of its log."""
         with self._log_file.open("wb") as log:
             self._process = subprocess.Popen(
                 vllm_command(self._settings, self.port),

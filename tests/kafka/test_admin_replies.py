@@ -36,7 +36,7 @@ def test_a_client_whose_question_is_open_ends_where_it_is_dropped(is_closed: boo
     ended_on: list[int] = []
     ends = EndOffsets(lambda: Watched(ended_on), request_timeout_s=20.0)
     assert ends.known([AT], ask=True) == {}
-    assert not ends._told.is_idle
+    assert not ends._ends.is_idle
     gc.disable()  # what is dropped must go without it
     try:
         if is_closed:
@@ -52,7 +52,7 @@ def test_a_question_that_no_broker_answers_can_be_asked_again() -> None:
     ends = EndOffsets(lambda: Watched([]), request_timeout_s=0.2)
     ends.known([AT], ask=True)
     until_s = time.monotonic() + 20
-    while not ends._told.is_idle:
+    while not ends._ends.is_idle:
         assert time.monotonic() < until_s
         time.sleep(0.01)
     assert ends.known([AT], ask=False) == {}

@@ -1,6 +1,4 @@
-"""Real brokers, through librdkafka (confluent-kafka): the consumer and the Kafka producers of the
-client seam.
-"""
+"""Clients of real brokers, through librdkafka (confluent-kafka)."""
 
 from carpool.kafka.librdkafka.consumer import LibrdkafkaConsumer
 from carpool.kafka.librdkafka.producer import LibrdkafkaProducer

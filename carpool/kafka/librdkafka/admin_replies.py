@@ -1,9 +1,9 @@
-"""Replies to an `AdminClient`, taken so that it never ends on a thread of its own, where librdkafka
-would abort the process.
+"""Replies to an `AdminClient`, taken so that the client never ends on its own thread.
 
-librdkafka brings a reply on a thread of the client, and that thread drops the future last. So
-nothing that a future holds may hold the client: no callback of an object that has it, and no
-exception that was raised through a frame in which it is a variable.
+librdkafka aborts the process if it does. librdkafka delivers a reply on a thread of the client, and
+that thread drops the future last. So a future must not reference the client: through no callback of
+an object that has the client, and through no exception raised in a frame where the client is a
+variable.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ T = TypeVar("T")
 
 
 def reply(future: Future[T]) -> T:
-    """Returns what the brokers replied, as `future.result()` does. Blocks. Raises
-    `KafkaException`.
-    """
+    """Returns the result of a future. Blocks. Raises `KafkaException`."""
     error = future.exception()
     if isinstance(error, KafkaException):
         raise KafkaException(
             *error.args
-        )  # another one: a traceback holds every frame that it came through
+        )  # a new one: the traceback of the other references frames of the client
     return future.result()

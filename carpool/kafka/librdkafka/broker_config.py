@@ -15,10 +15,10 @@ from carpool.kafka.librdkafka.convert import sort_error
 def broker_config(
     admin: AdminClient, broker_ids: Iterable[int], timeout_s: float
 ) -> dict[str, str] | None:
-    """Returns the settings of the first broker that answers; None: we may not read them. Blocks for
-    `timeout_s` a broker.
+    """Returns the settings of the first broker that answers; None: not permitted. Blocks.
 
-    Raises `RetryableError` when none answers: what brokers can is never guessed from their silence.
+    Each broker has `timeout_s`. Raises `RetryableError` when none answers: abilities are not
+    guessed from silence.
     """
     silent = RetryableError("the brokers know of no broker yet; is the cluster starting?")
     for broker_id in sorted(broker_ids):
@@ -34,10 +34,9 @@ def broker_config(
 def settings_of(
     admin: AdminClient, resources: list[ConfigResource], timeout_s: float
 ) -> dict[str, dict[str, str]]:
-    """Returns the settings of these topics, or of one broker, by name, less those that may not be
-    read.
+    """Returns the settings of topics or of one broker by name, without those we may not read.
 
-    Raises `RetryableError` where there is no answer.
+    Raises `RetryableError` without an answer.
     """
     found: dict[str, dict[str, str]] = {}
     if not resources:

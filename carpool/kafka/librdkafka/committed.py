@@ -14,10 +14,9 @@ from carpool.kafka.settings import KafkaSettings
 def committed_so_far(
     settings: KafkaSettings, group: str, partitions: Sequence[RawPartition]
 ) -> list[RawPartition]:
-    """Returns what a group committed, open transactions left out of account. Blocks; raises
-    `KafkaException`.
+    """Returns the offsets of a group, ignoring open transactions. Blocks; `KafkaException`.
 
-    Asked as a consumer that never joins: librdkafka's admin client crashes the process where the
+    Asked by a consumer that never joins: librdkafka's admin client crashes the process where the
     coordinator has moved meanwhile (https://github.com/confluentinc/librdkafka/issues/5040).
     """
     config = {

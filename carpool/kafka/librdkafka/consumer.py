@@ -1,6 +1,4 @@
-"""The consumer over librdkafka: a member of a consumer group, by the consumer protocol (KIP-848) or
-cooperative-sticky.
-"""
+"""The consumer over librdkafka, with the consumer protocol (KIP-848) or cooperative-sticky."""
 
 from __future__ import annotations
 
@@ -35,7 +33,11 @@ from carpool.kafka.instance_id import configured_instance_id
 from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
 from carpool.kafka.librdkafka.membership import CachedMembership
-from carpool.kafka.librdkafka.partition_handover import Takeover, commit_now, read_committed
+from carpool.kafka.librdkafka.partition_handover import (
+    PartitionHandover,
+    commit_now,
+    read_committed,
+)
 from carpool.kafka.librdkafka.protocol import GroupProtocol, choose_protocol, member_config
 from carpool.kafka.raw_records import message_of
 from carpool.kafka.records import Message, TopicPartition
@@ -44,7 +46,7 @@ from carpool.kafka.settings import KafkaSettings
 log = structlog.get_logger()
 
 ASK_S = 0.1
-"""How long the request after a rebalance may take, beside which the fetching threads go on."""
+"""Time-out of the request after a rebalance; fetching continues meanwhile."""
 
 
 class LibrdkafkaConsumer:
@@ -59,20 +61,20 @@ class LibrdkafkaConsumer:
         own_instance_id: str | None = None,
         fence: FenceInstance | None = None,
     ) -> None:
-        """Connects lazily: a broker that cannot be reached shows in `subscribe`.
+        """Connects in `subscribe`.
 
-        `own_instance_id` and `fence`: of a member that commits in transactions. It takes over
-        partitions that a dead member's transaction holds, and commits its instance id for every
-        partition before it calls the listener.
+        `own_instance_id` and `fence` are for members that commit in transactions. Such a member
+        takes over partitions that a dead member's transaction blocks, and commits its instance id
+        for every partition before it calls the listener.
         """
         self._settings = settings
         self._group = group
         self._timeout_s = settings.request_timeout_ms / 1_000
         self._name = own_instance_id or configured_instance_id(settings)
-        self._takeover = (
+        self._handover = (
             None
             if own_instance_id is None or fence is None
-            else Takeover(settings, group, own_instance_id, fence)
+            else PartitionHandover(settings, group, own_instance_id, fence)
         )
         self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
         self._result: CommitResult | None = None
@@ -98,8 +100,9 @@ class LibrdkafkaConsumer:
     def subscribe(
         self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
     ) -> None:
-        """Joins the group. Raises `ConfigError` when a topic is missing, `RetryableError` when no
-        broker answers.
+        """Joins the group.
+
+        Raises `ConfigError` when a topic is missing, `RetryableError` when no broker answers.
         """
         address = self._settings.bootstrap
         admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
@@ -125,7 +128,7 @@ class LibrdkafkaConsumer:
             # operators see this name; other members check by it that this instance is alive
             "client.id": self._name,
             "on_commit": self._committed,
-            # how often offsets are asked for that a transaction holds
+            # the pause between requests for offsets that a transaction blocks
             "retry.backoff.ms": self._settings.retry_backoff_ms,
         }
         self._member = Consumer(config, logger=StructlogBridge())
@@ -140,8 +143,9 @@ class LibrdkafkaConsumer:
 
     @property
     def _may_go_classic(self) -> bool:
-        """Brokers may have the consumer protocol switched off, and say so in answer to the first
-        heartbeat.
+        """Whether to fall back to cooperative-sticky.
+
+        Brokers may have the consumer protocol disabled, and say so in reply to the first heartbeat.
         """
         return (
             self._settings.group_protocol == "auto"
@@ -186,9 +190,9 @@ class LibrdkafkaConsumer:
     def _begin(
         self, consumer: Consumer, partitions: list[RawPartition]
     ) -> dict[TopicPartition, Position]:
-        if self._takeover is None:
+        if self._handover is None:
             return read_committed(consumer, partitions, self._timeout_s)
-        return self._takeover.begin(consumer, partitions)
+        return self._handover.begin(consumer, partitions)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[RawPartition]) -> None:
         self._drop(consumer, partitions, lost=False)
@@ -203,7 +207,7 @@ class LibrdkafkaConsumer:
         self._requests.clear()
         if self._listener is not None:
             self._listener.revoked(gone, lost=lost)
-            # what came meanwhile may hold these partitions, and brokers would take it
+            # requests made meanwhile may contain these partitions, and brokers would accept them
             self._requests.clear()
         self._assigned -= gone
         self._at_end -= gone
@@ -212,12 +216,11 @@ class LibrdkafkaConsumer:
         self._ask_brokers_of_those_that_stay(consumer)
 
     def _ask_brokers_of_those_that_stay(self, consumer: Consumer) -> None:
-        """Makes partitions that stay be fetched at once.
+        """Makes librdkafka fetch retained partitions immediately.
 
-        librdkafka pauses everything while it tells of a rebalance. The thread that fetches from a
-        broker then sleeps for up to a second: that partitions flow again does not wake it, and a
-        request that goes its way does, as does the answer. When exactly they flow again is
-        librdkafka's affair, so to `_wake` it now might be too early.
+        librdkafka pauses all partitions during a rebalance. Its fetching thread of a broker then
+        sleeps for up to a second; resumed partitions do not wake it, a request to that broker and
+        its reply do. `_wake` might be too early here, because librdkafka resumes partitions later.
         """
         if stay := [
             RawPartition(*at, OFFSET_END)
@@ -230,27 +233,25 @@ class LibrdkafkaConsumer:
                 consumer.offsets_for_times(stay, ASK_S)
 
     def _wake(self) -> None:
-        """Wakes the threads that fetch, which sleep for up to a second while nothing flows. Asks no
-        broker and does not wait.
+        """Wakes the fetching threads, which sleep for up to a second. Sends nothing, does not
+        block.
 
-        librdkafka wakes them when it is told credentials: there is no other call for it.
-        Connections that there are go on, and new ones use the same credentials as before.
+        librdkafka wakes them when credentials are set; it has no other call for it. The credentials
+        stay the same.
         """
         self._consumer.set_sasl_credentials(
             self._settings.sasl_username, self._settings.sasl_password.value
         )
 
     def poll(self, timeout_s: float) -> Message | None:
-        """Returns the next record, or None after `timeout_s` or at the end of a partition behind
-        which nothing else has come.
-        """
+        """Returns the next record; None after `timeout_s` or at the end of a partition."""
         self._serve_commits()
         raw = self._polled(timeout_s)
         while raw is not None and (event := raw.error()) is not None:
             self._event(raw, event)
             raw = self._polled(
                 0.0
-            )  # the end of a partition is mostly told together with a record of another
+            )  # the end of a partition often comes together with a record of another one
         return None if raw is None else self._message(raw)
 
     def _polled(self, timeout_s: float) -> RawMessage | None:
@@ -272,7 +273,7 @@ class LibrdkafkaConsumer:
             self._passed[at] = raw.offset() or 0
         elif code == KafkaError._AUTO_OFFSET_RESET:
             raise DeploymentError(
-                f"{raw.topic()}[{raw.partition()}] no longer holds the offset to go on from "
+                f"{raw.topic()}[{raw.partition()}] no longer has the committed offset "
                 f"({error.str()}): records that were never processed are gone. Lengthen the "
                 "topic's retention; then reset the group's offsets by hand (kafka-consumer-groups "
                 "--reset-offsets) to accept the loss."
@@ -282,7 +283,7 @@ class LibrdkafkaConsumer:
             self._consumer.close()
             self._join("classic")
         elif code == KafkaError._FATAL:
-            raise FencedError(f"the consumer cannot go on: {error.str()}; restart the service")
+            raise FencedError(f"the consumer cannot continue: {error.str()}; restart the service")
         else:
             log.warning(
                 "broker trouble", error=error.str(), topic=raw.topic(), partition=raw.partition()
@@ -324,10 +325,10 @@ class LibrdkafkaConsumer:
         ]
 
     def waiting(self) -> dict[TopicPartition, int]:
-        """Returns the end of the log less the position; 0 where the end was reached (markers are no
-        records).
+        """Returns the end of the log less the position; 0 where the end was reached.
 
-        What is paused is not fetched: its end is asked for, now and then.
+        Transaction markers are not records. The ends of paused partitions are requested now and
+        then.
         """
         ends = self._ends.known(self._assigned, ask=bool(self._paused or self._held))
         done = {at for at in self._at_end if ends.get(at, 0) <= self._passed.get(at, 0)}
@@ -340,9 +341,7 @@ class LibrdkafkaConsumer:
         return waiting
 
     def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
-        """Leaves a request, which the next `poll` hands to librdkafka; a later one brings the
-        result.
-        """
+        """Queues a request; `poll` sends it, and a later `poll` delivers the result."""
         self._requests.append((dict(offsets), on_result))
 
     def _serve_commits(self) -> None:
@@ -354,9 +353,7 @@ class LibrdkafkaConsumer:
                 self._committed(error.args[0], [])
 
     def _committed(self, error: KafkaError | None, partitions: list[RawPartition]) -> None:
-        """librdkafka's report on a commit, from inside `poll`. That of a blocking commit finds
-        nobody who waits for it.
-        """
+        """The result of a commit, from inside `poll`; a blocking commit has no callback."""
         on_result, self._result = self._result, None
         if on_result is not None:
             failed = error or next((raw.error for raw in partitions if raw.error is not None), None)
@@ -367,11 +364,7 @@ class LibrdkafkaConsumer:
         commit_now(self._consumer, offsets)
 
     def membership(self, *, fresh: bool = False) -> Membership | None:
-        """Returns the group's id, ours in it, and its generation or epoch; None while we have none.
-
-        What librdkafka returns then names no member, and brokers take offsets from nobody
-        unchecked.
-        """
+        """Returns group id, member id and generation or epoch; None for no member."""
         return self._membership.of(self._member, fresh=fresh)
 
     def close(self) -> None:

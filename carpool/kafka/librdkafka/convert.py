@@ -1,6 +1,4 @@
-"""Between librdkafka's values and ours: errors sorted by what their handler must do, offsets, log
-lines.
-"""
+"""Conversions from and to librdkafka: errors by what their handler must do, offsets, log lines."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ LEFT_BEHIND = frozenset(
         KafkaError.FENCED_MEMBER_EPOCH,
     }
 )
-"""Commit errors of a member that the group went on without. `STALE_MEMBER_EPOCH` is none: the next
-heartbeat brings the epoch.
+"""Commit errors of a member that its group removed. `STALE_MEMBER_EPOCH` is not one of them: the
+next heartbeat brings the epoch.
 """
 
 REFUSED = frozenset(
@@ -63,11 +61,10 @@ def sort_error(error: KafkaError, topic: str = "") -> CarpoolError:
 
 
 def fatal_cause(error: KafkaException | SystemError) -> KafkaError:
-    """Returns the error of a call that serves deliveries. Raises `error` itself where it is not
-    librdkafka's.
+    """Returns the librdkafka error of a failed call; raises `error` itself if there is none.
 
-    confluent-kafka goes on reporting deliveries while it raises a fatal error, which makes that the
-    cause of a `SystemError`.
+    confluent-kafka continues to call delivery callbacks while it raises a fatal error, which makes
+    that error the cause of a `SystemError`.
     """
     found: BaseException | None = error
     while isinstance(found, SystemError):
@@ -92,9 +89,7 @@ def raw_offsets(offsets: Mapping[TopicPartition, Position]) -> list[RawPartition
 
 
 class StructlogBridge:
-    """Gives librdkafka's own log lines to ours; `confluent_kafka` calls `log(level, format,
-    *args)`.
-    """
+    """Passes log lines of librdkafka on; confluent-kafka calls `log(level, format, *args)`."""
 
     def log(self, level: int, message: str, *args: Any) -> None:
         """Logs a line of librdkafka's."""

@@ -1,6 +1,4 @@
-"""Where do the logs end that are not read now? A paused partition is not fetched, so nothing else
-tells how much waits in it.
-"""
+"""The ends of paused partitions: they are not fetched, so brokers must be asked."""
 
 from __future__ import annotations
 
@@ -28,17 +26,15 @@ class EndOffsets:
         self._request_timeout_s = request_timeout_s
         self._admin: AdminClient | None = None
         self._ask_at_s = 0.0
-        self._told = _Told()
+        self._ends = _KnownEnds()
 
     def known(
         self, partitions: Iterable[TopicPartition], *, ask: bool
     ) -> dict[TopicPartition, int]:
-        """Returns the end of each partition for a reader of committed records, as it was when last
-        told, and may `ask` anew.
-        """
+        """Returns the last known end of each partition (committed records); may `ask` anew."""
         wanted = frozenset(partitions)
-        found = self._told.ends(wanted)
-        if ask and wanted and self._told.is_idle and time.monotonic() >= self._ask_at_s:
+        found = self._ends.ends(wanted)
+        if ask and wanted and self._ends.is_idle and time.monotonic() >= self._ask_at_s:
             self._ask(wanted)
         return found
 
@@ -54,17 +50,15 @@ class EndOffsets:
             )
         except KafkaException:
             return
-        self._told.await_all(futures)
+        self._ends.await_all(futures)
 
     def close(self) -> None:
         """Ends the client, and with it what was asked."""
         self._admin = None
 
 
-class _Told:
-    """What the brokers told. Without the client, which must not end on the thread that tells
-    (`admin_replies.py`).
-    """
+class _KnownEnds:
+    """The brokers' replies, without the client: it must not end on a thread of its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -87,7 +81,7 @@ class _Told:
             future.add_done_callback(partial(self._tell, TopicPartition(raw.topic, raw.partition)))
 
     def _tell(self, at: TopicPartition, future: Future[ListOffsetsResultInfo]) -> None:
-        """On a thread of the client. A broker that cannot tell leaves what was known."""
+        """Runs on a thread of the client. An error keeps the previous value."""
         error = future.exception()
         with self._lock:
             self._open -= 1

@@ -1,6 +1,4 @@
-"""Where partitions that are ours now go on: what is committed, once no transaction holds it, and
-our claim (ADR 0007).
-"""
+"""Where to begin a newly assigned partition: waits, fences and claims (ADR 0007)."""
 
 from __future__ import annotations
 
@@ -34,15 +32,13 @@ UNFINISHED = frozenset(
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
-"""How a look-up of offsets ends that a transaction holds, or that the broker had no time for."""
+"""Errors of a look-up of offsets that a transaction blocks, or that timed out."""
 
 
 def read_committed(
     consumer: Consumer, partitions: Sequence[RawPartition], timeout_s: float
 ) -> dict[TopicPartition, Position]:
-    """Returns what is committed for these partitions. Raises `RetryableError` when that is not
-    settled within the time.
-    """
+    """Returns committed offsets. Raises `RetryableError` if a transaction still blocks them."""
     try:
         found = consumer.committed(
             [RawPartition(raw.topic, raw.partition) for raw in partitions], timeout=timeout_s
@@ -52,10 +48,8 @@ def read_committed(
     return _positions(found)
 
 
-class Takeover:
-    """Reads, fences and claims, for a consumer that commits in transactions. Blocks, on the polling
-    thread.
-    """
+class PartitionHandover:
+    """Reads, fences and claims for a transactional consumer. Blocks the polling thread."""
 
     def __init__(
         self, settings: KafkaSettings, group: str, own_instance_id: str, fence: FenceInstance
@@ -71,7 +65,7 @@ class Takeover:
     ) -> dict[TopicPartition, Position]:
         """Returns where to begin these partitions, claimed for this instance id.
 
-        Raises `RetryableError` when that cannot be settled within the request time-out.
+        Raises `RetryableError` after the request time-out.
         """
         began_s = time.monotonic()
         living_wait_s = min(LIVING_WAIT_S, self._timeout_s / 2)
@@ -84,7 +78,7 @@ class Takeover:
             except RetryableError as error:
                 if waited_s >= self._timeout_s:
                     raise
-                log.warning("partitions that are ours cannot be begun yet", error=str(error))
+                log.warning("assigned partitions cannot be begun yet; retrying", error=str(error))
                 time.sleep(RETRY_S)
 
     def _try_to_begin(
@@ -93,7 +87,7 @@ class Takeover:
         try:
             found = read_committed(consumer, partitions, TAKEOVER_WAIT_S)
         except RetryableError:
-            if not self._fence_holders(consumer, partitions, spare_the_living=spare_the_living):
+            if not self._fence_owners(consumer, partitions, spare_the_living=spare_the_living):
                 raise
             found = read_committed(consumer, partitions, self._timeout_s)
         begun = {
@@ -104,12 +98,11 @@ class Takeover:
         try:
             commit_now(consumer, claimed)
         except FencedError as error:
-            # Nothing of ours can be committed for these partitions either, and the next poll drops
-            # them.
-            log.warning("the group went on before partitions could be claimed", error=str(error))
+            # This member can commit nothing for these partitions; the next poll drops them.
+            log.warning("the group rebalanced before partitions could be claimed", error=str(error))
         return claimed
 
-    def _fence_holders(
+    def _fence_owners(
         self, consumer: Consumer, partitions: Sequence[RawPartition], *, spare_the_living: bool
     ) -> bool:
         """Ends the transactions that block these offsets; returns whether there were any.
@@ -125,9 +118,9 @@ class Takeover:
                 for at, position in last.items()
                 if instance_id_of(position.metadata) == instance_id
             ]
-            if self._are_held(consumer, theirs):
+            if self._are_blocked(consumer, theirs):
                 log.warning(
-                    "a transaction holds offsets: fencing",
+                    "a transaction blocks offsets: fencing its member",
                     partitions=partitions_text(theirs),
                     instance_id=instance_id,
                 )
@@ -151,10 +144,8 @@ class Takeover:
             raise _unread(error.args[0]) from error
 
     @staticmethod
-    def _are_held(consumer: Consumer, partitions: Sequence[TopicPartition]) -> bool:
-        """Whether these are what the look-up waits for. The broker has just told what does not have
-        to be waited for.
-        """
+    def _are_blocked(consumer: Consumer, partitions: Sequence[TopicPartition]) -> bool:
+        """Whether a transaction blocks the offsets of these partitions."""
         try:
             read_committed(
                 consumer,
@@ -176,9 +167,7 @@ class Takeover:
 
 
 def commit_now(consumer: Consumer, offsets: Mapping[TopicPartition, Position]) -> None:
-    """Commits, blocking. Raises `RetryableError`, or `FencedError` when the group went on without
-    this member.
-    """
+    """Commits and blocks. Raises `RetryableError`, or `FencedError` for a removed member."""
     try:
         results = consumer.commit(offsets=raw_offsets(offsets), asynchronous=False)
     except KafkaException as error:
@@ -203,6 +192,6 @@ def _positions(found: Sequence[RawPartition]) -> dict[TopicPartition, Position]:
 def _unread(error: KafkaError) -> CarpoolError:
     if error.code() in UNFINISHED or error.code() in LEFT_BEHIND:
         return RetryableError(
-            f"committed offsets cannot be read: {error.str()}; a transaction may hold them"
+            f"committed offsets cannot be read: {error.str()}; a transaction may block them"
         )
     return sort_error(error)

@@ -22,9 +22,7 @@ class LibrdkafkaProducer:
     """A `ProducerClient` over a real broker: idempotent, acks=all, no time-out of its own."""
 
     def __init__(self, settings: KafkaSettings, overrides: Mapping[str, Any] | None = None) -> None:
-        """Connects lazily. `overrides` are librdkafka settings, such as those of a best-effort
-        producer.
-        """
+        """Connects lazily. `overrides`: librdkafka settings, for a best-effort producer."""
         self._producer = Producer(
             producer_config(settings) | dict(overrides or {}), logger=StructlogBridge()
         )
@@ -60,12 +58,10 @@ class LibrdkafkaProducer:
         try:
             call()
         except (KafkaException, SystemError) as error:
-            log.warning("a Kafka producer cannot go on", error=fatal_cause(error).str())
+            log.warning("a Kafka producer cannot continue", error=fatal_cause(error).str())
 
 
 def produce_arguments(output: Output) -> dict[str, Any]:
-    """Returns what `confluent_kafka.Producer.produce` takes of a record, less topic and
-    callback.
-    """
+    """Returns the arguments of `Producer.produce` except topic and callback."""
     place = {} if output.partition is None else {"partition": output.partition}
     return {"value": output.value, "key": output.key, "headers": list(output.headers), **place}

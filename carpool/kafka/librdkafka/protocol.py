@@ -1,6 +1,4 @@
-"""Which protocol the members of a consumer group speak: KIP-848, where the brokers assign
-partitions, or cooperative-sticky.
-"""
+"""The protocol of a consumer group: KIP-848 (brokers assign) or cooperative-sticky."""
 
 from __future__ import annotations
 
@@ -19,20 +17,20 @@ log = structlog.get_logger()
 GroupProtocol = Literal["consumer", "classic"]
 
 CLASSIC_ONLY = ("partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms")
-"""What the brokers decide with the consumer protocol; librdkafka refuses to be told."""
+"""Decided by the brokers under the consumer protocol; librdkafka rejects these settings."""
 
 BROKER_SESSION_TIMEOUT = "group.consumer.session.timeout.ms"
-"""The brokers' own setting in place of ours. Brokers that have it have the protocol."""
+"""The brokers' setting for it. Brokers that have this setting have the protocol."""
 
 
 def choose_protocol(
     settings: KafkaSettings, admin: AdminClient, broker_ids: Iterable[int]
 ) -> GroupProtocol:
-    """Returns the protocol that the settings ask for; for `auto` asks the brokers. Blocks.
+    """Returns the configured protocol; for `auto` asks the brokers. Blocks.
 
-    librdkafka itself would try for ever, in silence, to join by a protocol that the brokers do not
-    have. Raises `RetryableError` when none answers: a member that then joined by the other protocol
-    would convert its group.
+    librdkafka retries forever, without an error, to join by a protocol that the brokers do not
+    have. Raises `RetryableError` when no broker answers: a member with the other protocol would
+    convert its group.
     """
     if settings.group_protocol != "auto":
         return settings.group_protocol

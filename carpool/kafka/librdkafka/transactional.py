@@ -27,16 +27,15 @@ from carpool.kafka.settings import KafkaSettings
 log = structlog.get_logger()
 
 TRANSACTION_TIMEOUT_MS = 60_000
-"""How long a coordinator lets a transaction be open: longer than a broker is away for, since one
-that was aborted for its age fences its member. A dead member's does not wait for it: whoever takes
-over fences it.
+"""How long a transaction may be open. It must exceed the restart of a broker, because an expired
+transaction fences its member. A dead member's transaction ends earlier: the new owner fences it.
 """
 
 FULL_QUEUE_POLL_S = 0.01
 TIMEOUTS = frozenset(
     {KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError.REQUEST_TIMED_OUT}
 )
-"""The same call is made again, as after what librdkafka itself calls retriable."""
+"""These calls are retried, like those with errors that librdkafka calls retriable."""
 WRONG = frozenset(
     {
         KafkaError._INVALID_ARG,
@@ -48,27 +47,24 @@ WRONG = frozenset(
 )
 """Errors of a call that no abort mends either."""
 REPORT_WAIT_S = 0.1
-"""How long the report of a delivery that failed is waited for once its transaction has failed for
-it: it may come later.
+"""How long to wait for the delivery report that explains a failed transaction: it may come later.
 """
 ABORT_FLUSH_S = 1.0
-"""How long an abort waits for what was produced. librdkafka ends a transaction once it has *asked*
-a coordinator to begin it; one that does not know of it yet answers with an error that is fatal
-(librdkafka issue 4849).
+"""How long an abort waits for produced records. librdkafka ends a transaction as soon as it has
+*asked* the coordinator to begin it; a coordinator that does not know it yet answers with a fatal
+error (librdkafka issue 4849).
 """
 
 
 class _UnforeseenError(AbortedError):
-    """An error that librdkafka calls neither retriable nor fatal, and that it does not want an
-    abort for.
-    """
+    """An error that is neither retriable nor fatal nor requires an abort."""
 
 
 class LibrdkafkaTransactionalProducer:
-    """A `TransactionalProducerClient` over a real broker. Calls block for `request_timeout_ms`; an
-    abort a second longer.
+    """A `TransactionalProducerClient` over a real broker.
 
-    What librdkafka goes on with after that time, the same call waits for again.
+    Calls block for `request_timeout_ms`, `abort` a second longer. A repeated call waits for the
+    operation that librdkafka continued in the background.
     """
 
     def __init__(self, settings: KafkaSettings, transactional_id: str) -> None:
@@ -93,7 +89,7 @@ class LibrdkafkaTransactionalProducer:
         self._call(lambda: self._producer.init_transactions(self._timeout_s))
 
     def begin(self) -> None:
-        """Opens a transaction; the broker hears of it with the first record or offset."""
+        """Opens a transaction, at the broker with the first record or offset."""
         self._refused = None
         self._call(self._producer.begin_transaction)
 
@@ -127,23 +123,21 @@ class LibrdkafkaTransactionalProducer:
         )
 
     def commit(self) -> None:
-        """Waits until all records are written, then ends the transaction. After an error that says
-        neither, restart and see.
+        """Waits until all records are written, then commits.
+
+        After an error with unknown outcome it raises `FencedError`: the service must restart.
         """
         try:
             self._call(lambda: self._producer.commit_transaction(self._timeout_s))
         except AbortedError as error:
             if self._is_spent or isinstance(error, _UnforeseenError):
                 raise FencedError(
-                    f"whether a transaction is committed cannot be told ({error}): restart the "
-                    "service"
+                    f"the outcome of a transaction is unknown ({error}): restart the service"
                 ) from error
             raise
 
     def abort(self) -> None:
-        """Drops what is queued and ends the transaction; a librdkafka producer that is past that is
-        replaced.
-        """
+        """Drops queued records and aborts; replaces a producer that cannot abort."""
         if not (self._is_spent or self._is_replaced):
             self._note(lambda: self._producer.flush(ABORT_FLUSH_S))
             try:
@@ -161,7 +155,7 @@ class LibrdkafkaTransactionalProducer:
         self._is_replaced = False
 
     def close(self) -> None:
-        """Drops what is queued and lets go of the connections; does not wait for a broker."""
+        """Drops queued records and disconnects; does not wait for a broker."""
         self._producer.purge(blocking=False)
         self._note(lambda: self._producer.poll(0))
 
@@ -174,18 +168,14 @@ class LibrdkafkaTransactionalProducer:
             raise self._sorted(fatal_cause(error)) from error
 
     def _note(self, call: Callable[[], object]) -> None:
-        """Makes a call that serves deliveries; what fails the producer for good is remembered, and
-        told by the next call.
-        """
+        """Serves deliveries; a fatal error is remembered and raised by the next call."""
         try:
             call()
         except (KafkaException, SystemError) as error:
             self._sorted(fatal_cause(error))
 
     def _sorted(self, error: KafkaError) -> CarpoolError:
-        """Sorts an error. A transaction that failed for a record that is refused would fail for
-        ever: the refusal is it.
-        """
+        """Sorts an error. If a record was refused, the refusal is the error to report."""
         code = error.code()
         if code == KafkaError._FENCED:
             self._fenced = FencedError(
@@ -204,9 +194,7 @@ class LibrdkafkaTransactionalProducer:
         return self._refused or AbortedError(f"the transaction must be aborted: {error.str()}")
 
     def _passing_or_unforeseen(self, error: KafkaError) -> CarpoolError:
-        """Sorts what neither ends the producer nor its transaction: only what may pass is to be
-        tried again.
-        """
+        """Sorts an error that ends neither producer nor transaction; few may be retried."""
         code = error.code()
         if error.retriable() or code in TIMEOUTS:
             return RetryableError(f"the broker did not answer in time: {error.str()}")
@@ -216,14 +204,14 @@ class LibrdkafkaTransactionalProducer:
                 "[kafka]"
             )
         return self._refused or _UnforeseenError(
-            f"a call of a transaction failed and may not be made again: {error.str()}"
+            f"a call of a transaction failed and may not be retried: {error.str()}"
         )
 
 
 def fence_instance(settings: KafkaSettings, group: str, instance_id: str) -> None:
     """Fences the producer of another instance id, which aborts its open transaction.
 
-    Blocks for `request_timeout_ms` at most. Raises `RetryableError` where no coordinator answered,
+    Blocks for `request_timeout_ms` at most. Raises `RetryableError` when no coordinator answers,
     `DeploymentError` without permission.
     """
     producer = LibrdkafkaTransactionalProducer(settings, transactional_id(group, instance_id))

@@ -1,6 +1,4 @@
-"""The broker in memory: topics, consumer groups, transactions, and the faults that a test asks
-for.
-"""
+"""The broker in memory: topics, consumer groups, transactions, and requested faults."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ Call = Literal[
     "commit",
     "abort",
 ]
-"""The calls of clients that a test can break: of the plain producer, of the consumer (two), of the
-transactional producer.
-"""
+"""The calls of clients that a test can make fail."""
 
 TRANSACTION_TIMEOUT_US = 60_000_000
 
@@ -69,9 +65,7 @@ class MemoryBroker:
         self._faults: dict[str, deque[_BrokenCall]] = {}
 
     def break_next(self, call: Call, error: CarpoolError, *, took_effect: bool = False) -> None:
-        """The next call of this kind, by any client, raises `error`; `took_effect`: only its reply
-        is lost.
-        """
+        """The next call of this kind raises `error`; `took_effect`: only its reply is lost."""
         with self.lock:
             self._faults.setdefault(call, deque()).append(_BrokenCall(error, took_effect))
 
@@ -113,9 +107,7 @@ class MemoryBroker:
             return self.logs[self.place(topic, key, partition)].append(entry)
 
     def records(self, topic: str) -> list[Message]:
-        """Returns every record of a topic that a reader of committed records sees, partition by
-        partition.
-        """
+        """Returns the committed records of a topic, partition by partition."""
         with self.lock:
             self.transactions.expire()
             return [
@@ -144,9 +136,7 @@ class MemoryBroker:
             return dict(self.groups[group].positions) if group in self.groups else {}
 
     def join(self, name: str, member: GroupMember, topics: tuple[str, ...]) -> ConsumerGroup:
-        """Adds a member to a group, which reads these topics. Raises `ConfigError` when one does
-        not exist.
-        """
+        """Adds a member that reads these topics. Raises `ConfigError` for a missing topic."""
         with self.lock:
             for topic in topics:
                 if topic not in self.partitions:
@@ -161,16 +151,12 @@ class MemoryBroker:
             return group
 
     def expel(self, group: str, member: GroupMember) -> None:
-        """Takes a member for dead, as after its session time-out. It learns that its partitions are
-        lost in its next `poll`.
-        """
+        """Removes a member, as after its session time-out; its next `poll` loses the partitions."""
         with self.lock:
             self.groups[group].leave(member)
 
     def assign(self, group: str, owners: Mapping[int, GroupMember]) -> None:
-        """Moves partitions by number, counted through the group's topics; members learn of it in
-        their next `poll`.
-        """
+        """Moves partitions by number in the group's topics; seen by the members' next `poll`."""
         with self.lock:
             found = self.groups[group]
             found.assign({found.partitions[number]: owner for number, owner in owners.items()})

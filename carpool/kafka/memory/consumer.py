@@ -1,6 +1,4 @@
-"""The consumer of the broker in memory: rebalances, takeovers and claims inside `poll`, as with the
-real one.
-"""
+"""The consumer of the broker in memory: rebalances, takeovers and claims inside `poll`."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ REQUEST_TIMEOUT_US = 10_000_000
 
 
 class MemoryConsumer:
-    """A `ConsumerClient` of a `MemoryBroker`. Nothing waits: what takes time is tried again by the
-    next `poll`.
-    """
+    """A `ConsumerClient` of a `MemoryBroker`. No call blocks; `poll` retries what takes time."""
 
     def __init__(
         self,
@@ -37,9 +33,7 @@ class MemoryConsumer:
         own_instance_id: str | None = None,
         fence: FenceInstance | None = None,
     ) -> None:
-        """`own_instance_id` and `fence`: of a member that commits in transactions. Without them it
-        neither claims nor takes over.
-        """
+        """`own_instance_id` and `fence`: for members that commit in transactions."""
         assert (own_instance_id is None) == (fence is None), "one is of no use without the other"
         self._broker = broker
         self._group_name = group
@@ -69,7 +63,7 @@ class MemoryConsumer:
         self._topics, self._listener = (topic, *extra_topics), listener
 
     def poll(self, timeout_s: float) -> Message | None:
-        """Returns the next record of any assigned partition, or None at once."""
+        """Returns the next record of any assigned partition, or None."""
         self._serve_commits()
         self._rebalance()
         with self._broker.lock:
@@ -128,7 +122,7 @@ class MemoryConsumer:
                 del self._next[at]
 
     def _begin(self, came: list[TopicPartition]) -> dict[TopicPartition, Position]:
-        """Returns where to begin these partitions, claimed; empty while that cannot be told yet."""
+        """Returns where to begin these partitions, claimed; empty while that is unknown."""
         now_us = self._broker.clock.now_us()
         if not came:
             self._waiting_since_us = None
@@ -150,9 +144,7 @@ class MemoryConsumer:
     def _committed(
         self, came: list[TopicPartition], *, may_fence: bool
     ) -> dict[TopicPartition, Position]:
-        """Reads what was committed, stable. Raises `RetryableError` while a transaction holds
-        it.
-        """
+        """Returns stable offsets. Raises `RetryableError` while a transaction blocks them."""
         with self._broker.serve("read_offsets"):
             unstable = self._broker.transactions.unstable(self._group_name).intersection(came)
             known = {at: self._group.positions.get(at, Position(None, "")) for at in came}
@@ -163,7 +155,7 @@ class MemoryConsumer:
                 self._fence(instance_id)
             return self._committed(came, may_fence=False)
         if unstable:
-            raise RetryableError(f"a transaction holds the offsets of {partitions_text(unstable)}")
+            raise RetryableError(f"a transaction blocks the offsets of {partitions_text(unstable)}")
         return known
 
     def _claim(self, positions: dict[TopicPartition, Position]) -> dict[TopicPartition, Position]:
@@ -178,7 +170,7 @@ class MemoryConsumer:
         try:
             self.commit_now(claimed)
         except FencedError:
-            # thrown out already: nothing of ours can be committed for them, and the next poll drops
+            # removed from the group: nothing can be committed for them, and the next poll drops
             # them
             return positions
         return claimed
@@ -196,9 +188,7 @@ class MemoryConsumer:
         self._held = partitions
 
     def waiting(self) -> dict[TopicPartition, int]:
-        """Returns high watermark less position; 0 where no record is left to be seen (markers are
-        no records).
-        """
+        """Returns high watermark less position; 0 where only transaction markers remain."""
         with self._broker.lock:
             return {
                 at: len(self._broker.logs[at]) - offset
@@ -222,9 +212,7 @@ class MemoryConsumer:
             on_result(error)
 
     def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
-        """Commits. As with real brokers, ownership of the partitions is not checked, membership
-        is.
-        """
+        """Commits. As at real brokers, membership is checked, ownership is not."""
         with self._broker.serve("commit_offsets"):
             if self not in self._group.members:
                 raise FencedError("this member has left the group; what it commits now is refused")

@@ -1,6 +1,4 @@
-"""A consumer group of the broker in memory: its members, who should own what, what was
-committed.
-"""
+"""A consumer group of the broker in memory: members, target assignment, commits."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ class ConsumerGroup:
     def __init__(
         self, partitions: Sequence[TopicPartition], commits: list[dict[TopicPartition, Position]]
     ) -> None:
-        """`partitions`: those of the topics that it reads. `commits`: where what it commits is
-        noted, in order.
-        """
+        """`partitions`: of the topics that it reads. `commits`: receives every commit, in order."""
         self.members: list[GroupMember] = []
         self.generation = 0
         self.positions: dict[TopicPartition, Position] = {}
@@ -50,9 +46,7 @@ class ConsumerGroup:
         return self._writes
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, Position]]) -> None:
-        """Takes over these positions, less those that were written before what is committed
-        already.
-        """
+        """Stores these positions, except those older than what is committed."""
         newer = {
             at: written for at, written in offsets.items() if written[0] > self._written.get(at, 0)
         }
@@ -82,9 +76,7 @@ class ConsumerGroup:
         self._balance()
 
     def _balance(self) -> None:
-        """Spreads the partitions over the members, keeping what each has where it can
-        (cooperative-sticky).
-        """
+        """Spreads the partitions over the members; each keeps what it can (cooperative-sticky)."""
         most = -(-len(self.partitions) // max(1, len(self.members)))
         owners: dict[TopicPartition, GroupMember] = {}
         shares = {id(member): 0 for member in self.members}

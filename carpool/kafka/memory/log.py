@@ -1,6 +1,4 @@
-"""One partition's log as brokers keep it: records, those of open and aborted transactions among
-them, and transaction markers.
-"""
+"""The log of one partition: records, also of open and aborted transactions, and markers."""
 
 from __future__ import annotations
 
@@ -15,16 +13,13 @@ from schemas.record import Headers
 
 @dataclass(slots=True)
 class MemoryTransaction:
-    """What one transactional id added since it began. Nobody sees it before `state` is
-    committed.
-    """
+    """What one transactional id added since `begin`; visible once `state` is committed."""
 
     began_us: int
     state: Literal["open", "committed", "aborted"] = "open"
     partitions: set[TopicPartition] = field(default_factory=set)
     offsets: dict[str, dict[TopicPartition, tuple[int, Position]]] = field(default_factory=dict)
-    """By consumer group: the position of each partition, and its place among all offsets that were
-    ever written.
+    """By consumer group: the position of each partition, and its number among all written offsets.
     """
 
 
@@ -56,11 +51,9 @@ class PartitionLog:
         return len(self._entries) - 1
 
     def next_committed(self, offset: int) -> tuple[int, StoredRecord] | None:
-        """Returns the first record from `offset` on that a reader of committed records sees, with
-        its offset.
+        """Returns the first committed record from `offset` on, with its offset.
 
-        None at the last stable offset: behind an open transaction the records of others are
-        invisible too.
+        None at the last stable offset: records behind an open transaction are invisible, too.
         """
         for at in range(offset, len(self._entries)):
             entry = self._entries[at]
@@ -72,9 +65,7 @@ class PartitionLog:
         return None
 
     def last_stable(self) -> int:
-        """Returns the last stable offset: that of the first record of an open transaction, or the
-        high watermark.
-        """
+        """Returns the offset of the first record of an open transaction, or the high watermark."""
         entries = enumerate(self._entries)
         is_open = (
             at

@@ -14,9 +14,7 @@ from carpool.kafka.records import Output, TopicPartition
 
 
 class MemoryProducer:
-    """A `ProducerClient` of a `MemoryBroker`. Deliveries are reported by `poll`, as with the real
-    one.
-    """
+    """A `ProducerClient` of a `MemoryBroker`; `poll` reports deliveries."""
 
     def __init__(self, broker: MemoryBroker, queue_max: int = 100_000) -> None:
         self._broker = broker
@@ -26,7 +24,7 @@ class MemoryProducer:
         )
 
     def produce(self, output: Output, on_delivery: Callable[[CarpoolError | None], None]) -> bool:
-        """Appends the record at once; False when too many reports wait."""
+        """Appends the record; False when too many reports wait."""
         if len(self._reports) >= self._queue_max:
             return False
         error: CarpoolError | None = None
@@ -57,9 +55,7 @@ class MemoryProducer:
 
 
 class MemoryTransactionalProducer:
-    """A `TransactionalProducerClient` of a `MemoryBroker`. Dropped without `close`, it is as a
-    killed process.
-    """
+    """A `TransactionalProducerClient` of a `MemoryBroker`. Dropped without `close`: a kill."""
 
     def __init__(self, broker: MemoryBroker, transactional_id: str) -> None:
         self._broker = broker
@@ -81,9 +77,7 @@ class MemoryTransactionalProducer:
             self._is_open = True
 
     def produce(self, output: Output) -> None:
-        """Appends the record at once, for nobody to see. One that its topic refuses shows in
-        `commit`.
-        """
+        """Appends the record, invisible until `commit`, which also reports refused records."""
         with self._call("produce_in_transaction") as epoch:
             try:
                 place = self._broker.place(output.topic, output.key, output.partition)
@@ -121,9 +115,7 @@ class MemoryTransactionalProducer:
         self._refused = None
 
     def close(self) -> None:
-        """Lets go of the connection; the broker keeps an open transaction until the next life, or
-        its time-out.
-        """
+        """Disconnects; an open transaction stays until the next life or its time-out."""
 
     @contextmanager
     def _call(self, name: Call) -> Iterator[int]:

@@ -1,6 +1,4 @@
-"""The transaction coordinator of the broker in memory: who holds an id, what its transaction holds,
-how it ends.
-"""
+"""The transaction coordinator of the broker in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from schemas.record import Headers
 
 @dataclass(slots=True)
 class _TransactionalId:
-    """The life that holds a transactional id now."""
+    """The present epoch and transaction of a transactional id."""
 
     epoch: int = -1
     transaction: MemoryTransaction | None = None
@@ -44,9 +42,7 @@ class TransactionCoordinator:
         self._holders: dict[str, _TransactionalId] = {}
 
     def start(self, transactional_id: str) -> int:
-        """Gives the id to a new life and returns its epoch; aborts what the previous one left
-        open.
-        """
+        """Returns the epoch of a new life; aborts the transaction of the previous one."""
         holder = self._holders.setdefault(transactional_id, _TransactionalId())
         holder.epoch += 1
         self._end(holder, "aborted")
@@ -83,9 +79,7 @@ class TransactionCoordinator:
         offsets: Mapping[TopicPartition, Position],
         membership: MemoryMembership,
     ) -> None:
-        """Adds offsets. As with real brokers the membership is checked, and not who owns the
-        partitions.
-        """
+        """Adds offsets. As at real brokers, membership is checked, ownership is not."""
         transaction = self._open(transactional_id, epoch)
         group = self._groups[membership.group]
         if not group.is_current(membership):
@@ -110,7 +104,7 @@ class TransactionCoordinator:
         self._end(self._held(transactional_id, epoch), "aborted")
 
     def unstable(self, group: str) -> set[TopicPartition]:
-        """Returns the partitions whose offsets an open transaction holds."""
+        """Returns the partitions whose offsets an open transaction blocks."""
         self.expire()
         return {
             at
@@ -135,14 +129,12 @@ class TransactionCoordinator:
         holder = self._holders[transactional_id]
         if holder.epoch != epoch:
             raise FencedError(
-                f"another Kafka producer holds the transactional id {transactional_id} now"
+                f"another Kafka producer has the transactional id {transactional_id} now"
             )
         return holder
 
     def _open(self, transactional_id: str, epoch: int) -> MemoryTransaction:
-        """Returns the id's transaction. Brokers learn of one with the first record or offset that
-        is added.
-        """
+        """Returns the id's transaction; its first record or offset begins it at the broker."""
         holder = self._held(transactional_id, epoch)
         if holder.transaction is None:
             holder.transaction = MemoryTransaction(began_us=self._clock.now_us())
