@@ -100,7 +100,7 @@ def test_what_is_stored_is_written_today_as_the_same_bytes(tmp_path: Path, varia
 def test_an_index_of_format_v0_is_refused_with_the_reason_and_what_to_do() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"has format 'v0'; this build reads 'v1'.*no checksums.*Rebuild the index: carpool index "
-        r"build",
+        match=r"has format 'v0'; this build reads 'v1'.*no checksums.*Rebuild the index: carpool "
+        r"index build",
     ):
         open_index(SAMPLES / "v0")
