@@ -1,4 +1,4 @@
-"""Settings of the generator, and of the LLM server that it asks."""
+"""The sections `generator` and `llm`: what the generator takes in, and its LLM server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from carpool.settings import Secret, Settings
 
 
 class GeneratorSettings(Settings, frozen=True, kw_only=True):
-    """What the generator takes in, what it asks for, and how it is written."""
+    """Bounds of the intake, the prompts, the answers and their dedup."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {
         "ledger_horizon_ms": "dedup_horizon_ms",
@@ -24,7 +24,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1024,
-            description="requests at the LLM server at once; too low leaves it idle, too high "
+            description="requests in flight at the LLM server; too low leaves it idle, too high "
             "makes each answer slower",
         ),
     ] = 8
@@ -33,23 +33,23 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=100_000,
-            description="queries in hand, waiting or running; too low leaves nothing to order, too "
-            "high takes memory and repeats more prompts after a crash of the broker's connection",
+            description="queries waiting or in flight; too low leaves few to order, too high "
+            "takes memory and repeats more prompts after a crash",
         ),
     ] = 64
     intake_bytes_max: Annotated[
         int,
         Meta(
             ge=4 * 1024 * 1024,
-            description="bytes of the records in hand; below the largest record the topic stands "
-            "still, too high takes memory",
+            description="bytes of the records waiting or in flight; below the largest record the "
+            "topic stops, too high takes memory",
         ),
     ] = 64 * 1024 * 1024
     order: Annotated[
         Literal["arrival"],
         Meta(
-            description="which waiting prompt goes next: `arrival` (by priority, then deadline, "
-            "then arrival)"
+            description="which waiting prompt is sent next: `arrival` (by priority, then "
+            "deadline, then arrival)"
         ),
     ] = "arrival"
     template: Annotated[
@@ -63,8 +63,8 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
     template_dir: Annotated[
         str,
         Meta(
-            description="folder with prompt templates, all of which a query may name; empty: those "
-            "that come with Carpool"
+            description="folder with prompt templates, all of which a query may name; empty: the "
+            "built-in ones"
         ),
     ] = ""
     passages_max: Annotated[
@@ -91,7 +91,8 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             ge=100,
             le=10_000_000,
             description="characters of a prompt; too low drops passages and refuses long "
-            "questions, too high overruns the model's context, and the server refuses the query",
+            "questions, too high exceeds the model's context, and the server refuses "
+            "the query",
         ),
     ] = 10_000
     max_tokens: Annotated[
@@ -99,8 +100,8 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=16,
             le=32_768,
-            description="tokens of an answer, unless the query says; too low cuts it, too high "
-            "lets it ramble",
+            description="tokens of an answer, unless the query says; too low cuts it off, too "
+            "high allows long answers",
         ),
     ] = 128
     max_tokens_cap: Annotated[
@@ -108,8 +109,8 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=16,
             le=32_768,
-            description="most tokens that a query may ask for, cut to this; too high lets one hold "
-            "a slot",
+            description="most tokens that a query may ask for; more is reduced to this; too high "
+            "lets one query block a request slot",
         ),
     ] = 2_048
     temperature: Annotated[
@@ -117,8 +118,8 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=2,
-            description="sampling temperature, unless the query says; 0 repeats itself, higher "
-            "varies",
+            description="sampling temperature, unless the query says; 0 is deterministic, higher "
+            "varies more",
         ),
     ] = 0.0
     citations_max: Annotated[
@@ -127,7 +128,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             ge=1,
             le=1_000,
             description="citations in an answer, the first ones; too low loses some, too high "
-            "bloats records",
+            "makes records large",
         ),
     ] = 64
     dedup_horizon_ms: Annotated[
@@ -135,8 +136,9 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=30 * 86_400_000,
-            description="how far back answers are read before the first prompt; too low generates "
-            "again what was answered earlier, too high makes starts and rebalances slow",
+            description="age of the oldest answers that are read before the first prompt; too low "
+            "generates earlier answers again, too high makes starts and rebalances "
+            "slow",
         ),
     ] = 86_400_000
     dedup_ids_max: Annotated[
@@ -145,8 +147,8 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             ge=1_000,
             le=100_000_000,
             description="query ids whose answers are remembered, about 400 bytes each; too low "
-            "forgets the oldest, which are"
-            " generated again if they are published again, too high takes memory",
+            "forgets the oldest, which are generated again if published again, too "
+            "high takes memory",
         ),
     ] = 1_000_000
     partials: Annotated[
@@ -158,12 +160,13 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
     ] = True
 
     def check(self) -> list[str]:
-        """Returns what is wrong between the values."""
+        """Returns the conflicts between values."""
         problems = []
         if self.concurrency > self.intake_records_max:
             problems.append(
                 f"concurrency {self.concurrency} is more than intake_records_max "
-                f"{self.intake_records_max}: some would never be used; raise intake_records_max"
+                f"{self.intake_records_max}, so some requests are never used; raise "
+                "intake_records_max"
             )
         if self.max_tokens > self.max_tokens_cap:
             problems.append(
@@ -173,7 +176,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
 
 
 class LlmSettings(Settings, frozen=True, kw_only=True):
-    """The LLM server: where it is, which of its models to use, how long to wait for it."""
+    """The LLM server: its address, its model, and how long to wait for it."""
 
     engine: Annotated[
         Literal["openai", "none"],
@@ -194,13 +197,13 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(min_length=1, description="name of the model, as GET base_url/models lists it"),
     ] = "smollm2-135m-instruct"
     api_key: Annotated[
-        Secret, Meta(description="key of the server, if it wants one; from the environment only")
+        Secret, Meta(description="key of the server, if it needs one; from the environment only")
     ] = Secret()
     sends_priority: Annotated[
         bool,
         Meta(
-            description="send each query's priority along; only for a vLLM that was started with "
-            "--scheduling-policy priority: others refuse it, or do not know it"
+            description="send the priority of each query; only for a vLLM with "
+            "--scheduling-policy priority: other servers refuse or ignore it"
         ),
     ] = False
     connect_timeout_s: Annotated[
@@ -208,8 +211,8 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=600,
-            description="seconds to connect; too low fails on a slow network, too high finds out "
-            "late",
+            description="seconds to connect; too low fails on a slow network, too high notices an "
+            "outage late",
         ),
     ] = 5.0
     first_token_timeout_s: Annotated[
@@ -218,8 +221,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             gt=0,
             le=86_400,
             description="seconds from request to first token; too low gives up while the server "
-            "still reads a long prompt or"
-            " has others to answer first, too high notices a hanging server late",
+            "is busy or reads a long prompt, too high notices a hanging server late",
         ),
     ] = 120.0
     next_token_timeout_s: Annotated[
@@ -228,7 +230,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             gt=0,
             le=86_400,
             description="seconds between two tokens; too low gives up on a busy server, too high "
-            "notices late",
+            "notices a hanging server late",
         ),
     ] = 30.0
     backoff_ms_min: Annotated[
@@ -236,8 +238,8 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=600_000,
-            description="first pause after a refusal, doubled with each more; too low hammers the "
-            "server",
+            description="first pause after a refusal, doubled with each more; too low sends a "
+            "refusing server many requests",
         ),
     ] = 500
     backoff_ms_max: Annotated[
@@ -245,8 +247,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=3_600_000,
-            description="longest pause between tries; too high comes back late to a server that is "
-            "up",
+            description="longest pause between tries; too high resumes late",
         ),
     ] = 4_000
     retry_after_ms_max: Annotated[
@@ -254,8 +255,8 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=86_400_000,
-            description="longest pause that the server may ask for (Retry-After); too low hammers "
-            "it, too high lets it stop us",
+            description="longest pause that the server may ask for (Retry-After); too low sends "
+            "it many requests, too high allows long pauses",
         ),
     ] = 120_000
     failures_max: Annotated[
@@ -263,14 +264,14 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="how often one query may make the server break off, while it answers "
-            "others, before it is answered `failed`; too low blames queries for a flaky server, "
-            "too high lets one bad query hold up the others",
+            description="how often the server may fail on one query, while it answers others, "
+            "before the query is answered `failed`; too low blames queries for an "
+            "unreliable server, too high lets one bad query delay the others",
         ),
     ] = 5
 
     def check(self) -> list[str]:
-        """Returns what is wrong between the values."""
+        """Returns the conflicts between values."""
         problems = []
         if self.backoff_ms_min > self.backoff_ms_max:
             problems.append(

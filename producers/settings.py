@@ -1,4 +1,4 @@
-"""The section `client`: how long a client waits, and how much it keeps in memory."""
+"""The section `client`: time-outs and memory of the Python client."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=100,
             le=300_000,
-            description="How long brokers may take to answer at first, ms. Low: slow networks "
-            "fail.",
+            description="time to connect to the brokers, ms; too low fails on slow networks, too "
+            "high notices an outage late",
         ),
     ] = 10_000
     publish_timeout_ms: Annotated[
@@ -26,8 +26,8 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1_000,
             le=3_600_000,
-            description="How long brokers may take to acknowledge a question, with retries, ms. "
-            "Low: a leader's move fails it.",
+            description="time until a question is acknowledged, with retries, ms; too low fails "
+            "when a leader moves",
         ),
     ] = 30_000
     answer_timeout_ms: Annotated[
@@ -35,8 +35,8 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=86_400_000,
-            description="How long `ask` waits where its caller does not say, ms; travels as the "
-            "deadline.",
+            description="time that `ask` waits by default, ms, also sent as the deadline; too low "
+            "gives up early, too high waits for a service that is down",
         ),
     ] = 60_000
     asks_max: Annotated[
@@ -44,8 +44,8 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="Questions that may wait for answers at once. Low: `ask` refuses; high: "
-            "memory.",
+            description="questions that may wait for answers; too low refuses asks, too high "
+            "takes memory",
         ),
     ] = 10_000
     queue_kib: Annotated[
@@ -53,7 +53,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1_024,
             le=2_097_151,
-            description="Memory for questions not yet sent, KiB. Low: bursts are refused.",
+            description="memory for questions not yet sent, KiB; too low refuses bursts",
         ),
     ] = 65_536
     fetch_wait_ms: Annotated[
@@ -61,7 +61,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=5_000,
-            description="How long a broker may hold an empty fetch. Low: more requests; high: "
-            "latency.",
+            description="how long a broker may delay an empty fetch, ms; too low sends more "
+            "requests, too high adds latency",
         ),
     ] = 10

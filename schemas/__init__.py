@@ -1,6 +1,5 @@
-"""What travels? Records, topics, headers and the codec: the wire contract, and nothing else.
+"""What travels? Records, topics, headers and the codec: the wire contract.
 
-*Invariant:* nothing here imports another package of Carpool. *Invariant:* records are frozen; a
-decoded record has been validated. Absent on purpose: Kafka clients, numpy, any behaviour of a
-service.
+*Invariant:* nothing here imports another package of Carpool. *Invariant:* records are frozen, and
+validated when decoded. Absent on purpose: Kafka clients, NumPy, any behaviour of a service.
 """

@@ -1,6 +1,4 @@
-"""The records of `rag.answers.v1` (one terminal answer for each query) and `rag.answers.partial.v1`
-(tokens so far).
-"""
+"""The records of `rag.answers.v1` (terminal answers) and `rag.answers.partial.v1` (pieces)."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ ErrorType = Reason | Literal["conflict", "expired", "shed", "llm_refused", "inde
 
 
 class Citation(Record, frozen=True, kw_only=True):
-    """A passage that the answer cites: `n` as the model wrote it, `start` and `end` the characters
-    of the marker `[n]`.
-    """
+    """A passage that the answer cites with the marker `[n]`, at `answer[start:end]`."""
 
     n: Annotated[int, msgspec.Meta(ge=1)]
     doc_id: str
@@ -31,16 +27,14 @@ class Citation(Record, frozen=True, kw_only=True):
 
 
 class Retrieved(Record, frozen=True, kw_only=True):
-    """A passage that was given to the model, cited or not."""
+    """A passage in the prompt, cited or not."""
 
     id: str
     score: float
 
 
 class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Tokens as the LLM server counted them; `cached_tokens` of the prompt came out of its prefix
-    cache.
-    """
+    """Tokens, counted by the LLM server; `cached_tokens` are prompt tokens of its prefix cache."""
 
     input_tokens: NonNegative = 0
     output_tokens: NonNegative = 0
@@ -48,9 +42,7 @@ class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class CacheUse(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Clusters by the tier where this query found them, bytes that it had read, prompt tokens from
-    the KV cache.
-    """
+    """Clusters by the tier where they were, bytes read, and prompt tokens from the KV cache."""
 
     gpu: NonNegative = 0
     ram: NonNegative = 0
@@ -60,7 +52,7 @@ class CacheUse(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Provenance(Record, frozen=True, kw_only=True):
-    """What the answer was made with, so that it can be explained later."""
+    """The versions of index, models, prompt and software that made the answer."""
 
     index: str | None = None
     index_version: str | None = None
@@ -70,7 +62,7 @@ class Provenance(Record, frozen=True, kw_only=True):
 
 
 class AnswerError(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Why a query has no answer, in words for its asker."""
+    """Why a query has no answer, or not a complete one."""
 
     type: ErrorType
     message: str
@@ -79,10 +71,10 @@ class AnswerError(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Answer(Record, frozen=True, kw_only=True):
-    """The one terminal answer of an input record. Times in `timings_ms` are milliseconds a stage.
+    """The one terminal answer of an input record. `timings_ms`: milliseconds by stage.
 
-    `replayed`: the answer to an earlier record with this id and `query_digest` (a digest of what
-    was asked), given again.
+    `replayed`: it repeats the answer to an earlier record with this id and `query_digest`, a digest
+    of the question.
     """
 
     query_id: Identifier
@@ -117,9 +109,7 @@ def unanswered(
     source: Source | None = None,
     timings_ms: dict[str, float] | None = None,
 ) -> Answer:
-    """Returns the terminal answer of a query that gets none: refused, failed, shed or expired, with
-    the reason in words.
-    """
+    """Returns the terminal answer of a query that was refused, failed, was shed or expired."""
     return Answer(
         query_id=query_id,
         status=status,
@@ -135,9 +125,7 @@ def unanswered(
 
 
 class PartialAnswer(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """A piece of an answer as it is written; a new `generation_id` discards the text so far. Best
-    effort.
-    """
+    """A piece of an answer; a new `generation_id` discards the text so far. Best effort."""
 
     query_id: Identifier
     generation_id: Identifier

@@ -1,9 +1,7 @@
-"""Bytes and headers to records and back: CloudEvents 1.0 in binary and structured mode, bare JSON,
-bare text.
+"""Encodes and decodes records: CloudEvents 1.0 in binary and structured mode, JSON, and text.
 
-What we write is binary mode (Kafka binding: attributes are `ce_` headers, the value is the JSON
-record). What an application may write to `rag.queries.v1` is any of the four (`records.md`, rule
-1).
+Carpool writes binary mode (Kafka binding: attributes are `ce_` headers, the value is the JSON
+record). An application may write any of the four to `rag.queries.v1`.
 """
 
 from __future__ import annotations
@@ -43,12 +41,10 @@ TENANT_CHARS_MAX = 256
 PASSED_ON = ("traceparent", "tracestate", "correlation_id", "reply_to", ATTEMPT_HEADER)
 """Headers of a query that every record made from it carries too."""
 PASSED_ON_BYTES_MAX = 16 * 1024
-"""What they may weigh together: a query with more is refused, so that its answer always fits its
-topic.
-"""
+"""Most bytes of these headers: a query with more is refused, so its answer fits its topic."""
 
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
-"""A number in a header: no more digits than 64 bits hold."""
+"""A number in a header, with at most as many digits as 64 bits allow."""
 
 EVENT_TYPES: dict[type[Record], str] = {
     Query: "rag.query.submitted",
@@ -67,9 +63,7 @@ SCHEMAS: dict[type[Record], str] = {
     PartialAnswer: "urn:carpool:partial-answer:1",
     DeadLetterMark: "urn:carpool:dead-letter-mark:1",
 }
-"""The version of each record, as the CloudEvents attribute `dataschema`. A reader refuses versions
-it does not know.
-"""
+"""The version of each record (CloudEvents `dataschema`). A reader refuses unknown versions."""
 
 _encoder = msgspec.json.Encoder()
 _decoders: dict[type[Record], msgspec.json.Decoder[Any]] = {
@@ -82,9 +76,8 @@ def encode(
 ) -> tuple[bytes, Headers]:
     """Returns (value, headers) of `record` in CloudEvents binary mode.
 
-    `event_id` is stable: writing the same result twice gives the same id. `source` names the
-    service, `time_us` is in epoch microseconds, and of `passed_on` (the headers of the query)
-    tracing and reply headers are copied.
+    The same result must have the same `event_id` each time. `source` names the service, `time_us`
+    is epoch microseconds, and the headers `PASSED_ON` of `passed_on` are copied.
     """
     time = (
         datetime.fromtimestamp(time_us / 1_000_000, UTC)
@@ -103,15 +96,13 @@ def encode(
     )
     headers = tuple((name, text.encode()) for name, text in attributes)
     copied = tuple(pair for pair in passed_on if pair[0] in PASSED_ON)
-    if _weight(copied) > PASSED_ON_BYTES_MAX:
-        copied = ()  # of a query that is refused for it
+    if _size_of(copied) > PASSED_ON_BYTES_MAX:
+        copied = ()  # the query is refused for them
     return _encoder.encode(record), headers + copied
 
 
 def decode(kind: type[R], value: bytes | None, headers: Headers) -> R:
-    """Returns the record of an internal topic (binary mode or bare JSON). Raises `RecordError` that
-    names the field.
-    """
+    """Returns the record of an internal topic. Raises `RecordError` that names the field."""
     if not value:
         raise RecordError("empty", "the record has no value")
     _check_headers(headers)
@@ -122,11 +113,10 @@ def decode(kind: type[R], value: bytes | None, headers: Headers) -> R:
 def decode_query(
     value: bytes | None, headers: Headers, source: Source, bytes_max: int = QUERY_BYTES_MAX
 ) -> Query:
-    """Returns the query of a record of `rag.queries.v1`, however its application wrote it, checked
-    and with its id.
+    """Returns the checked query of a record of `rag.queries.v1`.
 
-    The id is header `ce_id`, else the body's, else UUIDv5 of (topic, partition, offset). Raises
-    `RecordError`, whose `query_id` is the id to answer to where one could be read.
+    Its id is the header `ce_id`, else the body's, else UUIDv5 of (topic, partition, offset). Raises
+    `RecordError`, with the `query_id` if one could be read.
     """
     try:
         header_id = _text(headers, "ce_id")
@@ -148,11 +138,11 @@ def _decode_query(
     if not value:
         raise RecordError("empty", "the record has no value; send a question")
     _check_headers(headers)
-    if (weight := _weight(pair for pair in headers if pair[0] in PASSED_ON)) > PASSED_ON_BYTES_MAX:
+    if (size := _size_of(pair for pair in headers if pair[0] in PASSED_ON)) > PASSED_ON_BYTES_MAX:
         names = ", ".join(PASSED_ON)
         raise RecordError(
             "too_large",
-            f"the headers {names} are {weight} bytes; at most {PASSED_ON_BYTES_MAX} are passed on",
+            f"the headers {names} are {size} bytes; at most {PASSED_ON_BYTES_MAX} are passed on",
         )
     if len(value) > bytes_max:
         raise RecordError(
@@ -178,15 +168,14 @@ def _decode_query(
     )
     if named is None:
         named = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kafka:{source.place}"))
-    # Decoded from bytes, not converted: base64 of vectors and raw JSON of filters are the decoder's
-    # business.
+    # Encoded and decoded again: the decoder reads base64 vectors and JSON filters.
     return _decode_json(
-        Query, _encoder.encode({**body, **_header_wishes(headers), "query_id": named})
+        Query, _encoder.encode({**body, **_header_fields(headers), "query_id": named})
     )
 
 
 def _structured(value: bytes) -> tuple[dict[str, Any], str | None]:
-    """Returns (body, event id) of a structured CloudEvent, whose `data` is a query or a text."""
+    """Returns (body, event id) of a structured CloudEvent; its `data` is a query or a text."""
     event = _json_object(value)
     if event.get("specversion") is None:
         raise RecordError(
@@ -206,11 +195,9 @@ def _structured(value: bytes) -> tuple[dict[str, Any], str | None]:
     return ({"text": data} if isinstance(data, str) else data), event.get("id")
 
 
-def _header_wishes(headers: Headers) -> dict[str, Any]:
-    """What the headers say of a query; where header and body both say something, the header wins
-    (rule 2).
-    """
-    wishes: dict[str, Any] = {}
+def _header_fields(headers: Headers) -> dict[str, Any]:
+    """Returns the fields of a query in headers, which have precedence over the body's."""
+    fields: dict[str, Any] = {}
     for name, field in ((DEADLINE_HEADER, "deadline"), (PRIORITY_HEADER, "priority")):
         text = _text(headers, name)
         if text is not None:
@@ -218,24 +205,21 @@ def _header_wishes(headers: Headers) -> dict[str, Any]:
                 raise RecordError(
                     "wrong_type", f"header {name}: {text[:40]!r} is not a whole number", field=name
                 )
-            wishes[field] = int(text)
-    return wishes
+            fields[field] = int(text)
+    return fields
 
 
 def tenant_of(headers: Headers) -> str:
-    """Returns who asks, for fair turns: header `rag-tenant`, at most `TENANT_CHARS_MAX` characters
-    of it; "" without one.
+    """Returns the tenant for fair scheduling, at most `TENANT_CHARS_MAX` characters; "" for none.
 
-    It is no wish for isolation: that is the field `tenant` of a query.
+    The header `rag-tenant` does not isolate data; the field `tenant` of a query asks for isolation.
     """
     value = header(headers, TENANT_HEADER)
     return "" if value is None else value.decode(errors="replace")[:TENANT_CHARS_MAX]
 
 
 def _sniff(value: bytes) -> str:
-    """The content type of a value that came without one: what begins like JSON is JSON, anything
-    else a question.
-    """
+    """Returns the content type of a value without one: JSON by its first byte, else text."""
     return JSON_TYPE if value.lstrip()[:1] in (b"{", b"[") else TEXT_TYPE
 
 
@@ -259,7 +243,7 @@ def _check_version(kind: type[Record], spec_version: str | None, schema: str | N
         )
 
 
-def _weight(headers: Iterable[tuple[str, bytes | None]]) -> int:
+def _size_of(headers: Iterable[tuple[str, bytes | None]]) -> int:
     return sum(len(name) + len(value or b"") for name, value in headers)
 
 
@@ -309,9 +293,7 @@ def _decode_json(kind: type[R], value: bytes) -> R:
 
 
 def _invalid(message: str) -> RecordError:
-    """Sorts msgspec's message, such as "Expected `int`, got `str` - at `$.top_k`", into a reason
-    and a field.
-    """
+    """Returns reason and field of a message such as "Expected `int`, got `str` - at `$.top_k`"."""
     text, _, path = message.partition(" - at `")
     field = path.rstrip("`") or "$"
     reason: Reason = "invalid_value"
@@ -326,9 +308,7 @@ def _invalid(message: str) -> RecordError:
 def _identified(
     error: RecordError, value: bytes | None, header_id: str | None = None
 ) -> RecordError:
-    """Adds the id to answer to, where one can still be read: from the header, or out of a body that
-    is otherwise bad.
-    """
+    """Adds the query id, if it can be read from the header or from a bad body."""
     query_id = error.query_id or header_id
     if query_id is None and value:
         try:

@@ -1,7 +1,7 @@
-"""The dead letter: the raw bytes of a record that could not be used, its own headers, and ours that
-say why.
+"""The headers of dead letters, and the marks (`rag.dlq.marks.v1`) of replayed or dropped letters.
 
-And the mark that says what became of a letter (`rag.dlq.marks.v1`): it was replayed, or dropped.
+A dead letter is the raw bytes of a record that could not be used, its own headers, and headers that
+say why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONNECT_NAMES = (
     "exception.message",
     "exception.stacktrace",
 )
-"""What Kafka Connect calls as we do; it adds connector.name and task.id."""
+"""The names that Kafka Connect uses too; it adds connector.name and task.id."""
 
 TEXT_BYTES_MAX = 4_096
 """Bound of each text header, so that a dead letter never outgrows its topic (`schemas.topics`)."""
@@ -29,7 +29,7 @@ Action = Literal["replayed", "dropped"]
 
 
 class DeadLetterMark(Record, frozen=True, kw_only=True):
-    """What was done about one letter, the one at `letter`. The newest mark of a letter counts."""
+    """What was done about the letter at `letter`. The newest mark of a letter counts."""
 
     letter: Source
     action: Action
@@ -48,8 +48,7 @@ def dead_letter_headers(
     stacktrace: str = "",
     connect_names: bool = False,
 ) -> Headers:
-    """Returns every original header followed by the `rag.errors.*` of `conventions.md`; texts are
-    cut at 4 KiB.
+    """Returns the original headers, then the `rag.errors.*`, with texts cut at 4 KiB.
 
     `connect_names` adds those of Kafka Connect (KIP-298), for tools that know them.
     """
@@ -76,16 +75,15 @@ def dead_letter_headers(
 
 
 def is_error_header(name: str) -> bool:
-    """Returns whether a header was added to say why a record is a dead letter."""
+    """Returns whether a header says why a record is a dead letter."""
     return name.startswith((ERROR_PREFIX, CONNECT_PREFIX))
 
 
 def split_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
-    """Returns the original headers of a letter and our `rag.errors.*`, by name without the prefix.
+    """Returns the original headers of a letter, and its `rag.errors.*` without the prefix.
 
-    A record may have come with such headers of its own, so only those of the last block count as
-    ours; the others are left out of both. Bytes that are no UTF-8 (a text that was cut inside a
-    character) are replaced.
+    The record may have had such headers itself, so only the last block counts; earlier ones are in
+    neither result. Bytes that are not UTF-8 (a text cut inside a character) are replaced.
     """
     begin = max(
         (at for at, (name, _) in enumerate(headers) if name == ERROR_PREFIX + "topic"),

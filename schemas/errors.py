@@ -1,6 +1,4 @@
-"""What is wrong with a record: one error type, so that every reader refuses bad input in the same
-words.
-"""
+"""The error of a bad record, the same for every reader."""
 
 from __future__ import annotations
 
@@ -21,19 +19,16 @@ Reason = Literal[
     "wrong_model",
     "processing_failed",
 ]
-"""Why a record was refused: the label of metrics, and `error.type` of a `failed` answer. A closed
-list.
-"""
+"""Why a record was refused: the label of metrics, and `error.type` of a `failed` answer."""
 
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
 
 class RecordError(ValueError):
-    """One record is bad: it goes to the dead letters with this reason, and the records around it go
-    on.
+    """One record is bad: it becomes a dead letter, and other records are processed.
 
-    `reason` is one of `REASONS`, `field` the JSON path of the field that is wrong (None: the record
-    as a whole), and `query_id` the id to answer to, where one could be read.
+    `field`: the JSON path of the bad field (None: the whole record). `query_id`: if one could be
+    read.
     """
 
     def __init__(

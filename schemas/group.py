@@ -1,6 +1,4 @@
-"""The record of `rag.groups.v1`: queries that share clusters, in search order, and advice on what
-comes next.
-"""
+"""The record of `rag.groups.v1`: queries that share clusters, in search order."""
 
 from __future__ import annotations
 
@@ -13,11 +11,10 @@ from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, 
 
 
 class GroupedQuery(Record, frozen=True, kw_only=True):
-    """One query of a group. `vector` is (dim,) little-endian float32, L2-normalised; `clusters` is
-    C(q), nearest first.
+    """One query of a group.
 
-    `query` is as published, less its vector. Times are epoch microseconds; `timings_us` holds what
-    the stages so far took.
+    `vector`: (dim,) little-endian float32, L2-normalised. `clusters`: C(q), nearest first. `query`:
+    as published, without its vector. Times are epoch microseconds; `timings_us`: time by stage.
     """
 
     query: Query
@@ -38,7 +35,7 @@ class NextGroup(Record, frozen=True, kw_only=True):
 
 
 class HorizonEntry(Record, frozen=True, kw_only=True):
-    """When a cluster is needed next: `windows` from now, by `queries` queries."""
+    """When a cluster is needed next: in `windows` windows, by `queries` queries."""
 
     cluster: ClusterId
     windows: NonNegative
@@ -46,8 +43,9 @@ class HorizonEntry(Record, frozen=True, kw_only=True):
 
 
 class Group(Record, frozen=True, kw_only=True):
-    """An ordered group of one window (CaGR-RAG, Eq. 5). `next` and `horizon` are advice: they never
-    change a result.
+    """An ordered group of one window (CaGR-RAG, Eq. 5).
+
+    `next` and `horizon` are advice: they never change a result.
     """
 
     index_version: Identifier

@@ -1,7 +1,6 @@
-"""JSON Schemas of the records, generated from their types into `schemas/json/`: `python -m
-schemas.jsonschema`.
+"""Generates the JSON Schemas of the records in `schemas/json/`: `python -m schemas.jsonschema`.
 
-A test compares the files with what the types say, so that other languages can rely on them.
+A test compares the files with the types.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ RECORDS: dict[str, type[Record]] = {
 def schema_of(topic: str) -> dict[str, Any]:
     """Returns the JSON Schema (2020-12) of the records of a topic.
 
-    A query that comes without `query_id` gets one (from header `ce_id`, or made from where it was
-    read), so it may lack it.
+    A query may lack `query_id`, because it then gets one (see `schemas.codec.decode_query`).
     """
     kind = RECORDS[topic]
     schema = msgspec.json.schema(kind)

@@ -1,4 +1,4 @@
-"""The record of `rag.queries.v1`: a question, and what its asker wishes."""
+"""The record of `rag.queries.v1`: a question and its options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEADLINE_MS_MAX = 253_402_300_799_000
 
 
 class Generation(Record, frozen=True, kw_only=True):
-    """Wishes for the generated answer; what is unset is the generator's default."""
+    """Options of the generated answer; the generator has the defaults."""
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=32_768)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
@@ -26,7 +26,7 @@ class Generation(Record, frozen=True, kw_only=True):
 
 
 class History(Record, frozen=True, kw_only=True):
-    """What an earlier round of the same workflow found (*later*: refused by this build)."""
+    """The result of an earlier round of the same workflow (*later*: refused by this build)."""
 
     clusters: Annotated[tuple[int, ...], msgspec.Meta(max_length=20)] = ()
     doc_ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=20)] = ()
@@ -85,20 +85,17 @@ NOT_YET: tuple[tuple[str, str], ...] = (
 
 
 def check_query(query: Query) -> None:
-    """Checks what types cannot say: a question is there, vector and model come together, every wish
-    can be met.
+    """Checks what types cannot: there is a question, and every option is supported.
 
-    Raises `RecordError` that names the field. Dimension and fingerprint are the grouper's to check:
-    it has the index.
+    Raises `RecordError` that names the field. The grouper checks dimension and fingerprint.
     """
-
     if query.text is None and query.vector is None:
         raise _refusal(
             query, "text", "a query needs `text` or `vector`: neither is set", "missing_field"
         )
     if query.text is not None:
         if "\x00" in query.text:
-            raise _refusal(query, "text", "holds NUL characters; send plain text")
+            raise _refusal(query, "text", "contains NUL characters; send plain text")
         if not query.text.strip():
             raise _refusal(query, "text", "is blank; send a question")
     if query.vector is not None:
@@ -106,7 +103,7 @@ def check_query(query: Query) -> None:
             raise _refusal(
                 query,
                 "vector",
-                f"holds {len(query.vector)} bytes, not a whole number of float32 values",
+                f"contains {len(query.vector)} bytes, not a whole number of float32 values",
             )
         if query.embedding_model is None:
             why = (

@@ -20,9 +20,7 @@ NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A value that travels. Unknown fields are ignored (`records.md`, rule 5); fields at their
-    default are left out.
-    """
+    """The base of records. Unknown fields are ignored; fields at their default are left out."""
 
 
 class Source(Record, frozen=True, kw_only=True):

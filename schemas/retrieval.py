@@ -1,6 +1,4 @@
-"""The record of `rag.retrievals.v1`: what was found for one query; drafts (*later*) have the same
-shape.
-"""
+"""The record of `rag.retrievals.v1`: the result of one query; drafts (*later*) have its shape."""
 
 from __future__ import annotations
 
@@ -12,13 +10,11 @@ from schemas.query import Query
 from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, Source
 
 Tier = Literal["gpu", "ram", "ssd"]
-"""Where a cluster was when a query needed it: `ssd` means that it had to be read."""
+"""Where a cluster was when a query needed it; one in `ssd` was read."""
 
 
 class Hit(Record, frozen=True, kw_only=True):
-    """One passage found. `score` is the inner product of normalised vectors; `token_ids` comes
-    *later*.
-    """
+    """One passage. `score`: inner product of normalised vectors; `token_ids`: *later*."""
 
     doc_id: str
     score: float
@@ -30,14 +26,14 @@ class Hit(Record, frozen=True, kw_only=True):
 
 
 class Probe(Record, frozen=True, kw_only=True):
-    """One cluster that the query probed, and the tier where it was found."""
+    """A cluster that the query probed, and the tier where it was."""
 
     cluster: ClusterId
     tier: Tier
 
 
 class Confidence(Record, frozen=True, kw_only=True):
-    """How sure a draft is, and by which method (*later*)."""
+    """The confidence of a draft, and its method (*later*)."""
 
     method: str
     value: float
@@ -46,9 +42,8 @@ class Confidence(Record, frozen=True, kw_only=True):
 class Retrieval(Record, frozen=True, kw_only=True):
     """Final or draft result of one query, hits best first.
 
-    `bytes_read`: read from disk because of this query. `batch_size`: queries of the group that it
-    was searched with. `completed_us`: epoch microseconds when the search ended. `timings_us` holds
-    what each stage so far took.
+    `bytes_read`: read from disk for this query. `batch_size`: queries of its group. `completed_us`:
+    epoch microseconds at the end of the search. `timings_us`: time by stage.
     """
 
     query: Query

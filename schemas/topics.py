@@ -1,6 +1,4 @@
-"""The one list of topics: who partitions them by what, how long they keep records, how large a
-record may be.
-"""
+"""The one list of topics: partitioning, retention, and the largest record of each."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ DEAD_LETTER_SUFFIX = ".dlq"
 
 
 BATCH_PRIORITY = 10_000
-"""What the class `batch` adds to priorities: more than a query may wish for."""
+"""What the class `batch` adds to a priority: more than a query may ask for."""
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """A topic. `max_message_bytes` bounds a record with its headers.
 
-    Under `cleanup` "delete" records go after `retention_ms`; under "compact" they are kept whole
-    for `retention_ms`, and the newest of each key for good.
+    With `cleanup` "delete" records are deleted after `retention_ms`; with "compact" only the newest
+    of each key is kept after it.
     """
 
     name: str
@@ -63,7 +61,7 @@ ANSWERS = Topic(
     retention_ms=7 * DAY_MS,
     max_message_bytes=MIB,
     cleanup="compact",
-    purpose="terminal answers, and the ledger of what was answered",
+    purpose="terminal answers, from which the generator knows what was answered",
 )
 PARTIAL_ANSWERS = Topic(
     name="rag.answers.partial.v1",
@@ -76,9 +74,7 @@ PARTIAL_ANSWERS = Topic(
 
 
 def dead_letters_of(topic: Topic) -> Topic:
-    """Returns the dead-letter topic of `topic`: everything that its source takes fits, with the
-    headers we add.
-    """
+    """Returns the dead-letter topic of `topic`; each of its records fits, with added headers."""
     return Topic(
         name=topic.name + DEAD_LETTER_SUFFIX,
         partition_by="source",
@@ -90,13 +86,11 @@ def dead_letters_of(topic: Topic) -> Topic:
 
 
 def batch_of(topic: Topic) -> Topic:
-    """Returns the topic of the lower priority class beside `topic`: read in its turn, and never
-    waited behind.
-    """
+    """Returns the topic of the class `batch` that belongs to `topic`."""
     return msgspec.structs.replace(
         topic,
         name=topic.name.removesuffix(".v1") + ".batch.v1",
-        purpose=f"{topic.purpose}; those that have time",
+        purpose=f"{topic.purpose}; of the class `batch`",
     )
 
 
@@ -109,9 +103,9 @@ BATCH: dict[str, Topic] = {
     GROUPS.name: GROUPS_BATCH,
     RETRIEVALS.name: RETRIEVALS_BATCH,
 }
-"""By name, the topic of the class `batch` beside each topic of the class `interactive`. A query
-stays in the class that it was published in: else the backlog of one class would stand in front of
-the other at the next service.
+"""The `batch` topic of each `interactive` topic, by name.
+
+A query keeps its class in all services, so the backlog of one class never delays the other.
 """
 
 
@@ -121,16 +115,12 @@ def is_batch(name: str) -> bool:
 
 
 def priority_in_class(source: str, priority: int) -> int:
-    """Returns a query's priority against all others, lower is sooner: of the class of its topic
-    first, then its own.
-    """
+    """Returns a query's priority among both classes; lower is sooner."""
     return priority + BATCH_PRIORITY if is_batch(source) else priority
 
 
 def in_class_of(source: str, topic: Topic) -> Topic:
-    """Returns where results of a record of the topic `source` go: `topic`, or the one beside it for
-    those that have time.
-    """
+    """Returns the topic for results of a record of `source`: `topic`, or its `batch` topic."""
     return BATCH[topic.name] if is_batch(source) else topic
 
 
