@@ -1,6 +1,4 @@
-"""How a set of vectors behaves under an IVF search with real questions, and whether a grown set
-behaves as the real one.
-"""
+"""How a set of vectors behaves under an IVF search with real questions."""
 
 from __future__ import annotations
 
@@ -34,38 +32,24 @@ OnRows = Callable[[int], None]
 
 
 class Clustering(msgspec.Struct, frozen=True, kw_only=True):
-    """Clusters of a set. `centroids`: (nlist, dim) float32; `clusters`: (rows,) int64, the cluster
-    of each row.
-    """
+    """Clusters of a set. `centroids`: (nlist, dim) float32; `clusters`: (rows,) int64, of rows."""
 
     centroids: Float32
     clusters: Int64
 
 
 class Nearest(msgspec.Struct, frozen=True, kw_only=True):
-    """The exact nearest rows of questions, best first: `scores` (questions, k) float32, `rows`
-    (questions, k) int64.
-    """
+    """The exact nearest rows of questions, best first: (questions, k) float32 and int64."""
 
     scores: Float32
     rows: Int64
 
 
-class Evenness(msgspec.Struct, frozen=True, kw_only=True):
-    """How even clusters are in rows: largest over smallest (an empty one counts as of one row),
-    deviation over mean.
-    """
-
-    largest_over_smallest: float
-    variation: float
-
-
 class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     """What a search with real questions finds in a set, at some nlist.
 
-    `ceilings`: the share of the exact top 10 that lies in the nprobe nearest clusters, by
-    `nprobes`. `touched`: mean number of distinct clusters that 20 random questions probe at nprobe
-    10. `best_score`, `last_score`: means of the first and tenth.
+    `ceilings`: the share of the exact top 10 in the nprobe nearest clusters, by `nprobes`.
+    `touched`: mean number of distinct clusters that 20 random questions probe at nprobe 10.
     """
 
     row_count: int
@@ -73,9 +57,6 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     nprobes: tuple[int, ...]
     ceilings: tuple[float, ...]
     touched: float
-    evenness: Evenness
-    best_score: float
-    last_score: float
 
 
 class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,11 +80,11 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ceiling_excess(self) -> float:
-        """The middle between the largest and the smallest difference: what a fit brings to zero."""
+        """The middle of the largest and the smallest difference, which the fit brings to zero."""
         return (max(self.ceiling_differences) + min(self.ceiling_differences)) / 2
 
     def holds(self, part: float = 1.0) -> bool:
-        """Whether every difference is within its tolerance, or within that `part` of it."""
+        """Whether every difference is within this part of its tolerance."""
         ceilings = all(
             abs(difference) <= CEILING_TOLERANCE * part for difference in self.ceiling_differences
         )
@@ -111,10 +92,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cluster(path: Path, nlist: int, seed: int, on_rows: OnRows = lambda _: None) -> Clustering:
-    """Returns clusters of the .npy at `path`, made as `carpool index build` makes them. Blocks.
-
-    Memory: the sample, 256 rows a cluster.
-    """
+    """Returns clusters of the .npy at `path`, made as `carpool index build` makes them. Blocks."""
     vectors = open_precomputed(path)
     centroids = train_centroids(
         vectors,
@@ -129,8 +107,7 @@ def cluster(path: Path, nlist: int, seed: int, on_rows: OnRows = lambda _: None)
 
 
 def nearest(path: Path, questions: Float32, on_rows: OnRows = lambda _: None) -> Nearest:
-    """Returns the exact top 10 of `questions`, (n, dim) float32, by inner product, in one pass over
-    the .npy at `path`.
+    """Returns the exact top 10 of `questions`, (n, dim) float32, in one pass over a .npy file.
 
     Equal scores: the lower row first. Memory: n * 16,384 scores. Blocks.
     """
@@ -139,8 +116,7 @@ def nearest(path: Path, questions: Float32, on_rows: OnRows = lambda _: None) ->
     rows = np.full((count, TOP_K), -1, dtype=np.int64)
     for start, chunk in read_chunks(path):
         found = questions @ chunk.T
-        # After a few chunks hardly any row is better than the tenth so far: only those that are get
-        # sorted.
+        # Only rows that are better than the tenth so far are sorted: after a few chunks very few.
         question, row = np.nonzero(found > scores[:, -1:])
         scores, rows = _merge(scores, rows, question, found[question, row], row + start)
         on_rows(len(chunk))
@@ -148,11 +124,9 @@ def nearest(path: Path, questions: Float32, on_rows: OnRows = lambda _: None) ->
 
 
 def read_chunks(path: Path) -> Iterator[tuple[int, Float32]]:
-    """Yields (first row, (rows, dim) float32, row-normalised) of the .npy at `path`; the first
-    chunks are small.
+    """Yields (first row, (rows, dim) float32, row-normalised) of a .npy file; small chunks first.
 
-    The file is mapped anew for every chunk, so that a set larger than memory does not count as
-    memory.
+    The file is mapped again for every chunk, so that its pages do not count as memory.
     """
     start, size = 0, FIRST_CHUNK_ROWS
     while True:
@@ -174,9 +148,7 @@ def behaviour(
     seed: int,
     nprobes: Sequence[int] = NPROBES,
 ) -> Behaviour:
-    """Returns how a set behaves whose nearest rows (`found`) and `clustering` these are. `seed`: of
-    the windows.
-    """
+    """Returns how a set with these nearest rows and clusters behaves. `seed`: of the windows."""
     nlist = len(clustering.centroids)
     order = np.argsort(-(questions @ clustering.centroids.T), axis=1, kind="stable")
     place = np.empty_like(order)  # of a cluster among those that a question probes
@@ -188,24 +160,11 @@ def behaviour(
         nprobes=tuple(nprobes),
         ceilings=tuple(float((places < nprobe).mean()) for nprobe in nprobes),
         touched=_touched(order[:, :WINDOW_NPROBE], seed),
-        evenness=evenness(np.bincount(clustering.clusters, minlength=nlist)),
-        best_score=float(found.scores[:, 0].mean()),
-        last_score=float(found.scores[:, -1].mean()),
-    )
-
-
-def evenness(sizes: npt.NDArray[np.int64]) -> Evenness:
-    """Returns how even clusters of `sizes`, (nlist,) rows each, are."""
-    return Evenness(
-        largest_over_smallest=float(sizes.max() / max(1, sizes.min())),
-        variation=float(sizes.std() / sizes.mean()),
     )
 
 
 def _touched(probes: npt.NDArray[np.int64], seed: int) -> float:
-    """Mean number of distinct clusters in windows of random, distinct questions; `probes`:
-    (questions, nprobe).
-    """
+    """Mean number of distinct clusters in random windows; `probes`: (questions, nprobe)."""
     random = np.random.default_rng(seed)
     size = min(WINDOW_QUERIES, len(probes))
     windows = (random.choice(len(probes), size=size, replace=False) for _ in range(WINDOWS))
@@ -215,9 +174,7 @@ def _touched(probes: npt.NDArray[np.int64], seed: int) -> float:
 def _merge(
     scores: Float32, rows: Int64, question: Int64, found: Float32, found_rows: Int64
 ) -> tuple[Float32, Int64]:
-    """The best of what was known, (questions, k), and of what was found, flat with the question of
-    each.
-    """
+    """The best of the known, (questions, k), and of the found, flat with the question of each."""
     count, top_k = scores.shape
     all_questions = np.concatenate((np.repeat(np.arange(count), top_k), question))
     all_scores = np.concatenate((scores.ravel(), found))

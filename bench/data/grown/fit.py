@@ -1,6 +1,4 @@
-"""Which spread makes a grown set behave as the real one? A search over one number, as pure
-functions.
-"""
+"""The search for the spread at which a grown set behaves as the real one. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +9,15 @@ from collections.abc import Sequence
 import msgspec
 
 FIRST_SPREAD = ((16_000, 0.9), (200_000, 1.3), (1_000_000, 1.9), (5_400_000, 2.6))
-"""Where the search begins, by rows; what fitted Wikipedia's introductions. Between them it is
-interpolated by log(rows).
-"""
+"""Where the search begins, by rows (interpolated by log): it fitted Wikipedia's introductions."""
 STEP = 1.4
-"""What a spread is multiplied or divided by while all trials lie on one side."""
+"""The factor between spreads while all trials are on one side."""
+FITTED_PART = 3
+"""The last third of the questions, and no more, fits; the others judge."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A spread that was tried. `excess`: how far the ceilings came out above the real ones; more
-    spread brings them down.
-    """
+    """A spread that was tried. `excess`: ceilings less the real ones; more spread lowers it."""
 
     spread: float
     excess: float
@@ -40,9 +36,9 @@ def first_spread(row_count: int, table: Sequence[tuple[int, float]] = FIRST_SPRE
 def next_spread(trials: Sequence[Trial]) -> float:
     """Returns the spread to try after `trials`, at least one.
 
-    While all lie on one side, a step further; else between the nearest on both sides, where the
-    line through them crosses zero over log(spread), but not closer to either than a fifth of the
-    way: measured excesses are noisy.
+    While all are on one side, a step further; else between the nearest on both sides, where the
+    line through them crosses zero over log(spread), but at least a fifth of the way from either,
+    because measured excesses are noisy.
     """
     above = [trial for trial in trials if trial.excess > 0]
     below = [trial for trial in trials if trial.excess <= 0]

@@ -1,6 +1,4 @@
-"""Which questions of a grown set chose its spread: whoever measures with them measures what they
-were chosen for.
-"""
+"""Which questions of a grown set chose its spread, and so must not measure with it."""
 
 from __future__ import annotations
 
@@ -8,11 +6,10 @@ from pathlib import Path
 
 import msgspec
 
+from bench.data.grown.fit import FITTED_PART
 from carpool.errors import ConfigError
 
 GROWN_NAME = "grown.json"
-FITTED_PART = 3
-"""The last third of the questions, and no more, fits; the others judge."""
 
 
 class _Grown(msgspec.Struct):
@@ -21,12 +18,11 @@ class _Grown(msgspec.Struct):
 
 
 def fitted_count(questions: Path, rows: int) -> int:
-    """Returns how many of the `rows` in the file `questions`, the last ones, nobody may ask: 0
-    where it is of no grown set.
+    """Returns how many of the `rows` in the file `questions`, the last ones, must not be asked.
 
-    It is of one where the `grown.json` beside it lists it. Then it is the last third, whatever that
-    says: a spread that was given was fitted with them in another run. Raises `ConfigError` where
-    `grown.json` cannot be read.
+    0 for a file that no `grown.json` beside it lists. Else at least the last third: a spread that
+    was given was fitted with them in another run. Raises `ConfigError` where `grown.json` cannot be
+    read.
     """
     path = questions.parent / GROWN_NAME
     try:

@@ -1,6 +1,4 @@
-"""The files of a grown set: vectors, documents, questions, and `grown.json`, which says how it was
-made and judged.
-"""
+"""The files of a grown set: vectors, documents, questions, and `grown.json`."""
 
 from __future__ import annotations
 
@@ -9,13 +7,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from bench.core.progress import Tell
 from bench.data.evaluation import Float32
 from bench.data.grown.behaviour import Acceptance
 from bench.data.grown.fit import Trial
 from bench.data.grown.fitted import GROWN_NAME
 from bench.data.grown.recipe import Draws, Recipe, draw, mix
-from bench.data.grown.sentences import Tell
-from bench.data.grown.sources import Questions, Sources
+from bench.data.grown.sources import RealQuestions, Sources
 from carpool.disk.files import fsync_folder, write_atomically
 from indexer.corpus import file_sha256
 
@@ -27,12 +25,10 @@ QUERY_IDS_NAME = "queries.jsonl"
 
 
 class GrownSet(msgspec.Struct, frozen=True, kw_only=True):
-    """How a set was made and judged. `questions_fitted`: as many, the last of `queries.npy`, are
-    those that a spread is fitted with, also where it was given: then in another run. See
-    `fitted.fitted_count`.
+    """How a set was made and judged.
 
-    `acceptance`: at nlist 100; `fine`: at nlist 1000, for information, where both sets are large
-    enough. `source_sha256`: of the vectors of the passages. `files`: SHA-256 by name.
+    `questions_fitted`: this many, the last of `queries.npy`, chose the spread; see `fitted_count`.
+    `source_sha256`: of the vectors of the passages. `files`: SHA-256 by name.
     """
 
     format: str = FORMAT
@@ -44,7 +40,6 @@ class GrownSet(msgspec.Struct, frozen=True, kw_only=True):
     questions_judged: int
     questions_fitted: int
     acceptance: Acceptance
-    fine: Acceptance | None
     source_sha256: str
     files: dict[str, str]
 
@@ -60,9 +55,7 @@ class _Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_vectors(path: Path, sources: Sources, recipe: Recipe, tell: Tell) -> None:
-    """Writes all documents of `recipe` to the .npy at `path`, (rows, dim) float16, chunk by chunk.
-    Blocks.
-    """
+    """Writes all documents of `recipe` to a .npy file, (rows, dim) float16, in chunks. Blocks."""
     with path.open("wb") as file:
         header = {
             "descr": "<f2",
@@ -78,7 +71,7 @@ def write_vectors(path: Path, sources: Sources, recipe: Recipe, tell: Tell) -> N
 
 
 def write_documents(folder: Path, sources: Sources, recipe: Recipe, tell: Tell) -> None:
-    """Writes a line for each row: its id and of which passages it is made. Blocks."""
+    """Writes a line for each row: its id and its passages. Blocks."""
     encoder = msgspec.json.Encoder()
     with (folder / CORPUS_NAME).open("wb") as file:
         for start, stop in recipe.chunks():
@@ -101,7 +94,7 @@ def _documents(sources: Sources, draws: Draws, start: int) -> list[_Document]:
     ]
 
 
-def write_questions(folder: Path, questions: Questions) -> None:
+def write_questions(folder: Path, questions: RealQuestions) -> None:
     """Writes the vectors of the questions, (n, dim) float32, and their ids. Blocks."""
     vectors: Float32 = np.ascontiguousarray(questions.vectors, dtype="<f4")
     np.save(folder / QUERIES_NAME, vectors, allow_pickle=False)
@@ -110,9 +103,7 @@ def write_questions(folder: Path, questions: Questions) -> None:
 
 
 def publish(folder: Path, out: Path, found: GrownSet) -> GrownSet:
-    """Writes `grown.json` with the checksums, and moves the whole folder to `out`. Returns what it
-    wrote. Blocks.
-    """
+    """Writes `grown.json` with checksums, moves the folder to `out`, and returns it. Blocks."""
     names = (VECTORS_NAME, CORPUS_NAME, QUERIES_NAME, QUERY_IDS_NAME)
     files = {name: file_sha256(folder / name, "grown set") for name in names}
     found = msgspec.structs.replace(found, files=files)
@@ -120,14 +111,12 @@ def publish(folder: Path, out: Path, found: GrownSet) -> GrownSet:
         folder / GROWN_NAME, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
     )
     if out.is_dir():
-        out.rmdir()  # it is empty: that was asked before
+        out.rmdir()  # it is empty
     folder.rename(out)
     fsync_folder(out.parent)
     return found
 
 
 def read_grown(folder: Path) -> GrownSet:
-    """Returns how the set in `folder` was made. Raises `OSError` or `msgspec.DecodeError` where
-    there is none.
-    """
+    """Returns how the set in `folder` was made. Raises `OSError` or `msgspec.DecodeError`."""
     return msgspec.json.decode((folder / GROWN_NAME).read_bytes(), type=GrownSet)

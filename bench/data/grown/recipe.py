@@ -1,6 +1,4 @@
-"""How a grown document is made: which real pieces it draws, with which weights. Seeded, chunk by
-chunk, without state.
-"""
+"""How a grown document is made: which real pieces it draws, with which weights. Seeded."""
 
 from __future__ import annotations
 
@@ -14,22 +12,18 @@ from bench.data.evaluation import Float32
 from bench.data.grown.sources import Int64, Sources
 
 CHUNK_ROWS = 16_384
-"""Rows that are drawn from one generator: part of the recipe, for another number gives other
-documents.
-"""
+"""Rows drawn from one generator. Another number gives other documents."""
 OWN_SENTENCE_WEIGHT_MAX = 0.5
-"""At most half of a document is a sentence of its passage: it stays a passage on the subject."""
+"""The largest share of a document that is a sentence of its passage."""
 SPREAD_WEIGHT = (0.5, 1.5)
-"""How far a document goes, as a multiple of the spread: documents of a subject are not all equally
-far from its middle.
-"""
+"""How far a document goes from its passage, as a multiple of the spread."""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides every vector of a grown set, beside its sources.
+    """What decides every vector of a grown set, with its sources.
 
     `spread`: how far a document goes from its passage, in lengths of the difference between two
-    pieces of the neighbourhood.
+    pieces near it.
     """
 
     row_count: int
@@ -43,9 +37,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Draws(msgspec.Struct, frozen=True, kw_only=True):
-    """What the documents of a chunk are made of: (rows,) each; pieces as rows of
-    `Sources.pieces`.
-    """
+    """The pieces and weights of the documents of a chunk: (rows,) each."""
 
     passage: Int64
     own: Int64
@@ -58,14 +50,10 @@ class Draws(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(sources: Sources, recipe: Recipe, start: int, stop: int) -> Draws:
-    """Returns what rows [start, stop), a chunk, are made of. The same recipe and sources give the
-    same draws.
-    """
+    """Returns the draws of rows [start, stop), a chunk. Depends on recipe and sources only."""
     rows = stop - start
     random = np.random.default_rng((recipe.seed, start // CHUNK_ROWS))
-    passage = (
-        np.arange(start, stop, dtype=np.int64) % sources.passage_count
-    )  # every passage has as many, give or take one
+    passage = np.arange(start, stop, dtype=np.int64) % sources.passage_count
     towards_passage, away_passage = _two_neighbours(sources, passage, random)
     return Draws(
         passage=passage,
@@ -83,10 +71,9 @@ def mix(sources: Sources, draws: Draws) -> npt.NDArray[np.float16]:
     """Returns the documents of `draws`: (rows, dim) float16, row-normalised.
 
     document = normalise((1 - v) passage + v own piece + step (towards - away)), where `towards` and
-    `away` are pieces of two passages near the passage. Their difference is what one real text says
-    that another one of the same subject does not: it has the directions and the lengths in which
-    real texts differ there, which noise has not. A mixture with positive weights alone would pull
-    all documents to the middle of their subject, and clusters apart.
+    `away` are pieces of two passages near the passage. Their difference has the direction and
+    length in which real texts of a subject differ; noise has not. Positive weights alone would pull
+    all documents to the middle of their subject.
     """
     pieces = sources.pieces
     weight, step = draws.own_weight[:, None], draws.step[:, None]
@@ -100,9 +87,7 @@ def mix(sources: Sources, draws: Draws) -> npt.NDArray[np.float16]:
 def _two_neighbours(
     sources: Sources, passage: Int64, random: np.random.Generator
 ) -> tuple[Int64, Int64]:
-    """Two neighbours of each passage, never the same: their difference would be nothing, and the
-    document its passage.
-    """
+    """Two different neighbours of each passage."""
     count = sources.neighbours.shape[1]
     first = random.integers(0, count, len(passage))
     second = (first + random.integers(1, count, len(passage))) % count
@@ -110,6 +95,6 @@ def _two_neighbours(
 
 
 def _piece(sources: Sources, passage: Int64, random: np.random.Generator) -> Int64:
-    """One of the pieces of each passage: itself or a sentence of it, all alike."""
+    """A random piece of each passage: itself or one of its sentences."""
     first = sources.first_piece[passage]
     return first + random.integers(0, sources.first_piece[passage + 1] - first)

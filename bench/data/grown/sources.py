@@ -1,6 +1,4 @@
-"""What a set grows from: real passages with their pieces and neighbours, and the real questions
-that judge it.
-"""
+"""What a set grows from: real passages, their sentences and neighbours, and real questions."""
 
 from __future__ import annotations
 
@@ -11,16 +9,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from bench.core.progress import Tell
 from bench.data.evaluation import CORPUS, EvaluationData, Float32, normalised, read_vectors
-from bench.data.grown.sentences import Sentences, Tell, embed_sentences
+from bench.data.grown.sentences import Sentences, embed_sentences
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
 
 QUESTIONS = ("queries-nq", "queries-hotpotqa")
 NEIGHBOURS = 64
-"""Passages that are near a passage: of its own subject among 16,000, and enough that two draws are
-seldom alike.
-"""
+"""Passages near a passage: of its own subject among 16,000, and rarely drawn twice."""
 _NEIGHBOURS_CHUNK_ROWS = 2048
 
 Int64 = npt.NDArray[np.int64]
@@ -34,10 +31,9 @@ class _Passage(msgspec.Struct):
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
     """Real passages, the pieces that each consists of, and the passages near each.
 
-    `titles`: one a passage. `pieces`: (pieces, dim) float32, row-normalised, those of a passage
-    side by side: itself first, then its sentences, if there are any. `first_piece`: (passages + 1,)
-    int64, where the pieces of each begin. `neighbours`: (passages, k) int64, ascending in each row,
-    the passages nearest by inner product, itself not among them.
+    `pieces`: (pieces, dim) float32, row-normalised: each passage followed by its sentences.
+    `first_piece`: (passages + 1,) int64, where the pieces of each begin. `neighbours`: (passages,
+    k) int64, ascending in each row, the nearest other passages.
     """
 
     titles: tuple[str, ...]
@@ -60,10 +56,8 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
         return self.pieces[self.first_piece[:-1]]
 
 
-class Questions(msgspec.Struct, frozen=True, kw_only=True):
-    """Real questions, distinct, in an order of the seed. `vectors`: (n, dim) float32,
-    row-normalised.
-    """
+class RealQuestions(msgspec.Struct, frozen=True, kw_only=True):
+    """Distinct real questions in an order of the seed. `vectors`: (n, dim) float32, normalised."""
 
     ids: tuple[str, ...]
     vectors: Float32
@@ -72,8 +66,7 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
 def load_sources(
     data: EvaluationData, *, sentences: bool, embedding: EmbeddingSettings, cache: Path, tell: Tell
 ) -> Sources:
-    """Returns what to grow from. With `sentences`, those are embedded first or taken from `cache`.
-    Blocks.
+    """Returns what to grow from; sentences are embedded or taken from `cache`. Blocks.
 
     Raises `ConfigError` where a file is missing or the vectors are not those of the passages.
     """
@@ -98,17 +91,13 @@ def load_sources(
 
 
 def join_sources(titles: tuple[str, ...], vectors: Float32, sentences: Sentences | None) -> Sources:
-    """Returns the sources of passages `vectors`, (passages, dim) float32 row-normalised, and of
-    their sentences.
-    """
+    """Returns the sources of `vectors`, (passages, dim) float32 row-normalised, and sentences."""
     owners = np.arange(len(vectors))
     pieces = vectors
     if sentences is not None:
         owners = np.concatenate((owners, sentences.passages))
         pieces = np.concatenate((vectors, sentences.vectors))
-    order = np.argsort(
-        owners, kind="stable"
-    )  # a passage comes before its sentences: it stood before them
+    order = np.argsort(owners, kind="stable")  # a passage stays before its sentences
     counts = np.bincount(owners, minlength=len(vectors))
     return Sources(
         titles=titles,
@@ -119,9 +108,7 @@ def join_sources(titles: tuple[str, ...], vectors: Float32, sentences: Sentences
 
 
 def nearest_passages(vectors: Float32, count: int) -> Int64:
-    """Returns (rows, count) int64: the rows nearest to each by inner product, without itself,
-    ascending. Blocks.
-    """
+    """Returns (rows, count) int64: the nearest other rows of each row, ascending. Blocks."""
     if not 2 <= count < len(vectors):
         raise ConfigError(
             f"{len(vectors)} passages are too few to grow from: each needs two others near it"
@@ -138,10 +125,8 @@ def nearest_passages(vectors: Float32, count: int) -> Int64:
     return nearest
 
 
-def load_questions(data: EvaluationData, seed: int) -> Questions:
-    """Returns all real questions with their vectors, less those that are there twice, shuffled by
-    `seed`.
-    """
+def load_questions(data: EvaluationData, seed: int) -> RealQuestions:
+    """Returns all distinct real questions, shuffled by `seed`."""
     ids: list[str] = []
     vectors: list[Float32] = []
     for name in QUESTIONS:
@@ -156,7 +141,7 @@ def load_questions(data: EvaluationData, seed: int) -> Questions:
     joined = np.concatenate(vectors)
     _, first = np.unique(joined, axis=0, return_index=True)
     order = np.random.default_rng(seed).permutation(np.sort(first))
-    return Questions(
+    return RealQuestions(
         ids=tuple(ids[row] for row in order), vectors=np.ascontiguousarray(joined[order])
     )
 

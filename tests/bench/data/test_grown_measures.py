@@ -1,6 +1,4 @@
-"""What a grown set is judged by, against the dumb version; the search for a spread; the cache of
-sentences.
-"""
+"""How a grown set is judged, against the simple version; the search for a spread; sentences."""
 
 from __future__ import annotations
 
@@ -17,15 +15,12 @@ from bench.data.grown.behaviour import (
     Acceptance,
     Behaviour,
     Clustering,
-    Evenness,
     Nearest,
     behaviour,
-    cluster,
-    evenness,
     nearest,
     read_chunks,
 )
-from bench.data.grown.fit import FIRST_SPREAD, Trial, first_spread, next_spread
+from bench.data.grown.fit import Trial, next_spread
 from bench.data.grown.sentences import SENTENCES_MAX, embed_sentences, split_sentences
 from bench.data.grown.sources import nearest_passages
 from carpool.embedding import EmbeddingSettings
@@ -118,22 +113,6 @@ def test_a_window_touches_what_its_questions_probe() -> None:
         assert behaviour(none, clustering, questions[:asked], seed=0).touched == touched
 
 
-def test_clusters_are_those_of_the_index_and_do_not_depend_on_anything_but_the_seed(
-    tmp_path: Path,
-) -> None:
-    np.save(tmp_path / "v.npy", _unit(np.random.default_rng(0), 2000).astype(np.float16))
-    first, again, other = (cluster(tmp_path / "v.npy", 10, seed) for seed in (0, 0, 1))
-    assert (first.centroids == again.centroids).all()
-    assert (first.centroids != other.centroids).any()
-    vectors = np.concatenate([chunk for _, chunk in read_chunks(tmp_path / "v.npy")])
-    assert first.clusters.tolist() == np.argmax(vectors @ first.centroids.T, axis=1).tolist()
-
-
-def test_evenness_is_of_the_sizes_and_an_empty_cluster_counts_as_one_row() -> None:
-    assert evenness(np.array([5, 5, 5])) == Evenness(largest_over_smallest=1.0, variation=0.0)
-    assert evenness(np.array([0, 8])) == Evenness(largest_over_smallest=8.0, variation=1.0)
-
-
 def _behaviour(ceilings: tuple[float, ...], touched: float) -> Behaviour:
     return Behaviour(
         row_count=1,
@@ -141,9 +120,6 @@ def _behaviour(ceilings: tuple[float, ...], touched: float) -> Behaviour:
         nprobes=(5, 10, 20, 32),
         ceilings=ceilings,
         touched=touched,
-        evenness=Evenness(largest_over_smallest=1, variation=0),
-        best_score=0,
-        last_score=0,
     )
 
 
@@ -195,15 +171,6 @@ def test_the_search_steps_outwards_until_it_has_both_sides() -> None:
     assert next_spread(both) == pytest.approx(2)
 
 
-def test_the_search_begins_at_what_fitted_before() -> None:
-    assert [first_spread(rows) for rows, _ in FIRST_SPREAD] == [
-        spread for _, spread in FIRST_SPREAD
-    ]
-    assert first_spread(100) == FIRST_SPREAD[0][1]
-    assert first_spread(10**9) == FIRST_SPREAD[-1][1]
-    assert FIRST_SPREAD[0][1] < first_spread(60_000) < FIRST_SPREAD[1][1]
-
-
 def test_neighbours_are_the_nearest_passages_without_the_passage_itself() -> None:
     vectors = _unit(np.random.default_rng(2), 3000)
     found = nearest_passages(vectors, 5)
@@ -245,18 +212,15 @@ def test_sentences_that_were_saved_are_used_again_and_damaged_ones_are_embedded_
     first = embed_sentences(passages, embedding=hashing, cache=tmp_path, tell=tell)
     assert first.passages.tolist() == [number for number in range(700) for _ in range(2)]
     assert np.linalg.norm(first.vectors, axis=1) == pytest.approx(1, abs=1e-5)
-    shards = sorted(tmp_path.rglob("shard-*.npy"))
-    assert len(shards) == 2
+    (saved,) = tmp_path.iterdir()
     steps.clear()
     again = embed_sentences(passages, embedding=hashing, cache=tmp_path, tell=tell)
     assert (again.vectors == first.vectors).all()
     assert steps == []
-    shards[0].write_bytes(shards[0].read_bytes()[:500])
-    whole_before = shards[1].stat().st_mtime_ns
+    saved.write_bytes(saved.read_bytes()[:500])
     mended = embed_sentences(passages, embedding=hashing, cache=tmp_path, tell=tell)
     assert (mended.vectors == first.vectors).all()
-    assert steps[-1] == (1024, 1024)
-    assert shards[1].stat().st_mtime_ns == whole_before
+    assert steps[-1] == (1400, 1400)
     other = embed_sentences(passages[:3], embedding=hashing, cache=tmp_path, tell=tell)
     assert len(other.vectors) == 6
     assert len(list(tmp_path.iterdir())) == 2
