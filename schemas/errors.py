@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """The error of a bad record, the same for every reader."""
+=======
+"""The one error for a bad record, so that every reader refuses bad input in the same words."""
+>>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
 from __future__ import annotations
 
