@@ -15,15 +15,7 @@ ErrorType = Reason | Literal["conflict", "expired", "shed", "llm_refused", "inde
 
 
 class Citation(Record, frozen=True, kw_only=True):
-<<<<<<< HEAD
     """A passage that the answer cites with the marker `[n]`, at `answer[start:end]`."""
-=======
-    """A passage that the answer cites.
-
-    `n` is the number that the model wrote; `start` and `end` are the characters of its marker
-    `[n]`.
-    """
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
     n: Annotated[int, msgspec.Meta(ge=1)]
     doc_id: str
@@ -42,11 +34,7 @@ class Retrieved(Record, frozen=True, kw_only=True):
 
 
 class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
-<<<<<<< HEAD
     """Tokens, counted by the LLM server; `cached_tokens` are prompt tokens of its prefix cache."""
-=======
-    """Tokens as the LLM server counted them; its prefix cache had `cached_tokens`."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
     input_tokens: NonNegative = 0
     output_tokens: NonNegative = 0
@@ -54,11 +42,7 @@ class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class CacheUse(Record, frozen=True, kw_only=True, omit_defaults=False):
-<<<<<<< HEAD
     """Clusters by the tier where they were, bytes read, and prompt tokens from the KV cache."""
-=======
-    """Clusters by tier, bytes read for this query, and prompt tokens from the KV cache."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
     gpu: NonNegative = 0
     ram: NonNegative = 0
@@ -68,11 +52,7 @@ class CacheUse(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Provenance(Record, frozen=True, kw_only=True):
-<<<<<<< HEAD
     """The versions of index, models, prompt and software that made the answer."""
-=======
-    """The index, model and prompt that an answer was made with."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
     index: str | None = None
     index_version: str | None = None
@@ -82,11 +62,7 @@ class Provenance(Record, frozen=True, kw_only=True):
 
 
 class AnswerError(Record, frozen=True, kw_only=True, omit_defaults=False):
-<<<<<<< HEAD
     """Why a query has no answer, or not a complete one."""
-=======
-    """Why a query has no answer, in words for the application."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
     type: ErrorType
     message: str
@@ -97,13 +73,8 @@ class AnswerError(Record, frozen=True, kw_only=True, omit_defaults=False):
 class Answer(Record, frozen=True, kw_only=True):
     """The one terminal answer of an input record. `timings_ms`: milliseconds by stage.
 
-<<<<<<< HEAD
     `replayed`: it repeats the answer to an earlier record with this id and `query_digest`, a digest
     of the question.
-=======
-    `replayed`: an earlier record with this id and `query_digest` (a digest of the question) had
-    this answer.
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
     """
 
     query_id: Identifier
@@ -154,11 +125,7 @@ def unanswered(
 
 
 class PartialAnswer(Record, frozen=True, kw_only=True, omit_defaults=False):
-<<<<<<< HEAD
     """A piece of an answer; a new `generation_id` discards the text so far. Best effort."""
-=======
-    """A piece of an answer, best effort; a new `generation_id` discards the text so far."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
     query_id: Identifier
     generation_id: Identifier

@@ -41,17 +41,10 @@ TENANT_CHARS_MAX = 256
 PASSED_ON = ("traceparent", "tracestate", "correlation_id", "reply_to", ATTEMPT_HEADER)
 """Headers of a query that every record made from it carries too."""
 PASSED_ON_BYTES_MAX = 16 * 1024
-<<<<<<< HEAD
 """Most bytes of these headers: a query with more is refused, so its answer fits its topic."""
 
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 """A number in a header, with at most as many digits as 64 bits allow."""
-=======
-"""The size of these headers together. A larger query is refused, so its answer fits its topic."""
-
-WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
-"""A number in a header; it fits 64 bits."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
 EVENT_TYPES: dict[type[Record], str] = {
     Query: "rag.query.submitted",
@@ -70,11 +63,7 @@ SCHEMAS: dict[type[Record], str] = {
     PartialAnswer: "urn:carpool:partial-answer:1",
     DeadLetterMark: "urn:carpool:dead-letter-mark:1",
 }
-<<<<<<< HEAD
 """The version of each record (CloudEvents `dataschema`). A reader refuses unknown versions."""
-=======
-"""The version of each record (CloudEvents `dataschema`). A reader refuses an unknown version."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
 _encoder = msgspec.json.Encoder()
 _decoders: dict[type[Record], msgspec.json.Decoder[Any]] = {
@@ -126,13 +115,8 @@ def decode_query(
 ) -> Query:
     """Returns the checked query of a record of `rag.queries.v1`.
 
-<<<<<<< HEAD
     Its id is the header `ce_id`, else the body's, else UUIDv5 of (topic, partition, offset). Raises
     `RecordError`, with the `query_id` if one could be read.
-=======
-    The id is the header `ce_id`, else the id of the body, else UUIDv5 of (topic, partition,
-    offset). Raises `RecordError`; its `query_id` is the id for the answer, where one could be read.
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
     """
     try:
         header_id = _text(headers, "ce_id")
@@ -211,15 +195,9 @@ def _structured(value: bytes) -> tuple[dict[str, Any], str | None]:
     return ({"text": data} if isinstance(data, str) else data), event.get("id")
 
 
-<<<<<<< HEAD
 def _header_fields(headers: Headers) -> dict[str, Any]:
     """Returns the fields of a query in headers, which have precedence over the body's."""
     fields: dict[str, Any] = {}
-=======
-def _header_wishes(headers: Headers) -> dict[str, Any]:
-    """Returns the fields that headers set. A header wins over the same field of the body."""
-    wishes: dict[str, Any] = {}
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
     for name, field in ((DEADLINE_HEADER, "deadline"), (PRIORITY_HEADER, "priority")):
         text = _text(headers, name)
         if text is not None:
@@ -232,26 +210,16 @@ def _header_wishes(headers: Headers) -> dict[str, Any]:
 
 
 def tenant_of(headers: Headers) -> str:
-<<<<<<< HEAD
     """Returns the tenant for fair scheduling, at most `TENANT_CHARS_MAX` characters; "" for none.
 
     The header `rag-tenant` does not isolate data; the field `tenant` of a query asks for isolation.
-=======
-    """Returns the header `rag-tenant`, cut to `TENANT_CHARS_MAX` characters; "" without one.
-
-    It affects scheduling fairness only. The field `tenant` of a query asks for isolation.
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
     """
     value = header(headers, TENANT_HEADER)
     return "" if value is None else value.decode(errors="replace")[:TENANT_CHARS_MAX]
 
 
 def _sniff(value: bytes) -> str:
-<<<<<<< HEAD
     """Returns the content type of a value without one: JSON by its first byte, else text."""
-=======
-    """Returns the content type of a value without one: JSON if it begins like JSON, else text."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
     return JSON_TYPE if value.lstrip()[:1] in (b"{", b"[") else TEXT_TYPE
 
 
@@ -340,11 +308,7 @@ def _invalid(message: str) -> RecordError:
 def _identified(
     error: RecordError, value: bytes | None, header_id: str | None = None
 ) -> RecordError:
-<<<<<<< HEAD
     """Adds the query id, if it can be read from the header or from a bad body."""
-=======
-    """Adds the id for the answer, from the header or from a body that is otherwise wrong."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
     query_id = error.query_id or header_id
     if query_id is None and value:
         try:

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """The error of a bad record, the same for every reader."""
-=======
-"""The one error for a bad record, so that every reader refuses bad input in the same words."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """The record of `rag.groups.v1`: queries that share clusters, in search order."""
-=======
-"""The record of `rag.groups.v1`: queries in search order, and advice on what comes next."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
 from __future__ import annotations
 
@@ -16,11 +12,6 @@ from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, 
 
 class GroupedQuery(Record, frozen=True, kw_only=True):
     """One query of a group.
-<<<<<<< HEAD
-=======
-
-    `vector`: (dim,) little-endian float32, L2-normalised. `clusters`: C(q), nearest first.
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
     `vector`: (dim,) little-endian float32, L2-normalised. `clusters`: C(q), nearest first. `query`:
     as published, without its vector. Times are epoch microseconds; `timings_us`: time by stage.

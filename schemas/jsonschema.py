@@ -1,12 +1,6 @@
-<<<<<<< HEAD
 """Generates the JSON Schemas of the records in `schemas/json/`: `python -m schemas.jsonschema`.
 
 A test compares the files with the types.
-=======
-"""Writes the JSON Schemas of the records: `python -m schemas.jsonschema`.
-
-A test compares the files in `schemas/json/` with the types.
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 """
 
 from __future__ import annotations

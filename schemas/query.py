@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """The record of `rag.queries.v1`: a question and its options."""
-=======
-"""The record of `rag.queries.v1`: a question and its wishes."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
 from __future__ import annotations
 
@@ -89,16 +85,9 @@ NOT_YET: tuple[tuple[str, str], ...] = (
 
 
 def check_query(query: Query) -> None:
-<<<<<<< HEAD
     """Checks what types cannot: there is a question, and every option is supported.
 
     Raises `RecordError` that names the field. The grouper checks dimension and fingerprint.
-=======
-    """Checks that there is a question, that a vector has its model, and that all wishes can be met.
-
-    Raises `RecordError` that names the field. The grouper, which has the index, checks dimension
-    and fingerprint.
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
     """
     if query.text is None and query.vector is None:
         raise _refusal(

@@ -20,11 +20,7 @@ NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-<<<<<<< HEAD
     """The base of records. Unknown fields are ignored; fields at their default are left out."""
-=======
-    """A record of a topic. Unknown fields are ignored; fields at their default are left out."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
 
 class Source(Record, frozen=True, kw_only=True):

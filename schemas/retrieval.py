@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """The record of `rag.retrievals.v1`: the result of one query; drafts (*later*) have its shape."""
-=======
-"""The record of `rag.retrievals.v1`: what was found for one query."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
 from __future__ import annotations
 
@@ -44,7 +40,7 @@ class Confidence(Record, frozen=True, kw_only=True):
 
 
 class Retrieval(Record, frozen=True, kw_only=True):
-    """The result of one query, hits best first; drafts come *later*.
+    """Final or draft result of one query, hits best first.
 
     `bytes_read`: read from disk for this query. `batch_size`: queries of its group. `completed_us`:
     epoch microseconds at the end of the search. `timings_us`: time by stage.

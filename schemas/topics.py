@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """The one list of topics: partitioning, retention, and the largest record of each."""
-=======
-"""The one list of topics: partitioning, retention and the size of records."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
 from __future__ import annotations
 
@@ -19,23 +15,14 @@ DEAD_LETTER_SUFFIX = ".dlq"
 
 
 BATCH_PRIORITY = 10_000
-<<<<<<< HEAD
 """What the class `batch` adds to a priority: more than a query may ask for."""
-=======
-"""What the class `batch` adds to a priority: more than the range of priorities."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """A topic. `max_message_bytes` bounds a record with its headers.
 
-<<<<<<< HEAD
     With `cleanup` "delete" records are deleted after `retention_ms`; with "compact" only the newest
     of each key is kept after it.
-=======
-    `cleanup` "delete" removes records after `retention_ms`. "compact" keeps all records for
-    `retention_ms`, and the newest record of each key without limit.
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
     """
 
     name: str
@@ -74,11 +61,7 @@ ANSWERS = Topic(
     retention_ms=7 * DAY_MS,
     max_message_bytes=MIB,
     cleanup="compact",
-<<<<<<< HEAD
     purpose="terminal answers, from which the generator knows what was answered",
-=======
-    purpose="terminal answers; the generator reads them to know what was answered",
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 )
 PARTIAL_ANSWERS = Topic(
     name="rag.answers.partial.v1",
@@ -91,11 +74,7 @@ PARTIAL_ANSWERS = Topic(
 
 
 def dead_letters_of(topic: Topic) -> Topic:
-<<<<<<< HEAD
     """Returns the dead-letter topic of `topic`; each of its records fits, with added headers."""
-=======
-    """Returns the dead-letter topic of `topic`; it takes every record of its source."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
     return Topic(
         name=topic.name + DEAD_LETTER_SUFFIX,
         partition_by="source",
@@ -111,11 +90,7 @@ def batch_of(topic: Topic) -> Topic:
     return msgspec.structs.replace(
         topic,
         name=topic.name.removesuffix(".v1") + ".batch.v1",
-<<<<<<< HEAD
         purpose=f"{topic.purpose}; of the class `batch`",
-=======
-        purpose=f"{topic.purpose}, of the class batch",
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
     )
 
 
@@ -128,15 +103,9 @@ BATCH: dict[str, Topic] = {
     GROUPS.name: GROUPS_BATCH,
     RETRIEVALS.name: RETRIEVALS_BATCH,
 }
-<<<<<<< HEAD
 """The `batch` topic of each `interactive` topic, by name.
 
 A query keeps its class in all services, so the backlog of one class never delays the other.
-=======
-"""The topic of the class `batch` for each topic of the class `interactive`, by name.
-
-A query stays in its class in all services, so the backlog of one class never delays the other.
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
 """
 
 
@@ -146,20 +115,12 @@ def is_batch(name: str) -> bool:
 
 
 def priority_in_class(source: str, priority: int) -> int:
-<<<<<<< HEAD
     """Returns a query's priority among both classes; lower is sooner."""
-=======
-    """Returns the priority of a query over both classes, lower is sooner: its class comes first."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
     return priority + BATCH_PRIORITY if is_batch(source) else priority
 
 
 def in_class_of(source: str, topic: Topic) -> Topic:
-<<<<<<< HEAD
     """Returns the topic for results of a record of `source`: `topic`, or its `batch` topic."""
-=======
-    """Returns `topic`, or its topic of the class `batch` where `source` is of that class."""
->>>>>>> 5698ae8 (docs: write the prose of the schemas in plain words)
     return BATCH[topic.name] if is_batch(source) else topic
 
 
