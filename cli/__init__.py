@@ -1,7 +1,6 @@
-"""How does a person run it? The command `carpool`: everything that the rest can do, said in words
-and tables.
+"""How does a person run it? The command `carpool`.
 
-*Invariant:* output for programs (`--json`) goes to standard output alone; everything said to people
-goes beside it. *Invariant:* a child process never outlives `carpool up`. Absent on purpose:
-decisions of a service, and imports of heavy packages before a command needs them.
+*Invariant:* output for programs (`--json`) goes to standard output alone; messages for people go to
+standard error. *Invariant:* a child process never outlives `carpool up`. Not here, on purpose:
+decisions of a service; imports of heavy packages before a command needs them.
 """

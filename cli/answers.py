@@ -1,4 +1,4 @@
-"""How an answer looks: text, citations with titles, and where the time went."""
+"""Prints an answer: text, citations with titles, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ STATUS_STYLES = {"ok": "green", "partial": "yellow"}
 
 
 def stages_of(answers: Sequence[Answer]) -> tuple[str, ...]:
-    """Returns the stages that any of these answers took, in order; names that are new to us come
-    before the total.
-    """
+    """Returns the stages of these answers in order; unknown names come before the total."""
     found = {name for answer in answers for name in answer.timings_ms}
     known = [name for name in STAGE_ORDER if name in found and name != "total"]
     new = sorted(found - set(STAGE_ORDER))
@@ -41,15 +39,13 @@ def stages_of(answers: Sequence[Answer]) -> tuple[str, ...]:
 
 
 def has_valid_citations(answer: Answer) -> bool:
-    """Returns whether an answer cites at least one passage, and nothing but passages that its model
-    was given.
-    """
+    """Returns whether an answer cites at least one passage, and only passages of its prompt."""
     given = {passage.id for passage in answer.retrieved}
     return bool(answer.citations) and all(citation.doc_id in given for citation in answer.citations)
 
 
 def answer_text(answer: Answer) -> RenderableType:
-    """Returns the answer, or why there is none, with the titles that its numbers stand for."""
+    """Returns the answer, or why there is none, with the titles of its citations."""
     parts: list[RenderableType] = []
     if answer.status not in ("ok", "partial"):
         parts.append(
@@ -65,7 +61,7 @@ def answer_text(answer: Answer) -> RenderableType:
 
 
 def citation_lines(answer: Answer) -> list[Text]:
-    """Returns one line a passage that is cited; without citations, what was given to the model."""
+    """Returns one line for each cited passage, or, without citations, for each passage found."""
     lines: list[Text] = []
     seen: set[int] = set()
     for citation in answer.citations:
@@ -84,7 +80,7 @@ def citation_lines(answer: Answer) -> list[Text]:
 
 
 def timing_line(answer: Answer) -> Text:
-    """Returns where the time of one answer went, in a line."""
+    """Returns the time of each stage of an answer, in a line."""
     stages = stages_of([answer])
     return Text(
         "  ".join(f"{name} {answer.timings_ms[name]:,.1f}" for name in stages) + " ms"
@@ -95,7 +91,7 @@ def timing_line(answer: Answer) -> Text:
 
 
 def timing_table(answers: Sequence[Answer]) -> Table:
-    """Returns the time of every stage, a row a stage and a column an answer, in milliseconds."""
+    """Returns a table of milliseconds: one row for each stage, one column for each answer."""
     table = Table(title="Time of every stage, ms", title_justify="left", title_style="bold")
     table.add_column("stage")
     for number in range(1, len(answers) + 1):

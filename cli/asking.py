@@ -52,8 +52,8 @@ def ask(
 ) -> None:
     """Ask a question and wait for its answer, which is shown as it is written.
 
-    Finds a `carpool up` of this folder by itself. Exit status 1: there is no answer, and why is
-    said. --json prints the answer record of rag.answers.v1.
+    Finds a running `carpool up` of this folder. Exit code 1: there is no answer; the output says
+    why. --json prints the answer record of rag.answers.v1.
 
     \b
     Examples:
@@ -91,9 +91,7 @@ async def _ask(
     arguments: QuestionArgs,
     console: Console | None,
 ) -> Answer:
-    """Returns the terminal answer; with a console, its text is written there as it comes, and whole
-    at the end.
-    """
+    """Returns the terminal answer. With a console, its text is printed while it arrives."""
     async with Client(kafka=settings.kafka, settings=settings.client) as client:
         if console is None:
             return await client.ask(question, timeout_s=timeout_s, **arguments)
@@ -116,9 +114,7 @@ async def _ask(
 
 
 def _finish(console: Console, shown: str, answer: Answer) -> None:
-    """Pieces are best effort and the answer is what counts: what is missing is added, what differs
-    is written anew.
-    """
+    """Prints what the pieces lack. A text that differs from the pieces is printed again."""
     text = answer.answer or ""
     if answer.status not in ANSWERED:
         console.print()
@@ -139,13 +135,15 @@ def publish(
     nprobe: int | None = NprobeOption,
     priority: int = PriorityOption,
     batch: bool = typer.Option(
-        False, "--batch", help="It has time: other questions overtake it; --priority is not used."
+        False,
+        "--batch",
+        help="Class batch: interactive questions go first; --priority is not used.",
     ),
     deadline: float | None = typer.Option(
         None,
         "--deadline",
         metavar="SECONDS",
-        help="Nobody wants the answer later than this from now.",
+        help="The answer is of no use later than this from now.",
         show_default=False,
     ),
     bootstrap: BesideOption = None,
@@ -155,7 +153,7 @@ def publish(
 ) -> None:
     """Publish a question without waiting for its answer; prints its id once the brokers have it.
 
-    The answer comes on rag.answers.v1, under the id as key, to whoever reads there.
+    The answer is written to rag.answers.v1 with the id as its key.
 
     \b
     Examples:

@@ -1,6 +1,4 @@
-"""One child process of `carpool up`: in a process group of its own, its output in a file, its end
-noticed.
-"""
+"""One child process of `carpool up`: its process group, its log file, its end."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ a second.
 
 @dataclass(frozen=True, kw_only=True)
 class ChildSpec:
-    """What to run, and how to tell that it works. `is_restarted` False: its end is the end of all
-    (what it held is gone).
+    """What to run, and how to find out that it is ready. `is_restarted` False: its end ends
+    everything.
     """
 
     name: str
@@ -38,7 +36,7 @@ class ChildSpec:
 
 
 class Child:
-    """A running process of a spec. Not thread-safe: its supervisor's thread owns it."""
+    """A running process of a spec. Not thread-safe."""
 
     def __init__(self, spec: ChildSpec, guard: Guard) -> None:
         """Starts the process. Raises `OSError` when the command cannot be run."""
@@ -64,31 +62,27 @@ class Child:
         return self._process.pid
 
     def has_ended(self) -> bool:
-        """Returns whether the process has ended; if so, what it left behind in its group is ended
-        too.
-        """
+        """Returns whether the process has ended; if so, ends the rest of its process group."""
         if self.exit_status is not None:
             return True
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return False
-        # Before it is reaped: until then nobody else can have been given the number of its group.
+        # Before it is reaped: until then the number of its group cannot be reused.
         self._signal_group(signal.SIGKILL)
         self.exit_status = self._process.wait()
         self._guard.remove(self.pid)
         return True
 
     def ask_to_end(self) -> None:
-        """Sends SIGTERM to the process, which passes on to its own children what it thinks
-        right.
-        """
+        """Sends SIGTERM to the process, not to its process group."""
         if not self.has_ended():
             os.kill(
                 self.pid, signal.SIGTERM
             )  # not Popen.send_signal: it would reap behind `has_ended`
 
     def kill(self) -> None:
-        """Ends the whole group at once, and waits for the process."""
+        """Kills the process group, and waits for the process."""
         if self.exit_status is None:
             self._signal_group(signal.SIGKILL)
             self.exit_status = self._process.wait()

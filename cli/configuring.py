@@ -1,4 +1,4 @@
-"""`carpool config`: the effective settings, what each is for, and where it came from."""
+"""`carpool config`: the settings in force, what each bounds, and where its value came from."""
 
 from __future__ import annotations
 
@@ -47,9 +47,8 @@ def config(
 ) -> None:
     """Print the settings in force: each with what it bounds, and where its value came from.
 
-    Defaults are overruled by a TOML file (--config), that by the environment
-    (CARPOOL_SECTION_NAME), that by flags. Secrets come from the environment only, and are never
-    printed.
+    A TOML file (--config) wins over defaults, the environment (CARPOOL_SECTION_NAME) over the file,
+    flags over the environment. Secrets come from the environment only and are never printed.
 
     \b
     Examples:
@@ -79,9 +78,7 @@ def config(
 
 
 def as_toml(effective: list[Effective]) -> str:
-    """Returns a settings file: what is at its default is a comment, so that a later default is not
-    held back.
-    """
+    """Returns a settings file. A default is a comment, so that a later default applies."""
     lines: list[str] = []
     section = None
     for each in effective:
@@ -118,9 +115,7 @@ def _effective(doc: SettingDoc, value: Any, origin: str) -> Effective:
 
 
 def _toml_value(value: Any) -> str:
-    """Returns a value as TOML writes it: JSON's notation, for all the kinds of value that settings
-    have.
-    """
+    """Returns a value in TOML; for the values of settings it is the notation of JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 

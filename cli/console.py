@@ -1,6 +1,4 @@
-"""Where words go: to people on standard error or output, in colour on a terminal; to programs as
-JSON.
-"""
+"""Consoles for people, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -12,16 +10,12 @@ from rich.console import Console
 
 
 def people() -> Console:
-    """Returns the console for progress and remarks: standard error, so that `--json` stays
-    clean.
-    """
+    """Returns the console for progress and messages: standard error."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def output() -> Console:
-    """Returns the console for results. Colours are left out where it is no terminal, or NO_COLOR is
-    set.
-    """
+    """Returns the console for results. No colours without a terminal, or with NO_COLOR."""
     return Console(highlight=False)
 
 
@@ -32,6 +26,6 @@ def print_json(value: Any) -> None:
 
 
 def print_json_line(value: Any) -> None:
-    """Prints a value as one line of JSON on standard output, at once."""
+    """Prints a value as one line of JSON on standard output, and flushes it."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
     sys.stdout.flush()

@@ -1,6 +1,4 @@
-"""Questions asked through the real client, while everything runs: what `carpool up
---demo-questions` shows.
-"""
+"""Asks the questions of `carpool up --demo-questions` through the client."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from schemas.answer import Answer
 
 
 class DemoRun:
-    """Asks on a thread of its own, one question after the other, so that its owner can go on
-    supervising.
-    """
+    """Asks one question after the other, on a thread of its own."""
 
     def __init__(
         self,
@@ -45,7 +41,7 @@ class DemoRun:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends after the question in hand."""
+        """Ends after the current question."""
         self._stopping.set()
 
     def is_over(self) -> bool:
@@ -71,9 +67,7 @@ class DemoRun:
 
 
 def conclude(run: DemoRun, console: Console, how_to_ask: str) -> None:
-    """Prints where the time went, the share of valid citations, and how to ask another. Raises what
-    the run failed with.
-    """
+    """Prints times, valid citations, and how to ask again. Raises the error of the run."""
     answers = run.answers
     if answers:
         valid = sum(has_valid_citations(answer) for answer in answers)

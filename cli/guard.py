@@ -1,6 +1,4 @@
-"""The list of process groups that must not outlive this process, kept by a reaper on the other end
-of a pipe.
-"""
+"""Process groups that must not outlive this process; a reaper process has the list."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from pathlib import Path
 
 
 class Guard:
-    """Starts the reaper. While this process lives the reaper only listens; when it dies, the listed
-    groups are ended.
-    """
+    """Starts the reaper, which ends the listed groups when this process dies."""
 
     def __init__(self) -> None:
         self._reaper = subprocess.Popen(
@@ -25,15 +21,15 @@ class Guard:
         )
 
     def add(self, group: int) -> None:
-        """Lists a process group."""
+        """Adds a process group to the list."""
         self._tell(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """Takes a process group off the list: it has ended."""
+        """Removes a process group that has ended."""
         self._tell(f"-{group}\n")
 
     def close(self) -> None:
-        """Ends the reaper, which ends whatever is still listed. Blocks until it has."""
+        """Ends the reaper, which ends the groups that are still listed. Blocks."""
         assert self._reaper.stdin is not None, "the reaper was started with a pipe"
         with contextlib.suppress(BrokenPipeError):
             self._reaper.stdin.close()

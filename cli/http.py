@@ -1,6 +1,4 @@
-"""Asking processes on this machine over HTTP: are they there, are they ready, what do they
-measure?
-"""
+"""Reads HTTP pages of processes: readiness, health, metrics."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ Labels = tuple[tuple[str, str], ...]
 
 
 def get(url: str, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
-    """Returns (status, body) of a page; (0, reason) when nothing answers. Blocks for up to
-    `timeout_s` a step.
+    """Returns (status, body) of a page; (0, reason) without an answer. Blocks for up to
+    `timeout_s`.
     """
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -38,7 +36,7 @@ def get(url: str, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
 
 
 def ready_probe(address: str) -> Probe:
-    """Returns the probe of a service of ours: its /readyz, which says what is missing."""
+    """Returns the probe of a service: its /readyz."""
 
     def probe() -> str:
         status, body = get(f"http://{address}/readyz")

@@ -116,18 +116,16 @@ def build(
 ) -> None:
     """Build an index: read, embed, cluster, write, measure.
 
-    Killed at any moment, the same command goes on where it was: passages, vectors, clusters and
-    finished segments are kept in DIR/.build. Bad lines are counted, listed with their number and
-    skipped.
+    After a kill the same command continues: passages, vectors, clusters and finished segments are
+    stored in DIR/.build. Bad lines are counted, listed with their number and skipped.
 
-    Memory does not grow with the corpus, but for 20 bytes a passage: vectors are read from front to
-    back, once to sample, once to assign, and once for each indexer.memory_bytes (1 GiB) of them
-    that is written. On disk, a build that embeds takes twice the vectors (4 * dimension bytes a
-    passage) until it is in place.
+    Memory grows by 20 bytes a passage only: vectors are read from front to back, once to sample,
+    once to assign, and once for each indexer.memory_bytes (1 GiB) that is written. On disk, a build
+    that embeds takes twice the size of the vectors (4 * dimension bytes a passage) until it is
+    complete.
 
-    Clusters that come out far too large are split, and the smallest ones dissolved for it, so that
-    there are exactly as many as asked for (indexer.cluster_rows_max_factor,
-    indexer.cluster_rows_min_factor).
+    Clusters that are far too large are split, and the smallest ones are dissolved, so nlist stays
+    the same (indexer.cluster_rows_max_factor, indexer.cluster_rows_min_factor).
 
     Example: carpool index build corpus.jsonl.gz --out my-index
 
@@ -202,15 +200,13 @@ def profile(
 ) -> None:
     """Measure how long a cold read of each cluster takes on this disk, and keep it in the index.
 
-    The searcher's cache may weigh it: what is dear to read again stays longer
-    (searcher.cache_policy edgerag and gdsf). A build measures at its end; do it again when the
-    index was copied to another disk or machine. Reads past the page cache (O_DIRECT); refuses where
-    the file system cannot, or keeps files in memory (tmpfs). Every cluster is read several times,
-    so it takes that many times the size of the index at the speed of the disk; whatever else reads
-    meanwhile is measured too.
+    The eviction policies edgerag and gdsf use it: a cluster with a slow read stays longer
+    (searcher.cache_policy). A build measures at its end; measure again after a copy to another disk
+    or machine. Reads past the page cache (O_DIRECT); refuses where the file system cannot, or keeps
+    files in memory (tmpfs). Every cluster is read several times. Other reads of the disk at the
+    same time change the result.
 
-    The manifest is replaced at once or not at all; a searcher that has the index open takes it at
-    its next start.
+    The manifest is replaced atomically; a searcher reads it at its next start.
 
     Example: carpool index profile my-index
     """
@@ -232,12 +228,11 @@ def profile(
 
 @app.command()
 def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
-    """Read all of an index and check every checksum and count. Exit code 1, with a list, when
-    something is damaged.
+    """Read all of an index and check every checksum and count. Exit code 1: something is damaged.
 
-    Each page of vectors and each document is sealed with its place and its build: a flipped byte, a
-    swapped or missing part, and a file of an older index are all found. Reads everything once;
-    memory: a cluster.
+    The checksum of each page and document includes its place and its build: a changed byte, a
+    swapped or missing part, and a file of another build are found. Reads everything once; needs the
+    memory of one cluster.
     """
     from indexer.verify import verify_index
 
@@ -266,11 +261,10 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
 
 @app.command()
 def stats(index_dir: IndexDir, as_json: JsonOption = False) -> None:
-    """Show rows, clusters and how uneven they are, pages and bytes, model, read times, and how many
-    clusters a query probes.
+    """Show what an index contains: rows, clusters, sizes, model, read times, default nprobe.
 
-    Reads the manifest and the table of clusters, not the clusters. "skew" is how many times the
-    mean the cluster of a random passage holds: what uneven clusters cost each probe.
+    Reads the manifest and the table of clusters, not the clusters. "skew" is the size of the
+    cluster of a random passage over the mean size: the cost of uneven clusters.
     """
     from indexer.stats import index_stats
 
@@ -283,7 +277,7 @@ def stats(index_dir: IndexDir, as_json: JsonOption = False) -> None:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[ProgressReport]:
-    """A bar on a terminal, lines elsewhere."""
+    """Shows a bar on a terminal, lines elsewhere."""
     from indexer.progress import BarProgress, PlainProgress
 
     if console.is_terminal:

@@ -89,10 +89,10 @@ def load(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Publish questions at a rate, answered or not, and say what became of them.
+    """Publish questions at a rate, whether or not earlier ones were answered, and print a summary.
 
-    The load is open: each question is due at its time, whatever happened to the ones before. When
-    the questions run out before --duration or --limit, they begin again.
+    Each question is sent at its intended time (an open load). Questions are repeated until
+    --duration or --limit is reached.
 
     \b
     Examples:
@@ -163,15 +163,13 @@ def _times(
 
 
 async def _check_brokers(settings: ClientSide) -> None:
-    """Raises `ConfigError` when nobody is there to take questions, before the first is due."""
+    """Raises `ConfigError` when no broker answers, before the first question."""
     async with Client(kafka=settings.kafka, settings=settings.client):
         pass
 
 
 class _Recorder:
-    """Writes what was sent as JSON lines, or nothing. Raises `ConfigError` when the file cannot be
-    made.
-    """
+    """Writes the sent questions as JSON lines, or nothing. Raises `ConfigError` without a file."""
 
     def __init__(self, path: Path | None) -> None:
         self._file: IO[bytes] | None = None
@@ -189,13 +187,13 @@ class _Recorder:
             self._file.write(msgspec.json.encode(sent) + b"\n")
 
     def close(self) -> None:
-        """Completes the file."""
+        """Closes the file."""
         if self._file is not None:
             self._file.close()
 
 
 def _progress(console: Console) -> Callable[[LoadProgress], None]:
-    """Returns what tells a person how far it is, about once a second."""
+    """Returns a function that prints the progress about once a second."""
     next_s = time.monotonic() + PROGRESS_S
 
     def tell(progress: LoadProgress) -> None:

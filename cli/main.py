@@ -1,4 +1,4 @@
-"""The command `carpool`: its commands, and how errors are told."""
+"""The command `carpool`: its commands, and how errors are printed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def index(context: typer.Context) -> None:
 
 @app.command(context_settings=PASSED_THROUGH)
 def bench(context: typer.Context) -> None:
-    """Does it pay? Run the services on evaluation data: `carpool bench --help`."""
+    """Run benchmarks on evaluation data: `carpool bench --help`."""
     from bench.cli import app as bench_app
 
     bench_app(args=context.args, prog_name="carpool bench")
@@ -93,7 +93,7 @@ def bench(context: typer.Context) -> None:
 
 @app.command()
 def version(as_json: JsonOption = False) -> None:
-    """Print the versions of Carpool and of what it stands on."""
+    """Print the versions of Carpool and of the packages that it uses."""
     installed = {name: _version_of(name) for name in ("carpool", "confluent-kafka", *VERSIONED)}
     found = {name: number for name, number in installed.items() if number is not None}
     if as_json:

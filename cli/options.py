@@ -1,4 +1,4 @@
-"""Options that many commands share, and what they make of them."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def given(config: Path | None, assignments: list[str] | None, **flags: dict[str,
     """Returns where the settings of this call come from; `flags` are a command's own options, by
     section.
 
-    Raises `ConfigError` when an assignment has another shape, or names what is no setting.
+    Raises `ConfigError` when an assignment has another shape, or names no setting.
     """
     file = config or (
         Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None
@@ -73,13 +73,13 @@ def given(config: Path | None, assignments: list[str] | None, **flags: dict[str,
 
 @dataclass(frozen=True, kw_only=True)
 class Passed:
-    """The settings options of a call, to be passed on to the processes that it starts."""
+    """The settings options of a call, for the processes that it starts."""
 
     config: Path | None
     assignments: tuple[str, ...]
 
     def arguments(self) -> list[str]:
-        """Returns them as a command line's arguments."""
+        """Returns the options as arguments of a command line."""
         config = [] if self.config is None else ["--config", str(self.config)]
         return [
             *config,

@@ -1,11 +1,11 @@
 """Ends what `carpool up` started, when `carpool up` itself ends without doing so (SIGKILL, a
 crash).
 
-A process of its own that reads `+GROUP` and `-GROUP` lines from the pipe it was given; when the
-pipe closes, its writer is gone, and every process group that is still listed is ended. Run as a
-file, with nothing but the standard library:
+A separate process that reads `+GROUP` and `-GROUP` lines from a pipe. When the pipe closes, its
+writer is gone, and every process group on the list is ended. It is run as a file and needs the
+standard library only:
 
-    python -I reaper.py < PIPE
+python -I reaper.py < PIPE
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ GRACE_S = 5.0
 
 
 def main() -> None:
-    """Keeps the list until the pipe closes, then ends what is on it: SIGTERM, and SIGKILL `GRACE_S`
-    later.
-    """
+    """Reads until the pipe closes, then ends the groups: SIGTERM, SIGKILL after `GRACE_S`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it goes when its writer goes, not before
     groups: dict[int, None] = {}
@@ -41,7 +39,7 @@ def main() -> None:
 
 
 def _signal(group: int, number: int) -> bool:
-    """Signals a process group; returns whether there was one."""
+    """Signals a process group; returns whether it exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
         return True

@@ -1,6 +1,4 @@
-"""What runs on this machine and where: `run.json`, written by `carpool up` and read by the other
-commands.
-"""
+"""The file `run.json`: what a `carpool up` runs, and at which addresses."""
 
 from __future__ import annotations
 
@@ -23,13 +21,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFile:
-    """The file in the state folder. What a dead process left behind counts as absent."""
+    """The file in the state folder. The file of a dead process counts as absent."""
 
     def __init__(self, state_dir: Path) -> None:
         self.path = state_dir / "run.json"
 
     def write(self, run: Run) -> None:
-        """Writes the file; a reader sees all of it or the one before."""
+        """Writes the file atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".run-", dir=self.path.parent)
         with os.fdopen(handle, "wb") as file:
@@ -37,9 +35,7 @@ class RunFile:
         Path(name).replace(self.path)
 
     def read(self) -> Run | None:
-        """Returns what runs, or None: no file, one that cannot be read, or one of a process that is
-        gone.
-        """
+        """Returns what runs; None without a file, for a bad file, and for a dead process."""
         try:
             run = msgspec.json.decode(self.path.read_bytes(), type=Run)
         except (OSError, msgspec.DecodeError):
@@ -47,7 +43,7 @@ class RunFile:
         return run if _lives(run.pid) else None
 
     def remove(self) -> None:
-        """Removes the file, if it is there."""
+        """Removes the file if it exists."""
         self.path.unlink(missing_ok=True)
 
 

@@ -37,8 +37,8 @@ STATE_STYLES = {
 def run_everything(
     settings: CarpoolSettings, plan: Plan, passed: Passed, questions: Sequence[str], *, stays: bool
 ) -> None:
-    """Starts what the plan says, asks the questions, and stays until Ctrl-C if it is to. Nothing is
-    left running.
+    """Starts the plan, asks the questions, and with `stays` runs until Ctrl-C; then ends
+    everything.
 
     Raises `Interrupted` after an orderly end by signal, `CarpoolError` when a part failed.
     """
@@ -71,7 +71,7 @@ def run_everything(
                 console.print("Ctrl-C ends all.")
                 supervisor.watch()
         except Interrupted:
-            console.print("ending all, in order (Ctrl-C again: at once)")
+            console.print("ending everything in order (Ctrl-C again: immediately)")
             raise
         finally:
             supervisor.stop(STOP_ORDER)
@@ -131,9 +131,7 @@ def _ask(
 
 @contextmanager
 def _live_list(supervisor: Supervisor, console: Console) -> Iterator[Callable[[], None]]:
-    """A table that is drawn over and over on a terminal; elsewhere, a line whenever something
-    changes.
-    """
+    """Shows a table on a terminal; elsewhere, a line for each change."""
     if not console.is_terminal:
         told: dict[str, str] = {}
 

@@ -29,10 +29,11 @@ def grouper(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Run the grouper: which queries should share a trip, and in which order?
+    """Run the grouper: queries that share clusters into groups, in order.
 
-    Reads rag.queries.v1, writes rag.groups.v1. SIGTERM finishes what is in hand; a second one stops
-    at once.
+    Reads rag.queries.v1, writes rag.groups.v1. SIGTERM finishes the work in progress; a second
+    SIGTERM stops immediately.
+
 
     \b
     Example:
@@ -58,8 +59,8 @@ def searcher(
 ) -> None:
     """Run the searcher: clusters from disk within a memory budget, a result for each query.
 
-    Reads rag.groups.v1, writes rag.retrievals.v1. SIGTERM finishes what is in hand; a second one
-    stops at once.
+    Reads rag.groups.v1, writes rag.retrievals.v1. SIGTERM finishes the work in progress; a second
+    SIGTERM stops immediately.
 
     \b
     Example:
@@ -88,8 +89,9 @@ def generator(
 ) -> None:
     """Run the generator: prompts to the LLM server, cited answers to the log.
 
-    Reads rag.retrievals.v1, writes rag.answers.v1 (and pieces to rag.answers.partial.v1). An LLM
-    server that is away pauses it. SIGTERM finishes what is in hand; a second one stops at once.
+    Reads rag.retrievals.v1, writes rag.answers.v1 (and pieces to rag.answers.partial.v1). It pauses
+    while the LLM server does not answer. SIGTERM finishes the work in progress; a second SIGTERM
+    stops immediately.
 
     \b
     Example:
@@ -102,9 +104,7 @@ def generator(
 
 
 def batch_class(topic: str, kafka: KafkaSettings, queries_max: int) -> tuple[PriorityClass, ...]:
-    """Returns the class `batch` beside a topic, as it is read by a service that holds `queries_max`
-    queries.
-    """
+    """Returns the class `batch` of a topic for a service that takes in `queries_max` queries."""
     unfinished_max = max(1, int(kafka.batch_held_share * queries_max))
     return (
         PriorityClass(
@@ -116,7 +116,7 @@ def batch_class(topic: str, kafka: KafkaSettings, queries_max: int) -> tuple[Pri
 
 
 def run_grouper(chosen: Given) -> None:
-    """Runs the grouper until it is told to stop. Raises `CarpoolError`."""
+    """Runs the grouper until a stop signal. Raises `CarpoolError`."""
     from carpool.kafka.records import Message
     from carpool.loop.priority.intake_queues import Intake
     from carpool.run_service import run_service
@@ -149,7 +149,7 @@ def run_grouper(chosen: Given) -> None:
 
 
 def run_searcher(chosen: Given) -> None:
-    """Runs the searcher until it is told to stop. Raises `CarpoolError`."""
+    """Runs the searcher until a stop signal. Raises `CarpoolError`."""
     from carpool.loop.priority.intake_queues import Intake
     from carpool.run_service import run_service
     from cli.all_settings import CarpoolSettings
@@ -179,7 +179,7 @@ def run_searcher(chosen: Given) -> None:
 
 
 def run_generator(chosen: Given) -> None:
-    """Runs the generator until it is told to stop. Raises `CarpoolError`."""
+    """Runs the generator until a stop signal. Raises `CarpoolError`."""
     from carpool.loop.priority.intake_queues import Intake
     from carpool.run_service import run_service
     from cli.all_settings import CarpoolSettings

@@ -1,4 +1,4 @@
-"""Where settings come from, and the sections of the commands that need no service."""
+"""Reads settings for commands, and says where each value came from."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ SECTIONS = (
     "vllm",
     "up",
 )
-"""Every section there is, in the order in which `carpool config` prints them."""
+"""Every section, in the order in which `carpool config` prints them."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ClientSide(msgspec.Struct, frozen=True, kw_only=True):
-    """The sections of the commands that talk to what runs. They need the base install only."""
+    """The sections of commands that talk to running services. They need the base install only."""
 
     kafka: KafkaSettings
     client: ClientSettings
@@ -52,8 +52,8 @@ class ClientSide(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """Where settings come from: a TOML file, the environment, and flags by section and name, the
-    last winning.
+    """The sources of settings: a TOML file, the environment, flags by section and name; the last
+    wins.
     """
 
     file: Path | None
@@ -79,7 +79,7 @@ class Given:
         return "default"
 
     def with_flags(self, added: Mapping[str, Mapping[str, Any]]) -> Given:
-        """Returns this with more flags, which win over those that are there."""
+        """Returns a copy with more flags, which win over the flags of this."""
         flags = {section: dict(values) for section, values in self.flags.items()}
         for section, values in added.items():
             flags.setdefault(section, {}).update(values)
@@ -114,10 +114,9 @@ def section_kinds(kind: type[msgspec.Struct]) -> dict[str, type[Settings]]:
 
 
 def load(kind: type[T], given: Given) -> T:
-    """Returns the effective settings of `kind`; what is said of sections that it lacks is passed
-    over.
+    """Returns the settings in force of `kind`; other sections are ignored.
 
-    Raises `ConfigError` that lists all that is wrong.
+    Raises `ConfigError` that lists every problem.
     """
     kinds = section_kinds(kind)
     flags = {section: values for section, values in given.flags.items() if section in kinds}
@@ -156,6 +155,6 @@ def load_client_side(given: Given) -> ClientSide:
 
 
 def names_no_brokers(given: Given) -> bool:
-    """Returns whether neither file, environment nor flag says which brokers to use."""
+    """Returns whether no file, variable or flag names the brokers."""
     doc = next(doc for doc in describe("kafka", KafkaSettings) if doc.name == "bootstrap")
     return given.origin(doc, KafkaSettings) == "default"

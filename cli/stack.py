@@ -31,7 +31,7 @@ STOP_ORDER = (*SERVICES, VLLM, BROKER)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Where everything will be. `broker_port` and `vllm_port` None: somebody else runs that."""
+    """The addresses of everything. `broker_port`, `vllm_port`: None where it runs already."""
 
     bootstrap: str
     broker_port: int | None
@@ -47,10 +47,9 @@ class Plan:
 
 
 def choose_port(wanted: int, default: int, name: str) -> int:
-    """Returns the port to use: the wanted one, or a free one where 0 is wanted, or where the
-    default is taken.
+    """Returns the wanted port; a free one for 0, and where the default port is in use.
 
-    Raises `ConfigError` when a port that somebody chose is taken.
+    Raises `ConfigError` when a chosen port is in use.
     """
     if wanted == 0:
         return free_port()
@@ -71,9 +70,7 @@ def choose_port(wanted: int, default: int, name: str) -> int:
 
 
 def make_plan(settings: CarpoolSettings, *, is_embedded: bool, llm_url: str | None) -> Plan:
-    """Returns where everything will be, having checked that it can be. Raises `ConfigError` that
-    says what to do.
-    """
+    """Returns the checked addresses of everything. Raises `ConfigError` that says what to do."""
     _check_index(settings)
     up, defaults = settings.up, UpSettings()
     broker_port = (
@@ -105,8 +102,8 @@ def make_plan(settings: CarpoolSettings, *, is_embedded: bool, llm_url: str | No
 
 
 def broker_spec(plan: Plan, settings: UpSettings) -> ChildSpec:
-    """Returns the embedded broker. What it holds is gone with it, so it is not started again."""
-    assert plan.broker_port is not None, "somebody else's broker is not ours to start"
+    """Returns the embedded broker. It is not restarted: its records are lost when it ends."""
+    assert plan.broker_port is not None, "only the embedded broker is started here"
     return ChildSpec(
         name=BROKER,
         command=broker_command(plan.broker_port),
@@ -120,7 +117,7 @@ def broker_spec(plan: Plan, settings: UpSettings) -> ChildSpec:
 
 def vllm_spec(plan: Plan, settings: CarpoolSettings) -> ChildSpec:
     """Returns the vLLM server."""
-    assert plan.vllm_port is not None, "somebody else's server is not ours to start"
+    assert plan.vllm_port is not None, "only a local vLLM is started here"
     address = f"{LOOPBACK}:{plan.vllm_port}"
     return ChildSpec(
         name=VLLM,
@@ -144,7 +141,7 @@ def service_specs(plan: Plan, settings: CarpoolSettings, passed: Passed) -> list
     ]
     if plan.vllm_port:
         own.append("llm.sends_priority=true")  # ours is started with the scheduler that takes it
-        # It is a minute in coming, and near: asked often, it is found ready at once.
+        # It takes a minute to start on this machine: frequent checks find it ready without delay.
         own.append(f"llm.backoff_ms_max={min(settings.llm.backoff_ms_max, LOCAL_BACKOFF_MS_MAX)}")
         own.append(f"llm.backoff_ms_min={min(settings.llm.backoff_ms_min, LOCAL_BACKOFF_MS_MAX)}")
     specs = []

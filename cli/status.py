@@ -1,6 +1,4 @@
-"""`carpool status`: who is stuck, are the services ready, are the topics there, how much waits
-where?
-"""
+"""`carpool status`: stuck services, readiness, topics, and how many records wait where."""
 
 from __future__ import annotations
 
@@ -23,16 +21,17 @@ from cli.status_verdict import who_is_stuck
 from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS
 
 SERVICES = {"grouper": QUERIES.name, "searcher": GROUPS.name, "generator": RETRIEVALS.name}
-"""Each service, and the topic that it reads; those that have time lie in another beside it."""
+"""Each service, and the topic that it reads; the class batch has another topic."""
 
 LOOK_S = 1.0
 """How long apart the two looks are that tell whether something moves."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at a glance. `stuck`: what stands still, a sentence a service. `topics_missing` is
-    None when no broker answers, and `broker_error` says why; `groups` is None where the brokers do
-    not tell, and `groups_error` says why.
+    """The whole status. `stuck`: one sentence for each stuck service.
+
+    `topics_missing` is None when no broker answers; `broker_error` says why. `groups` is None when
+    the brokers do not describe groups; `groups_error` says why.
     """
 
     is_ready: bool
@@ -67,10 +66,9 @@ def status(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Show who is stuck, which services are ready, what each still lacks, and how many records wait
-    for it.
+    """Show which services are stuck or not ready, and how many records wait for each.
 
-    Asks the brokers for the consumer groups, and each service for its own pages. Exit status 1:
+    Asks the brokers for the consumer groups, and each service for its own pages. Exit code 1:
     something is stuck or not ready. Without `carpool up` on this machine, say where the services
     are with --url.
 
@@ -206,7 +204,7 @@ def _services_table(services: list[ServiceStatus]) -> Table:
 
 
 def _partitions_table(groups: list[GroupStatus]) -> Table:
-    """Every partition in which something waits."""
+    """Returns every partition with waiting records."""
     table = _table("partition", "waiting", "oldest", "moves", "member")
     for group in groups:
         for partition in group.partitions:

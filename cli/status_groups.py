@@ -1,6 +1,4 @@
-"""What the brokers know of a service: who is in its consumer group, who has which partition, what
-waits there and since when.
-"""
+"""What the brokers know of a service: members, their partitions, waiting records."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ Place = tuple[str, int]
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A member of a consumer group. `partitions`: the (topic, partition) pairs that it has."""
+    """A member of a consumer group. `partitions`: the (topic, partition) pairs assigned to it."""
 
     name: str
     host: str
@@ -40,9 +38,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits in a partition, committed records aside. `waiting` may count transaction markers
-    between records, never at the end. `oldest_s`: how long ago the first record that waits was
-    written; None where none does, or it could not be read.
+    """The records of a partition after the committed offset.
+
+    `waiting` may count transaction markers between records, never at the end. `oldest_s`: the age
+    of the first waiting record; None without one, or where it could not be read.
     """
 
     topic: str
@@ -55,7 +54,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A service's consumer group. `state` is Kafka's word for it."""
+    """The consumer group of a service. `state` as Kafka names it."""
 
     name: str
     state: str
@@ -83,7 +82,7 @@ class Brokers:
     def groups(self, reads: Mapping[str, Iterable[str]], *, look_s: float) -> list[GroupStatus]:
         """Returns each consumer group of `reads`, which names the topics that it reads.
 
-        Looks twice, `look_s` apart, where something waits: what was committed in between has moved.
+        Looks twice, `look_s` apart, where records wait: a partition whose offset changed has moved.
         """
         described = self._describe(list(reads))
         places = {group: self._places(topics) for group, topics in reads.items()}
@@ -129,7 +128,7 @@ class Brokers:
         ]
 
     def _committed(self, group: str, places: list[Place]) -> dict[Place, tuple[int, str]]:
-        """Offset and metadata by partition; offset -1 where nothing was committed."""
+        """Returns offset and metadata by partition; offset -1 where nothing was committed."""
         if not places:
             return {}
         try:
@@ -145,9 +144,7 @@ class Brokers:
     def _waiting(
         self, committed: dict[Place, tuple[int, str]]
     ) -> dict[Place, tuple[int, float | None]]:
-        """How many records wait in each partition, and how long the first of them has, in
-        seconds.
-        """
+        """Returns the waiting records of each partition and the age of the first one in seconds."""
         if not committed:
             return {}
         spec = {TopicPartition(*place): OffsetSpec.latest() for place in committed}
@@ -246,9 +243,7 @@ def _status(
 
 
 def _member(raw: Any) -> Member:
-    """A member by its client id, which says host and service where it was set; its address
-    otherwise.
-    """
+    """Returns a member by its client id where that is set, else by its address."""
     host = (raw.host or "").lstrip("/")
     named = raw.client_id if raw.client_id and raw.client_id != "rdkafka" else host
     places = (

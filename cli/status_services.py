@@ -1,6 +1,4 @@
-"""What a service says of itself, on its HTTP pages: is it ready, what does it lack, what has it
-done, when did it last move?
-"""
+"""What a service reports on its HTTP pages: readiness, work done, last progress."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ Samples = dict[tuple[str, Labels], float]
 
 
 class PartitionIdle(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition that the service has, and for how many seconds it has not moved while something
-    waited in it.
-    """
+    """A partition of the service, and for how long it did not move while records waited."""
 
     topic: str
     number: int
@@ -24,10 +20,9 @@ class PartitionIdle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a service. `lag_records`: what waits for it, counted from its position; None
-    where it does not answer.
+    """One process of a service. `lag_records`: records after its position; None without an answer.
 
-    `idle_s`: seconds since it last took in or finished something, or nothing waited.
+    `idle_s`: seconds since it last took in or finished a record, or no record waited.
     """
 
     name: str
@@ -47,14 +42,12 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def answers_http(self) -> bool:
-        """Whether there was any answer."""
+        """Whether the service answered."""
         return self.state != "down"
 
 
 def ask_service(name: str, address: str, reads: str) -> ServiceStatus:
-    """Returns what the service at `address` says. Blocks for a few seconds where nothing
-    answers.
-    """
+    """Returns the status of the service at `address`. Blocks for some seconds."""
     code, body = get(f"http://{address}/readyz")
     if code == 0:
         return ServiceStatus(

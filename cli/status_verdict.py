@@ -1,6 +1,4 @@
-"""Who is stuck? From what the brokers and the services say to one sentence a service. Pure: values
-in, words out.
-"""
+"""Decides which service is stuck, from the facts of brokers and services. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +11,11 @@ from cli.status_services import ServiceStatus
 def who_is_stuck(
     name: str, group: GroupStatus, processes: Sequence[ServiceStatus], *, stuck_after_s: float
 ) -> str | None:
-    """Returns what stands still in a service, in one sentence, or None.
+    """Returns one sentence that says why a service is stuck; None where it is not.
 
-    A partition stands still where records wait, no commit went by while we looked, and either
-    nobody is there to work on it (no owner, or an owner that does not answer), or the service
-    itself has not moved for `stuck_after_s`. Where the service does not say (its address is not
-    known), the age of the oldest record that waits stands for that.
+    A partition is stuck where records wait, no commit was seen, and either it has no owner that
+    answers, or its service has not moved for `stuck_after_s`. Where the address of the service is
+    not known, the age of the oldest waiting record is used instead.
     """
     still = [
         (partition, why)
@@ -73,9 +70,7 @@ def _since(partition: Partition, processes: Sequence[ServiceStatus]) -> str:
 
 
 def _idle_s(partition: Partition, processes: Sequence[ServiceStatus]) -> float | None:
-    """Seconds for which neither the partition has moved nor its service done anything, as the owner
-    has it; None: not known.
-    """
+    """Returns for how many seconds partition and service did not move; None: not known."""
     owner = _owner(partition, processes)
     if owner is None:
         return None
@@ -88,7 +83,7 @@ def _idle_s(partition: Partition, processes: Sequence[ServiceStatus]) -> float |
 
 
 def _owner(partition: Partition, processes: Sequence[ServiceStatus]) -> ServiceStatus | None:
-    """The process that answers and says that it has this partition."""
+    """Returns the process that answers and is assigned this partition."""
     for process in processes:
         if any(
             (each.topic, each.number) == (partition.topic, partition.number)

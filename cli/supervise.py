@@ -1,6 +1,6 @@
 """Keeps the children of `carpool up` running, and ends them in order.
 
-Everything happens on the thread that calls; signals only set a counter, which every wait looks at.
+Everything runs on the calling thread. A signal only increments a counter, which every wait checks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ State = Literal["starting", "ready", "restarting", "stopping", "ended"]
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM came: end everything in order."""
+    """Ctrl-C or SIGTERM: end everything in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildView:
-    """A child as the live list shows it. `missing`: why it is not ready yet, in words."""
+    """A child as the live list shows it. `missing`: why it is not ready yet."""
 
     name: str
     state: State
@@ -42,7 +42,7 @@ class ChildView:
 
 @dataclass(kw_only=True)
 class _Slot:
-    """A spec with its present process. `child` None: it waits for its restart at `restart_at_s`."""
+    """A spec with its process. `child` None: it is restarted at `restart_at_s`."""
 
     spec: ChildSpec
     child: Child | None
@@ -57,25 +57,21 @@ class _Slot:
 
 
 def restart_delay_s(restarts: int, settings: UpSettings) -> float | None:
-    """Returns the pause before restart number `restarts` + 1, doubled each time; None when there
-    were enough.
-    """
+    """Returns the pause before the next restart, doubled each time; None: no more restarts."""
     if restarts >= settings.restarts_max:
         return None
     return min(settings.restart_delay_s * 2.0**restarts, RESTART_DELAY_S_MAX)
 
 
 class Supervisor:
-    """Starts children, waits until they are ready, restarts those that end, and ends all: first
-    those that make work.
+    """Starts children, waits until they are ready, restarts them, and ends them in order.
 
-    A context manager: on leaving, however that happens, no child is left. SIGINT and SIGTERM are
-    its own meanwhile; the first raises `Interrupted` from the waiting methods, the second kills
-    everything.
+    A context manager: after it, no child is left. It handles SIGINT and SIGTERM: the first signal
+    raises `Interrupted` from the waiting methods, the second kills everything.
     """
 
     def __init__(self, settings: UpSettings, *, note: Callable[[str], None]) -> None:
-        """`note` is told, in a line for people, of everything that happens by itself."""
+        """`note` gets a line for people for each restart."""
         self._settings = settings
         self._note = note
         self._guard = Guard()
@@ -84,7 +80,7 @@ class Supervisor:
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        """Takes SIGINT and SIGTERM."""
+        """Begins to handle SIGINT and SIGTERM."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._previous[number] = signal.signal(number, self._count)
         return self
@@ -95,7 +91,7 @@ class Supervisor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Ends what still runs, in order, and gives the signals back."""
+        """Ends the children in order, and restores the signal handlers."""
         try:
             self.stop()
         finally:
@@ -104,8 +100,7 @@ class Supervisor:
                 signal.signal(number, handler)  # type: ignore[arg-type]
 
     def start(self, spec: ChildSpec) -> None:
-        """Starts a child; children are ended in the order in which they are named to `stop`, the
-        rest last first.
+        """Starts a child.
 
         Raises `ConfigError` when its command cannot be run.
         """
@@ -130,7 +125,7 @@ class Supervisor:
         )
 
     def wait_ready(self, show: Callable[[], None] = lambda: None) -> None:
-        """Waits until every child is ready; `show` is called in between, to draw.
+        """Waits until every child is ready; `show` is called in between.
 
         Raises `Interrupted`; `CarpoolError` with the end of its log when a child ends before it was
         ready once, or takes longer than `up.ready_timeout_s`.
@@ -155,7 +150,7 @@ class Supervisor:
 
     def watch(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Keeps the children running until `is_over`. Raises `Interrupted`, and `CarpoolError` when
-        one is given up.
+        a child was restarted too often.
         """
         while not is_over():
             self.step()
@@ -165,9 +160,7 @@ class Supervisor:
             self.sleep(4 * TURN_S)
 
     def step(self) -> None:
-        """Notices children that ended, and starts them again when it is time. Raises as `watch`
-        does.
-        """
+        """Notes children that ended, and restarts them when due. Raises as `watch` does."""
         if self._signals:
             raise Interrupted
         now_s = time.monotonic()
@@ -181,9 +174,7 @@ class Supervisor:
                 slot.restarts = 0
 
     def stop(self, order: Sequence[str] = ()) -> None:
-        """Ends the children of `order` one after the other, then the others, last started first.
-        Nothing is left running.
-        """
+        """Ends the children of `order` one after the other, then the others, last started first."""
         left = [name for name in reversed(self._slots) if name not in order]
         patience = self._signals
         for name in (*order, *left):
@@ -196,7 +187,7 @@ class Supervisor:
             slot.child, slot.state = None, "ended"
 
     def sleep(self, duration_s: float) -> None:
-        """Sleeps, or less: a signal wakes it. Raises `Interrupted`."""
+        """Sleeps until the time has passed or a signal comes. Raises `Interrupted`."""
         time.sleep(duration_s)
         if self._signals:
             raise Interrupted

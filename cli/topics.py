@@ -1,4 +1,4 @@
-"""`carpool topics`: make them, list them, compare them with what they should be."""
+"""`carpool topics`: create, list, describe and check the topics."""
 
 from __future__ import annotations
 
@@ -52,11 +52,9 @@ def create(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Make the topics that are missing; those that exist stay as they are. Run it as often as you
-    like.
+    """Make the topics that are missing; topics that exist do not change.
 
-    Exit status 1: a topic exists in another shape than it should have; `topics describe` says
-    which.
+    Exit code 1: a topic differs from what it should be; `topics describe` says which.
 
     \b
     Example:
@@ -82,7 +80,7 @@ def create(
 
 @app.command("list")
 def list_topics(as_json: JsonOption = False) -> None:
-    """List the topics that Carpool uses, with what they hold. Asks no broker.
+    """List the topics that Carpool uses, with their purpose. Asks no broker.
 
     \b
     Example:
@@ -117,8 +115,7 @@ def describe(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Show the topics as the brokers have them, and what differs from what they should be. Exit
-    status 1: something does.
+    """Show the topics at the brokers and how they differ. Exit code 1: a topic differs.
 
     \b
     Example:
@@ -148,11 +145,10 @@ def check(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Check what every service checks before it starts, without starting one. Exit status 1: one
-    would not start.
+    """Run the checks of a service start, without a service. Exit code 1: a service would not start.
 
-    Topics and their settings, copies, unread records against retention, and what the brokers can.
-    Warnings do not stop a service, and are worth mending.
+    Topics and their settings, copies, unread records against retention, and what the brokers can. A
+    warning does not stop a service.
 
     \b
     Example:

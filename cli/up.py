@@ -50,7 +50,7 @@ def up(
         "--bootstrap",
         "-b",
         metavar="HOST:PORT",
-        help="Brokers that run already; `embedded`: bring one along, the default.",
+        help="Brokers that run already; `embedded`: start one, the default.",
         show_default=False,
     ),
     demo: Path | None = typer.Option(
@@ -75,9 +75,9 @@ def up(
 ) -> None:
     """Start everything on this machine: broker, grouper, searcher, generator, vLLM.
 
-    All of it listens on loopback only. Without --bootstrap a broker comes along that keeps records
-    in memory. Output goes to files in the state folder; what crashes is started again. One Ctrl-C
-    ends all in order, a second one at once.
+    All of it listens on loopback only. Without --bootstrap it starts a broker that keeps records in
+    memory. Output goes to files in the state folder; a part that crashes is restarted. One Ctrl-C
+    ends everything in order, a second one immediately.
 
     \b
     Examples:

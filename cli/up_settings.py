@@ -12,9 +12,7 @@ Port = Annotated[int, Meta(ge=0, le=65_535)]
 
 
 class UpSettings(Settings, frozen=True, kw_only=True):
-    """Addresses on loopback and patience of `carpool up`. A default port that is taken gives way to
-    a free one.
-    """
+    """Ports and time limits of `carpool up`. A default port in use is replaced by a free one."""
 
     state_dir: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""`carpool dlq`: which records could not be used, why, and what is done about them."""
+"""`carpool dlq`: list, show, replay and drop the records that could not be used."""
 
 from cli.dlq.commands import app
 

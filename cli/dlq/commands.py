@@ -45,7 +45,7 @@ from cli.settings import load_client_side
 from schemas.deadletter import Action
 
 LISTED_MAX = 1_000
-"""Letters that are listed where no --limit says otherwise: they are held in memory."""
+"""Letters that are listed without --limit; they are kept in memory."""
 
 HELP = """Records that could not be used: list them, look at one, replay them, drop them.
 
@@ -72,7 +72,7 @@ app = typer.Typer(
 
 @app.callback()
 def quiet_logs() -> None:
-    """Has warnings only, on standard error: results are for programs too."""
+    """Logs warnings only, to standard error."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
@@ -111,7 +111,7 @@ def list_letters(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Count the dead letters by topic and reason, or list each. Reads the topics whole.
+    """Count the dead letters by topic and reason, or list each. Reads the whole topics.
 
     \b
     Examples:
@@ -170,8 +170,7 @@ def show(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Show one letter: why it is here, its headers, and its value, decoded where it can be. Secrets
-    in headers are stars.
+    """Show one dead letter: the reason, its headers, and its value. Secrets in headers are stars.
 
     \b
     Examples:
@@ -219,12 +218,11 @@ def replay(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Send letters back to the topic that they came from, as they were written, less what was added
-    to say why they failed.
+    """Write dead letters back to the topic that they came from, without the headers of the failure.
 
-    Each is a new question with an answer of its own. A letter is replayed once: it is marked in the
-    same transaction. Two replays at once do not meet: the second to start ends the first. Exit
-    status 1: no letter is meant.
+    Each is a new question with its own answer. A letter is replayed once: it is marked in the same
+    transaction. A second replay that runs at the same time ends the first. Exit code 1: no letter
+    is selected.
 
     \b
     Examples:
@@ -287,12 +285,12 @@ def drop(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Mark letters as done with: they are no longer counted or replayed. Their bytes stay until
-    retention takes them.
+    """Mark dead letters as done: they are no longer counted or replayed. Retention removes their
+    bytes.
 
-    Kafka cannot remove a record from the middle of a partition. --truncate removes what can be: the
-    marked letters before the first one that is still open, in each partition. Exit status 1: no
-    letter is meant.
+    Kafka cannot remove a record from the middle of a partition. --truncate removes, in each
+    partition, the marked letters before the first one that is not marked. Exit code 1: no letter is
+    selected.
 
     \b
     Examples:

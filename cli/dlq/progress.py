@@ -1,4 +1,4 @@
-"""How far a long look through the letters is: one line for people, on a terminal only."""
+"""Progress of a long command: one line, on a terminal only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cli.console import people
 
 
 class ProgressLine:
-    """A context manager. Its methods are given to the box, which calls them now and then."""
+    """A context manager; the dead letter box calls its methods."""
 
     def __init__(self) -> None:
         self._marked = 0
@@ -36,14 +36,14 @@ class ProgressLine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Takes it away."""
+        """Removes the line."""
         self._progress.stop()
 
     def read(self, read: int, of: int) -> None:
-        """Says how many records were read, of about how many."""
+        """Shows how many records were read, of about how many."""
         self._progress.update(self._task, completed=read, total=of)
 
     def done(self, count: int) -> None:
-        """Says how many letters more were replayed or dropped."""
+        """Shows how many more letters were replayed or dropped."""
         self._marked += count
         self._progress.update(self._task, description=f"reading letters, {self._marked:,} done")

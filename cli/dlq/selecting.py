@@ -1,4 +1,4 @@
-"""Which letters a command means: its options, and what they say together."""
+"""The options that select dead letters."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def selection(
     until: str | None = None,
     marked: bool = False,
 ) -> Selection:
-    """Returns what these options mean together. Raises `typer.BadParameter` for a place, age or
-    time that is none.
+    """Returns the selection. Raises `typer.BadParameter` for a place, age or time that is not
+    valid.
     """
     return Selection(
         topics=frozenset(dead_letter_topic(topic) for topic in topics or ()),
@@ -98,7 +98,7 @@ def selection(
 
 
 def dead_letter_topic(topic: str) -> str:
-    """Returns the name of a dead-letter topic, also for the name of the topic that it is for."""
+    """Returns the name of a dead-letter topic, given its name or the name of its source."""
     return topic if topic.endswith(DEAD_LETTER_SUFFIX) else topic + DEAD_LETTER_SUFFIX
 
 
@@ -115,8 +115,7 @@ def parse_place(text: str) -> Place:
 
 
 def parse_time_ms(text: str, now_us: int) -> int:
-    """Returns a moment in epoch milliseconds: an age before now, or a time as ISO 8601 writes it
-    (UTC without a zone).
+    """Returns epoch milliseconds of an age before now, or of an ISO 8601 time (UTC without a zone).
 
     Raises `typer.BadParameter`.
     """

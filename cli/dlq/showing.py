@@ -1,4 +1,4 @@
-"""How letters look: one in full, many in a table, and all of them counted."""
+"""Prints dead letters: one in full, many in a table, all of them counted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEX_BYTES_MAX = 1_024
 
 
 class ReasonCount(msgspec.Struct, kw_only=True):
-    """Letters of one reason, and the newest of them."""
+    """The letters of one reason, and the newest of them."""
 
     reason: str
     letters: int = 0
@@ -33,8 +33,9 @@ class ReasonCount(msgspec.Struct, kw_only=True):
 
 
 class TopicCount(msgspec.Struct, kw_only=True):
-    """Letters of one topic; `open`: those that nothing was done about, which the rest is about.
-    Times in epoch milliseconds.
+    """The letters of one topic. `open`: not replayed or dropped; the other fields count these.
+
+    Times are epoch milliseconds.
     """
 
     topic: str
@@ -48,9 +49,7 @@ class TopicCount(msgspec.Struct, kw_only=True):
 
 
 def count(topic: str, letters: Iterable[DeadLetter], *, marked: bool) -> TopicCount:
-    """Returns a topic's letters counted; reasons and ages of the open ones, with `marked` of
-    all.
-    """
+    """Returns the counts of a topic: reasons and ages of open letters; with `marked`, of all."""
     counted = TopicCount(topic=topic, reasons=[])
     reasons: dict[str, ReasonCount] = {}
     for letter in letters:
@@ -83,7 +82,7 @@ def _note(counted: TopicCount, reasons: dict[str, ReasonCount], letter: DeadLett
 
 
 def topics_table(topics: Sequence[TopicCount], now_ms: int) -> Table:
-    """Returns a row a topic."""
+    """Returns one row for each topic."""
     table = _table("topic", "open", "replayed", "dropped", "oldest open", "newest open")
     for topic in topics:
         table.add_row(
@@ -98,7 +97,7 @@ def topics_table(topics: Sequence[TopicCount], now_ms: int) -> Table:
 
 
 def reasons_table(topic: TopicCount, now_ms: int) -> Table:
-    """Returns a row a reason, with the newest letter of it as an example."""
+    """Returns one row for each reason, with its newest letter as an example."""
     table = _table("reason", "letters", "newest", "for example", "")
     for each in topic.reasons:
         example = Text(
@@ -115,7 +114,7 @@ def reasons_table(topic: TopicCount, now_ms: int) -> Table:
 
 
 def letters_table(letters: Iterable[DeadLetter], now_ms: int) -> Table:
-    """Returns a row a letter."""
+    """Returns one row for each letter."""
     table = _table("letter", "age", "reason", "done", "bytes", "why")
     for letter in letters:
         done = letter.mark.action if letter.mark else ""
@@ -144,9 +143,7 @@ def _table(*columns: str) -> Table:
 
 
 def age(moment_ms: int | None, now_ms: int) -> str:
-    """Returns how long ago something was, roughly: 40 s, 12 min, 5 h, 3 d; nothing for no
-    moment.
-    """
+    """Returns an age in words, such as 40 s, 12 min, 5 h, 3 d; empty for None."""
     if moment_ms is None:
         return ""
     seconds = max(0, now_ms - moment_ms) // 1_000
@@ -157,9 +154,7 @@ def age(moment_ms: int | None, now_ms: int) -> str:
 
 
 def letter_text(letter: DeadLetter, *, as_hex: bool) -> Text:
-    """Returns one letter in full: why, its headers (secrets as stars), its value decoded, or as hex
-    where it is no text.
-    """
+    """Returns one letter in full: reason, headers (secrets as stars), value as text or hex."""
     lines = [Text(place_text(letter.place), style="bold")]
     written = _time(letter.place.timestamp_ms)
     lines.append(_row("written", written))
@@ -175,9 +170,7 @@ def letter_text(letter: DeadLetter, *, as_hex: bool) -> Text:
 
 
 def letter_json(letter: DeadLetter) -> dict[str, Any]:
-    """Returns one letter for programs: bytes as base64, the value as text too where it is UTF-8,
-    secrets as stars.
-    """
+    """Returns one letter for programs: bytes as base64, UTF-8 also as text, secrets as stars."""
     try:
         text: str | None = letter.value.decode()
     except UnicodeDecodeError:
@@ -196,16 +189,12 @@ def letter_json(letter: DeadLetter) -> dict[str, Any]:
 
 
 def shown_header(name: str, content: bytes | None) -> str:
-    """Returns the value of a header as it may be seen: stars where its name says that it is a
-    secret.
-    """
+    """Returns the value of a header; stars where its name means a secret."""
     return STARS if SECRET.search(name) else _shown(content)
 
 
 def value_text(value: bytes) -> str:
-    """Returns a value as people read it: JSON indented, else text, else hex; what is long is cut,
-    and says so.
-    """
+    """Returns a value as indented JSON, text or hex; a long one is cut, with a note."""
     try:
         text = msgspec.json.format(value, indent=2).decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -219,9 +208,7 @@ def value_text(value: bytes) -> str:
 
 
 def hex_dump(value: bytes) -> str:
-    """Returns offset, bytes in hex and what of them is ASCII, a line for 16 bytes; at most 1
-    KiB.
-    """
+    """Returns a hex dump, 16 bytes a line, at most 1 KiB."""
     lines = []
     for at in range(0, min(len(value), HEX_BYTES_MAX), HEX_WIDTH):
         row = value[at : at + HEX_WIDTH]
@@ -243,7 +230,7 @@ def _shown(content: bytes | None) -> str:
 
 
 def _harmless(text: str) -> str:
-    """What a terminal would obey is shown, not sent."""
+    """Returns `text` with control characters escaped."""
     return "".join(
         char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text
     )
