@@ -53,7 +53,7 @@ class VllmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=4_096,
-            description="Prompts worked on at once. Low: the generator's requests queue up in "
+            description="Prompts in progress at a time. Low: the generator's requests queue up in "
             "vLLM.",
         ),
     ] = 32

@@ -120,7 +120,7 @@ class DeadLetter:
 
     @property
     def reason(self) -> str:
-        """The reason in one word, or `unknown` for a letter that somebody else wrote."""
+        """The reason in one word, or `unknown` for a letter of another program."""
         return self.errors.get("exception.class.name", "").rpartition(".")[2] or "unknown"
 
     @property

@@ -14,7 +14,7 @@ from carpool.errors import ConfigError
 
 CENTROIDS_NAME = "centroids.f32"
 PROBE_CHUNK_ROWS = 256
-"""Queries scored at once: bounds the scores in memory to 256 * nlist float32."""
+"""Queries scored in one call: limits the scores in memory to 256 * nlist float32."""
 
 Float32 = npt.NDArray[np.float32]
 

@@ -43,7 +43,7 @@ def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ..
         if of_segment == segment + 1 and number:
             _check_segment(path, manifest, segment, end_bytes)
             segment, end_bytes = of_segment, HEADER_BYTES
-        # Clusters lie one behind the other without gaps: anything else was not written by us.
+        # Clusters are stored in order without gaps; nothing else is valid.
         if (cluster, of_segment, offset, page_count) != (
             number,
             segment,
@@ -76,7 +76,7 @@ def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ..
         raise _wrong(
             path,
             0,
-            f"its clusters hold {row_count} rows in {segment + 1} segments, which is not what the "
+            f"its clusters have {row_count} rows in {segment + 1} segments, which is not what the "
             "manifest says",
         )
     return tuple(extents)

@@ -56,7 +56,7 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
         """Refuses a page that is not aligned or too small."""
         if self.page_bytes % PAGE_ALIGNMENT_BYTES or self.rows_per_page < 1:
             raise ValueError(
-                f"pages of {self.page_bytes} bytes cannot hold rows of {self.row_bytes}"
+                f"pages of {self.page_bytes} bytes are too small for rows of {self.row_bytes}"
             )
 
     @property
@@ -82,7 +82,7 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, -(-row_count // self.rows_per_page))
 
     def rows_at_slot(self, slot: int, row_count: int) -> int:
-        """Returns how many pages of a cluster of `row_count` rows hold a row at `slot`."""
+        """Returns how many pages of a cluster of `row_count` rows have a row at `slot`."""
         return max(0, -(-(row_count - slot) // self.rows_per_page))
 
     def vectors(self, pages: UInt8, slot: int) -> npt.NDArray[np.floating]:

@@ -1,4 +1,4 @@
-"""Where the index lies: the section `[index]` of the settings."""
+"""The section `[index]` of the settings: the folder of the index."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def model_fingerprint(folder: Path) -> str:
     Streams, blocks.
 
     Files that do not change a vector (README, licences, weights for other runtimes) do not count;
-    where there are safetensors, a pickled copy of the weights beside them does not either.
+    where there are safetensors, a pickled copy of the weights does not count either.
     """
     files = [
         file

@@ -18,8 +18,7 @@ class HashingEmbedder:
     """Adds a signed one for each word at the place that its hash names (feature hashing), then
     normalises.
 
-    Texts that share words come out near each other, which is all that it knows: not for answers
-    that somebody needs.
+    Texts that share words have similar vectors, whatever their meaning. For tests only.
     """
 
     def __init__(self, dimension: int) -> None:

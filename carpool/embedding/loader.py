@@ -74,9 +74,9 @@ MMAP_THRESHOLD_BYTES = 1 << 20
 def _return_large_blocks() -> None:
     """Makes glibc give blocks of 1 MiB and more back to the system when they are freed.
 
-    Otherwise it raises that limit by itself, and activations of ever different lengths fragment the
-    heap: after some thousand passages the process holds 400 MB more. Other C libraries have no such
-    knob and need none.
+    Otherwise it raises that limit by itself, and activations of different lengths fragment the
+    heap: after some thousand passages the process needs 400 MB more. Other C libraries have no such
+    parameter and need none.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -14,9 +14,7 @@ HASHING_PATTERN = re.compile(r"hashing:(\d+)")
 
 
 class EmbeddingSettings(Settings, frozen=True, kw_only=True):
-    """The embedding model of the index and of the queries: it must be the same for both, which its
-    fingerprint tells.
-    """
+    """The embedding model, the same for index and queries; its fingerprint is compared."""
 
     model: Annotated[
         str,
@@ -42,7 +40,7 @@ class EmbeddingSettings(Settings, frozen=True, kw_only=True):
             ge=0,
             le=1024,
             description="Threads the model computes with; 0 leaves it to torch (all cores). Too "
-            "low is slow, too high takes the cores from what runs beside it.",
+            "low is slow, too high takes cores from other processes.",
         ),
     ] = 0
     max_tokens: Annotated[

@@ -130,8 +130,7 @@ def judge(
         problems += _topic_problems(topic, found, settings, facts)
         warnings += _topic_warnings(topic, found, facts)
     problems += _partition_problems(facts)
-    # Where the log ends is not to be believed of brokers without transactions: the embedded one
-    # tells less.
+    # The embedded broker, which has no transactions, returns ends that are too low.
     standings = facts.standings if abilities.transactions else {}
     for at, standing in sorted(standings.items()):
         problems += _standing_problems(at, standing)
@@ -242,7 +241,7 @@ def _partition_problems(facts: BrokerFacts) -> Iterator[str]:
             yield (
                 f"topic {topic.name} has {found.partitions} partitions and {ANSWERS.name} has "
                 f"{answers.partitions}: they must be as many, or answers are looked for where they "
-                "are not. Make the smaller one anew (`carpool topics create`)"
+                "are not. Delete the smaller one and create it again (`carpool topics create`)"
             )
     for name, dead in facts.topics.items():
         source = facts.topics.get(name.removesuffix(DEAD_LETTER_SUFFIX))
@@ -264,14 +263,14 @@ def _standing_problems(at: TopicPartition, standing: Standing) -> Iterator[str]:
     if 0 <= standing.committed < standing.first:
         yield (
             f"{where}: {standing.first - standing.committed} records that were never processed are "
-            f"gone: the group goes on from offset {standing.committed}, and the log begins at "
+            f"gone: the group continues from offset {standing.committed}, and the log begins at "
             f"{standing.first}. Lengthen the topic's retention; {reset}"
         )
     elif standing.committed > standing.end:
         yield (
-            f"{where}: the group goes on from offset {standing.committed}, and the log ends at "
+            f"{where}: the group continues from offset {standing.committed}, and the log ends at "
             f"{standing.end}: the topic was "
-            f"made anew, or its broker lost records. Find out which; {reset}"
+            f"created again, or its broker lost records. Find out which; {reset}"
         )
 
 

@@ -95,7 +95,7 @@ class ConsumerClient(Protocol):
         ...
 
     def close(self) -> None:
-        """Leaves the group; the listener hears of the last revocation."""
+        """Leaves the group; the listener is called for the last revocation."""
         ...
 
 

@@ -179,7 +179,7 @@ class TopicTable:
     def step(self) -> None:
         """Begins requested partitions, polls once, and fetches requested records.
 
-        The pause after trouble holds for requests to brokers only: followed partitions are fetched
+        The pause after trouble applies to requests to brokers only: followed partitions are fetched
         by the client in the background.
         """
         is_due = self._clock.now_us() >= self._retry_at_us

@@ -40,7 +40,7 @@ def load_settings(
     """Returns settings of `kind`, a struct whose fields are sections (`Settings`).
 
     `flags` maps section to name to value; None means that the flag was not given. `elsewhere` names
-    sections of the file that others read: they are passed over. `warn` gets a sentence for each
+    sections of other programs, which are skipped. `warn` gets a sentence for each
     setting of an earlier version. Raises `ConfigError` that lists everything that is wrong, each
     with where it was set.
     """

@@ -32,7 +32,7 @@ def modernised(
 
 
 def old_names(kind: type[Settings]) -> tuple[str, ...]:
-    """Returns the names of a section that are accepted beside those of today."""
+    """Returns the names of a section that are accepted in addition to the current ones."""
     return (*kind.RENAMED, *kind.REMOVED)
 
 

@@ -43,7 +43,7 @@ class Responder:
         self.has_begun = False
 
     async def wait(self, seconds: float | None) -> None:
-        """Sleeps (None: for good), and notices a client that leaves meanwhile."""
+        """Sleeps (None: forever), and notices when the client disconnects."""
         if self._watch is None:
             self._watch = asyncio.create_task(self._reader.read(1))
         done, _ = await asyncio.wait({self._watch}, timeout=seconds)
@@ -73,7 +73,7 @@ class Responder:
         await self.raw_event(msgspec.json.encode(value).decode())
 
     async def raw_event(self, text: str) -> None:
-        """Writes an event that holds `text`, whatever that is."""
+        """Writes an event with any `text`."""
         if not self.has_begun:
             self._head(200, {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"})
         data = f"data: {text}\n\n".encode()
@@ -130,7 +130,7 @@ async def serve_connection(
             finally:
                 await responder.close()
     except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-        pass  # a client that left, or that does not speak HTTP: there is nobody to tell
+        pass  # the client disconnected, or does not speak HTTP
     finally:
         writer.close()
 

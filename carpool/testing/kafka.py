@@ -139,7 +139,7 @@ class KafkaServer:
             raise ConfigError(f"Kafka cannot be set up: {done.stdout}{done.stderr}")
 
     def launch(self) -> None:
-        """Starts the process, on its old data if it has any; returns at once."""
+        """Starts the process on its data, without waiting."""
         options = (*self._java_options, f"-Dlog4j2.configurationFile={self._folder / 'log4j2.xml'}")
         command = self._java(options, "kafka.Kafka", str(self._properties))
         with (self._folder / "log").open("ab") as output:
@@ -189,7 +189,7 @@ class KafkaServer:
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Lets it go on."""
+        """Continues a paused process."""
         if self.is_running:
             os.kill(self.pid, signal.SIGCONT)
 

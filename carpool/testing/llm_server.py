@@ -1,8 +1,7 @@
 """A stand-in for an LLM server, for crash and load tests: OpenAI's API on loopback, texts without a
 model behind them.
 
-Its name stands in its model's name and in every text that it writes, so that nobody takes one for
-an answer. What it writes is made from the prompt alone: the same prompt gets the same text, which
+The names of its model and every text contain its name. The text depends on the prompt alone and
 cites a passage that the prompt numbers.
 
     python -m carpool.testing.llm_server --port 8000 --latency-ms 100 --tokens-per-second 50
@@ -219,7 +218,7 @@ class LlmServer:
         if fault.mode.isdigit():
             counts.faulted += 1
             raise RefusedRequest(
-                int(fault.mode), f"{NAME} was told to refuse", retry_after_s=fault.retry_after_s
+                int(fault.mode), f"{NAME} is set to refuse", retry_after_s=fault.retry_after_s
             )
         counts.in_flight += 1
         counts.in_flight_max = max(counts.in_flight_max, counts.in_flight)
@@ -296,7 +295,7 @@ async def _fail(fault: LlmFault, responder: Responder) -> None:
             await responder.wait(None)
         case "reset":
             responder.reset()
-            raise ConnectionResetError("told to break off")
+            raise ConnectionResetError("set to disconnect")
         case _:
             await responder.raw_event(f"<html>{NAME} writes what is no event</html>")
 
@@ -330,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--tokens-per-second",
         type=float,
         default=None,
-        help="speed of one answer (default: at once)",
+        help="speed of one answer (default: unlimited)",
     )
     parser.add_argument(
         "--model",

@@ -21,7 +21,7 @@ TOO_LARGE_BYTES = 3 * QUERY_BYTES_MAX
 
 @dataclass(frozen=True, kw_only=True)
 class Poison:
-    """A record. `query_id`: whom the `failed` answer goes to; None: nobody can be told."""
+    """A record. `query_id`: the id of the `failed` answer; None: it cannot be read."""
 
     value: bytes | None
     reason: Reason

@@ -163,5 +163,5 @@ def test_row_numbers_that_do_not_fit_are_not_written(rows: list[int]) -> None:
 
 @pytest.mark.parametrize("page_bytes", [0, 4095, 6000])
 def test_pages_that_are_not_aligned_or_hold_no_row_are_refused(page_bytes: int) -> None:
-    with pytest.raises(ValueError, match="cannot hold"):
+    with pytest.raises(ValueError, match="too small"):
         PageLayout(dimension=8, vector_dtype="float32", page_bytes=page_bytes)

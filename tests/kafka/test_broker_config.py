@@ -68,9 +68,9 @@ def test_where_none_answers_nothing_is_concluded() -> None:
     brokers = Brokers(
         of_1=KafkaError._TIMED_OUT, of_2=KafkaError._TIMED_OUT, of_3=KafkaError.REQUEST_TIMED_OUT
     )
-    with pytest.raises(RetryableError, match="no broker tells its settings"):
+    with pytest.raises(RetryableError, match="no broker returns its settings"):
         ask(brokers)
-    with pytest.raises(RetryableError, match="no broker tells its settings"):
+    with pytest.raises(RetryableError, match="no broker returns its settings"):
         choose_protocol(KafkaSettings(), brokers, [1, 2, 3])  # type: ignore[arg-type]
 
 

@@ -49,7 +49,7 @@ def settings_of(
             if isinstance(sorted_error, DeploymentError):
                 continue
             raise RetryableError(
-                f"no broker tells its settings: {error.args[0].str()}; is it running?"
+                f"no broker returns its settings: {error.args[0].str()}; is it running?"
             ) from error
         found[resource.name] = {
             name: entry.value for name, entry in entries.items() if entry.value is not None

@@ -279,7 +279,10 @@ class LibrdkafkaConsumer:
                 "--reset-offsets) to accept the loss."
             )
         elif code == KafkaError._FATAL and self._may_go_classic:
-            log.info("the brokers do not let us join by the consumer protocol", error=error.str())
+            log.info(
+                "joining by the classic protocol",
+                error=error.str(),
+            )
             self._consumer.close()
             self._join("classic")
         elif code == KafkaError._FATAL:

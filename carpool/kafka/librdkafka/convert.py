@@ -56,7 +56,7 @@ def sort_error(error: KafkaError, topic: str = "") -> CarpoolError:
             "with `carpool topics check`"
         )
     if code in LEFT_BEHIND or code == KafkaError._FATAL or error.fatal():
-        return FencedError(f"the broker no longer takes us for who we were{where}: {error.str()}")
+        return FencedError(f"the broker has fenced or removed this client{where}: {error.str()}")
     return RetryableError(f"the broker did not take it{where}: {error.str()}")
 
 

@@ -31,7 +31,7 @@ class EndOffsets:
     def known(
         self, partitions: Iterable[TopicPartition], *, ask: bool
     ) -> dict[TopicPartition, int]:
-        """Returns the last known end of each partition (committed records); may `ask` anew."""
+        """Returns the last known end of each partition (committed records); may `ask` again."""
         wanted = frozenset(partitions)
         found = self._ends.ends(wanted)
         if ask and wanted and self._ends.is_idle and time.monotonic() >= self._ask_at_s:

@@ -36,9 +36,7 @@ def choose_protocol(
         return settings.group_protocol
     config = broker_config(admin, broker_ids, settings.request_timeout_ms / 1_000)
     if config is None:
-        log.info(
-            "brokers do not let us read their settings; members share partitions by themselves"
-        )
+        log.info("the brokers' settings cannot be read; using the classic protocol")
         return "classic"
     timeout_ms = config.get(BROKER_SESSION_TIMEOUT)
     log.info(

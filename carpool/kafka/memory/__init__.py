@@ -3,7 +3,7 @@ transactions.
 
 It keeps what the loop relies on: records in order, cooperative rebalances inside `poll`, positions
 that survive members, commits refused to a member that left; transactional ids that fence, records
-of open and aborted transactions that nobody sees, offsets that they hold back. Absent: retention,
+of open and aborted transactions that are invisible, offsets that they block. Absent: retention,
 session time-outs (`expel` stands for one), the Java partitioner.
 """
 

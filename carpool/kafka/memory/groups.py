@@ -11,7 +11,7 @@ from carpool.kafka.records import TopicPartition
 
 
 class GroupMember(Protocol):
-    """What a group knows of a member: what it is to own, of which it learns in its next poll."""
+    """A member as its group sees it: its target assignment, applied by its next poll."""
 
     target: frozenset[TopicPartition]
 

@@ -71,7 +71,7 @@ class MemoryTransactionalProducer:
             self._epoch = self._broker.transactions.start(self._id)
 
     def begin(self) -> None:
-        """Opens a transaction. The broker hears of it with the first record or offset."""
+        """Opens a transaction. It begins at the broker with the first record or offset."""
         assert not self._is_open, "one transaction at a time"
         with self._broker.serve("begin"):
             self._is_open = True

@@ -39,14 +39,14 @@ class TransactionCoordinator:
         self._logs = logs
         self._groups = groups
         self._timeout_us = timeout_us
-        self._holders: dict[str, _TransactionalId] = {}
+        self._ids: dict[str, _TransactionalId] = {}
 
     def start(self, transactional_id: str) -> int:
         """Returns the epoch of a new life; aborts the transaction of the previous one."""
-        holder = self._holders.setdefault(transactional_id, _TransactionalId())
-        holder.epoch += 1
-        self._end(holder, "aborted")
-        return holder.epoch
+        known = self._ids.setdefault(transactional_id, _TransactionalId())
+        known.epoch += 1
+        self._end(known, "aborted")
+        return known.epoch
 
     def append(
         self,
@@ -97,51 +97,51 @@ class TransactionCoordinator:
 
     def commit(self, transactional_id: str, epoch: int) -> None:
         """Ends the transaction: all of it is seen. Again: nothing happens."""
-        self._end(self._held(transactional_id, epoch), "committed")
+        self._end(self._present(transactional_id, epoch), "committed")
 
     def abort(self, transactional_id: str, epoch: int) -> None:
         """Ends the transaction: none of it is seen."""
-        self._end(self._held(transactional_id, epoch), "aborted")
+        self._end(self._present(transactional_id, epoch), "aborted")
 
     def unstable(self, group: str) -> set[TopicPartition]:
         """Returns the partitions whose offsets an open transaction blocks."""
         self.expire()
         return {
             at
-            for holder in self._holders.values()
-            if holder.transaction is not None
-            for at in holder.transaction.offsets.get(group, ())
+            for known in self._ids.values()
+            if known.transaction is not None
+            for at in known.transaction.offsets.get(group, ())
         }
 
     def expire(self) -> None:
         """Aborts the transactions that were open for too long, and fences who began them."""
         now_us = self._clock.now_us()
-        for holder in self._holders.values():
+        for known in self._ids.values():
             if (
-                holder.transaction is not None
-                and now_us - holder.transaction.began_us > self._timeout_us
+                known.transaction is not None
+                and now_us - known.transaction.began_us > self._timeout_us
             ):
-                holder.epoch += 1
-                self._end(holder, "aborted")
+                known.epoch += 1
+                self._end(known, "aborted")
 
-    def _held(self, transactional_id: str, epoch: int) -> _TransactionalId:
+    def _present(self, transactional_id: str, epoch: int) -> _TransactionalId:
         self.expire()
-        holder = self._holders[transactional_id]
-        if holder.epoch != epoch:
+        known = self._ids[transactional_id]
+        if known.epoch != epoch:
             raise FencedError(
                 f"another Kafka producer has the transactional id {transactional_id} now"
             )
-        return holder
+        return known
 
     def _open(self, transactional_id: str, epoch: int) -> MemoryTransaction:
         """Returns the id's transaction; its first record or offset begins it at the broker."""
-        holder = self._held(transactional_id, epoch)
-        if holder.transaction is None:
-            holder.transaction = MemoryTransaction(began_us=self._clock.now_us())
-        return holder.transaction
+        known = self._present(transactional_id, epoch)
+        if known.transaction is None:
+            known.transaction = MemoryTransaction(began_us=self._clock.now_us())
+        return known.transaction
 
-    def _end(self, holder: _TransactionalId, state: Literal["committed", "aborted"]) -> None:
-        transaction, holder.transaction = holder.transaction, None
+    def _end(self, known: _TransactionalId, state: Literal["committed", "aborted"]) -> None:
+        transaction, known.transaction = known.transaction, None
         if transaction is None:
             return
         transaction.state = state
