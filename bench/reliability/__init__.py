@@ -1,1 +1,1 @@
-"""What holds under failures and load: chaos, rebalance, priorities."""
+"""Behaviour under failures and load: chaos, rebalance, priorities."""

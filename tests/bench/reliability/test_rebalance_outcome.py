@@ -80,4 +80,4 @@ def test_a_takeover_ends_when_the_partition_is_answered_again() -> None:
     ],
 )
 def test_each_promise_can_break(result: RebalanceResult, broken: set[str]) -> None:
-    assert {promise for promise, held in promises(result).items() if not held} == broken
+    assert {promise for promise, is_kept in promises(result).items() if not is_kept} == broken

@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 def test_four_faults_lose_and_repeat_nothing(tmp_path: Path) -> None:
     report = tmp_path / "chaos.json"
     options = chaos.ChaosOptions(queries=300, kills=4, seed=0, minutes=0.75, settings=())
-    holds = chaos.run(options, tmp_path, report)
+    is_kept = chaos.run(options, tmp_path, report)
     found = json.loads(report.read_text())
     assert [promise for promise, is_kept in found["promises"].items() if not is_kept] == []
-    assert holds
+    assert is_kept
     audit = found["results"]["run"]["audit"]
     assert (audit["published"], audit["lost"]) == (300, 0)
     assert audit["duplicates"] == {GROUPS.name: 0, RETRIEVALS.name: 0, ANSWERS.name: 0}
