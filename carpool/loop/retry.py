@@ -71,20 +71,20 @@ def decide_retry(
 def retry_record(failure: QueryFailure, *, begin_us: int, stage: StageName, now_us: int) -> Output:
     """Returns the record that retries a query, to begin at `begin_us`."""
     source, query_id = failure.source, failure.query.query_id
-    value, ours = _encoded(failure.query, stage, now_us)
-    ours += (
+    value, own = _encoded(failure.query, stage, now_us)
+    own += (
         (ATTEMPT_HEADER, str(attempt_of(failure.headers) + 1).encode()),
         (NOT_BEFORE_HEADER, str(-(-begin_us // 1_000)).encode()),
         (ORIGIN_HEADER, _origin_text(source).encode()),
     )
-    own_names = {name for name, _ in ours}
+    own_names = {name for name, _ in own}
     theirs = tuple(pair for pair in failure.headers if pair[0] not in own_names)
     # In the partition of the first record, so that `origin_of` can check the header.
     return Output(
         topic=source.topic,
         key=query_id.encode(),
         value=value,
-        headers=ours + theirs,
+        headers=own + theirs,
         partition=source.partition,
     )
 
@@ -162,11 +162,6 @@ class RetryDelay:
         self._waiting = [entry for entry in self._waiting if entry[1] not in unit_ids]
         heapq.heapify(self._waiting)
 
-    @property
-    def next_us(self) -> int | None:
-        """When the next is due, or None."""
-        return self._waiting[0][0] if self._waiting else None
-
 
 def _letter(
     failure: QueryFailure,
@@ -178,8 +173,8 @@ def _letter(
     connect_names: bool,
 ) -> Output:
     """Returns the dead letter: the query encoded again, with its own headers."""
-    value, ours = _encoded(failure.query, stage, now_us)
-    own_names = {name for name, _ in ours}
+    value, own = _encoded(failure.query, stage, now_us)
+    own_names = {name for name, _ in own}
     reason = Reason(
         group=group,
         stage=stage,
@@ -191,7 +186,7 @@ def _letter(
         source=failure.source,
         key=failure.query.query_id.encode(),
         value=value,
-        headers=ours + tuple(pair for pair in failure.headers if pair[0] not in own_names),
+        headers=own + tuple(pair for pair in failure.headers if pair[0] not in own_names),
         reason=reason,
         connect_names=connect_names,
     )

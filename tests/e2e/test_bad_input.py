@@ -25,7 +25,7 @@ def largest_accepted(publisher: Publisher) -> int:
 
 
 @pytest.mark.timeout(180)
-def test_malformed_records_are_refused_by_name_and_the_others_are_answered(
+def test_malformed_records_are_rejected_with_a_reason_and_the_others_are_answered(
     fresh_broker: str, small_index: Path, tmp_path: Path
 ) -> None:
     publisher = Publisher(fresh_broker)

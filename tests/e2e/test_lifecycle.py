@@ -53,7 +53,7 @@ def broker(tmp_path: Path) -> str:  # type: ignore[misc]
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_sigterm_finishes_what_is_in_hand_and_repeats_nothing(
+def test_sigterm_finishes_units_in_flight_and_repeats_nothing(
     broker: str, small_index: Path, tmp_path: Path
 ) -> None:
     with LlmServer(latency_ms=500) as llm:
@@ -86,7 +86,9 @@ def test_sigterm_finishes_what_is_in_hand_and_repeats_nothing(
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_second_sigterm_stops_at_once(broker: str, small_index: Path, tmp_path: Path) -> None:
+def test_a_second_sigterm_ends_the_process_immediately(
+    broker: str, small_index: Path, tmp_path: Path
+) -> None:
     with LlmServer() as llm:
         llm.fault = LlmFault(mode="hang")
         settings = quick_settings("hard") | {"CARPOOL_LLM_MODEL": llm.model}
@@ -132,7 +134,7 @@ def test_a_second_sigterm_stops_at_once(broker: str, small_index: Path, tmp_path
     ],
 )
 @pytest.mark.timeout(90)
-def test_what_does_not_fit_is_refused_at_start_with_what_to_do(
+def test_a_wrong_deployment_is_refused_at_start_with_what_to_do(
     embedded_bootstrap: str,
     small_index: Path,
     service: str,

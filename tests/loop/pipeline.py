@@ -1,8 +1,7 @@
-"""Grouper, searcher and generator behind their real loops on one broker in memory, any of which can
-be killed at any step.
+"""Grouper, searcher and generator with their real loops on one memory broker; any can be killed.
 
-The services are real, and so are their threads. The clock stands still but for what looks at it,
-and no LLM takes part: two runs of the same queries answer the same.
+The services and their threads are real. The clock moves only when it is read, and there is no LLM:
+two runs of the same queries give the same answers.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def _query(message: Message) -> Query:
 
 @dataclass(frozen=True)
 class Service:
-    """What the loop of a service is made of."""
+    """The parts of the loop of a service."""
 
     name: Any
     intake: Intake[Any]
@@ -123,7 +122,7 @@ SERVICES = {
 
 
 class SlowClock:
-    """A clock that goes on by a tenth of a millisecond whenever it is looked at."""
+    """A clock that moves by a tenth of a millisecond with each call."""
 
     def __init__(self) -> None:
         self._us = 1_800_000_000_000_000
@@ -134,7 +133,7 @@ class SlowClock:
 
 
 class AbortedOnce:
-    """A Kafka producer whose transaction is aborted where a test says so, once."""
+    """A producer whose transaction is aborted once."""
 
     def __init__(
         self, producer: MemoryTransactionalProducer, aborts: list[str], service: str
@@ -212,7 +211,7 @@ class Member:
         self.loop.in_flight = watched(self.loop.in_flight, steps, "in_flight", IN_FLIGHT)
 
     def start(self) -> None:
-        """As `Loop.start`, with what calls the loop watched too."""
+        """As `Loop.start`, with watched callers."""
         watched(self.stage, self.steps, "stage", STAGE).start(
             watched(self.loop.sink, self.steps, "sink", SINK)
         )
@@ -223,19 +222,19 @@ class Member:
         )
 
     def stop(self) -> None:
-        """Drains and ends as a process does that was asked to."""
+        """Drains and ends, as after SIGTERM."""
         self.loop.drain(self.loop.last_step_us + 10**9)
         self.loop.close()
 
     def bury(self) -> None:
-        """What is left to do after a kill: the broker notices, threads end."""
+        """Ends what a kill leaves: the membership and threads."""
         self.steps.is_killed = True
         self.consumer.crash()
         self.stage.close()
 
 
 class Pipeline:
-    """The broker, a member of each service, and what a test does to them."""
+    """The broker and a member of each service."""
 
     def __init__(self, index: Path, steps: Mapping[str, Steps]) -> None:
         """`steps`: of the first life of each service that is watched."""
@@ -267,7 +266,7 @@ class Pipeline:
                 return member
 
     def turn(self, until: Callable[[], bool]) -> None:
-        """Steps all services until a condition holds; who dies begins a new life at once."""
+        """Steps all services until a condition is true; a killed service starts again."""
         deadline_s = time.monotonic() + GIVE_UP_S
         while not until():
             assert time.monotonic() < deadline_s, f"not within {GIVE_UP_S} s: {self.answered()}"
@@ -288,9 +287,7 @@ class Pipeline:
         assert member.loop.failure is None, member.loop.failure
 
     def rebalance(self) -> None:
-        """Has a second member of each service take the first partition for a moment, and give it
-        back.
-        """
+        """Moves the first partition of each service to a second member and back."""
         for name in SERVICES:
             second = self._life(name, Steps(), instance_id="two")
 
@@ -308,9 +305,7 @@ class Pipeline:
                 self._step(name, self.members[name])
 
     def stop(self) -> None:
-        """Stops all, one after the other; one that is killed meanwhile lives again, and is stopped
-        too.
-        """
+        """Stops all services; one that is killed meanwhile starts again and is stopped too."""
         for name in SERVICES:
             while True:
                 member = self.members[name]

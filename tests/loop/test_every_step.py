@@ -1,6 +1,4 @@
-"""A kill before every step of the loop, in turn, for each service: what is answered is what is
-answered without kills.
-"""
+"""A kill before every step of each service: the answers are those of a run without kills."""
 
 from __future__ import annotations
 

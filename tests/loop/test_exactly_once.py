@@ -1,6 +1,4 @@
-"""Transactions that only commit what is finished: aborts, lost replies, fences, and what does not
-fit into a commit.
-"""
+"""Transactions: aborts, lost replies, fences, revocations, and metadata that is full."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from schemas.topics import QUERIES, QUERIES_BATCH
 from tests.loop.support import GROUP, Exact, HandStage, result, turn
 
 
-def test_what_an_aborted_transaction_held_is_sent_again_from_memory_and_seen_once() -> None:
+def test_the_work_of_an_aborted_transaction_is_sent_again_from_memory() -> None:
     bench, stage = Exact(), HandStage()
     loop, _ = bench.loop(stage)
     bench.publish("a", "b")
@@ -45,7 +43,7 @@ def test_what_an_aborted_transaction_held_is_sent_again_from_memory_and_seen_onc
     assert len(stage.units) == 2, "nothing was offered to the stage again"
 
 
-def test_transaction_that_rebalance_of_others_aborted_is_made_as_soon_as_that_is_known() -> None:
+def test_after_a_rebalance_of_others_aborted_it_a_transaction_is_repeated_without_pause() -> None:
     bench, stage = Exact(partitions=4), HandStage()
     loop, consumer = bench.loop(stage)
     asked: list[bool] = []
@@ -70,7 +68,7 @@ def test_transaction_that_rebalance_of_others_aborted_is_made_as_soon_as_that_is
     assert asked.count(True) == 1
 
 
-def test_a_commit_whose_reply_is_lost_is_asked_for_again_and_takes_effect_once() -> None:
+def test_a_commit_without_reply_is_repeated_and_takes_effect_once() -> None:
     bench, stage = Exact(), HandStage()
     loop, _ = bench.loop(stage)
     bench.publish("a")
@@ -82,7 +80,7 @@ def test_a_commit_whose_reply_is_lost_is_asked_for_again_and_takes_effect_once()
     assert loop.in_flight.units == 0
 
 
-def test_work_of_partition_went_away_after_abort_dropped_and_what_shared_it_offered_again() -> None:
+def test_work_of_a_partition_revoked_after_an_abort_is_dropped() -> None:
     bench, stage = Exact(), HandStage()
     loop, consumer = bench.loop(stage)
     bench.publish("a", partition=0)
@@ -106,7 +104,7 @@ def test_work_of_partition_went_away_after_abort_dropped_and_what_shared_it_offe
     assert [unit.record.text for unit in stage.units] == ["x"]
 
 
-def test_member_group_went_on_without_commits_nothing_and_learns_of_it_in_its_next_poll() -> None:
+def test_an_expelled_member_commits_nothing_and_rejoins_in_its_next_poll() -> None:
     bench, stage, other = Exact(), HandStage(), HandStage()
     loop, consumer = bench.loop(stage)
     bench.publish("a")
@@ -123,7 +121,7 @@ def test_member_group_went_on_without_commits_nothing_and_learns_of_it_in_its_ne
     assert bench.results() == ["a/0"]
 
 
-def test_a_member_whose_instance_id_another_has_taken_ends_and_says_so() -> None:
+def test_a_member_ends_when_another_takes_its_instance_id() -> None:
     bench, stage = Exact(), HandStage()
     loop, _ = bench.loop(stage)
     bench.publish("a")
@@ -135,7 +133,7 @@ def test_a_member_whose_instance_id_another_has_taken_ends_and_says_so() -> None
     assert bench.results() == []
 
 
-def test_a_hint_is_seen_beside_work_that_cannot_be_committed_yet() -> None:
+def test_a_hint_does_not_wait_for_work_that_cannot_be_committed() -> None:
     bench, stage = Exact(), HandStage()
     loop, _ = bench.loop(stage)
     bench.publish("a")
@@ -147,7 +145,7 @@ def test_a_hint_is_seen_beside_work_that_cannot_be_committed_yet() -> None:
     assert bench.results() == ["draft"]
 
 
-def test_what_does_not_fit_into_commit_waits_for_slow_record_and_nothing_more_is_taken_in() -> None:
+def test_work_that_the_metadata_cannot_list_waits_and_stops_the_intake() -> None:
     bench, stage = Exact(partitions=1), HandStage(credit=10_000)
     loop, _ = bench.loop(stage)
     texts = [f"q{number}" for number in range(3_000)]
@@ -157,9 +155,9 @@ def test_what_does_not_fit_into_commit_waits_for_slow_record_and_nothing_more_is
         stage.finish(text)
     for _ in range(5):
         bench.wait(loop)
-    held = loop.delivery.backlog
+    backlog = loop.delivery.backlog
     assert loop.delivery.is_full
-    assert 0 < held < 1_500
+    assert 0 < backlog < 1_500
     bench.publish("more")
     bench.wait(loop)
     assert all(unit.record.text != "more" for unit in stage.units)
@@ -173,7 +171,7 @@ def test_what_does_not_fit_into_commit_waits_for_slow_record_and_nothing_more_is
     assert any(unit.record.text == "more" for unit in stage.units)
 
 
-def test_a_partition_whose_metadata_was_long_when_it_came_is_gone_on_with() -> None:
+def test_a_partition_assigned_with_long_metadata_makes_progress() -> None:
     bench, stage = Exact(partitions=1), HandStage(credit=10_000)
     loop, consumer = bench.loop(stage)
     texts = [f"q{number}" for number in range(3_000)]
@@ -197,14 +195,14 @@ def test_a_partition_whose_metadata_was_long_when_it_came_is_gone_on_with() -> N
     )
 
 
-def test_a_name_that_does_not_fit_beside_what_is_committed_leaves_it_as_it_is() -> None:
+def test_metadata_without_room_for_the_instance_id_stays_unchanged() -> None:
     at = TopicPartition("rag.queries.v1", 0)
     long = Position(7, "1;" + "1+1," * ((METADATA_BYTES_MAX - 2) // 4))
     assert claims({at: long}, "an-id") == {at: long}
     assert claims({at: Position(7, "2;old;1+1")}, "an-id") == {at: Position(7, "2;an-id;1+1")}
 
 
-def test_a_delivery_that_was_refused_for_good_keeps_still() -> None:
+def test_a_refused_delivery_tries_nothing_more() -> None:
     bench, stage = Exact(), HandStage()
     loop, _ = bench.loop(stage)
     bench.publish("a")
@@ -219,7 +217,7 @@ def test_a_delivery_that_was_refused_for_good_keeps_still() -> None:
 
 @settings(max_examples=15)
 @given(st.integers(0, 1 << 30), st.integers(1, 3), st.integers(1, 2))
-def test_any_order_of_completions_aborts_and_lives_is_seen_once_and_no_commit_says_too_much(
+def test_any_order_of_completions_aborts_and_crashes_is_seen_once_within_the_metadata_limit(
     seed: int, parts: int, partitions: int
 ) -> None:
     rng = random.Random(seed)
@@ -284,7 +282,7 @@ def test_a_revocation_commits_what_is_finished_unless_the_partition_is_lost(is_l
 
 
 @pytest.mark.parametrize("in_a_revocation", [False, True])
-def test_a_call_that_never_comes_back_ends_the_service_and_commits_nothing_when_it_does(
+def test_a_call_that_does_not_return_ends_the_service_and_commits_nothing_later(
     in_a_revocation: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, stage = Exact(), HandStage()
@@ -360,7 +358,7 @@ def test_urgent_work_commits_before_batch_work_that_finished_earlier() -> None:
     assert loop.in_flight.units == 0
 
 
-def test_at_a_revocation_batch_work_that_waits_for_its_pause_is_committed_too() -> None:
+def test_a_revocation_commits_batch_work_during_its_pause() -> None:
     bench, stage = TwoClasses(), HandStage()
     loop = bench.both(stage)
     bench.publish_batch("a", "b")

@@ -1,4 +1,4 @@
-"""Spans on their way to a collector: slow ones, refusing ones, and none at all."""
+"""Spans on their way to a collector that is slow, rejects them, or does not exist."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def spans_of(count: int) -> list[ReadableSpan]:
     return list(exporter.get_finished_spans())
 
 
-def test_a_slow_collector_holds_nobody_up_and_what_does_not_fit_is_counted(
+def test_a_slow_collector_delays_no_work_and_dropped_spans_are_counted(
     slow: tuple[SlowExporter, SpanQueue, Metrics],
 ) -> None:
     exporter, exporting, metrics = slow
@@ -84,7 +84,7 @@ def test_a_slow_collector_holds_nobody_up_and_what_does_not_fit_is_counted(
     assert outcomes(metrics) == {"dropped": 189, "exported": 11}
 
 
-def test_what_a_collector_refuses_is_counted_and_an_exporter_that_raises_ends_nothing(
+def test_rejected_spans_are_counted_and_an_exporter_that_raises_stops_nothing(
     slow: tuple[SlowExporter, SpanQueue, Metrics], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exporter, exporting, metrics = slow
@@ -130,7 +130,7 @@ def test_tracing_is_on_where_the_environment_names_a_collector(
     assert is_traced(environ) is traced
 
 
-def test_spans_arrive_at_a_collector_under_the_name_of_the_service(
+def test_spans_reach_a_collector_with_the_name_of_the_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
@@ -151,7 +151,7 @@ def test_spans_arrive_at_a_collector_under_the_name_of_the_service(
     assert outcomes(metrics) == {"exported": 1}
 
 
-def test_without_a_collector_nothing_is_traced_and_no_library_is_loaded() -> None:
+def test_without_a_collector_no_tracing_library_is_loaded() -> None:
     program = (
         "import sys, carpool.run_service\n"
         "from carpool.telemetry.metrics import Metrics\n"

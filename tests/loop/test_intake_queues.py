@@ -1,4 +1,4 @@
-"""Records of several priority classes: who goes first, who is paused, and that nobody starves."""
+"""Records of several priority classes: the order, the limits, and no starvation."""
 
 from __future__ import annotations
 
@@ -37,24 +37,19 @@ def filled(urgent: int, batch: int, **bounds: int) -> IntakeQueues:
     return queues
 
 
-def test_a_record_alone_goes_at_once_whatever_its_class() -> None:
-    taken = filled(0, 1).next({})
-    assert taken is not None and taken.source.topic == BATCH
-
-
-def test_behind_hundreds_of_a_lower_class_an_urgent_record_waits_for_one_turn_of_theirs() -> None:
+def test_an_urgent_record_behind_hundreds_of_batch_records_waits_for_one_turn() -> None:
     queues = filled(urgent=1, batch=200)
-    held: Counter[str] = Counter()
+    parts: Counter[str] = Counter()
     order = []
     while URGENT not in order:
-        taken = queues.next(held)
+        taken = queues.next(parts)
         assert taken is not None
         order.append(taken.source.topic)
-        held[taken.source.topic] += 1
+        parts[taken.source.topic] += 1
     assert len(order) - 1 <= QUANTUM_BYTES // RECORD_COST_BYTES
 
 
-def test_while_both_have_records_the_lower_class_gets_its_share_and_no_more() -> None:
+def test_while_both_classes_have_records_batch_gets_its_share() -> None:
     queues = filled(urgent=200, batch=200)
     taken = Counter(
         each.source.topic for each in (queues.next({}) for _ in range(170)) if each is not None
@@ -62,7 +57,7 @@ def test_while_both_have_records_the_lower_class_gets_its_share_and_no_more() ->
     assert 8 <= taken[BATCH] <= 16  # one in 17 is 10, and turns are of 8
 
 
-def test_of_a_class_that_is_held_to_its_bound_nothing_goes_and_others_do() -> None:
+def test_a_class_at_its_limit_is_skipped() -> None:
     queues = filled(urgent=0, batch=100)
     assert queues.next({BATCH: 50}) is None
     assert queues.next({BATCH: 49, URGENT: 1_000}) is not None
@@ -71,14 +66,14 @@ def test_of_a_class_that_is_held_to_its_bound_nothing_goes_and_others_do() -> No
     assert taken is not None and taken.source.topic == URGENT
 
 
-def test_a_full_queue_stops_its_topic_alone_until_it_is_half_empty() -> None:
+def test_a_full_queue_pauses_only_its_topic_until_it_is_half_empty() -> None:
     queues = filled(urgent=1, batch=8, records_max=8)
     assert queues.full == {BATCH}
-    held = {URGENT: 0, BATCH: 0}
+    parts = {URGENT: 0, BATCH: 0}
     while queues.records_of(BATCH) > 5:
-        queues.next(held)
+        queues.next(parts)
     assert queues.full == {BATCH}
-    queues.next(held)
+    queues.next(parts)
     assert queues.full == set()
 
 
@@ -90,7 +85,7 @@ def test_bytes_fill_a_queue_too() -> None:
     assert queues.full == set()
 
 
-def test_partitions_take_turns_whichever_was_fetched_first() -> None:
+def test_partitions_alternate_in_any_order_of_fetches() -> None:
     queues = IntakeQueues(CLASSES)
     for partition, records in ((0, 5), (1, 2), (2, 1)):
         for number in range(records):
@@ -100,7 +95,7 @@ def test_partitions_take_turns_whichever_was_fetched_first() -> None:
     assert [source.offset for source in taken if source.partition == 0] == [0, 1, 2, 3, 4]
 
 
-def test_records_of_a_partition_that_is_lost_are_gone() -> None:
+def test_records_of_a_revoked_partition_are_dropped() -> None:
     queues = IntakeQueues(CLASSES)
     for partition in (0, 1):
         queues.add(message(URGENT, 0, 10, partition=partition))
@@ -128,27 +123,27 @@ moves = st.lists(
 
 
 @given(moves)
-def test_every_record_goes_once_in_order_of_its_partition_and_nothing_waits_that_may_go(
+def test_every_record_is_returned_once_in_order_and_as_soon_as_it_may(
     script: list[tuple[str, str, int, int]],
 ) -> None:
     classes = (CLASSES[0], PriorityClass(topic=BATCH, unfinished_max=3))
     queues = IntakeQueues(classes, records_max=8, bytes_max=10_000)
     waiting: dict[str, dict[int, list[int]]] = {URGENT: {}, BATCH: {}}
-    held = Counter({URGENT: 0, BATCH: 0})
+    parts = Counter({URGENT: 0, BATCH: 0})
     for number, (move, topic, size, partition) in enumerate(script):
         if move == "add":
             queues.add(message(topic, number, size, partition=partition))
             waiting[topic].setdefault(partition, []).append(number)
         elif move == "end":
-            held[topic] = max(0, held[topic] - 1)
+            parts[topic] = max(0, parts[topic] - 1)
         else:
-            taken = queues.next(held)
+            taken = queues.next(parts)
             some = {topic: any(lists.values()) for topic, lists in waiting.items()}
-            assert (taken is not None) == (some[URGENT] or (some[BATCH] and held[BATCH] < 3))
+            assert (taken is not None) == (some[URGENT] or (some[BATCH] and parts[BATCH] < 3))
             if taken is not None:
                 source = taken.source
                 assert source.offset == waiting[source.topic][source.partition].pop(0)
-                held[source.topic] += 1
+                parts[source.topic] += 1
         queues.check_integrity()
         assert queues.records == sum(
             len(offsets) for lists in waiting.values() for offsets in lists.values()

@@ -36,7 +36,7 @@ def test_a_part_counts_once_and_only_if_it_is_owed() -> None:
     assert not progress.complete(7, 0)
 
 
-def test_nothing_was_ever_committed_before_the_first_record() -> None:
+def test_before_the_first_record_there_is_no_position() -> None:
     progress = PartitionProgress(None)
     assert progress.low_watermark is None
     assert progress.position_with({}).metadata == ""
@@ -63,7 +63,7 @@ def test_a_restart_knows_what_an_earlier_life_completed() -> None:
     assert progress.low_watermark == 15
 
 
-def test_foreign_torn_or_absurd_metadata_counts_as_none() -> None:
+def test_foreign_or_broken_metadata_counts_as_none() -> None:
     for text in ("", "x", "2;1+1", "1;1+", "1;a:b", "1;1", "1;0+99999999999", "1;0:5-1", "1;-5+1"):
         assert decode_metadata(3, text) == (set(), {}), text
 
@@ -73,7 +73,7 @@ def test_foreign_torn_or_absurd_metadata_counts_as_none() -> None:
     st.sets(st.integers(0, 60)),
     st.dictionaries(st.integers(61, 120), st.sets(st.integers(0, 100), min_size=1), max_size=20),
 )
-def test_metadata_says_what_was_completed_and_nothing_else(
+def test_metadata_lists_exactly_the_completed_parts(
     low: int, whole: set[int], parts: dict[int, set[int]]
 ) -> None:
     absolute = (

@@ -1,6 +1,4 @@
-"""The loop over two priority classes: one consumer, turns, bounds, and nothing lost where
-partitions move.
-"""
+"""The loop with two priority classes: turns, limits, and no loss when partitions move."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class TwoClasses(Bench):
             self.broker.append(QUERIES_BATCH.name, f"batch {number}".encode(), partition=number % 2)
 
 
-def held(stage: HandStage) -> Counter[str]:
+def taken(stage: HandStage) -> Counter[str]:
     return Counter(unit.source.topic for unit in stage.units)
 
 
@@ -45,18 +43,18 @@ def end(stage: HandStage, count: int) -> None:
     stage.units = stage.units[count:]
 
 
-def test_an_urgent_query_is_taken_in_although_hundreds_of_a_lower_class_came_before() -> None:
+def test_an_urgent_query_is_taken_in_before_hundreds_of_earlier_batch_queries() -> None:
     bench, stage = TwoClasses(), HandStage(credit=30)
     loop, _ = bench.both(stage)
     bench.publish_batch(300)
     turn(loop)
-    assert held(stage) == {QUERIES_BATCH.name: BATCH_MAX}, "and no more, though there is room"
+    assert taken(stage) == {QUERIES_BATCH.name: BATCH_MAX}, "its limit, although there is room"
     bench.publish("urgent")
     turn(loop)
-    assert held(stage)[QUERIES.name] == 1
+    assert taken(stage)[QUERIES.name] == 1
 
 
-def test_while_there_is_no_credit_urgent_queries_are_found_and_go_first_when_there_is() -> None:
+def test_urgent_queries_that_arrive_without_credit_go_first_when_there_is_credit() -> None:
     bench, stage = TwoClasses(), HandStage(credit=BATCH_MAX)
     loop, _ = bench.both(stage)
     bench.publish_batch(300)
@@ -65,12 +63,10 @@ def test_while_there_is_no_credit_urgent_queries_are_found_and_go_first_when_the
     turn(loop, times=9)
     end(stage, 12)
     turn(loop)
-    assert held(stage)[QUERIES.name] == 9, (
-        "twelve places, of which the others have less than a turn"
-    )
+    assert taken(stage)[QUERIES.name] == 9, "of twelve places, batch gets less than a turn"
 
 
-def test_all_of_both_classes_is_answered_once_also_where_a_member_dies() -> None:
+def test_all_queries_of_both_classes_are_answered_once_after_a_crash() -> None:
     bench, stage = TwoClasses(), HandStage(credit=30)
     loop, consumer = bench.both(stage)
     bench.publish_batch(60)
@@ -93,14 +89,14 @@ def test_all_of_both_classes_is_answered_once_also_where_a_member_dies() -> None
     assert loop.in_flight.unfinished_parts == {QUERIES.name: 0, QUERIES_BATCH.name: 0}
 
 
-def test_while_finished_work_waits_for_its_commit_nothing_more_is_taken_in() -> None:
+def test_the_intake_stops_while_too_much_finished_work_waits_for_its_commit() -> None:
     bench, stage = TwoClasses(), HandStage(credit=30)
     loop, _ = bench.both(stage, finished_bytes_max=10)
     bench.publish("one", "two")
     loop.step()
     end(stage, 2)
-    assert loop.in_flight.finished_bytes >= 10, "not committed: delivery has not had its turn"
-    assert loop.in_flight.unfinished_parts[QUERIES.name] == 0, "the stage holds nothing"
+    assert loop.in_flight.finished_bytes >= 10, "the delivery has not run"
+    assert loop.in_flight.unfinished_parts[QUERIES.name] == 0, "the stage has no unit"
     bench.publish("three")
     loop.step()
     assert stage.units == []

@@ -1,4 +1,4 @@
-"""A consumer of two topics hands records out in fair turns, whatever was fetched first."""
+"""A consumer of two topics returns records in turns, in any order of fetches."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ class Rig:
 
     def __init__(self, classes: tuple[PriorityClass, ...] = CLASSES) -> None:
         self.inner = FetchedConsumer()
-        self.held: Counter[str] = Counter()
+        self.parts: Counter[str] = Counter()
         self.clock = HandClock(step_us=1)
         self.consumer = PriorityConsumer(
             self.inner,
             classes,
-            unfinished_parts=lambda: self.held,
+            unfinished_parts=lambda: self.parts,
             clock=self.clock,
             cpu_wait_us=lambda: self.cpu_wait_us,
         )
@@ -105,11 +105,11 @@ class Rig:
         message = self.consumer.poll(timeout_s)
         if message is None:
             return None
-        self.held[message.source.topic] += 1
+        self.parts[message.source.topic] += 1
         return message.source.topic
 
 
-def test_an_urgent_record_fetched_behind_thousands_is_handed_out_within_a_turn() -> None:
+def test_an_urgent_record_fetched_behind_thousands_is_returned_within_a_turn() -> None:
     rig = Rig()
     rig.inner.fetch(BATCH, 6_000)
     rig.inner.fetch(URGENT, 1)
@@ -118,7 +118,7 @@ def test_an_urgent_record_fetched_behind_thousands_is_handed_out_within_a_turn()
     assert handed.index(URGENT) <= sortings + QUANTUM_BYTES // RECORD_COST_BYTES
 
 
-def test_a_topic_whose_queue_is_full_is_paused_and_the_other_flows_on() -> None:
+def test_only_a_topic_with_a_full_queue_is_paused() -> None:
     rig = Rig()
     rig.inner.fetch(BATCH, RECORDS_MAX + 500)
     for _ in range(8):
@@ -126,12 +126,12 @@ def test_a_topic_whose_queue_is_full_is_paused_and_the_other_flows_on() -> None:
     assert rig.inner.paused == {BATCH}
     rig.inner.fetch(URGENT, 1)
     assert URGENT in {rig.take() for _ in range(9)}
-    while len(rig.inner.paused) and rig.held[BATCH] < RECORDS_MAX:
+    while len(rig.inner.paused) and rig.parts[BATCH] < RECORDS_MAX:
         assert rig.take() == BATCH
     assert not rig.inner.paused
 
 
-def test_paused_altogether_nothing_is_handed_out_and_nothing_is_lost() -> None:
+def test_a_paused_consumer_returns_no_record_and_loses_none() -> None:
     rig = Rig()
     rig.inner.fetch(BATCH, 3)
     assert rig.take() == BATCH
@@ -142,7 +142,7 @@ def test_paused_altogether_nothing_is_handed_out_and_nothing_is_lost() -> None:
     assert [rig.take(), rig.take(), rig.take()] == [BATCH, BATCH, None]
 
 
-def test_nothing_is_asked_for_twice_in_a_round_and_the_next_round_asks_again() -> None:
+def test_an_empty_client_is_polled_once_in_a_round() -> None:
     rig = Rig()
     rig.inner.fetch(URGENT, 2)
     assert [rig.take(0.05), rig.take()] == [URGENT, URGENT]
@@ -151,12 +151,12 @@ def test_nothing_is_asked_for_twice_in_a_round_and_the_next_round_asks_again() -
     assert not rig.inner.waits, "that nothing more had come was known"
     assert rig.take() is None
     rig.inner.fetch(URGENT, 1)
-    assert rig.take() == URGENT, "what was said once does not hold for later"
+    assert rig.take() == URGENT, "the client is polled again"
 
 
-def test_what_may_not_be_taken_in_is_waited_beside_and_not_spun_upon() -> None:
+def test_blocked_records_do_not_cause_busy_polling() -> None:
     rig = Rig()
-    rig.held[BATCH] = 8_999
+    rig.parts[BATCH] = 8_999
     rig.inner.fetch(BATCH, 3)
     assert rig.take() == BATCH
     rig.inner.waits.clear()
@@ -166,17 +166,17 @@ def test_what_may_not_be_taken_in_is_waited_beside_and_not_spun_upon() -> None:
     assert rig.take(0.05) == URGENT
 
 
-def test_while_nothing_can_be_taken_in_what_comes_is_sorted_and_urgent_goes_first_after() -> None:
+def test_queues_are_filled_without_credit_and_urgent_records_go_first_later() -> None:
     rig = Rig()
     rig.inner.fetch(BATCH, 100)
     rig.inner.fetch(URGENT, 1)
     rig.consumer.fill_queues(0.05)
     assert rig.inner.fetched == []
-    assert rig.held.total() == 0
+    assert rig.parts.total() == 0
     assert URGENT in [rig.take() for _ in range(QUANTUM_BYTES // RECORD_COST_BYTES + 1)]
 
 
-def test_records_of_a_lost_partition_are_forgotten_before_the_service_hears_of_it() -> None:
+def test_queued_records_of_a_revoked_partition_are_dropped_before_its_listener_is_called() -> None:
     rig = Rig()
     rig.inner.fetch(URGENT, 2)
     rig.inner.fetch(BATCH, 2)
@@ -188,7 +188,7 @@ def test_records_of_a_lost_partition_are_forgotten_before_the_service_hears_of_i
     assert [rig.take(), rig.take()] == [URGENT, None]
 
 
-def test_while_threads_wait_for_cpus_batch_records_are_slowed_beside_urgent_ones() -> None:
+def test_batch_records_are_limited_while_threads_wait_for_cpus() -> None:
     rig = Rig(
         (PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, cpu_wait_us_max=300))
     )

@@ -45,7 +45,7 @@ def test_from_one_member_to_three_and_back_loses_and_repeats_nothing(tmp_path: P
         assert set(group.owners().values()) == {"generator-1"}
 
 
-def test_what_a_member_killed_inside_a_transaction_had_is_answered_once_by_the_others(
+def test_work_of_a_member_killed_inside_a_transaction_is_answered_once_by_the_others(
     tmp_path: Path,
 ) -> None:
     with open_group(tmp_path, members=2, rate_per_s=RATE_PER_S) as group:

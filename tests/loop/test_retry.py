@@ -1,4 +1,4 @@
-"""A query that fails goes round again, so often and no oftener, and never past its deadline."""
+"""Retries of a failed query: its attempts, its deadline, its headers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def failure(
     )
 
 
-def verdict(
+def decided(
     failed: QueryFailure, policy: RetryPolicy = POLICY, now_us: int = NOW_US
 ) -> RetryDecision:
     return decide_retry(
@@ -86,14 +86,14 @@ def read_again(message: Message) -> Query:
     return decode_query(message.value, message.headers, message.source)
 
 
-def test_a_query_goes_round_again_as_it_was_published_in_its_partition() -> None:
+def test_a_retried_query_is_as_published_and_in_its_partition() -> None:
     query = Query(query_id="q-1", text="Who?", top_k=3, deadline=1_700_000_060_000, priority=-2)
     mine: Headers = (
         ("traceparent", b"00-1-2-01"),
         ("x", None),
         ("rag-deadline-ms", b"1700000060000"),
     )
-    (output,) = verdict(failure(query, headers=mine, deadline_us=1_700_000_060_000_000)).outputs
+    (output,) = decided(failure(query, headers=mine, deadline_us=1_700_000_060_000_000)).outputs
     assert (output.topic, output.partition, output.key) == (QUERIES.name, 2, b"q-1")
     assert set(mine) <= set(output.headers)
     assert header(output.headers, "rag-attempt") == b"2"
@@ -101,42 +101,42 @@ def test_a_query_goes_round_again_as_it_was_published_in_its_partition() -> None
     assert read_again(arrived(output, 120)) == query
 
 
-def test_a_query_with_a_vector_of_its_own_goes_round_with_it() -> None:
+def test_a_retried_query_keeps_its_own_vector() -> None:
     query = Query(query_id="q", vector=struct.pack("<3f", 0.1, 0.2, 0.3), embedding_model="m")
-    (output,) = verdict(failure(query)).outputs
+    (output,) = decided(failure(query)).outputs
     assert read_again(arrived(output, 120)) == query
 
 
-def test_an_id_that_was_made_from_the_place_of_the_record_stays() -> None:
+def test_a_retried_query_keeps_an_id_made_from_its_place() -> None:
     query = decode_query(b"Who was that?", (("content-type", b"text/plain"),), FIRST)
-    (output,) = verdict(failure(query, headers=(("content-type", b"text/plain"),))).outputs
+    (output,) = decided(failure(query, headers=(("content-type", b"text/plain"),))).outputs
     assert read_again(arrived(output, 120)) == query
 
 
-def test_an_envelope_of_the_application_does_not_contradict_ours() -> None:
+def test_a_retry_replaces_the_envelope_of_the_application() -> None:
     theirs: Headers = (
         ("content-type", b"application/cloudevents+json"),
         ("ce_id", b"other"),
         ("ce_myapp", b"kept"),
     )
-    (output,) = verdict(failure(headers=theirs)).outputs
+    (output,) = decided(failure(headers=theirs)).outputs
     assert read_again(arrived(output, 120)).query_id == "q-1"
     assert header(output.headers, "ce_myapp") == b"kept"
     assert [name for name, _ in output.headers].count("content-type") == 1
 
 
-def test_every_attempt_names_the_record_that_its_asker_published() -> None:
-    first = verdict(failure()).outputs[0]
+def test_every_attempt_names_the_record_that_the_client_published() -> None:
+    first = decided(failure()).outputs[0]
     second = arrived(first, 120)
     assert origin_of(second) == FIRST
-    again = verdict(failure(headers=second.headers, source=origin_of(second))).outputs[0]
+    again = decided(failure(headers=second.headers, source=origin_of(second))).outputs[0]
     assert (attempt_of(again.headers), origin_of(arrived(again, 150))) == (3, FIRST)
     assert [name for name, _ in again.headers].count("rag-origin") == 1
     assert (later_attempt(()), later_attempt(second.headers)) == ("", "/2")
 
 
-def test_after_its_last_attempt_a_query_has_failed_and_lies_in_the_dead_letters() -> None:
-    result = verdict(failure(headers=(("rag-attempt", b"3"), ("x", b"1"))))
+def test_after_its_last_attempt_a_query_becomes_a_dead_letter() -> None:
+    result = decided(failure(headers=(("rag-attempt", b"3"), ("x", b"1"))))
     assert result.outcome == "failed"
     (letter,) = result.outputs
     assert (letter.topic, letter.partition, letter.key) == (QUERIES_DEAD.name, 2, b"q-1")
@@ -162,27 +162,27 @@ def test_after_its_last_attempt_a_query_has_failed_and_lies_in_the_dead_letters(
         (failure(deadline_us=NOW_US - 1), POLICY),
     ],
     ids=[
-        "no other try would succeed",
+        "another attempt cannot succeed",
         "one attempt only",
-        "the next would begin after its deadline",
-        "it is late",
+        "the next one begins after the deadline",
+        "the deadline has passed",
     ],
 )
-def test_a_query_has_failed_at_once_where(failed: QueryFailure, policy: RetryPolicy) -> None:
-    assert verdict(failed, policy).outcome == "failed"
+def test_a_query_is_not_retried_when(failed: QueryFailure, policy: RetryPolicy) -> None:
+    assert decided(failed, policy).outcome == "failed"
 
 
-def test_a_question_that_grows_too_large_as_json_is_not_sent_round() -> None:
+def test_a_question_too_large_as_json_is_not_retried() -> None:
     query = decode_query(("é\x01" * 30_000).encode(), (("content-type", b"text/plain"),), FIRST)
     assert len((query.text or "").encode()) < QUERY_BYTES_MAX
-    assert verdict(failure(query)).outcome == "again"
+    assert decided(failure(query)).outcome == "again"
     query = decode_query(("\x01" * 60_000).encode(), (("content-type", b"text/plain"),), FIRST)
-    assert verdict(failure(query)).outcome == "failed", "60 kB of text, 360 kB of JSON"
+    assert decided(failure(query)).outcome == "failed", "60 kB of text, 360 kB of JSON"
 
 
-def test_headers_that_leave_no_room_for_ours_end_it() -> None:
+def test_a_query_whose_headers_leave_no_room_is_not_retried() -> None:
     large: Headers = (("x", bytes(QUERIES.max_message_bytes - 300)),)
-    assert verdict(failure(headers=large)).outcome == "failed"
+    assert decided(failure(headers=large)).outcome == "failed"
 
 
 @given(
@@ -191,7 +191,7 @@ def test_headers_that_leave_no_room_for_ours_end_it() -> None:
     st.none() | st.integers(0, 8_000_000),
     st.lists(st.booleans(), max_size=8),
 )
-def test_a_query_is_begun_at_most_so_often_and_ends_once_however_it_fails(
+def test_any_sequence_of_failures_stays_within_attempts_and_deadline_and_ends_once(
     attempts_max: int, delay_us: int, time_left_us: int | None, transient: list[bool]
 ) -> None:
     deadline_us = None if time_left_us is None else NOW_US + time_left_us
@@ -214,7 +214,7 @@ def test_a_query_is_begun_at_most_so_often_and_ends_once_however_it_fails(
             is_transient=is_transient,
             source=origin_of(message),
         )
-        result = verdict(failed, policy, now_us)
+        result = decided(failed, policy, now_us)
         assert len(result.outputs) == 1
         if result.outcome == "failed":
             assert result.outputs[0].topic == QUERIES_DEAD.name
@@ -222,7 +222,7 @@ def test_a_query_is_begun_at_most_so_often_and_ends_once_however_it_fails(
         offset += 1
         message = arrived(result.outputs[0], offset, received_us=now_us)
         now_us = max(now_us, begin_us_of(message, policy))
-        assert deadline_us is None or now_us <= deadline_us, "never begun past its deadline"
+        assert deadline_us is None or now_us <= deadline_us, "no attempt begins past the deadline"
     raise AssertionError("it never ended")
 
 
@@ -240,7 +240,7 @@ def test_a_query_is_begun_at_most_so_often_and_ends_once_however_it_fails(
         (("rag-origin", b"rag.queries.v1/2/99999999999999999999/0"), ("rag-attempt", b"2")),
     ],
 )
-def test_an_origin_that_is_not_an_earlier_record_of_the_partition_is_not_believed(
+def test_an_origin_that_is_not_an_earlier_record_of_the_partition_is_ignored(
     headers: Headers,
 ) -> None:
     source = Source(topic=QUERIES.name, partition=2, offset=120)
@@ -251,12 +251,12 @@ def test_an_origin_that_is_not_an_earlier_record_of_the_partition_is_not_believe
 @pytest.mark.parametrize(
     "text", [b"", b"x", b"-5", b"0", b"1.5", b"\xff", None, b"9" * 40, "٣".encode()]
 )
-def test_an_attempt_that_is_no_number_counts_as_the_first(text: bytes | None) -> None:
+def test_an_attempt_header_without_a_number_counts_as_the_first(text: bytes | None) -> None:
     assert attempt_of((("rag-attempt", text),)) == 1
 
 
-def test_nobody_can_have_a_query_wait_for_longer_than_one_step() -> None:
-    message = arrived(verdict(failure()).outputs[0], 120, received_us=NOW_US + 200_000)
+def test_a_query_waits_at_most_one_retry_delay() -> None:
+    message = arrived(decided(failure()).outputs[0], 120, received_us=NOW_US + 200_000)
     assert begin_us_of(message, POLICY) == NOW_US + 1_000_000
     forged = replace(message, headers=(("rag-attempt", b"2"), ("rag-not-before-ms", b"9" * 18)))
     assert begin_us_of(forged, POLICY) == forged.received_us + POLICY.delay_us
@@ -268,29 +268,21 @@ def unit(id: int) -> Unit[Query]:
     return Unit(id=id, record=Query(query_id=str(id), text="x"), message=message)
 
 
-def test_what_is_held_back_comes_in_the_order_of_its_time() -> None:
-    held = RetryDelay()
-    for id, until_us in ((1, 30), (2, 10), (3, 10), (4, 20)):
-        assert held.add(unit(id), until_us)
-    assert held.next_us == 10
-    assert [each.id for each in held.due(9)] == []
-    assert [each.id for each in held.due(20)] == [2, 3, 4]
-    assert (held.next_us, [each.id for each in held.due(100)], held.next_us) == (30, [1], None)
+def test_delayed_units_are_due_in_the_order_of_their_times_unless_they_are_revoked() -> None:
+    delayed = RetryDelay()
+    for id, until_us in ((1, 30), (2, 10), (3, 10), (4, 20), (5, 15)):
+        assert delayed.add(unit(id), until_us)
+    delayed.forget(frozenset({5, 7}))
+    assert [each.id for each in delayed.due(9)] == []
+    assert [each.id for each in delayed.due(20)] == [2, 3, 4]
+    assert [each.id for each in delayed.due(100)] == [1]
 
 
-def test_what_was_revoked_is_not_held_any_more() -> None:
-    held = RetryDelay()
-    for id in (1, 2, 3):
-        held.add(unit(id), 10 * id)
-    held.forget(frozenset({1, 3, 7}))
-    assert [each.id for each in held.due(1_000)] == [2]
-
-
-def test_no_more_than_a_bound_is_held() -> None:
-    held = RetryDelay()
-    assert all(held.add(unit(id), 10) for id in range(DELAYED_MAX))
-    assert not held.add(unit(DELAYED_MAX), 10)
-    assert len(held.due(10)) == DELAYED_MAX
+def test_the_number_of_delayed_units_is_limited() -> None:
+    delayed = RetryDelay()
+    assert all(delayed.add(unit(id), 10) for id in range(DELAYED_MAX))
+    assert not delayed.add(unit(DELAYED_MAX), 10)
+    assert len(delayed.due(10)) == DELAYED_MAX
 
 
 def failures(failures_max: int = 3) -> tuple[QueryFailures, Metrics]:
@@ -319,11 +311,11 @@ def counted(metrics: Metrics, name: str) -> dict[str, float]:
     }
 
 
-def test_a_failed_part_commits_with_its_reentry_or_with_answer_and_letter() -> None:
-    settled, metrics = failures()
-    again = settled.resolve(Done(parts=((7, 1),), outputs=(ANSWER,), failure=failure()))
+def test_a_failed_part_commits_with_its_retry_or_with_answer_and_letter() -> None:
+    query_failures, metrics = failures()
+    again = query_failures.resolve(Done(parts=((7, 1),), outputs=(ANSWER,), failure=failure()))
     assert (again.parts, [output.topic for output in again.outputs]) == (((7, 1),), [QUERIES.name])
-    ended = settled.resolve(
+    ended = query_failures.resolve(
         Done(parts=((7, 2),), outputs=(ANSWER,), failure=failure(is_transient=False))
     )
     assert [output.topic for output in ended.outputs] == [ANSWERS.name, QUERIES_DEAD.name]
@@ -336,23 +328,23 @@ def test_a_failed_part_commits_with_its_reentry_or_with_answer_and_letter() -> N
 
 
 def test_a_burst_of_failures_stops_the_service_and_is_not_acknowledged() -> None:
-    settled, _ = failures(failures_max=3)
+    query_failures, _ = failures(failures_max=3)
     failed = Done(parts=((7, 1),), outputs=(ANSWER,), failure=failure())
-    settled.resolve(failed)
-    settled.resolve(failed)
+    query_failures.resolve(failed)
+    query_failures.resolve(failed)
     with pytest.raises(DeploymentError, match=r"3 queries failed in a row.*the disk is away"):
-        settled.resolve(failed)
+        query_failures.resolve(failed)
     with pytest.raises(DeploymentError, match="4 queries"):
-        settled.resolve(failed)
+        query_failures.resolve(failed)
 
 
-def test_a_result_ends_the_row_and_a_word_to_the_asker_of_a_late_query_does_not() -> None:
-    settled, _ = failures(failures_max=2)
+def test_a_result_ends_a_row_of_failures_and_an_expired_answer_does_not() -> None:
+    query_failures, _ = failures(failures_max=2)
     failed = Done(parts=((7, 1),), outputs=(ANSWER,), failure=failure())
-    settled.resolve(failed)
+    query_failures.resolve(failed)
     late = Done(parts=((8, 0),), outputs=(ANSWER,))
-    assert settled.resolve(late) is late
+    assert query_failures.resolve(late) is late
     with pytest.raises(DeploymentError):
-        settled.resolve(failed)
-    settled.resolve(Done(parts=((9, 0),), outputs=(RETRIEVAL,)))
-    settled.resolve(failed)
+        query_failures.resolve(failed)
+    query_failures.resolve(Done(parts=((9, 0),), outputs=(RETRIEVAL,)))
+    query_failures.resolve(failed)

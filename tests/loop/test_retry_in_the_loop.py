@@ -1,6 +1,4 @@
-"""Queries that fail, through the loop: they come round again after a delay, and a burst of failures
-stops it.
-"""
+"""Failed queries through the loop: retried after a delay; a burst of failures stops the loop."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def failure_of(unit: Unit[Any], *, is_transient: bool) -> QueryFailure:
 
 
 class FailingStage(HandStage):
-    """Fails the units that a test names, as the stages do: with a `failed` answer and with why."""
+    """Fails the units that a test names, with a `failed` answer."""
 
     def fail_units(self, *texts: str, is_transient: bool = True) -> None:
         assert self.sink is not None
@@ -70,17 +68,17 @@ def started(partitions: int = 1) -> tuple[Bench, FailingStage, Loop[Query]]:
     return bench, stage, loop
 
 
-def test_a_failed_query_comes_round_after_its_delay_while_others_go_on() -> None:
+def test_a_failed_query_is_retried_after_its_delay_while_others_go_on() -> None:
     bench, stage, loop = started()
     bench.publish("a")
     turn(loop)
     stage.fail_units("a")
     turn(loop)
-    assert bench.committed()[0] == 1, "its first record is done with"
+    assert bench.committed()[0] == 1, "its first record is complete"
     assert bench.results(ANSWERS.name) == []
     bench.publish("b")
     turn(loop)
-    assert [unit.record.text for unit in stage.units] == ["b"], "it waits, and nobody waits for it"
+    assert [unit.record.text for unit in stage.units] == ["b"], "others do not wait for it"
     bench.clock.sleep(1_000_000)
     turn(loop)
     again = stage.unit("a")
@@ -92,7 +90,7 @@ def test_a_failed_query_comes_round_after_its_delay_while_others_go_on() -> None
     assert bench.committed() == (3, "")
 
 
-def test_a_query_fails_for_good_after_its_last_attempt_with_one_answer_and_one_letter() -> None:
+def test_after_its_last_attempt_a_query_has_one_answer_and_one_letter() -> None:
     bench, stage, loop = started()
     bench.publish("a")
     for _ in range(3):
@@ -106,12 +104,12 @@ def test_a_query_fails_for_good_after_its_last_attempt_with_one_answer_and_one_l
     (letter,) = bench.broker.records(QUERIES_DEAD.name)
     assert header(letter.headers, "rag.errors.attempts") == b"3"
     assert header(letter.headers, "rag.errors.offset") == b"0", (
-        "the record that its asker published"
+        "the record that the client published"
     )
     assert len(bench.broker.records(QUERIES.name)) == 3
 
 
-def test_a_burst_of_failures_stops_the_intake_and_leaves_the_topic_as_it_is() -> None:
+def test_a_burst_of_failures_stops_the_intake_and_keeps_the_topic() -> None:
     bench, stage, loop = started()
     texts = [f"q{number}" for number in range(30)]
     bench.publish(*texts)
@@ -121,13 +119,13 @@ def test_a_burst_of_failures_stops_the_intake_and_leaves_the_topic_as_it_is() ->
     assert isinstance(loop.failure, DeploymentError)
     assert "20 queries failed in a row" in str(loop.failure)
     assert len(bench.broker.records(QUERIES_DEAD.name)) == 19
-    assert bench.committed()[0] == 19, "those after it are begun again when the cause is mended"
+    assert bench.committed()[0] == 19, "the others are done again after a fix and a restart"
     bench.clock.sleep(1_000_000)
     turn(loop)
     assert "20 queries failed" in loop.not_ready()[0]
 
 
-def test_refused_input_is_no_burst_however_much_of_it_there_is() -> None:
+def test_rejected_records_are_no_burst() -> None:
     bench, _, loop = started()
     for _ in range(200):
         bench.broker.append(QUERIES.name, b"{", partition=0)
@@ -137,7 +135,7 @@ def test_refused_input_is_no_burst_however_much_of_it_there_is() -> None:
     assert bench.committed()[0] == 200
 
 
-def test_what_waits_for_its_time_is_forgotten_when_its_partition_goes() -> None:
+def test_a_delayed_query_is_forgotten_when_its_partition_is_revoked() -> None:
     bench, stage, loop = started(partitions=2)
     bench.publish("a")
     turn(loop)
@@ -178,7 +176,7 @@ class TwiceFailing(HandStage):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_queries_go_round_through_a_real_broker_and_come_out_once(
+def test_queries_are_retried_through_a_real_broker_and_answered_once(
     tmp_path: Path, delivery: DeliveryName
 ) -> None:
     texts = [f"q{number}" for number in range(300)]

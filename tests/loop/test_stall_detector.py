@@ -1,4 +1,4 @@
-"""Does a service move? Lag in seconds, and what is said of one that stands still."""
+"""Lag in seconds, and stalls: records wait while no partition moves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from carpool.kafka.records import TopicPartition
 from carpool.loop.stall_detector import StallDetector
+from tests.loop.support import Bench, HandStage, turn
 
 S = 1_000_000
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -18,7 +19,7 @@ def progress(now_us: int = 0) -> StallDetector:
     return machine
 
 
-def test_an_idle_service_has_no_lag_and_does_not_stand_still() -> None:
+def test_an_idle_service_has_no_lag_and_does_not_stall() -> None:
     machine = progress()
     for second in range(0, 1_000, 10):
         machine.waits({A: 0, B: 0}, second * S)
@@ -27,7 +28,7 @@ def test_an_idle_service_has_no_lag_and_does_not_stand_still() -> None:
     assert machine.last_us == 990 * S
 
 
-def test_lag_is_age_of_the_oldest_waiting_record_which_is_younger_than_the_last_one_taken() -> None:
+def test_lag_is_measured_from_the_last_record_taken_in() -> None:
     machine = progress(1_000 * S)
     machine.took(A, 990_000, 1_001 * S)
     machine.took(B, 998_000, 1_001 * S)
@@ -37,14 +38,12 @@ def test_lag_is_age_of_the_oldest_waiting_record_which_is_younger_than_the_last_
     assert machine.lag_us(1_003 * S) == 5 * S
 
 
-def test_what_arrives_after_a_partition_was_empty_is_not_older_than_that() -> None:
+def test_records_that_arrive_in_an_empty_partition_are_younger_than_that() -> None:
     machine = progress()
     machine.took(A, 1, 10 * S)
     machine.waits({A: 0}, 100 * S)
     machine.waits({A: 3}, 104 * S)
-    assert machine.lag_us(104 * S) == 4 * S, (
-        "not 103: the record taken long ago says nothing of these"
-    )
+    assert machine.lag_us(104 * S) == 4 * S, "not 103: these are younger than the empty partition"
 
 
 def test_records_that_wait_while_nothing_moves_are_named() -> None:
@@ -68,7 +67,7 @@ def test_taking_in_or_finishing_anything_is_progress() -> None:
     assert machine.moved_us() == {A: 25 * S, B: 0}
 
 
-def test_a_partition_that_is_gone_neither_waits_nor_stands_still() -> None:
+def test_a_revoked_partition_neither_waits_nor_stalls() -> None:
     machine = progress()
     machine.waits({A: 10, B: 0}, 1 * S)
     machine.revoked([A])
@@ -78,6 +77,22 @@ def test_a_partition_that_is_gone_neither_waits_nor_stands_still() -> None:
     machine.assigned([A], 200 * S)
     machine.waits({A: 10}, 229 * S)
     assert machine.stalled(229 * S) is None, "the wait begins with the assignment"
+
+
+def test_a_loop_is_not_ready_while_it_stalls() -> None:
+    bench, stage = Bench(partitions=1), HandStage(credit=1)
+    loop, _ = bench.loop(stage)
+    bench.publish("a", "b", "c")
+    turn(loop)
+    assert loop.not_ready() == ()
+    bench.wait(loop, 61 * S)
+    (reason,) = loop.not_ready()
+    assert "rag.queries.v1[0] has 2 records waiting" in reason
+    assert "nothing was taken in or finished for 61 s" in reason
+    stage.finish("a")
+    stage.units.clear()
+    bench.wait(loop, S)
+    assert loop.not_ready() == ()
 
 
 @given(
@@ -90,7 +105,7 @@ def test_a_partition_that_is_gone_neither_waits_nor_stands_still() -> None:
         max_size=40,
     )
 )
-def test_it_never_stands_still_within_the_bound_and_lag_is_never_negative(
+def test_a_stall_is_never_shorter_than_the_limit_and_lag_is_never_negative(
     steps: list[tuple[str, int, int]],
 ) -> None:
     machine, now_us, moved_us = progress(), 0, 0

@@ -1,6 +1,4 @@
-"""Spans of one query across services: whose child is whose, what travels, what is linked; and that
-nothing waits for export.
-"""
+"""Spans of one query across services: parents, links, and headers."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from tests.loop.spans import ASKED, ASKED_HEADERS, TRACE_ID, query
 
 
 class Traced:
-    """A tracer whose spans a test can look at once they have ended."""
+    """A tracer that keeps its ended spans."""
 
     def __init__(self, group: str = "carpool-grouper") -> None:
         self._exporter = InMemorySpanExporter()
@@ -98,7 +96,7 @@ def traceparent_of(output: Output) -> tuple[str, str]:
     return trace_id, span_id
 
 
-def test_query_has_one_span_here_under_one_sent_it_and_its_output_carries_of_its_sending() -> None:
+def test_a_query_has_one_span_under_its_sender_and_its_output_carries_the_send_span() -> None:
     traced = Traced()
     unit = traced.open(7, query(7), ASKED_HEADERS, topic="rag.queries.v1")
     work = Done(parts=((7, 0),), outputs=(output("rag.answers.v1", ASKED_HEADERS),))
@@ -128,7 +126,7 @@ def test_query_has_one_span_here_under_one_sent_it_and_its_output_carries_of_its
     }
 
 
-def test_a_query_that_comes_untraced_begins_a_trace() -> None:
+def test_a_query_without_a_trace_begins_one() -> None:
     traced = Traced()
     unit = traced.open(1, query(1))
     done = traced.tracer.finished(Done(parts=((1, 0),), outputs=(output("o"),)), 2_000_000)
@@ -159,7 +157,7 @@ def test_a_broken_traceparent_begins_a_trace_too(bad: bytes) -> None:
     assert trace_id_of((("traceparent", bad),)) is None
 
 
-def test_a_query_that_its_sender_does_not_sample_is_not_recorded_and_stays_so() -> None:
+def test_a_query_that_its_sender_does_not_sample_is_not_recorded() -> None:
     traced = Traced()
     unsampled = with_traceparent((), ASKED[:-2] + "00")
     traced.open(1, query(1), unsampled)
@@ -173,7 +171,7 @@ def test_a_query_that_its_sender_does_not_sample_is_not_recorded_and_stays_so() 
     assert value.endswith(b"-00")
 
 
-def test_what_sent_for_several_queries_is_linked_to_each_and_so_is_what_was_done_for_them() -> None:
+def test_outputs_and_operations_for_several_queries_are_linked_to_each() -> None:
     traced = Traced()
     units = [traced.open(number, query(number), topic="rag.queries.v1") for number in range(3)]
     window = Operation(
@@ -204,7 +202,7 @@ def test_what_sent_for_several_queries_is_linked_to_each_and_so_is_what_was_done
     assert len({unit.traceparents[0] for unit in units}) == 3
 
 
-def test_what_was_done_for_a_query_alone_is_under_its_span_with_its_attributes() -> None:
+def test_an_operation_for_one_query_is_under_its_span() -> None:
     traced = Traced()
     traced.open(1, query(1))
     chat = Operation(
@@ -252,7 +250,7 @@ def group_of(*queries: GroupedQuery) -> Group:
     )
 
 
-def test_each_query_of_a_group_goes_on_its_own_trace_and_the_group_is_linked_to_them() -> None:
+def test_queries_of_a_group_keep_their_traces_and_the_group_is_linked_to_them() -> None:
     traced = Traced("carpool-searcher")
     other = ASKED.replace(TRACE_ID, "1" * 32)
     sent = with_traceparent((), "00-" + "2" * 32 + "-" + "3" * 16 + "-01")
@@ -280,7 +278,7 @@ def test_each_query_of_a_group_goes_on_its_own_trace_and_the_group_is_linked_to_
     assert group.end_time == 4_000_000_000
 
 
-def test_only_what_a_group_still_owes_is_traced() -> None:
+def test_only_the_owed_queries_of_a_group_are_traced() -> None:
     traced = Traced()
     record = group_of(grouped(0, ASKED), grouped(1, ASKED))
     source = Source(topic="rag.groups.v1", partition=0, offset=1)
@@ -295,7 +293,7 @@ def test_only_what_a_group_still_owes_is_traced() -> None:
     ]
 
 
-def test_polls_and_commits_are_spans_of_their_own_linked_to_what_they_were_for() -> None:
+def test_polls_and_commits_are_spans_linked_to_their_queries() -> None:
     traced = Traced()
     for number in range(2):
         traced.open(number, query(number))
@@ -318,7 +316,7 @@ def test_polls_and_commits_are_spans_of_their_own_linked_to_what_they_were_for()
     assert (commit.start_time, commit.end_time) == (1_900_000_000, 2_100_000_000)
 
 
-def test_revoked_work_ends_its_spans_and_what_comes_late_makes_none() -> None:
+def test_revoked_work_ends_its_spans_and_late_results_make_none() -> None:
     traced = Traced()
     traced.open(1, query(1))
     work = Done(parts=((1, 0),), outputs=(output("o", ASKED_HEADERS),))
@@ -336,7 +334,7 @@ def test_revoked_work_ends_its_spans_and_what_comes_late_makes_none() -> None:
     assert not traced.tracer._parts
 
 
-def test_work_that_is_done_again_ends_what_was_sent_in_vain() -> None:
+def test_work_that_is_repeated_ends_the_spans_of_its_first_outputs() -> None:
     traced = Traced()
     traced.open(1, query(1))
     for now_us in (2_000_000, 3_000_000):
@@ -347,7 +345,7 @@ def test_work_that_is_done_again_ends_what_was_sent_in_vain() -> None:
     assert traceparent_of(done.outputs[0]) == ids(sends[1])
 
 
-def test_a_dead_letter_keeps_every_header_that_it_came_with() -> None:
+def test_a_dead_letter_keeps_its_headers() -> None:
     traced = Traced()
     traced.open(1, None, ASKED_HEADERS)
     done = Done(

@@ -25,7 +25,7 @@ def get(port: int, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_the_pages_say_alive_ready_and_what_is_missing() -> None:
+def test_the_pages_report_liveness_and_readiness() -> None:
     metrics, missing, alive = Metrics(CollectorRegistry()), ["index"], [True]
     server = TelemetryServer(
         host="127.0.0.1",
@@ -59,7 +59,7 @@ def test_the_pages_say_alive_ready_and_what_is_missing() -> None:
         server.close()
 
 
-def test_who_hangs_up_before_the_answer_leaves_no_trace_in_the_log(
+def test_a_client_that_closes_its_connection_is_not_logged(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     asked, may_answer = threading.Event(), threading.Event()
@@ -87,7 +87,7 @@ def test_who_hangs_up_before_the_answer_leaves_no_trace_in_the_log(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_every_metric_has_our_prefix_a_unit_and_a_meaning() -> None:
+def test_every_metric_has_the_prefix_a_unit_and_a_meaning() -> None:
     metrics = Metrics(CollectorRegistry())
     for family in metrics.registry.collect():
         assert family.name.startswith("carpool_"), family.name

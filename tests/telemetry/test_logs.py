@@ -37,7 +37,7 @@ def test_each_event_is_one_json_line_with_service_level_and_time() -> None:
     assert all(line["timestamp"].endswith("Z") for line in lines)
 
 
-def test_a_line_about_a_record_says_which_where_and_on_what_trace() -> None:
+def test_a_line_about_a_record_has_its_place_query_and_trace() -> None:
     source = Source(topic="rag.queries.v1", partition=3, offset=7)
     traced = (("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),)
     place = {"topic": "rag.queries.v1", "partition": 3, "offset": 7}
