@@ -32,9 +32,9 @@ class HttpSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1_000,
             le=86_400_000,
-            description="How long records may wait while nothing is taken in or finished, before "
-            "/readyz says what stands still. "
-            "Low: slow work looks stuck; high: a stuck service looks well.",
+            description="How long records may wait while no record is taken in or finished, before "
+            "/readyz names the partition that waits. "
+            "Low: slow work looks stuck; high: a stuck service looks ready.",
         ),
     ] = 60_000
 
@@ -44,9 +44,9 @@ class LogSettings(Settings, frozen=True, kw_only=True):
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Meta(description="Least severity that is logged."),
+        Meta(description="The lowest severity that is logged."),
     ] = "info"
     format: Annotated[
         Literal["json", "console"],
-        Meta(description="json: a line an event; console: for reading along."),
+        Meta(description="json: one line for each event; console: for reading in a terminal."),
     ] = "json"
