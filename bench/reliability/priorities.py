@@ -18,13 +18,13 @@ from rich.table import Table
 
 from bench.core.accounting import Accounting, account
 from bench.core.kafka import started_broker
-from bench.core.made_up import ENVIRONMENT, MODEL
 from bench.core.progress import Tell, progress_bars
 from bench.core.report import Report, RunStart, finish
 from bench.core.session import STALLED_S, SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
 from bench.core.stack import SERVICES, parse_settings
 from bench.data.index import BenchIndex, index_of_texts
+from bench.data.made_up import ENVIRONMENT, MODEL
 from bench.services.results import answers_of
 from carpool.testing.kafka import KAFKA_JAVA, KafkaServer, kafka_home
 from producers.read_questions import Question

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.core.kafka import require_kafka, started_broker
-from bench.core.made_up import made_up_index, made_up_questions
 from bench.core.report import RunStart, finish
 from bench.core.spread import Spread, spread
 from bench.core.stack import parse_settings
+from bench.data.made_up import made_up_index, made_up_questions
 from bench.reliability.chaos.faults import quiet_after_s
 from bench.reliability.chaos.plan import in_transaction_min, plan_faults
 from bench.reliability.chaos.run import ChaosRun, broker_names, members, run_chaos

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 
 from bench.core.kafka import fresh_folder
-from bench.core.made_up import ENVIRONMENT
 from bench.core.session import require_all_sent
 from bench.core.stack import SERVICES, ServiceProcess, Stack, member_names
 from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
 from bench.data.index import BenchIndex
+from bench.data.made_up import ENVIRONMENT
 from bench.reliability.chaos.audit import TOPICS, AuditResult, TopicAudit
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault
 from bench.reliability.chaos.plan import PlannedFault

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.core.kafka import require_kafka, started_broker
-from bench.core.made_up import made_up_index, made_up_questions
 from bench.core.report import RunStart, finish
 from bench.core.spread import Spread
 from bench.core.stack import parse_settings
+from bench.data.made_up import made_up_index, made_up_questions
 from bench.services.overhead.contestants import DeliveryContestant, chosen
 from bench.services.overhead.outcome import STAGES, Cost, MeasuredLoad, SideResult, cost, promises
 from bench.services.overhead.sides import BothSides, open_sides

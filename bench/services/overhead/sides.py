@@ -12,10 +12,10 @@ import psutil
 
 from bench.core.accounting import Accounting, account
 from bench.core.kafka import fresh_folder
-from bench.core.made_up import ENVIRONMENT
 from bench.core.session import SentLoad, Session, open_session
 from bench.core.stack import SERVICES
 from bench.data.index import BenchIndex
+from bench.data.made_up import ENVIRONMENT
 from bench.services.overhead.bare_chain import NAMES, open_bare_chain
 from bench.services.overhead.contestants import DeliveryContestant
 from bench.services.overhead.outcome import Journey, MeasuredLoad, journeys, queries_of_group
