@@ -193,8 +193,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = "http://127.0.0.1:8000/v1"
     model: Annotated[
-        str,
-        Meta(min_length=1, description="name of the model, as GET base_url/models lists it"),
+        str, Meta(min_length=1, description="name of the model, as GET base_url/models lists it")
     ] = "smollm2-135m-instruct"
     api_key: Annotated[
         Secret, Meta(description="key of the server, if it needs one; from the environment only")
@@ -244,11 +243,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
     ] = 500
     backoff_ms_max: Annotated[
         int,
-        Meta(
-            ge=1,
-            le=3_600_000,
-            description="longest pause between tries; too high resumes late",
-        ),
+        Meta(ge=1, le=3_600_000, description="longest pause between tries; too high resumes late"),
     ] = 4_000
     retry_after_ms_max: Annotated[
         int,

@@ -198,12 +198,7 @@ class Client:
                 yield event
 
     async def _events(
-        self,
-        text: str | None,
-        timeout_s: float | None,
-        question: QuestionArgs,
-        *,
-        stream: bool,
+        self, text: str | None, timeout_s: float | None, question: QuestionArgs, *, stream: bool
     ) -> AsyncGenerator[PartialAnswer | Answer, None]:
         within_s = self._settings.answer_timeout_ms / 1_000 if timeout_s is None else timeout_s
         if not 0 < within_s < float("inf"):
@@ -237,10 +232,7 @@ class Client:
                 del self._asks[ticket]
 
     def _record(
-        self,
-        text: str | None,
-        deadline_s: float | None,
-        question: QuestionArgs,
+        self, text: str | None, deadline_s: float | None, question: QuestionArgs
     ) -> QueryRecord:
         now_us = self._clock.now_us()
         return build_record(

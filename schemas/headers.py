@@ -88,9 +88,7 @@ HEADERS: tuple[HeaderDoc, ...] = (
         "Which attempt this is, counted from 1. Written when a query is retried.",
     ),
     HeaderDoc(
-        NOT_BEFORE_HEADER,
-        "services",
-        "On a retried query: when to begin, epoch milliseconds.",
+        NOT_BEFORE_HEADER, "services", "On a retried query: when to begin, epoch milliseconds."
     ),
     HeaderDoc(
         ORIGIN_HEADER,

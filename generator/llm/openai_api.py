@@ -68,8 +68,7 @@ class OpenAiLlm:
                 max_retries=0,
                 timeout=timeout,
                 http_client=DefaultAsyncHttpxClient(
-                    timeout=timeout,
-                    trust_env=urlsplit(settings.base_url).hostname not in _LOOPBACK,
+                    timeout=timeout, trust_env=urlsplit(settings.base_url).hostname not in _LOOPBACK
                 ),
             )
         return self._client_or_none
@@ -207,9 +206,7 @@ class OpenAiLlm:
             )
         if status in (502, 504):
             return LlmRefusal(
-                "unreachable",
-                f"a proxy does not reach it ({detail})",
-                retry_after_s=retry_after_s,
+                "unreachable", f"a proxy does not reach it ({detail})", retry_after_s=retry_after_s
             )
         if status >= 500:
             return LlmRefusal("broken", f"it failed ({detail})", retry_after_s=retry_after_s)

@@ -1,6 +1,4 @@
-"""What the tests of the stage share: retrievals, a clock moved by hand, and a sink that can be
-waited for.
-"""
+"""For tests of the generator's stage: retrievals, a clock moved by hand, and a waitable sink."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from carpool.errors import CarpoolError
-from carpool.kafka.records import Message, Output
+from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.llm.protocol import LlmEngine
@@ -23,12 +21,14 @@ from generator.settings import GeneratorSettings, LlmSettings
 from schemas.answer import Answer, PartialAnswer
 from schemas.codec import decode, encode
 from schemas.errors import RecordError
-from schemas.query import Generation, Query
-from schemas.record import ClusterId, Source
+from schemas.record import ClusterId
 from schemas.retrieval import Hit, Probe, Retrieval
+from schemas.topics import RETRIEVALS
 from tests.clocks import NOW_US, HandClock
+from tests.records import a_message, a_query, a_retrieval, a_source, a_unit, some_hits
 
 LLM = LlmSettings(backoff_ms_min=1, backoff_ms_max=2)
+PROBES = (Probe(cluster=ClusterId(1), tier="ram"), Probe(cluster=ClusterId(2), tier="ssd"))
 _ids = itertools.count(1)
 
 
@@ -67,7 +67,7 @@ class WaitableSink:
             with self._changed:
                 if condition() or self._changed.wait_for(condition, 0.01):
                     return
-        raise AssertionError("it did not come about within 10 seconds")
+        raise AssertionError("the condition was not met within 10 seconds")
 
     @property
     def answers(self) -> list[Answer]:
@@ -80,48 +80,26 @@ class WaitableSink:
         return [decode(PartialAnswer, output.value, output.headers) for output in self.hints]
 
 
-def hits(count: int = 2) -> tuple[Hit, ...]:
-    return tuple(
-        Hit(doc_id=f"d{n}", score=1 - n / 10, cluster=ClusterId(n), title=f"T{n}", text=f"text {n}")
-        for n in range(1, count + 1)
-    )
-
-
 def unit(
     text: str | None = "why?", *, found: tuple[Hit, ...] | None = None, **more: Any
 ) -> Unit[Retrieval]:
     """A unit with a retrieval; `more` are fields of the retrieval, or, as `query`, of its query."""
     id = next(_ids)
-    source = Source(
-        topic="rag.queries.v1", partition=1, offset=id, timestamp_ms=NOW_US // 1_000 - 40
-    )
-    wishes = {"vector": b"\0\0\0\0", "embedding_model": "m"} if text is None else {}
-    retrieval = Retrieval(
-        **{
-            "query": Query(
-                **{"query_id": f"q-{id}", "text": text, **wishes, **more.pop("query", {})}
-            ),
-            "source": source,
-            "headers": (("traceparent", b"00-1"), ("other", b"x")),
-            "revision": 1,
-            "is_final": True,
-            "index_version": "v7",
-            "embedding_model": "mini",
-            "hits": hits() if found is None else found,
-            "skipped_clusters": (),
-            "probes": (
-                Probe(cluster=ClusterId(1), tier="ram"),
-                Probe(cluster=ClusterId(2), tier="ssd"),
-            ),
-            "bytes_read": 4096,
-            "timings_us": {"encode": 1_500, "search": 2_000},
-            **more,
-        }
-    )
+    query = a_query(**{"query_id": f"q-{id}", "text": text, **more.pop("query", {})})
+    given: dict[str, Any] = {
+        "source": a_source(id, partition=1, timestamp_ms=NOW_US // 1_000 - 40),
+        "headers": (("traceparent", b"00-1"), ("other", b"x")),
+        "index_version": "v7",
+        "embedding_model": "mini",
+        "probes": PROBES,
+        "bytes_read": 4096,
+        "timings_us": {"encode": 1_500, "search": 2_000},
+    }
+    hits = some_hits() if found is None else found
+    retrieval = a_retrieval(query, hits, **given | more)
     value, headers = encode(retrieval, event_id="r", source="carpool/searcher", time_us=NOW_US)
-    place = Source(topic="rag.retrievals.v1", partition=0, offset=id, timestamp_ms=NOW_US // 1_000)
-    message = Message(source=place, key=b"q", value=value, headers=headers, received_us=NOW_US)
-    return Unit(id=id, record=retrieval, message=message)
+    message = a_message(RETRIEVALS.name, id, key=b"q", value=value, headers=headers)
+    return a_unit(id, retrieval, message)
 
 
 class Running:
@@ -171,7 +149,3 @@ def running(
         assert sink.failure is None, sink.failure
     finally:
         stage.close()
-
-
-def generation(**wishes: object) -> object:
-    return Generation(**wishes)  # type: ignore[arg-type]

@@ -263,10 +263,7 @@ def test_another_model_is_missing_and_the_message_names_those_that_are_there(
 def test_a_base_url_without_its_version_is_explained(server: LlmServer) -> None:
     url = server.url.removesuffix("/v1")
     with pytest.raises(LlmRefusal, match="base_url ends in /v1"):
-        run(
-            OpenAiLlm(LlmSettings(base_url=url, model=server.model)),
-            lambda engine: engine.check(),
-        )
+        run(OpenAiLlm(LlmSettings(base_url=url, model=server.model)), lambda engine: engine.check())
 
 
 def test_the_first_refused_prompt_blames_the_settings_and_one_after_an_answer_the_prompt(
@@ -425,10 +422,7 @@ def test_retry_after_is_read_in_all_its_forms(
 def test_memory_plays_its_script_and_then_answers_from_the_prompt() -> None:
     refusal = LlmRefusal("busy", "no")
     engine = MemoryLlm(
-        script=[
-            Reply(error=refusal, text="a b"),
-            Reply(text="hello", finish_reason="length"),
-        ]
+        script=[Reply(error=refusal, text="a b"), Reply(text="hello", finish_reason="length")]
     )
 
     async def use(engine: LlmEngine) -> AsyncIterator[Any] | list[Any]:

@@ -19,11 +19,9 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
 from carpool.testing.llm_server import REFUSALS, LlmServer
 from schemas.codec import encode
-from schemas.query import Query
-from schemas.record import ClusterId, Source
-from schemas.retrieval import Hit, Retrieval
-from schemas.topics import ANSWERS, QUERIES, RETRIEVALS
+from schemas.topics import ANSWERS, RETRIEVALS
 from tests.e2e.support import Publisher, SearchResult, quick_settings, read_all, read_to_end
+from tests.records import a_query, a_retrieval, a_source, some_hits
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -48,27 +46,12 @@ def topics(broker: str) -> None:
 
 
 def ask(publisher: Publisher, query_id: str, deadline_s: float | None = None) -> None:
-    """Publishes what a searcher would: the retrieval of a query, which is to be answered before
-    `deadline_s` (epoch).
-    """
-    source = Source(
-        topic=QUERIES.name,
-        partition=0,
-        offset=next(_offsets),
-        timestamp_ms=int(time.time() * 1_000),
-    )
-    retrieval = Retrieval(
-        query=Query(query_id=query_id, text=f"What of {query_id}?"),
-        source=source,
+    """Publishes the retrieval of a query, with a deadline in epoch seconds."""
+    retrieval = a_retrieval(
+        a_query(query_id, f"What of {query_id}?"),
+        some_hits(1),
+        source=a_source(next(_offsets), timestamp_ms=int(time.time() * 1_000)),
         deadline_us=None if deadline_s is None else int(deadline_s * 1_000_000),
-        revision=1,
-        is_final=True,
-        index_version="i",
-        embedding_model="m",
-        hits=(
-            Hit(doc_id="d-1", score=0.9, cluster=ClusterId(1), title="A title", text="A passage."),
-        ),
-        skipped_clusters=(),
     )
     value, headers = encode(retrieval, event_id=query_id, source="test", time_us=0)
     publisher.queue(RETRIEVALS.name, value, key=query_id, headers=headers)

@@ -12,10 +12,12 @@ from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.protocol import LlmRefusal, LlmRequest, PromptRefused
 from generator.settings import GeneratorSettings
 from schemas.answer import AnswerError, CacheUse, Citation, Retrieved
+from schemas.query import Generation
 from schemas.record import ClusterId, header
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 from tests.clocks import HandClock
-from tests.generator.stage import generation, hits, running, unit
+from tests.generator.stage import running, unit
+from tests.records import some_hits
 
 CITED = json.dumps({"answer": "Because [2].", "citations": [2, 1]})
 
@@ -92,13 +94,12 @@ def test_times_are_of_every_stage_in_milliseconds() -> None:
 
 def test_the_model_is_asked_with_template_wishes_and_the_numbers_that_it_may_cite() -> None:
     engine = MemoryLlm()
-    wishes = {"generation": {"max_tokens": 50, "temperature": 0.5, "seed": 7}, "priority": -2}
+    wishes = Generation(max_tokens=50, temperature=0.5, seed=7)
     with running(engine, GeneratorSettings(max_tokens_cap=400, max_tokens=30)) as run:
         run.wait_until_open()
-        asked = unit("  who? ", query={**wishes, "generation": generation(**wishes["generation"])})  # type: ignore[arg-type]
-        run.offer(
-            asked, unit(query={"generation": generation(max_tokens=9_000)}), unit(found=hits(5))
-        )
+        asked = unit("  who? ", query={"priority": -2, "generation": wishes})
+        cut = unit(query={"generation": Generation(max_tokens=9_000)})
+        run.offer(asked, cut, unit(found=some_hits(5)))
         run.wait_for_answers(3)
     first, second, third = sorted(
         engine.requests, key=lambda request: int(request.id.rpartition("/")[2])
@@ -272,7 +273,7 @@ def test_an_answer_too_large_for_its_topic_is_failed_in_words() -> None:
     [
         ({"text": None}, "unsupported", "text: a query with only a vector"),
         (
-            {"query": {"generation": generation(template="mine")}},
+            {"query": {"generation": Generation(template="mine")}},
             "invalid_value",
             "no template 'mine'; there are: cited",
         ),

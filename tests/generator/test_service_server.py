@@ -1,6 +1,4 @@
-"""The generator as a stage: servers that refuse, break off and come back; deadlines, credit,
-revocation, closing.
-"""
+"""The generator as a stage: failing servers, deadlines, credit, revocation, closing."""
 
 from __future__ import annotations
 
@@ -24,13 +22,14 @@ from generator.service import build_stage
 from generator.settings import GeneratorSettings, LlmSettings
 from schemas.answer import Answer
 from schemas.codec import decode
+from schemas.query import Generation
 from tests.clocks import NOW_US, HandClock
-from tests.generator.stage import LLM, generation, running, unit
+from tests.generator.stage import LLM, running, unit
 
 HANG = Reply(text="one two three", hangs_after=1)
 
 
-def test_nothing_is_taken_before_the_server_has_answered_and_the_reason_is_told() -> None:
+def test_nothing_is_taken_before_the_server_answers_and_readiness_says_why() -> None:
     down = LlmRefusal("unreachable", "it cannot be reached (refused); is it running?")
     clock = HandClock()
     with running(MemoryLlm(checks=[down, None]), clock=clock) as run:
@@ -45,7 +44,7 @@ def test_nothing_is_taken_before_the_server_has_answered_and_the_reason_is_told(
     assert run.metric("llm_requests_total", outcome="unreachable") == 1
 
 
-def test_a_refusing_server_stops_the_intake_keeps_what_is_in_hand_and_is_asked_again() -> None:
+def test_a_refusing_server_stops_the_intake_and_keeps_the_queries_in_progress() -> None:
     busy = Reply(text="", error=LlmRefusal("busy", "it takes no more work now", retry_after_s=3))
     clock = HandClock()
     with running(MemoryLlm(script=[busy]), clock=clock) as run:
@@ -69,7 +68,7 @@ def test_a_refusing_server_stops_the_intake_keeps_what_is_in_hand_and_is_asked_a
     assert answer.timings_ms["queue_llm"] == 3_000
 
 
-def test_each_try_is_a_generation_of_its_own() -> None:
+def test_each_try_has_its_own_generation_id() -> None:
     broken = Reply(text='{"answer": "Half', error=LlmRefusal("broken", "it broke off"))
     with running(MemoryLlm(script=[broken])) as run:
         run.wait_until_open()
@@ -84,7 +83,7 @@ def test_each_try_is_a_generation_of_its_own() -> None:
     assert list(by_id)[-1] == answer.generation_id
 
 
-def test_query_over_which_server_breaks_off_and_again_is_failed_while_others_are_answered() -> None:
+def test_a_query_that_the_server_keeps_failing_on_is_answered_failed() -> None:
     class Picky(MemoryLlm):
         async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
             if "poison" in request.user:
@@ -109,12 +108,12 @@ def test_query_over_which_server_breaks_off_and_again_is_failed_while_others_are
     assert "it failed (HTTP 500)" in failed.error.message
     (failure,) = (done.failure for done in run.sink.dones if done.failure)
     assert (failure.query.query_id, failure.is_transient) == (failed.query_id, True), (
-        "the loop may send it round again"
+        "the loop may retry it"
     )
     assert sum(answer.status == "ok" for answer in answers) == answered
 
 
-def test_an_engine_that_fails_unforeseen_ends_the_service_and_loses_nothing() -> None:
+def test_an_unexpected_error_of_an_engine_ends_the_service_without_an_answer() -> None:
     class Buggy(MemoryLlm):
         def stream(self, request: LlmRequest):  # type: ignore[no-untyped-def]
             raise ZeroDivisionError("oops")
@@ -164,7 +163,7 @@ def test_an_answer_in_time_whose_commit_begins_after_the_deadline_is_written_as_
     assert (late.key, late.topic) == (done.outputs[0].key, done.outputs[0].topic)
 
 
-def test_query_comes_late_is_expired_unasked_and_its_own_deadline_counts_without_another() -> None:
+def test_a_late_query_is_expired_without_a_request_by_either_deadline() -> None:
     engine = MemoryLlm()
     with running(engine, clock=HandClock()) as run:
         run.wait_until_open()
@@ -185,15 +184,15 @@ def test_concurrency_and_intake_are_bounded_in_records_and_bytes() -> None:
         units = [unit() for _ in range(3)]
         run.offer(*units)
         run.wait(lambda: run.metric("time_to_first_token_seconds_count") == 2)
-        held_bytes = sum(one.message.size_bytes for one in units)
-        assert run.stage.credit() == Credit(records=1, size_bytes=4 * 1024 * 1024 - held_bytes)
+        taken_bytes = sum(one.message.size_bytes for one in units)
+        assert run.stage.credit() == Credit(records=1, size_bytes=4 * 1024 * 1024 - taken_bytes)
         assert len(engine.requests) == 2
         assert run.metric("llm_requests_in_flight") == 2
         run.stage.revoke(frozenset(one.id for one in units))
         assert run.stage.credit() == Credit(records=4, size_bytes=4 * 1024 * 1024)
 
 
-def test_revoked_queries_are_broken_off_and_never_answered() -> None:
+def test_revoked_queries_are_cancelled_and_never_answered() -> None:
     engine = MemoryLlm(script=[HANG])
     with running(engine, GeneratorSettings(concurrency=1, intake_records_max=9)) as run:
         run.wait_until_open()
@@ -210,7 +209,7 @@ def test_revoked_queries_are_broken_off_and_never_answered() -> None:
     ]
 
 
-def test_draining_takes_nothing_more_and_finishes_what_is_in_hand() -> None:
+def test_draining_takes_nothing_more_and_finishes_the_queries_in_progress() -> None:
     with running(MemoryLlm(), GeneratorSettings(concurrency=1, intake_records_max=9)) as run:
         run.wait_until_open()
         run.offer(*(unit() for _ in range(5)))
@@ -219,7 +218,7 @@ def test_draining_takes_nothing_more_and_finishes_what_is_in_hand() -> None:
         assert len(run.wait_for_answers(5)) == 5
 
 
-def test_closing_breaks_off_what_runs_and_can_be_done_twice_or_before_the_start() -> None:
+def test_closing_cancels_requests_and_is_allowed_twice_or_before_the_start() -> None:
     engine = MemoryLlm(script=[HANG])
     with running(engine) as run:
         run.wait_until_open()
@@ -232,12 +231,6 @@ def test_closing_breaks_off_what_runs_and_can_be_done_twice_or_before_the_start(
     build_stage(
         GeneratorSettings(), LlmSettings(), Metrics(CollectorRegistry()), HandClock()
     ).close()
-
-
-def test_an_idle_stage_with_an_open_server_asks_for_no_tick() -> None:
-    with running(MemoryLlm(), clock=HandClock()) as run:
-        run.wait_until_open()
-        assert run.tick() is None
 
 
 # ---- wiring
@@ -257,7 +250,7 @@ def test_a_template_that_cannot_be_used_stops_the_start_with_what_to_do(tmp_path
         build_stage(GeneratorSettings(template_dir=str(tmp_path)), LLM, metrics, HandClock())
 
 
-def test_a_folder_of_templates_can_be_ones_own_and_a_query_chooses_among_them(
+def test_a_query_chooses_among_the_templates_of_a_configured_folder(
     tmp_path: Path,
 ) -> None:
     body = (
@@ -272,7 +265,7 @@ def test_a_folder_of_templates_can_be_ones_own_and_a_query_chooses_among_them(
         engine, GeneratorSettings(template="a", template_dir=str(tmp_path), concurrency=1)
     ) as run:
         run.wait_until_open()
-        run.offer(unit(), unit(query={"generation": generation(template="b")}))
+        run.offer(unit(), unit(query={"generation": Generation(template="b")}))
         run.wait_for_answers(2)
     assert [request.system for request in engine.requests] == ["I am A.", "I am B."]
 
@@ -294,7 +287,7 @@ def served(server: LlmServer) -> LlmSettings:
 # ---- over HTTP, against the stand-in
 
 
-def test_many_questions_are_answered_once_each_by_a_server_that_fails_now_and_then() -> None:
+def test_questions_are_answered_once_each_by_a_server_that_sometimes_fails() -> None:
     with LlmServer() as server, running(OpenAiLlm(served(server)), llm=served(server)) as run:
         run.wait_until_open()
         units = [unit(f"question {index}") for index in range(40)]
@@ -334,22 +327,6 @@ def test_a_server_that_goes_away_and_comes_back_costs_no_query() -> None:
             with LlmServer(port=port):
                 answers = run.wait_for_answers(3)
     assert [answer.status for answer in answers] == ["ok"] * 3
-
-
-def test_an_expired_query_ends_its_request_at_the_server() -> None:
-    with (
-        LlmServer() as server,
-        running(OpenAiLlm(served(server)), clock=(clock := HandClock())) as run,
-    ):
-        run.wait_until_open()
-        server.fault = LlmFault(mode="hang", after_tokens=1)
-        run.offer(unit(deadline_us=NOW_US + 1))
-        run.wait(lambda: run.metric("time_to_first_token_seconds_count") == 1)
-        clock.time_us = NOW_US + 1
-        (answer,) = run.wait_for_answers(1)
-        assert answer.status == "expired"
-        run.wait(lambda: server.requests.in_flight == 0)
-        assert server.requests.disconnected == 1
 
 
 def test_the_thread_ends_with_the_stage() -> None:

@@ -1,6 +1,4 @@
-"""The client against brokers: its own answer and nobody else's, pieces, deadlines, and errors that
-say what to do.
-"""
+"""The client against brokers: its own answers, pieces, deadlines, and errors."""
 
 from __future__ import annotations
 
@@ -25,28 +23,17 @@ from schemas.codec import decode_query, encode
 from schemas.query import Query
 from schemas.record import Record, Source
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES
+from tests.records import an_answer
 
 Reply = Callable[[Query, Source], list[Record]]
 
 
 def answer_to(query: Query, source: Source | None, text: str | None = None) -> Answer:
-    return Answer(
-        query_id=query.query_id,
-        status="ok",
-        is_final=True,
-        replayed=False,
-        attempts=1,
-        citations=(),
-        retrieved=(),
-        source=source,
-        answer=text if text is not None else query.text,
-    )
+    return an_answer(query.query_id, source=source, answer=query.text if text is None else text)
 
 
 class Responder:
-    """Answers every question of a broker with what `reply` returns, on a thread of its own. Without
-    a consumer group.
-    """
+    """Answers every question of a broker with the records of `reply`, on its own thread."""
 
     def __init__(self, bootstrap: str) -> None:
         kafka = KafkaSettings(bootstrap=bootstrap)
@@ -144,9 +131,7 @@ def test_a_question_asked_twice_under_one_id_gets_an_answer_a_record(
     assert first.source != second.source
 
 
-def test_what_was_answered_before_is_not_taken_for_the_answer(
-    bootstrap: str, responder: Responder
-) -> None:
+def test_an_earlier_answer_to_the_id_is_not_returned(bootstrap: str, responder: Responder) -> None:
     query = Query(query_id="asked-before", text="old")
     responder.write(
         answer_to(query, Source(topic=QUERIES.name, partition=0, offset=999_999), "stale"),
@@ -209,7 +194,7 @@ def test_no_answer_in_time_is_an_error_that_says_where_the_question_is(
     assert (missed.value.query_id, missed.value.timeout_s) == ("nobody-answers", 2)
 
 
-def test_the_deadline_travels_with_the_question(bootstrap: str, responder: Responder) -> None:
+def test_the_deadline_is_sent_with_the_question(bootstrap: str, responder: Responder) -> None:
     class Clock:
         def now_us(self) -> int:
             return 1_700_000_000_000_000

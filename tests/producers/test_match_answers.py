@@ -9,25 +9,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from producers.match_answers import ExpectedAnswers, PartialText, Place, Ticket
 from schemas.answer import Answer, PartialAnswer
-from schemas.record import Source
+from tests.records import a_source, an_answer
 
 
 def answer(query_id: str, place: Place | None = None) -> Answer:
-    source = (
-        None
-        if place is None
-        else Source(topic="rag.queries.v1", partition=place[0], offset=place[1])
-    )
-    return Answer(
-        query_id=query_id,
-        status="ok",
-        is_final=True,
-        replayed=False,
-        attempts=1,
-        citations=(),
-        retrieved=(),
-        source=source,
-    )
+    source = None if place is None else a_source(place[1], partition=place[0])
+    return an_answer(query_id, source=source)
 
 
 def test_an_answer_goes_to_the_record_that_it_answers_and_not_to_its_namesake() -> None:
@@ -155,12 +142,7 @@ def test_pieces_that_are_repeated_or_late_are_no_news() -> None:
     assert [
         text.add(each)
         for each in (piece(0, "In "), piece(0, "In "), piece(1, "1785"), piece(0, "In "))
-    ] == [
-        True,
-        False,
-        True,
-        False,
-    ]
+    ] == [True, False, True, False]
     assert text.text == "In 1785"
 
 

@@ -110,14 +110,7 @@ def test_a_record_is_what_the_grouper_reads_back() -> None:
         query.nprobe,
         query.priority,
         query.deadline,
-    ) == (
-        record.query_id,
-        "Who wrote Hamlet?",
-        3,
-        5,
-        -2,
-        99,
-    )
+    ) == (record.query_id, "Who wrote Hamlet?", 3, 5, -2, 99)
     assert query.vector == struct.pack("<2f", 0.6, 0.8)
     assert query.generation == Generation(max_tokens=9)
     assert dict(record.headers)["traceparent"] == b"00-1"

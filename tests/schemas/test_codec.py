@@ -15,25 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.answer import Answer, unanswered
-from schemas.codec import EVENT_TYPES, SCHEMAS, decode, decode_query, encode, tenant_of
+from schemas.codec import decode, decode_query, encode, tenant_of
 from schemas.deadletter import dead_letter_headers
 from schemas.errors import RecordError
-from schemas.group import Group, GroupedQuery
+from schemas.group import Group
 from schemas.jsonschema import generate, schema_of
 from schemas.query import QUERY_BYTES_MAX, Query
-from schemas.record import ClusterId, Headers, Source, header
-from schemas.retrieval import Hit, Retrieval
+from schemas.record import Headers, Source, header
 from schemas.topics import (
     ANSWERS,
     GROUPS,
-    MESSAGE_BYTES_MAX,
     QUERIES,
     QUERIES_DEAD,
     RETRIEVALS,
-    TOPICS,
     in_class_of,
     is_batch,
 )
+from tests.records import a_group, a_grouped_query, a_retrieval, some_hits
 
 HERE = Source(topic="rag.queries.v1", partition=2, offset=99, timestamp_ms=1_700_000_000_000)
 
@@ -55,7 +53,7 @@ def refusal(value: bytes | str | dict[str, Any], headers: Headers = ()) -> Recor
     return caught.value
 
 
-def test_a_question_is_understood_in_all_four_forms() -> None:
+def test_a_question_is_decoded_in_all_four_forms() -> None:
     binary = query(
         {"text": "Who?", "top_k": 3},
         (("ce_id", b"q-1"), ("ce_specversion", b"1.0"), ("content-type", b"application/json")),
@@ -210,7 +208,9 @@ def test_what_is_wrong_is_named(
         {"supersedes": "q-0"},
     ],
 )
-def test_a_wish_that_this_build_cannot_meet_is_refused_by_name(wish: dict[str, Any]) -> None:
+def test_an_option_without_support_is_refused_by_name(
+    wish: dict[str, Any],
+) -> None:
     error = refusal({"query_id": "a", "text": "x", **wish})
     assert (error.reason, error.field, error.query_id) == (
         "unsupported",
@@ -219,7 +219,7 @@ def test_a_wish_that_this_build_cannot_meet_is_refused_by_name(wish: dict[str, A
     )
 
 
-def test_a_tenant_in_a_header_says_who_asks_and_wishes_for_nothing() -> None:
+def test_a_tenant_in_a_header_asks_for_no_isolation() -> None:
     assert decode_query(b"x", (("rag-tenant", b"acme"),), HERE).tenant is None
     assert tenant_of((("rag-tenant", b"acme"),)) == "acme"
     assert tenant_of(()) == ""
@@ -237,7 +237,7 @@ def test_results_stay_in_the_class_that_the_query_was_published_in() -> None:
     assert not is_batch(ANSWERS.name)
 
 
-def test_wishes_that_ask_for_nothing_are_no_wishes() -> None:
+def test_options_at_their_default_are_accepted() -> None:
     assert query({"text": "x", "drafts": False, "speculative": False}).drafts is False
 
 
@@ -293,35 +293,29 @@ def test_deeply_nested_json_is_refused_not_fatal() -> None:
 
 
 def example_group() -> Group:
-    grouped = GroupedQuery(
-        query=Query(query_id="q", text="x"),
+    headers = (("traceparent", b"00-a-b-01"), ("empty", None))
+    return a_group(a_grouped_query(clusters=(3, 1), source=HERE, headers=headers))
+
+
+def failed_answer() -> Answer:
+    return unanswered(
+        query_id="q",
+        status="failed",
+        stage="grouper",
+        error_type="not_json",
+        message="no",
         source=HERE,
-        headers=(("traceparent", b"00-a-b-01"), ("empty", None)),
-        arrival_us=5,
-        vector=b"\x00\x00\x80?",
-        clusters=(ClusterId(3), ClusterId(1)),
-    )
-    return Group(
-        index_version="v",
-        centroids_fingerprint="c",
-        embedding_model="m",
-        grouper="g",
-        window_id=1,
-        lane=0,
-        lane_count=1,
-        sequence=0,
-        groups_in_window_for_lane=1,
-        queries=(grouped,),
-        clusters=(ClusterId(1), ClusterId(3)),
     )
 
 
-def test_internal_records_come_back_as_they_went() -> None:
+def test_internal_records_decode_to_what_was_encoded() -> None:
     group = example_group()
     value, headers = encode(
         group, event_id="e", source="carpool/grouper", time_us=1_700_000_000_123_456
     )
     assert decode(Group, value, headers) == group
+    answer = failed_answer()
+    assert decode(Answer, *encode(answer, event_id="e", source="s", time_us=0)) == answer
     assert dict(headers) == {
         "content-type": b"application/json",
         "ce_specversion": b"1.0",
@@ -334,9 +328,7 @@ def test_internal_records_come_back_as_they_went() -> None:
 
 
 def test_tracing_and_reply_headers_are_passed_on_and_others_are_not() -> None:
-    answer = unanswered(
-        query_id="q", status="failed", stage="grouper", error_type="not_json", message="no"
-    )
+    answer = failed_answer()
     passed = (("traceparent", b"00-a"), ("reply_to", b"me"), ("x-own", b"1"), ("ce_id", b"q"))
     _, headers = encode(answer, event_id="e", source="s", time_us=0, passed_on=passed)
     assert header(headers, "traceparent") == b"00-a"
@@ -357,9 +349,7 @@ def test_an_internal_record_of_an_unknown_version_is_refused() -> None:
 
 
 def test_the_fields_that_readers_rely_on_are_always_written() -> None:
-    answer = unanswered(
-        query_id="q", status="expired", stage="searcher", error_type="expired", message="late"
-    )
+    answer = failed_answer()
     body = json.loads(encode(answer, event_id="e", source="s", time_us=0)[0])
     assert {
         "query_id",
@@ -371,23 +361,9 @@ def test_the_fields_that_readers_rely_on_are_always_written() -> None:
         "retrieved",
         "error",
     } <= set(body)
-    retrieval = Retrieval(
-        query=Query(query_id="q", text="x"),
-        source=HERE,
-        revision=1,
-        is_final=True,
-        index_version="v",
-        embedding_model="m",
-        hits=(Hit(doc_id="d", score=0.5, cluster=ClusterId(1)),),
-        skipped_clusters=(),
-    )
+    retrieval = a_retrieval(hits=some_hits(1))
     body = json.loads(encode(retrieval, event_id="e", source="s", time_us=0)[0])
     assert {"query", "source", "revision", "is_final", "hits", "skipped_clusters"} <= set(body)
-
-
-def test_every_record_has_a_type_and_a_version_of_its_own() -> None:
-    assert set(EVENT_TYPES) == set(SCHEMAS)
-    assert len(set(SCHEMAS.values())) == len(SCHEMAS)
 
 
 def test_the_schemas_in_the_tree_are_what_the_types_say() -> None:
@@ -403,15 +379,13 @@ def test_an_encoded_record_fits_its_schema() -> None:
     value, _ = encode(example_group(), event_id="e", source="s", time_us=0)
     jsonschema.validate(json.loads(value), schema_of("rag.groups.v1"))
     jsonschema.validate({"text": "x"}, schema_of("rag.queries.v1"))
-    answer = unanswered(
-        query_id="q", status="failed", stage="grouper", error_type="not_json", message="no"
-    )
+    answer = failed_answer()
     jsonschema.validate(json.loads(msgspec.json.encode(answer)), schema_of("rag.answers.v1"))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"text": 5}, schema_of("rag.queries.v1"))
 
 
-def test_a_dead_letter_takes_whatever_its_source_takes() -> None:
+def test_a_dead_letter_fits_its_topic_if_the_record_fit_its_own() -> None:
     headers = dead_letter_headers(
         (("own", b"x" * 50),),
         source=HERE,
@@ -427,22 +401,3 @@ def test_a_dead_letter_takes_whatever_its_source_takes() -> None:
     assert header(headers, "own") == b"x" * 50
     assert header(headers, "rag.errors.offset") == b"99"
     assert len(header(headers, "rag.errors.exception.message") or b"") == 4_096
-
-
-def test_a_query_over_its_limit_still_reaches_us_to_be_refused_in_words() -> None:
-    assert QUERIES.max_message_bytes > QUERY_BYTES_MAX
-    assert max(topic.max_message_bytes for topic in TOPICS) == MESSAGE_BYTES_MAX
-
-
-def test_an_answer_decodes_from_its_own_bytes() -> None:
-    answer = unanswered(
-        query_id="q",
-        status="shed",
-        stage="client",
-        error_type="shed",
-        message="busy",
-        retryable=True,
-        source=HERE,
-    )
-    value, headers = encode(answer, event_id="e", source="s", time_us=0)
-    assert decode(Answer, value, headers) == answer
