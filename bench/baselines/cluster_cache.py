@@ -10,54 +10,39 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from bench.baselines.read_planner import ReadPlanner
 from bench.baselines.read_steps import (
     Action,
-    Deny,
     Event,
     Evict,
     Grant,
     GroupBegan,
     GroupEnded,
-    NextChanged,
     PrefetchEnded,
     QueryBegan,
     QueryEnded,
     Read,
     ReadEnded,
-    ReadFailed,
     Released,
-    SpaceFreed,
 )
 from carpool.disk.pages import ClusterPages
-from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.retrieval import Tier
+from searcher.executor import ReadError
 from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadDone
-from searcher.memory.cluster_memory import SpaceFreed as MemoryFreed
 from searcher.plan.slices import SliceId
 from searcher.store.engine import CancelledRead
-
-ReadError = CorruptionError | RetryableError
-
-NO_ROOM = (
-    "there was no memory to read it into: reads that never returned hold the budget. Check the "
-    "disk; the query can be asked again"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrival:
-    """A cluster that the current query may score now, or (`error` set) will not get. Holds no bytes
-    of the cluster.
-    """
+    """A cluster that the current query may score now."""
 
     cluster: SliceId
     tier: Tier
-    error: ReadError | None = None
 
 
 class ClusterCache:
@@ -76,7 +61,7 @@ class ClusterCache:
         self._expected = 0
         self._query_read_bytes = 0
         self._is_stopped = False
-        self._errors: dict[SliceId, ReadError] = {}
+        self._failure: ReadError | None = None
         self._pinned_gauge = metrics.searcher.resident_bytes.labels(kind="pinned")
         memory.start(self._hear)
 
@@ -86,10 +71,9 @@ class ClusterCache:
         self,
         queries: tuple[tuple[SliceId, ...], ...],
         next_query: tuple[SliceId, ...],
-        horizon: Mapping[SliceId, int] | None = None,
     ) -> None:
         """A group is searched from now on; see `GroupBegan`."""
-        self._tell(GroupBegan(queries=queries, next_query=next_query, horizon=horizon))
+        self._tell(GroupBegan(queries=queries, next_query=next_query))
 
     def query(self, position: int, clusters: tuple[SliceId, ...]) -> Generator[Arrival, None, None]:
         """Yields every cluster of the query at `position` of the group, as it is there, resident
@@ -109,8 +93,7 @@ class ClusterCache:
         try:
             while (arrival := self._next_arrival()) is not None:
                 yield arrival
-                if arrival.error is None:
-                    self._tell(Released(cluster=arrival.cluster))
+                self._tell(Released(cluster=arrival.cluster))
         finally:
             with self._changed:
                 self._arrivals.clear()
@@ -131,10 +114,6 @@ class ClusterCache:
 
     # ---- what any thread calls
 
-    def next_changed(self, clusters: tuple[SliceId, ...]) -> None:
-        """Says which clusters the first query of the next group wants; advice. Does not block."""
-        self._tell(NextChanged(clusters=clusters))
-
     def check_integrity(self) -> None:
         """Raises `AssertionError` where the planner's books and the memory differ by more than what
         was not told yet.
@@ -148,7 +127,7 @@ class ClusterCache:
     def is_reading(self) -> bool:
         """Whether a cluster is being read."""
         with self._changed:
-            return self._planner.reading_bytes > 0 and not self._is_stopped
+            return self._planner.reading_bytes > 0 and not (self._is_stopped or self._failure)
 
     def stop(self) -> None:
         """Ends a query that waits; nothing is read from now on. Does not block."""
@@ -162,8 +141,10 @@ class ClusterCache:
         with self._changed:
             if not self._expected:
                 return None
-            while not self._arrivals and not self._is_stopped:
+            while not (self._arrivals or self._is_stopped or self._failure):
                 self._changed.wait()
+            if self._failure is not None:
+                raise self._failure
             if self._is_stopped:
                 return None
             self._expected -= 1
@@ -189,12 +170,6 @@ class ClusterCache:
             case Grant():
                 self._metrics.searcher.cluster_requests.labels(tier=action.tier).inc()
                 self._arrive(Arrival(cluster=action.cluster, tier=action.tier))
-            case Deny():
-                self._metrics.searcher.cluster_requests.labels(tier="ssd").inc()
-                error = self._errors.get(action.cluster) or RetryableError(
-                    f"cluster {action.cluster}: {NO_ROOM}"
-                )
-                self._arrive(Arrival(cluster=action.cluster, tier="ssd", error=error))
             case PrefetchEnded():
                 self._metrics.searcher.prefetches.labels(result=action.result).inc()
 
@@ -208,11 +183,10 @@ class ClusterCache:
         match event:
             case ReadDone():
                 self._tell(ReadEnded(cluster=event.slice_id))
-            case MemoryFreed():
-                self._tell(SpaceFreed(cluster=event.slice_id))
             case ReadBroke():
                 assert not isinstance(event.error, CancelledRead), "nothing here cancels a read"
                 with self._changed:
-                    self._errors[event.slice_id] = event.error
-                    self._tell(ReadFailed(cluster=event.slice_id, is_stuck=event.is_stuck))
-                    del self._errors[event.slice_id]
+                    self._failure = event.error
+                    self._changed.notify_all()
+            case _:
+                pass  # the bytes of a read that failed came back: the run is over

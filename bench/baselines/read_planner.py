@@ -1,8 +1,7 @@
-"""The planner of reads: which cluster to read next, what to evict for it, and what to read ahead
-for the next group.
+"""The planner of reads: which cluster to read next, what to evict, and what to read ahead.
 
-A state machine (`step(event) -> actions`) that keeps the books of the budget. Demand reads (what
-the current query lacks) go first. Reading ahead is CaGR-RAG's opportunistic prefetch (section
+A state machine (`step(event) -> actions`) that keeps the accounting of the budget. Demand reads
+(what the current query lacks) go first. Reading ahead is CaGR-RAG's opportunistic prefetch (section
 3.2.2, Alg. 1 step 4), in two ways:
 
 - `after_group`, as Alg. 1 prints it: after the last search of a group, the clusters of the next
@@ -22,22 +21,18 @@ from typing import Literal
 
 from bench.baselines.read_steps import (
     Action,
-    Deny,
     Event,
     Evict,
     Grant,
     GroupBegan,
     GroupEnded,
-    NextChanged,
     PrefetchEnded,
     PrefetchResult,
     QueryBegan,
     QueryEnded,
     Read,
     ReadEnded,
-    ReadFailed,
     Released,
-    SpaceFreed,
 )
 from schemas.retrieval import Tier
 from searcher.events import Purpose
@@ -60,11 +55,10 @@ class ReadLimits:
 
 
 class ReadPlanner:
-    """Owns the budget: every byte resident or being read is in its books before it is in memory.
+    """Owns the budget: every byte is counted before it is read. Searches one query at a time.
 
-    `size_bytes` has every cluster of the index, none larger than the budget. One query is searched
-    at a time. Costs O(clusters of the group + resident clusters) a step. An event that cannot
-    happen is an `AssertionError`.
+    `size_bytes` has every cluster of the index, none larger than the budget. Costs O(clusters of
+    the group + resident clusters) a step. An event that cannot happen is an `AssertionError`.
     """
 
     def __init__(
@@ -79,7 +73,6 @@ class ReadPlanner:
         self._policy = policy
         self._resident: set[SliceId] = set()
         self._reading: dict[SliceId, Purpose] = {}
-        self._stuck: dict[SliceId, int] = {}  # reads that hold their bytes and will not end
         self._used_bytes = 0
         # The current group: how many of its queries still want a cluster (the current one until it
         # releases it).
@@ -95,7 +88,6 @@ class ReadPlanner:
         # What comes next.
         self._group_number = 0
         self._next: tuple[SliceId, ...] = ()
-        self._given_up: set[SliceId] = set()  # of `_next`: their read failed
         self._pinned: dict[
             SliceId, int
         ] = {}  # resident or being read, to the number of the group they are kept for
@@ -106,7 +98,7 @@ class ReadPlanner:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the clusters that are resident, being read, or stuck."""
+        """Bytes of the clusters that are resident or being read."""
         return self._used_bytes
 
     @property
@@ -124,13 +116,11 @@ class ReadPlanner:
         return frozenset(self._resident)
 
     def step(self, event: Event) -> tuple[Action, ...]:
-        """Takes in what happened; returns what to do now, in this order."""
+        """Applies an event; returns what to do now, in this order."""
         actions: list[Action] = []
         match event:
             case GroupBegan():
                 self._begin_group(event, actions)
-            case NextChanged():
-                self._change_next(event.clusters, actions)
             case QueryBegan():
                 self._begin_query(event.position, actions)
             case Released():
@@ -143,10 +133,6 @@ class ReadPlanner:
                 self._line_up_due()
             case ReadEnded():
                 self._end_read(event.cluster, actions)
-            case ReadFailed():
-                self._fail_read(event, actions)
-            case SpaceFreed():
-                self._free_stuck(event.cluster)
         self._read_demanded(actions)
         self._read_ahead(actions)
         return tuple(actions)
@@ -156,13 +142,11 @@ class ReadPlanner:
     def _begin_group(self, event: GroupBegan, actions: list[Action]) -> None:
         self._end_group(actions)
         self._group_number += 1
-        if event.horizon is not None:
-            self._policy.set_horizon(event.horizon)
         self._queries = tuple(tuple(dict.fromkeys(clusters)) for clusters in event.queries)
         for clusters in self._queries:
             for cluster in clusters:
                 self._wanted[cluster] = self._wanted.get(cluster, 0) + 1
-        self._change_next(event.next_query, actions)
+        self._set_next(event.next_query, actions)
 
     def _end_group(self, actions: list[Action]) -> None:
         self._end_query()
@@ -176,19 +160,14 @@ class ReadPlanner:
             here = self._resident | self._reading.keys()
             self._due = dict.fromkeys(cluster for cluster in self._next if cluster not in here)
 
-    def _change_next(self, clusters: tuple[SliceId, ...], actions: list[Action]) -> None:
-        # Advice: what is not in this index is not an error, it is passed over.
-        self._next = tuple(
-            dict.fromkeys(cluster for cluster in clusters if cluster in self._size_bytes)
-        )
-        self._given_up.clear()
+    def _set_next(self, clusters: tuple[SliceId, ...], actions: list[Action]) -> None:
+        # Advice: a cluster that this index does not have is ignored.
+        known = (cluster for cluster in clusters if cluster in self._size_bytes)
+        self._next = tuple(dict.fromkeys(known))
         self._due = {cluster: None for cluster in self._due if cluster in self._next}
-        for cluster in [
-            c
-            for c, number in self._pinned.items()
-            if number > self._group_number and c not in self._next
-        ]:
-            self._unpin(cluster, "wasted", actions)
+        for cluster in [c for c in self._pinned if c not in self._next]:
+            if self._pinned[cluster] > self._group_number:
+                self._unpin(cluster, "wasted", actions)
 
     def _begin_query(self, position: int, actions: list[Action]) -> None:
         assert self._position < position < len(self._queries), (
@@ -243,30 +222,6 @@ class ReadPlanner:
             self._joined.remove(cluster)
             self._grant(cluster, "ssd", actions)
 
-    def _fail_read(self, event: ReadFailed, actions: list[Action]) -> None:
-        cluster = event.cluster
-        del self._reading[cluster]
-        if event.is_stuck:
-            self._stuck[cluster] = self._stuck.get(cluster, 0) + 1
-        else:
-            self._used_bytes -= self._size_bytes[cluster]
-        self._pinned.pop(cluster, None)
-        self._unused.discard(cluster)
-        self._given_up.add(cluster)
-        if cluster in self._joined:
-            self._joined.remove(cluster)
-            self._want_less(cluster)
-            actions.append(Deny(cluster=cluster))
-
-    def _free_stuck(self, cluster: SliceId) -> None:
-        self._stuck[cluster] -= 1
-        if not self._stuck[cluster]:
-            del self._stuck[cluster]
-        self._used_bytes -= self._size_bytes[cluster]
-
-    def _stuck_bytes(self) -> int:
-        return sum(self._size_bytes[cluster] * count for cluster, count in self._stuck.items())
-
     def _start_read(self, cluster: SliceId, purpose: Purpose, actions: list[Action]) -> None:
         self._reading[cluster] = purpose
         self._used_bytes += self._size_bytes[cluster]
@@ -277,32 +232,19 @@ class ReadPlanner:
         return sum(1 for other in self._reading.values() if other == purpose)
 
     def _read_demanded(self, actions: list[Action]) -> None:
-        """Starts what the current query lacks, nearest cluster first, while readers and bytes are
-        free.
-        """
+        """Reads what the current query lacks, nearest cluster first, within the limits."""
         while self._waiting and self._reads_in_flight("demand") < self._limits.demand_reads_max:
             cluster = next(iter(self._waiting))
-            held_bytes = self.reading_bytes + self._sum_bytes(self._leased)
-            if (
-                held_bytes + self._stuck_bytes() + self._size_bytes[cluster]
-                > self._limits.budget_bytes
-            ):
-                if held_bytes:
-                    # scoring or a read in flight will free enough: what is held was granted before
-                    return
-                del self._waiting[cluster]
-                self._want_less(cluster)
-                actions.append(Deny(cluster=cluster))
-                continue
+            used_bytes = self.reading_bytes + self._sum_bytes(self._leased)
+            if used_bytes + self._size_bytes[cluster] > self._limits.budget_bytes:
+                return  # scoring or a read in flight will free enough
             self._make_room(cluster, actions)
             del self._waiting[cluster]
             self._joined.add(cluster)
             self._start_read(cluster, "demand", actions)
 
     def _make_room(self, cluster: SliceId, actions: list[Action]) -> None:
-        """Evicts by policy: first what nobody in sight wants, then what this group wants later,
-        pins last of all.
-        """
+        """Evicts by policy: first unwanted clusters, then those of this group, pinned ones last."""
         spared: tuple[Set[SliceId], ...] = (
             self._leased | self._pinned.keys() | self._wanted.keys(),
             self._leased | self._pinned.keys(),
@@ -325,12 +267,7 @@ class ReadPlanner:
     # ---- reading ahead
 
     def _read_ahead(self, actions: list[Action]) -> None:
-        """Pins what the next query wants and is here, then reads the rest, nearest first, while
-        there is room for it.
-
-        What is here comes first, so that no prefetch evicts what another one would have to read
-        again.
-        """
+        """Reads for the next group, if the current query lacks nothing."""
         has_group_to_begin = bool(self._queries) and self._position < 0
         if (
             has_group_to_begin
@@ -348,8 +285,8 @@ class ReadPlanner:
         """Reads what is due after a group, nearest first (CaGR-RAG, Alg. 1, lines 35-37)."""
         while self._due and self._reads_in_flight("prefetch") < self._limits.prefetch_reads_max:
             cluster = next(iter(self._due))
-            held_bytes = self.reading_bytes + self._sum_bytes(self._leased) + self._stuck_bytes()
-            if held_bytes + self._size_bytes[cluster] > self._limits.budget_bytes:
+            used_bytes = self.reading_bytes + self._sum_bytes(self._leased)
+            if used_bytes + self._size_bytes[cluster] > self._limits.budget_bytes:
                 return
             del self._due[cluster]
             self._make_room(cluster, actions)
@@ -366,8 +303,6 @@ class ReadPlanner:
                     return
                 self._pinned[cluster] = self._group_number + 1
         for cluster in absent:
-            if cluster in self._given_up:
-                continue
             is_busy = self._reads_in_flight("prefetch") >= self._limits.prefetch_reads_max
             if is_busy or not self._has_room_ahead(cluster):
                 return
@@ -377,15 +312,14 @@ class ReadPlanner:
             self._start_read(cluster, "prefetch", actions)
 
     def _has_room_ahead(self, cluster: SliceId) -> bool:
-        """Whether the budget holds `cluster` beside what it must not push out.
+        """Whether `cluster` fits without evicting what is wanted, pinned or being read.
 
-        That is what the current group still wants and what is pinned or being read. And beside what
-        is pinned or being read the largest cluster must fit, so that a demand never waits for a
-        prefetch, not even where the advice was wrong.
+        The largest cluster must still fit beside what is pinned or being read, so that a demand
+        never waits for a prefetch, even where the advice was wrong.
         """
         ahead = self._pinned.keys() | self._reading.keys() | {cluster}
         claimed = ahead | self._wanted.keys()
-        free_bytes = self._limits.budget_bytes - self._stuck_bytes()
+        free_bytes = self._limits.budget_bytes
         return (
             self._sum_bytes(claimed) <= free_bytes
             and self._sum_bytes(ahead) + self._largest_bytes <= free_bytes
@@ -394,17 +328,12 @@ class ReadPlanner:
     def _sum_bytes(self, clusters: Set[SliceId]) -> int:
         return sum(self._size_bytes[cluster] for cluster in clusters)
 
-    # ---- the books
+    # ---- the accounting
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where the books do not agree with each other."""
+        """Raises `AssertionError` where the accounting is inconsistent."""
         here = self._resident | self._reading.keys()
-        assert (
-            self._used_bytes
-            == self._sum_bytes(here) + self._stuck_bytes()
-            <= self._limits.budget_bytes
-        )
-        assert all(count > 0 for count in self._stuck.values())
+        assert self._used_bytes == self._sum_bytes(here) <= self._limits.budget_bytes
         assert self._policy.residents() == self._resident
         self._policy.check_integrity()
         assert not self._resident & self._reading.keys()

@@ -1,10 +1,8 @@
-"""What the planner of reads is told (events) and what it answers (actions): frozen values, nothing
-else.
-"""
+"""Events and actions of the planner of reads: frozen values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,54 +20,37 @@ def uncut(clusters: Iterable[int]) -> tuple[SliceId, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupBegan:
-    """A group is searched from now on. `queries`: the clusters of each query, in search order,
-    nearest first.
+    """A group is searched from now on. `queries`: clusters of each query in search order.
 
-    `next_query`: the clusters of the first query of the next group, as far as known (CaGR-RAG, Eq.
-    4); advice. `horizon`: in how many windows a cluster is wanted next (1: the next), for the
-    policy; None: the group is of the same window as the one before.
+    `next_query`: the clusters of the first query of the next group (CaGR-RAG, Eq. 4); advice.
     """
 
     queries: tuple[tuple[SliceId, ...], ...]
     next_query: tuple[SliceId, ...] = ()
-    horizon: Mapping[SliceId, int] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NextChanged:
-    """Something else than was thought comes after the current group: the clusters of its first
-    query.
-    """
-
-    clusters: tuple[SliceId, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryBegan:
-    """The query at `position` of the current group is searched now; those before it are done or
-    skipped.
-    """
+    """The query at `position` of the group is searched now; those before it are done."""
 
     position: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Released:
-    """The current query has scored this cluster and holds no view of it any more."""
+    """The current query has scored this cluster and needs it no more."""
 
     cluster: SliceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryEnded:
-    """The current query is done or was given up; what it still held or waited for, it does not need
-    any more.
-    """
+    """The current query is done, or was given up with clusters left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupEnded:
-    """The current group has passed, whether or not all its queries were searched."""
+    """The current group is over, even if some of its queries were not searched."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,34 +60,7 @@ class ReadEnded:
     cluster: SliceId
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadFailed:
-    """A read that was asked for failed for good; its bytes are free again, unless it `is_stuck`:
-    then `SpaceFreed` follows.
-    """
-
-    cluster: SliceId
-    is_stuck: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpaceFreed:
-    """The bytes of a read that was stuck are free again."""
-
-    cluster: SliceId
-
-
-Event = (
-    GroupBegan
-    | NextChanged
-    | QueryBegan
-    | Released
-    | QueryEnded
-    | GroupEnded
-    | ReadEnded
-    | ReadFailed
-    | SpaceFreed
-)
+Event = GroupBegan | QueryBegan | Released | QueryEnded | GroupEnded | ReadEnded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,21 +80,10 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grant:
-    """The current query may score this cluster until it releases it. `tier` "ssd": it had to wait
-    for a read.
-    """
+    """The current query may score this cluster until it releases it. `tier` "ssd": after a read."""
 
     cluster: SliceId
     tier: Tier
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Deny:
-    """The current query will not get this cluster: its read failed, or reads that are stuck leave
-    no room for it.
-    """
-
-    cluster: SliceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,4 +98,4 @@ class PrefetchEnded:
     result: PrefetchResult
 
 
-Action = Evict | Read | Grant | Deny | PrefetchEnded
+Action = Evict | Read | Grant | PrefetchEnded

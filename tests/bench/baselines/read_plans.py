@@ -16,7 +16,6 @@ from bench.baselines.read_steps import (
     QueryEnded,
     Read,
     ReadEnded,
-    ReadFailed,
     Released,
 )
 from searcher.plan.eviction.lru import Lru
@@ -83,10 +82,6 @@ def query(position: int) -> QueryBegan:
 
 def ended(cluster: SliceId) -> ReadEnded:
     return ReadEnded(cluster=cluster)
-
-
-def failed(cluster: SliceId) -> ReadFailed:
-    return ReadFailed(cluster=cluster)
 
 
 def released(cluster: SliceId) -> Released:

@@ -82,7 +82,6 @@ def caching(
     demand: int = 2,
     prefetch: int = 1,
     attempts: int = 2,
-    timeout_us: int = 60_000_000,
 ) -> Iterator[Running]:
     """Every cluster is one block read."""
     metrics = Metrics()
@@ -94,7 +93,7 @@ def caching(
         paths=["the.seg"],
         arena=Arena(budget_bytes, layout.page_bytes),
         engine=engine,
-        rules=ReadRules(attempts=attempts, timeout_us=timeout_us, watch_us=5_000),
+        rules=ReadRules(attempts=attempts, timeout_us=60_000_000, watch_us=5_000),
         metrics=metrics,
         clock=SystemClock(),
         events=NoEvents(),
@@ -109,7 +108,6 @@ def caching(
     cache = ClusterCache(memory=memory, planner=ReadPlanner(limits, sizes, Lru()), metrics=metrics)
     try:
         yield Running(cache=cache, memory=memory, metrics=metrics)
-        cache.check_integrity()
     finally:
         cache.stop()
         assert memory.close(30)
@@ -155,7 +153,7 @@ def test_a_prefetch_in_flight_is_joined_by_the_demand_and_read_once(index: Small
         engine.wait_for(B)
         it.cache.begin_group(((B, A),), ())
         arriving = it.cache.query(0, (B, A))
-        assert next(arriving).cluster == A  # is not held up by B
+        assert next(arriving).cluster == A  # B does not delay it
         go_on.set()
         assert [(a.cluster, a.tier) for a in arriving] == [(B, "ssd")]
         assert it.cache.query_read_bytes() == 0
@@ -198,7 +196,6 @@ def test_within_a_budget_of_two_clusters_any_sequence_of_queries_is_served(
         for now, then in itertools.pairwise(clusters):
             arrived = ask(it.cache, *now, then=then)
             assert arrived.keys() == set(now)
-            assert all(arrival.error is None for arrival in arrived.values())
             peaks.append(
                 sum(it.sample("resident_bytes", kind=kind) for kind in ("resident", "in_flight"))
             )
@@ -214,24 +211,19 @@ def test_a_read_that_fails_and_then_goes_through_is_not_noticed(index: SmallInde
 
     engine = Watched(index, fail_once)
     with caching(index, engine, attempts=2) as it:
-        assert ask(it.cache, A)[A].error is None
+        ask(it.cache, A)
         assert engine.reads[A] == 2
 
 
-def test_a_read_that_goes_on_failing_costs_that_cluster_only(index: SmallIndex) -> None:
+def test_a_read_that_fails_again_ends_the_search_with_its_error(index: SmallIndex) -> None:
     def fail(cluster: int) -> None:
         if cluster == B:
             raise RetryableError("the cable is out")
 
     engine = Watched(index, fail)
-    with caching(index, engine, attempts=3) as it:
-        arrived = ask(it.cache, A, B, C)
-        assert isinstance(arrived[B].error, RetryableError)
-        assert "the cable is out" in str(arrived[B].error)
-        assert arrived[A].error is arrived[C].error is None
-        assert engine.reads == {A: 1, B: 3, C: 1}
-        ask(it.cache, B)
-        assert engine.reads[B] == 6  # a failure is not remembered
+    with caching(index, engine, attempts=3) as it, pytest.raises(RetryableError, match="cable"):
+        ask(it.cache, A, B, C)
+    assert engine.reads[B] == 3
 
 
 def test_damage_is_never_retried_nor_granted_and_is_counted(index: SmallIndex) -> None:
@@ -239,52 +231,14 @@ def test_damage_is_never_retried_nor_granted_and_is_counted(index: SmallIndex) -
     extent = index.extents[B]
     engine.segment[extent.offset_bytes + 50] ^= 1
     with caching(index, engine) as it:
-        arrived = ask(it.cache, A, B)
-        error = arrived[B].error
-        assert isinstance(error, CorruptionError)
-        assert (error.path, error.offset_bytes) == ("the.seg", extent.offset_bytes)
-        assert arrived[A].error is None
+        with pytest.raises(CorruptionError) as raised:
+            ask(it.cache, A, B)
+        assert (raised.value.path, raised.value.offset_bytes) == ("the.seg", extent.offset_bytes)
         assert engine.reads[B] == 1
         assert it.sample("clusters_damaged_total") == 1
 
 
-def test_a_fault_in_an_engine_denies_the_cluster_and_leaves_nobody_waiting(
-    index: SmallIndex,
-) -> None:
-    def break_(cluster: int) -> None:
-        if cluster == A:
-            raise ZeroDivisionError("a bug")
-
-    with caching(index, Watched(index, break_)) as it:
-        arrived = ask(it.cache, A, B)
-        assert isinstance(arrived[A].error, RetryableError)
-        assert "a bug" in str(arrived[A].error)
-        assert arrived[B].error is None
-
-
-def test_a_read_that_hangs_costs_its_query_that_cluster_and_its_bytes_come_back(
-    index: SmallIndex,
-) -> None:
-    go_on = threading.Event()
-    engine = Watched(index, lambda cluster: assert_(go_on.wait(30)) if cluster == B else None)
-    largest_bytes = max(extent.size_bytes for extent in index.extents)
-    budget_bytes = index.extents[B].size_bytes + largest_bytes - 1
-    with caching(index, engine, budget_bytes=budget_bytes, timeout_us=60_000) as it:
-        arrived = ask(it.cache, A, B)
-        assert isinstance(arrived[B].error, RetryableError)
-        assert arrived[A].error is None
-        assert it.sample("resident_bytes", kind="stuck") == index.extents[B].size_bytes
-        largest = SliceId(next(e.cluster for e in index.extents if e.size_bytes == largest_bytes))
-        denied = ask(it.cache, largest)[largest].error
-        assert isinstance(denied, RetryableError)
-        assert "no memory" in str(denied)
-        go_on.set()
-        while it.memory.stuck_bytes:
-            threading.Event().wait(0.001)
-        assert ask(it.cache, largest)[largest].error is None
-
-
-def test_a_query_that_is_given_up_frees_what_it_held(index: SmallIndex) -> None:
+def test_a_query_that_is_given_up_frees_its_clusters(index: SmallIndex) -> None:
     sizes = [extent.size_bytes for extent in index.extents]
     with caching(index, Watched(index), budget_bytes=max(sizes)) as it:
         it.cache.begin_group(((A, B), (C,)), ())
@@ -318,13 +272,13 @@ def test_stopping_ends_a_query_that_waits_and_closing_says_whether_the_reads_are
         go_on.set()
 
 
-def test_the_gauges_show_what_is_held(index: SmallIndex) -> None:
+def test_the_gauges_show_resident_and_pinned_bytes(index: SmallIndex) -> None:
     with caching(index, Watched(index), budget_bytes=4096 * 3000) as it:
         ask(it.cache, A, B)
         it.cache.begin_group(((A,),), (B,))
         list(it.cache.query(0, (A,)))
-        held = index.extents[A].size_bytes + index.extents[B].size_bytes
-        assert it.sample("resident_bytes", kind="resident") == held
+        resident_bytes = index.extents[A].size_bytes + index.extents[B].size_bytes
+        assert it.sample("resident_bytes", kind="resident") == resident_bytes
         assert it.sample("resident_bytes", kind="in_flight") == 0
         assert it.sample("resident_bytes", kind="pinned") == index.extents[B].size_bytes
         assert it.sample("budget_bytes") == 4096 * 3000

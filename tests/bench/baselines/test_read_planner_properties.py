@@ -1,6 +1,4 @@
-"""The planner of reads under random events, against a dumb model of memory, and against dumb
-caches.
-"""
+"""The planner of reads under random events, against simple models of memory and caches."""
 
 from __future__ import annotations
 
@@ -16,21 +14,17 @@ from hypothesis import strategies as st
 from bench.baselines.read_planner import PrefetchMode, ReadLimits, ReadPlanner
 from bench.baselines.read_steps import (
     Action,
-    Deny,
     Event,
     Evict,
     Grant,
     GroupBegan,
     GroupEnded,
-    NextChanged,
     PrefetchEnded,
     QueryBegan,
     QueryEnded,
     Read,
     ReadEnded,
-    ReadFailed,
     Released,
-    SpaceFreed,
 )
 from searcher.plan.eviction.edgerag import EdgeRag
 from searcher.plan.eviction.lru import Lru
@@ -48,35 +42,24 @@ Queries = tuple[tuple[SliceId, ...], ...]
 
 @dataclass
 class Memory:
-    """What memory would hold if somebody did what the planner says: knows nothing of plans, pins or
-    policies.
-    """
+    """What memory contains after the planner's actions. Knows no plans, pins or policies."""
 
     budget_bytes: int
     size_bytes: dict[SliceId, int]
     resident: set[SliceId] = field(default_factory=set)
     reading: dict[SliceId, str] = field(default_factory=dict)
-    asked: set[SliceId] = field(
-        default_factory=set
-    )  # by the current query, neither granted nor denied
+    asked: set[SliceId] = field(default_factory=set)  # by the current query, not granted
     leased: set[SliceId] = field(default_factory=set)
-    stuck: list[SliceId] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def used_bytes(self) -> int:
-        return sum(self.size_bytes[c] for c in [*self.resident, *self.reading, *self.stuck])
+        return sum(self.size_bytes[c] for c in [*self.resident, *self.reading])
 
     def before(self, event: Event) -> None:
         match event:
             case ReadEnded():
                 del self.reading[event.cluster]
                 self.resident.add(event.cluster)
-            case ReadFailed():
-                self.counts[f"failed {self.reading.pop(event.cluster)}"] += 1
-                if event.is_stuck:
-                    self.stuck.append(event.cluster)
-            case SpaceFreed():
-                self.stuck.remove(event.cluster)
             case Released():
                 self.leased.remove(event.cluster)
             case QueryEnded() | GroupEnded() | GroupBegan():
@@ -102,15 +85,13 @@ class Memory:
                 self.asked.remove(action.cluster)
                 self.leased.add(action.cluster)
                 self.counts[action.tier] += 1
-            case Deny():
-                self.asked.remove(action.cluster)
             case PrefetchEnded():
                 self.counts[action.result] += 1
 
 
 @dataclass
 class World:
-    """A planner, the dumb memory beside it, and the events that may happen next."""
+    """A planner, the simple memory, and the events that may happen next."""
 
     planner: ReadPlanner
     memory: Memory
@@ -159,13 +140,13 @@ class World:
         # will free.
         assert not memory.asked or memory.reading or memory.leased
         # A demand never waits for the bytes of a prefetch alone.
-        is_guarded = self.limits.prefetch == "overlapped" and not memory.stuck
+        is_guarded = self.limits.prefetch == "overlapped"
         if is_guarded and memory.asked - memory.reading.keys() and not memory.leased:
             assert any(
                 purpose == "demand" or c in memory.asked for c, purpose in memory.reading.items()
             )
 
-    def finish_query(self, rng: random.Random, fail_share: float) -> None:
+    def finish_query(self, rng: random.Random) -> None:
         """Lets reads end in any order and clusters be scored until the query has everything."""
         memory = self.memory
         while memory.asked or memory.leased:
@@ -173,7 +154,7 @@ class World:
                 self.tell(Released(cluster=rng.choice(sorted(memory.leased))))
             else:
                 cluster = rng.choice(sorted(memory.reading))
-                self.tell((ReadFailed if rng.random() < fail_share else ReadEnded)(cluster=cluster))
+                self.tell(ReadEnded(cluster=cluster))
 
 
 def world_of(rng: random.Random, policy: str, *, prefetch: PrefetchMode = "overlapped") -> World:
@@ -194,9 +175,8 @@ def some_clusters(rng: random.Random, at_most: int = 5) -> tuple[SliceId, ...]:
 
 
 def random_event(world: World, rng: random.Random) -> Event | None:
-    memory, choices = world.memory, ["group", "next", "end group", "end query", "query", "query"]
+    memory, choices = world.memory, ["group", "end group", "end query", "query", "query"]
     choices += ["read"] * 4 * bool(memory.reading) + ["release"] * 4 * bool(memory.leased)
-    choices += ["freed"] * bool(memory.stuck)
     match rng.choice(choices):
         case "group":
             world.queries, world.position = (
@@ -205,9 +185,6 @@ def random_event(world: World, rng: random.Random) -> Event | None:
             )
             world.next_clusters = some_clusters(rng) if rng.random() < 0.8 else ()
             return GroupBegan(queries=world.queries, next_query=world.next_clusters)
-        case "next":
-            world.next_clusters = some_clusters(rng) if rng.random() < 0.8 else ()
-            return NextChanged(clusters=world.next_clusters)
         case "end group":
             world.queries, world.position = (), -1
             return GroupEnded()
@@ -218,12 +195,8 @@ def random_event(world: World, rng: random.Random) -> Event | None:
             return QueryBegan(position=rng.choice([ahead[0], rng.choice(ahead)])) if ahead else None
         case "release":
             return Released(cluster=rng.choice(sorted(memory.leased)))
-        case "freed":
-            return SpaceFreed(cluster=rng.choice(memory.stuck))
         case _:
             cluster = rng.choice(sorted(memory.reading))
-            if rng.random() < 0.2:
-                return ReadFailed(cluster=cluster, is_stuck=rng.random() < 0.3)
             return ReadEnded(cluster=cluster)
 
 
@@ -231,7 +204,7 @@ def random_event(world: World, rng: random.Random) -> Event | None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_the_books_agree_with_a_dumb_memory_after_every_event(
+def test_the_accounting_agrees_with_a_simple_memory_after_every_event(
     policy: str, prefetch: PrefetchMode, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -242,8 +215,7 @@ def test_the_books_agree_with_a_dumb_memory_after_every_event(
             world.tell(event)
     counts, unused = world.memory.counts, len(world.planner._unused)
     ends = counts["used"] + counts["late"] + counts["wasted"] + unused
-    # Every prefetch is accounted for once; one that failed before anybody asked has no such end.
-    assert ends <= counts["prefetch"] <= ends + counts["failed prefetch"]
+    assert ends == counts["prefetch"], "every prefetch is accounted for once"
 
 
 def workload(rng: random.Random) -> list[Queries]:
@@ -276,25 +248,11 @@ def test_whatever_is_advised_every_query_gets_every_cluster(
             for position, clusters in enumerate(queries):
                 before = world.memory.counts["ram"] + world.memory.counts["ssd"]
                 world.tell(QueryBegan(position=position))
-                world.finish_query(rng, fail_share=0)
+                world.finish_query(rng)
                 assert world.memory.counts["ram"] + world.memory.counts["ssd"] - before == len(
                     set(clusters)
                 )
             world.tell(GroupEnded())
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_failing_reads_deny_only_themselves(seed: int) -> None:
-    rng = random.Random(seed)
-    world = world_of(rng, "lru")
-    for queries in workload(rng):
-        world.queries, world.position = queries, -1
-        world.tell(GroupBegan(queries=queries))
-        for position in range(len(queries)):
-            world.tell(QueryBegan(position=position))
-            world.finish_query(rng, fail_share=0.5)
-            assert not world.memory.asked
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -318,7 +276,7 @@ def test_without_groups_and_advice_it_is_the_plain_cache(policy: str, seed: int)
         world.tell(GroupBegan(queries=world.queries))
         hits_before = world.memory.counts["ram"]
         world.tell(QueryBegan(position=0))
-        world.finish_query(rng, fail_share=0)
+        world.finish_query(rng)
         world.tell(GroupEnded())
         asked[cluster] += 1
         assert world.memory.counts["ram"] - hits_before == (cluster in resident)
@@ -371,7 +329,7 @@ def test_true_advice_never_brings_more_bytes_than_none_when_everything_fits(seed
             world.tell(GroupBegan(queries=queries, next_query=world.next_clusters))
             for position in range(len(queries)):
                 world.tell(QueryBegan(position=position))
-                world.finish_query(rng, fail_share=0)
+                world.finish_query(rng)
             world.tell(GroupEnded())
         counts = world.memory.counts
         assert counts["demand"] + counts["prefetch"] == len(

@@ -4,11 +4,7 @@ policies hear of windows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from bench.baselines.read_steps import Evict, GroupBegan, GroupEnded, QueryEnded
-from searcher.plan.eviction.lru import Lru
-from searcher.plan.slices import SliceId
+from bench.baselines.read_steps import Evict, GroupEnded, QueryEnded
 from tests.bench.baselines.read_plans import (
     A,
     B,
@@ -91,16 +87,3 @@ def test_to_letter_the_next_query_joins_what_is_being_prefetched_and_takes_over_
     assert run(planner, GroupEnded()) == [prefetch(B)]
     assert run(planner, group((B, C)), query(0)) == [late(B), demand(C)]
     assert run(planner, ended(B)) == [ssd(B)]
-
-
-def test_the_policy_hears_of_each_window_once() -> None:
-    horizons: list[Mapping[SliceId, int]] = []
-
-    class Listening(Lru):
-        def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
-            horizons.append(horizon)
-
-    planner = planner_of(30, policy=Listening())
-    run(planner, GroupBegan(queries=((A,),), horizon={B: 1}), GroupEnded())
-    run(planner, GroupBegan(queries=((A,),)), GroupEnded(), GroupBegan(queries=((A,),), horizon={}))
-    assert horizons == [{B: 1}, {}]
