@@ -30,7 +30,7 @@ from cli.dlq.showing import age, hex_dump, letter_json, letter_text, value_text
 from cli.main import app
 from schemas.record import Headers, Source, header
 from schemas.topics import DEAD_LETTER_MARKS, QUERIES, QUERIES_DEAD
-from tests.e2e.support import SearchResult, read_to_end
+from tests.e2e.support import LoggedRecord, read_to_end
 
 PARTITIONS = 2
 
@@ -210,7 +210,7 @@ class Cluster:
         found = self.json("list", "--letters", *arguments)
         return {f"{each['place']['partition']}/{each['place'].get('offset', 0)}" for each in found}
 
-    def records(self, topic: str) -> list[SearchResult]:
+    def records(self, topic: str) -> list[LoggedRecord]:
         return read_to_end(self.bootstrap, topic)
 
 

@@ -1,6 +1,4 @@
-"""What end-to-end tests share: a small index, fresh brokers, raw Kafka clients that see every
-record.
-"""
+"""Shared by end-to-end tests: a small index, and Kafka clients that see raw records."""
 
 from __future__ import annotations
 
@@ -22,27 +20,12 @@ from carpool.kafka.settings import KafkaSettings
 from schemas.record import Headers, header
 
 MODEL = "hashing:64"
-WORDS = (
-    "river",
-    "mountain",
-    "painter",
-    "treaty",
-    "orbit",
-    "enzyme",
-    "harbour",
-    "violin",
-    "glacier",
-    "senate",
-    "lantern",
-    "copper",
-    "meadow",
-    "comet",
-    "dialect",
-)
+VOCABULARY = "river mountain painter treaty orbit enzyme harbour violin glacier senate lantern"
+WORDS = (*VOCABULARY.split(), "copper", "meadow", "comet", "dialect")
 
 
 def build_index(folder: Path, *, documents: int = 400, nlist: int = 16) -> Path:
-    """Builds an index of made-up passages with the command that users run; returns its folder."""
+    """Builds an index of generated passages with the command line; returns its folder."""
     rng = random.Random(7)
     corpus = folder / "corpus.jsonl"
     with corpus.open("w") as file:
@@ -65,7 +48,7 @@ def question(rng: random.Random) -> str:
 
 
 def quick_settings(prefix: str) -> dict[str, str]:
-    """Settings that make rebalances after a kill quick, with a consumer group of the test's own."""
+    """Settings for quick rebalances after a kill, with a consumer group for one test."""
     return {
         "CARPOOL_KAFKA_SESSION_TIMEOUT_MS": "2000",
         "CARPOOL_KAFKA_GROUP_PREFIX": prefix,
@@ -74,8 +57,8 @@ def quick_settings(prefix: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class SearchResult:
-    """One record as it stands in the log."""
+class LoggedRecord:
+    """One record of a topic."""
 
     key: bytes | None
     value: bytes
@@ -84,8 +67,8 @@ class SearchResult:
     offset: int
 
     @classmethod
-    def of(cls, message: Message) -> SearchResult:
-        """Takes a record as the client gives it."""
+    def of(cls, message: Message) -> LoggedRecord:
+        """Converts a record of the client."""
         key, value = message.key(), message.value()
         assert not isinstance(key, str)
         assert not isinstance(value, str)
@@ -146,11 +129,9 @@ class Publisher:
 
 
 def read_all(
-    bootstrap: str, topic: str, *, until: Callable[[list[SearchResult]], bool], timeout_s: float
-) -> list[SearchResult]:
-    """Reads a topic from its beginning until `until` holds or time is up; returns every record
-    read.
-    """
+    bootstrap: str, topic: str, *, until: Callable[[list[LoggedRecord]], bool], timeout_s: float
+) -> list[LoggedRecord]:
+    """Returns the records of a topic from its beginning, until `until` is true or time is up."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -161,29 +142,27 @@ def read_all(
     )
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-    found: list[SearchResult] = []
+    found: list[LoggedRecord] = []
     deadline = time.monotonic() + timeout_s
     try:
         while not until(found) and time.monotonic() < deadline:
             for message in consumer.consume(500, timeout=0.2):
                 if message.error() is None:
-                    found.append(SearchResult.of(message))
+                    found.append(LoggedRecord.of(message))
     finally:
         consumer.close()
     return found
 
 
-def read_to_end(bootstrap: str, topic: str) -> list[SearchResult]:
-    """Reads all that a topic holds now, to the end of each partition: watermarks are not right on
-    every broker.
-    """
+def read_to_end(bootstrap: str, topic: str) -> list[LoggedRecord]:
+    """Returns all records of a topic. Reads to the end: some brokers report wrong watermarks."""
     settings = {"bootstrap.servers": bootstrap, "group.id": "unused", "enable.partition.eof": True}
     consumer = Consumer(
         settings | {"enable.auto.commit": False, "isolation.level": "read_committed"}
     )
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-    found: list[SearchResult] = []
+    found: list[LoggedRecord] = []
     ended: set[int | None] = set()
     deadline = time.monotonic() + 30
     try:
@@ -192,7 +171,7 @@ def read_to_end(bootstrap: str, topic: str) -> list[SearchResult]:
             for message in consumer.consume(500, timeout=0.1):
                 error = message.error()
                 if error is None:
-                    found.append(SearchResult.of(message))
+                    found.append(LoggedRecord.of(message))
                 elif error.code() == KafkaError._PARTITION_EOF:
                     ended.add(message.partition())
     finally:
@@ -203,14 +182,12 @@ def read_to_end(bootstrap: str, topic: str) -> list[SearchResult]:
 def committed_positions(
     bootstrap: str, group: str, topic: str, partitions: Iterable[int]
 ) -> dict[int, tuple[int, str]]:
-    """The offset that a consumer group committed in each of these partitions, with its metadata; 0
-    where it has none.
-    """
+    """Returns the committed offset (0: none) and metadata of each partition."""
     found = committed_so_far(
         KafkaSettings(bootstrap=bootstrap), group, [TopicPartition(topic, n) for n in partitions]
     )
     return {raw.partition: (max(0, raw.offset), raw.metadata or "") for raw in found}
 
 
-def at_least(count: int) -> Callable[[Sequence[SearchResult]], bool]:
+def at_least(count: int) -> Callable[[Sequence[LoggedRecord]], bool]:
     return lambda found: len(found) >= count

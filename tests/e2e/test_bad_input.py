@@ -1,6 +1,4 @@
-"""Every malformed kind ends in the dead letters with its reason; whoever can be answered is; the
-rest goes on.
-"""
+"""Malformed records become dead letters with a reason; all other queries are answered."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from tests.e2e.support import Publisher, quick_settings, read_all
 
 
 def largest_accepted(publisher: Publisher) -> int:
-    """The largest value that the topic of queries takes; writes that one record."""
+    """Returns the size of the largest value that the topic accepts; writes that record."""
     for size in range(QUERIES.max_message_bytes, QUERIES.max_message_bytes - 400, -4):
         if publisher.send(QUERIES.name, b"y" * size) is None:
             return size

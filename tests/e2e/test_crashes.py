@@ -1,6 +1,4 @@
-"""kill -9 of each service while work is in flight, again and again: nothing is lost, and little is
-repeated.
-"""
+"""Repeated `kill -9` of each service with work in flight: nothing is lost, little is repeated."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ from bench.core.stack import SERVICES, Stack
 from carpool.kafka.commit_metadata import decode_metadata
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
 from tests.e2e.support import (
+    LoggedRecord,
     Publisher,
-    SearchResult,
     committed_positions,
     question,
     quick_settings,
@@ -28,14 +26,12 @@ from tests.e2e.support import (
 
 ROUNDS = 3
 BURSTS = {"grouper": 200, "searcher": 100, "generator": 40}
-"""Queries to have work in flight with: a window takes milliseconds, a search one, a generation
-many.
-"""
+"""Queries that keep work in flight: a generation takes many milliseconds, a search one."""
 INPUTS = {"grouper": QUERIES.name, "searcher": GROUPS.name, "generator": RETRIEVALS.name}
 OUTPUTS = {"grouper": GROUPS.name, "searcher": RETRIEVALS.name, "generator": ANSWERS.name}
 
 
-def query_ids(topic: str, record: SearchResult) -> list[str]:
+def query_ids(topic: str, record: LoggedRecord) -> list[str]:
     """The queries of a record, by part."""
     if topic == GROUPS.name:
         return [grouped["query"]["query_id"] for grouped in record.body["queries"]]
@@ -68,9 +64,7 @@ class Crashes:
         publisher.flush()
 
     def kill(self, victim: str, publisher: Publisher) -> None:
-        """Kills `victim` at the first look, after a seeded number of records, that finds work in
-        flight.
-        """
+        """Kills `victim` when it has work in flight, after a seeded number of records."""
         process = self.stack[victim]
         for _ in range(20):
             target = self.rng.randrange(1, 3 if victim == "searcher" else 20)
@@ -88,11 +82,10 @@ class Crashes:
         raise AssertionError(f"{victim} never had work in flight")
 
     def written_twice(self, victim: str) -> int:
-        """Results of `victim`, now dead, beyond one for each query that it committed: repeated by
-        an earlier life or by the next.
+        """Returns the results of `victim`, now dead, beyond one for each committed query.
 
-        What was read and not yet written is none of them, and neither is what still waits: both are
-        done once.
+        An earlier life or the next one repeats these. Queries that were read and have no result,
+        and queries that still wait, do not count: they are done once.
         """
         written = Counter(self.written_by(victim))
         records = read_to_end(self.bootstrap, INPUTS[victim])
@@ -114,9 +107,7 @@ class Crashes:
         return (written - committed).total()
 
     def written_by(self, victim: str) -> list[str]:
-        """The queries of all results of `victim`, now dead, once nothing that it had sent is still
-        on its way.
-        """
+        """Returns the queries of all results of `victim`, now dead, once no result is in transit."""
         topic = OUTPUTS[victim]
         found = read_to_end(self.bootstrap, topic)
         while True:
@@ -147,7 +138,7 @@ def test_kills_lose_nothing_and_repeat_no_more_than_was_in_flight(
                 stack[victim].wait_ready(60)
         wanted = set(crashes.published)
 
-        def all_answered(found: list[SearchResult]) -> bool:
+        def all_answered(found: list[LoggedRecord]) -> bool:
             return wanted <= {(each.key or b"").decode() for each in found}
 
         read_all(fresh_broker, ANSWERS.name, until=all_answered, timeout_s=60)

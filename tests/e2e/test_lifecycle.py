@@ -1,6 +1,4 @@
-"""What an operator relies on: SIGTERM drains, a second one stops hard; what does not fit is refused
-at start.
-"""
+"""SIGTERM drains, a second one ends the process; a wrong deployment is refused at start."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def wait_for_work(stack: Stack, service: str) -> None:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> str:  # type: ignore[misc]
+def broker(tmp_path: Path) -> str:
     with EmbeddedBroker() as embedded:
         create_topics(KafkaSettings(bootstrap=embedded.bootstrap))
         yield embedded.bootstrap
@@ -57,10 +55,10 @@ def test_sigterm_finishes_units_in_flight_and_repeats_nothing(
     broker: str, small_index: Path, tmp_path: Path
 ) -> None:
     with LlmServer(latency_ms=500) as llm:
-        few_in_hand = {
+        few_in_flight = {
             "CARPOOL_GENERATOR_INTAKE_RECORDS_MAX": "8"
         }  # so that some are left at the broker
-        settings = quick_settings("drain") | {"CARPOOL_LLM_MODEL": llm.model} | few_in_hand
+        settings = quick_settings("drain") | {"CARPOOL_LLM_MODEL": llm.model} | few_in_flight
         with Stack(
             bootstrap=broker,
             index_dir=small_index,
@@ -104,7 +102,7 @@ def test_a_second_sigterm_ends_the_process_immediately(
             pid = stack["generator"].pid
             os.kill(pid, signal.SIGTERM)
             time.sleep(1.0)
-            assert stack["generator"].is_running, "it waits for the answers in hand"
+            assert stack["generator"].is_running, "it waits for the running answers"
             os.kill(pid, signal.SIGTERM)
             assert stack["generator"].wait(10) == 128 + signal.SIGTERM
 

@@ -140,9 +140,8 @@ def test_a_query_is_one_trace_through_all_topics(
         }
         assert len(own) == 1
         assert own != {TRACE_ID}
-    assert {found.text("traceparent").split("-")[1] for found in retrievals} == {  # type: ignore[union-attr]
-        found.text("traceparent").split("-")[1]
-        for found in answers  # type: ignore[union-attr]
+    assert {found.text("traceparent").split("-")[1] for found in retrievals} == {
+        found.text("traceparent").split("-")[1] for found in answers
     }
     assert all(found.text("traceparent") for found in groups)
     # Names are those of the conventions that the spans claim to follow.

@@ -20,7 +20,7 @@ from carpool.testing.kafka import KafkaServer
 from carpool.testing.llm_server import REFUSALS, LlmServer
 from schemas.codec import encode
 from schemas.topics import ANSWERS, RETRIEVALS
-from tests.e2e.support import Publisher, SearchResult, quick_settings, read_all, read_to_end
+from tests.e2e.support import LoggedRecord, Publisher, quick_settings, read_all, read_to_end
 from tests.records import a_query, a_retrieval, a_source, some_hits
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -77,12 +77,12 @@ def wait_until(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) ->
         time.sleep(0.02)
 
 
-def answers_to(broker: str, prefix: str, count: int) -> list[SearchResult]:
+def answers_to(broker: str, prefix: str, count: int) -> list[LoggedRecord]:
     """The answers to the queries of `prefix`, once there are `count` of them, and what comes within
     another second.
     """
 
-    def ours(found: list[SearchResult]) -> list[SearchResult]:
+    def ours(found: list[LoggedRecord]) -> list[LoggedRecord]:
         return [each for each in found if (each.key or b"").startswith(prefix.encode())]
 
     read_all(broker, ANSWERS.name, until=lambda found: len(ours(found)) >= count, timeout_s=90)
@@ -217,6 +217,6 @@ def test_an_llm_server_that_refuses_costs_deadlines_and_nothing_else(
     print("answers by status:", Counter(each.body["status"] for each in answers))
 
 
-def written_s(answer: SearchResult) -> float:
+def written_s(answer: LoggedRecord) -> float:
     """When the answer was made, epoch seconds."""
     return datetime.fromisoformat(answer.text("ce_time") or "").timestamp()

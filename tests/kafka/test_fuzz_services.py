@@ -19,8 +19,8 @@ from schemas.errors import REASONS, RecordError
 from schemas.record import Source, header
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD
 from tests.e2e.support import (
+    LoggedRecord,
     Publisher,
-    SearchResult,
     build_index,
     committed_positions,
     quick_settings,
@@ -42,7 +42,7 @@ def fuzzed(count: int) -> list[Raw]:
     return [mutator.mutated(real[number % len(real)]) for number in range(count)]
 
 
-def is_refused(record: SearchResult) -> bool:
+def is_refused(record: LoggedRecord) -> bool:
     """Whether the decoder refuses what was published."""
     source = Source(topic=QUERIES.name, partition=record.partition, offset=record.offset)
     try:
@@ -52,7 +52,7 @@ def is_refused(record: SearchResult) -> bool:
     return False
 
 
-def place(record: SearchResult) -> tuple[int, int]:
+def place(record: LoggedRecord) -> tuple[int, int]:
     return int(record.text("rag.errors.partition") or -1), int(
         record.text("rag.errors.offset") or -1
     )
@@ -90,11 +90,11 @@ def test_every_mutated_query_ends_and_the_good_ones_between_them_are_answered(
             settings=settings,
         ) as stack:
 
-            def answered(found: list[SearchResult]) -> set[tuple[int, int]]:
+            def answered(found: list[LoggedRecord]) -> set[tuple[int, int]]:
                 sources = (each.body["source"] for each in found)
                 return {(source["partition"], source["offset"]) for source in sources if source}
 
-            def ended(found: list[SearchResult]) -> bool:
+            def ended(found: list[LoggedRecord]) -> bool:
                 letters = {
                     place(letter) for letter in read_to_end(broker.bootstrap, QUERIES_DEAD.name)
                 }

@@ -1,6 +1,4 @@
-"""A collector of traces for tests: takes OTLP over HTTP (protobuf), as the real ones do, and keeps
-every span.
-"""
+"""A collector of traces for tests: accepts OTLP over HTTP and keeps every span."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A span as it arrived. Ids are hexadecimal, times epoch nanoseconds; `links` are (trace id,
-    span id).
-    """
+    """A received span. Ids are hexadecimal, times epoch nanoseconds; links: (trace, span) ids."""
 
     service: str
     scope: str
@@ -41,7 +37,7 @@ class Seen:
 
 
 class Collector:
-    """A context manager. `status` is what it answers with; `delay_s` how long it takes to."""
+    """A context manager. `status` and `delay_s`: of its replies."""
 
     def __init__(self) -> None:
         self.spans: list[Seen] = []

@@ -56,7 +56,7 @@ def test_after_a_rebalance_of_others_aborted_it_a_transaction_is_repeated_withou
             known[0] = inner()
         return known[0]
 
-    consumer.membership = membership  # type: ignore[method-assign]
+    consumer.membership = membership
     bench.publish("a")
     turn(loop)
     with bench.broker.lock:

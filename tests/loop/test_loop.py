@@ -179,7 +179,7 @@ def test_partitions_are_paused_only_after_a_while_without_credit() -> None:
     bench, stage = Bench(), HandStage(credit=1)
     loop, consumer = bench.loop(stage)
     paused: list[bool] = []
-    consumer.pause = lambda: paused.append(True)  # type: ignore[method-assign]
+    consumer.pause = lambda: paused.append(True)
     bench.publish("a", "b")
     turn(loop)
     stage.finish("a")
@@ -195,7 +195,7 @@ def test_partitions_are_paused_only_after_a_while_without_credit() -> None:
 def test_a_record_polled_from_a_paused_partition_is_not_lost() -> None:
     bench, stage = Bench(), HandStage(credit=1)
     loop, consumer = bench.loop(stage)
-    consumer.pause = lambda: None  # type: ignore[method-assign]
+    consumer.pause = lambda: None
     bench.publish("a", "b", "c")
     turn(loop)
     bench.clock.sleep(PAUSE_AFTER_US)
@@ -356,7 +356,7 @@ def test_stop_drains_units_in_flight_and_leaves_the_group() -> None:
             runner.stop()
         return original()
 
-    stage.credit = credit_then_stop  # type: ignore[method-assign,assignment]
+    stage.credit = credit_then_stop
     runner.run(drain_us=10**12)
     assert sorted(bench.results()) == ["a/0", "b/0"]
     assert bench.committed() == (2, "")

@@ -190,7 +190,7 @@ def test_outputs_and_operations_for_several_queries_are_linked_to_each() -> None
         span.attributes["carpool.query.id"]: ids(span)
         for span in traced.all_spans()
         if span.name.startswith("process")
-    }  # type: ignore[index]
+    }
     others = {span.name: span for span in traced.all_spans() if not span.name.startswith("process")}
     assert linked(others["plan window"]) == set(queries.values())
     group = others["send rag.groups.v1"]
