@@ -107,7 +107,7 @@ class Crashes:
         return (written - committed).total()
 
     def written_by(self, victim: str) -> list[str]:
-        """Returns the queries of all results of `victim`, now dead, once no result is in transit."""
+        """Returns the queries of all results of the dead `victim`, once none is in transit."""
         topic = OUTPUTS[victim]
         found = read_to_end(self.bootstrap, topic)
         while True:

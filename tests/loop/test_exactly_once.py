@@ -17,7 +17,6 @@ from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
 from carpool.kafka.fencing import claims
 from carpool.kafka.memory import MemoryTransactionalProducer
 from carpool.kafka.records import TopicPartition
-from carpool.loop.delivery.commit_planner import BATCH_DONES_MAX
 from carpool.loop.delivery.exactly_once import CALL_US_MAX
 from carpool.loop.loop import Loop
 from carpool.loop.priority.intake_queues import PriorityClass
@@ -334,28 +333,6 @@ class TwoClasses(Exact):
     def publish_batch(self, *texts: str) -> None:
         for text in texts:
             self.broker.append(QUERIES_BATCH.name, text.encode(), partition=0)
-
-
-def test_urgent_work_commits_before_batch_work_that_finished_earlier() -> None:
-    bench, stage = TwoClasses(), HandStage(credit=10_000)
-    loop = bench.both(stage)
-    batch = [f"b{number}" for number in range(3 * BATCH_DONES_MAX)]
-    bench.publish_batch(*batch)
-    bench.publish("u")
-    turn(loop)
-    for text in (*batch, "u"):
-        stage.finish(text)
-    turn(loop, 1)
-    assert bench.results()[0] == "u/0"
-    assert len(bench.results()) == BATCH_DONES_MAX + 1
-    turn(loop, 1)
-    assert len(bench.results()) == BATCH_DONES_MAX + 1, (
-        "batch work pauses while there is urgent work"
-    )
-    for _ in range(3):
-        bench.wait(loop)
-    assert sorted(bench.results()[1:]) == sorted(f"{text}/0" for text in batch)
-    assert loop.in_flight.units == 0
 
 
 def test_a_revocation_commits_batch_work_during_its_pause() -> None:

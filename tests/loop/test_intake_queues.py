@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.priority.intake_queues import (
-    QUANTUM_BYTES,
-    RECORD_COST_BYTES,
     IntakeQueues,
     PriorityClass,
 )
-from schemas.record import Source
+from tests.records import a_message
 
 URGENT, BATCH = "rag.queries.v1", "rag.queries.batch.v1"
 CLASSES = (
@@ -24,8 +22,7 @@ CLASSES = (
 
 
 def message(topic: str, offset: int, size_bytes: int = 0, partition: int = 0) -> Message:
-    source = Source(topic=topic, partition=partition, offset=offset, timestamp_ms=1)
-    return Message(source=source, key=None, value=b"x" * size_bytes, headers=(), received_us=1)
+    return a_message(topic, offset, partition=partition, value=b"x" * size_bytes)
 
 
 def filled(urgent: int, batch: int, **bounds: int) -> IntakeQueues:
@@ -35,18 +32,6 @@ def filled(urgent: int, batch: int, **bounds: int) -> IntakeQueues:
     for offset in range(urgent):
         queues.add(message(URGENT, offset))
     return queues
-
-
-def test_an_urgent_record_behind_hundreds_of_batch_records_waits_for_one_turn() -> None:
-    queues = filled(urgent=1, batch=200)
-    parts: Counter[str] = Counter()
-    order = []
-    while URGENT not in order:
-        taken = queues.next(parts)
-        assert taken is not None
-        order.append(taken.source.topic)
-        parts[taken.source.topic] += 1
-    assert len(order) - 1 <= QUANTUM_BYTES // RECORD_COST_BYTES
 
 
 def test_while_both_classes_have_records_batch_gets_its_share() -> None:

@@ -14,8 +14,8 @@ from carpool.loop.priority.intake_queues import (
     PriorityClass,
 )
 from carpool.loop.priority.priority_consumer import SORT_MAX, PriorityConsumer
-from schemas.record import Source
 from tests.clocks import HandClock
+from tests.records import a_message
 
 URGENT, BATCH = "rag.queries.v1", "rag.queries.batch.v1"
 CLASSES = (PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, unfinished_max=9_000))
@@ -72,13 +72,10 @@ class FetchedConsumer:
     def fetch(self, topic: str, count: int, partition: int = 0) -> None:
         begin = sum(each.source.topic == topic for each in self.fetched)
         for offset in range(begin, begin + count):
-            source = Source(topic=topic, partition=partition, offset=offset, timestamp_ms=1)
-            self.fetched.append(
-                Message(source=source, key=None, value=b"", headers=(), received_us=1)
-            )
+            self.fetched.append(a_message(topic, offset, partition=partition, value=b""))
 
 
-class Rig:
+class TwoTopics:
     cpu_wait_us = 0.0
 
     def __init__(self, classes: tuple[PriorityClass, ...] = CLASSES) -> None:
@@ -110,7 +107,7 @@ class Rig:
 
 
 def test_an_urgent_record_fetched_behind_thousands_is_returned_within_a_turn() -> None:
-    rig = Rig()
+    rig = TwoTopics()
     rig.inner.fetch(BATCH, 6_000)
     rig.inner.fetch(URGENT, 1)
     handed = [rig.take() for _ in range(20)]
@@ -119,7 +116,7 @@ def test_an_urgent_record_fetched_behind_thousands_is_returned_within_a_turn() -
 
 
 def test_only_a_topic_with_a_full_queue_is_paused() -> None:
-    rig = Rig()
+    rig = TwoTopics()
     rig.inner.fetch(BATCH, RECORDS_MAX + 500)
     for _ in range(8):
         rig.take()
@@ -132,7 +129,7 @@ def test_only_a_topic_with_a_full_queue_is_paused() -> None:
 
 
 def test_a_paused_consumer_returns_no_record_and_loses_none() -> None:
-    rig = Rig()
+    rig = TwoTopics()
     rig.inner.fetch(BATCH, 3)
     assert rig.take() == BATCH
     rig.consumer.pause()
@@ -143,7 +140,7 @@ def test_a_paused_consumer_returns_no_record_and_loses_none() -> None:
 
 
 def test_an_empty_client_is_polled_once_in_a_round() -> None:
-    rig = Rig()
+    rig = TwoTopics()
     rig.inner.fetch(URGENT, 2)
     assert [rig.take(0.05), rig.take()] == [URGENT, URGENT]
     rig.inner.waits.clear()
@@ -155,7 +152,7 @@ def test_an_empty_client_is_polled_once_in_a_round() -> None:
 
 
 def test_blocked_records_do_not_cause_busy_polling() -> None:
-    rig = Rig()
+    rig = TwoTopics()
     rig.parts[BATCH] = 8_999
     rig.inner.fetch(BATCH, 3)
     assert rig.take() == BATCH
@@ -167,7 +164,7 @@ def test_blocked_records_do_not_cause_busy_polling() -> None:
 
 
 def test_queues_are_filled_without_credit_and_urgent_records_go_first_later() -> None:
-    rig = Rig()
+    rig = TwoTopics()
     rig.inner.fetch(BATCH, 100)
     rig.inner.fetch(URGENT, 1)
     rig.consumer.fill_queues(0.05)
@@ -177,7 +174,7 @@ def test_queues_are_filled_without_credit_and_urgent_records_go_first_later() ->
 
 
 def test_queued_records_of_a_revoked_partition_are_dropped_before_its_listener_is_called() -> None:
-    rig = Rig()
+    rig = TwoTopics()
     rig.inner.fetch(URGENT, 2)
     rig.inner.fetch(BATCH, 2)
     assert rig.take() == URGENT
@@ -189,7 +186,7 @@ def test_queued_records_of_a_revoked_partition_are_dropped_before_its_listener_i
 
 
 def test_batch_records_are_limited_while_threads_wait_for_cpus() -> None:
-    rig = Rig(
+    rig = TwoTopics(
         (PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, cpu_wait_us_max=300))
     )
     rig.cpu_wait_us = 5_000.0

@@ -31,6 +31,7 @@ from schemas.query import QUERY_BYTES_MAX, Query
 from schemas.record import Headers, Source, header
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIEVALS
 from tests.clocks import HandClock
+from tests.records import a_query, a_unit
 
 NOW_US = 1_700_000_000_000_000
 FIRST = Source(topic=QUERIES.name, partition=2, offset=99, timestamp_ms=1_699_999_999_000)
@@ -264,8 +265,7 @@ def test_a_query_waits_at_most_one_retry_delay() -> None:
 
 
 def unit(id: int) -> Unit[Query]:
-    message = Message(source=FIRST, key=None, value=b"x", headers=(), received_us=NOW_US)
-    return Unit(id=id, record=Query(query_id=str(id), text="x"), message=message)
+    return a_unit(id, a_query())
 
 
 def test_delayed_units_are_due_in_the_order_of_their_times_unless_they_are_revoked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -11,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 from prometheus_client import CollectorRegistry
 
-from carpool.kafka.records import Message, Output
+from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
 from carpool.loop.tracing.export import SpanQueue
 from carpool.loop.tracing.operation import Operation
@@ -19,9 +20,10 @@ from carpool.loop.tracing.otel import OtelTracer
 from carpool.loop.tracing.queries import with_traceparent
 from carpool.telemetry.logs import trace_id_of
 from carpool.telemetry.metrics import Metrics
-from schemas.group import Group, GroupedQuery
-from schemas.record import ClusterId, Headers, Record, Source, header
+from schemas.group import GroupedQuery
+from schemas.record import Headers, Record, header
 from tests.loop.spans import ASKED, ASKED_HEADERS, TRACE_ID, query
+from tests.records import a_group, a_grouped_query, a_message, a_unit
 
 
 class Traced:
@@ -42,18 +44,9 @@ class Traced:
         topic: str = "t",
         parts: int = 1,
     ) -> Unit:
-        source = Source(topic=topic, partition=2, offset=unit_id, timestamp_ms=1)
-        message = Message(
-            source=source, key=b"k", value=b"v", headers=headers, received_us=1_000_000
-        )
-        unit = Unit(id=unit_id, record=record, message=message, parts=parts)
-        return Unit(
-            id=unit_id,
-            record=record,
-            message=message,
-            parts=parts,
-            traceparents=self.tracer.opened(unit),
-        )
+        message = a_message(topic, unit_id, partition=2, headers=headers, received_us=1_000_000)
+        unit = a_unit(unit_id, record, message, parts=parts)
+        return replace(unit, traceparents=self.tracer.opened(unit))
 
     def spans(self) -> dict[str, ReadableSpan]:
         """By name; fails when two have the same."""
@@ -126,21 +119,10 @@ def test_a_query_has_one_span_under_its_sender_and_its_output_carries_the_send_s
     }
 
 
-def test_a_query_without_a_trace_begins_one() -> None:
-    traced = Traced()
-    unit = traced.open(1, query(1))
-    done = traced.tracer.finished(Done(parts=((1, 0),), outputs=(output("o"),)), 2_000_000)
-    traced.tracer.completed(done, 3_000_000)
-    process = traced.spans()["process t"]
-    assert process.parent is None
-    assert (
-        unit.traceparents[0].split("-")[1] == traceparent_of(done.outputs[0])[0] == ids(process)[0]
-    )
-
-
 @pytest.mark.parametrize(
     "bad",
     [
+        None,
         b"",
         b"\xff\xfe",
         b"00-xyz-1-01",
@@ -148,13 +130,17 @@ def test_a_query_without_a_trace_begins_one() -> None:
         b"1" * 4_000,
     ],
 )
-def test_a_broken_traceparent_begins_a_trace_too(bad: bytes) -> None:
+def test_a_query_without_a_readable_trace_begins_one(bad: bytes | None) -> None:
     traced = Traced()
-    unit = traced.open(1, query(1), (("traceparent", bad),))
-    traced.tracer.completed(Done(parts=((1, 0),), outputs=()), 3_000_000)
-    assert traced.spans()["process t"].parent is None
-    assert len(unit.traceparents[0]) == len(ASKED)
-    assert trace_id_of((("traceparent", bad),)) is None
+    headers = () if bad is None else (("traceparent", bad),)
+    unit = traced.open(1, query(1), headers)
+    done = traced.tracer.finished(Done(parts=((1, 0),), outputs=(output("o"),)), 2_000_000)
+    traced.tracer.completed(done, 3_000_000)
+    process = traced.spans()["process t"]
+    assert process.parent is None
+    assert unit.traceparents[0].split("-")[1] == ids(process)[0]
+    assert traceparent_of(done.outputs[0])[0] == ids(process)[0]
+    assert trace_id_of(headers) is None
 
 
 def test_a_query_that_its_sender_does_not_sample_is_not_recorded() -> None:
@@ -224,30 +210,7 @@ def test_an_operation_for_one_query_is_under_its_span() -> None:
 
 
 def grouped(number: int, traceparent: str) -> GroupedQuery:
-    return GroupedQuery(
-        query=query(number),
-        source=Source(topic="rag.queries.v1", partition=0, offset=number),
-        headers=(("traceparent", traceparent.encode()),),
-        arrival_us=1,
-        vector=b"\0\0\0\0",
-        clusters=(ClusterId(1),),
-    )
-
-
-def group_of(*queries: GroupedQuery) -> Group:
-    return Group(
-        index_version="i",
-        centroids_fingerprint="c",
-        embedding_model="m",
-        grouper="g",
-        window_id=4,
-        lane=0,
-        lane_count=1,
-        sequence=0,
-        groups_in_window_for_lane=1,
-        queries=queries,
-        clusters=(ClusterId(1),),
-    )
+    return a_grouped_query(query(number), headers=(("traceparent", traceparent.encode()),))
 
 
 def test_queries_of_a_group_keep_their_traces_and_the_group_is_linked_to_them() -> None:
@@ -255,7 +218,7 @@ def test_queries_of_a_group_keep_their_traces_and_the_group_is_linked_to_them() 
     other = ASKED.replace(TRACE_ID, "1" * 32)
     sent = with_traceparent((), "00-" + "2" * 32 + "-" + "3" * 16 + "-01")
     unit = traced.open(
-        9, group_of(grouped(0, ASKED), grouped(1, other)), sent, topic="rag.groups.v1", parts=2
+        9, a_group(grouped(0, ASKED), grouped(1, other)), sent, topic="rag.groups.v1", parts=2
     )
     first, second = (
         traced.tracer.finished(
@@ -280,12 +243,11 @@ def test_queries_of_a_group_keep_their_traces_and_the_group_is_linked_to_them() 
 
 def test_only_the_owed_queries_of_a_group_are_traced() -> None:
     traced = Traced()
-    record = group_of(grouped(0, ASKED), grouped(1, ASKED))
-    source = Source(topic="rag.groups.v1", partition=0, offset=1)
-    message = Message(source=source, key=None, value=b"", headers=(), received_us=1)
-    unit = Unit(id=1, record=record, message=message, parts=2, parts_done=frozenset({0}))
+    record = a_group(grouped(0, ASKED), grouped(1, ASKED))
+    message = a_message("rag.groups.v1", 1)
+    unit = a_unit(1, record, message, parts=2, parts_done=frozenset({0}))
     traceparents = traced.tracer.opened(unit)
-    assert traceparents[0] == ASKED, "what is done goes on as it came"
+    assert traceparents[0] == ASKED, "a committed query keeps its context"
     traced.tracer.completed(Done(parts=((1, 1),), outputs=()), 2)
     assert sorted(span.name for span in traced.all_spans()) == [
         "process group",
@@ -305,9 +267,7 @@ def test_polls_and_commits_are_spans_linked_to_their_queries() -> None:
     traced.tracer.committed(2_100_000, 2_200_000)
     poll, *again = [span for span in traced.all_spans() if span.name == "poll t"]
     commit, *once_more = [span for span in traced.all_spans() if span.name == "commit t"]
-    assert again == once_more == [], (
-        "a round that took nothing in, or completed nothing, is no span"
-    )
+    assert again == once_more == [], "a round without units is no span"
     processes = {ids(span) for span in traced.all_spans() if span.name == "process t"}
     assert linked(poll) == linked(commit) == processes
     assert (poll.kind, commit.kind) == (SpanKind.CLIENT, SpanKind.CLIENT)
@@ -331,7 +291,6 @@ def test_revoked_work_ends_its_spans_and_late_results_make_none() -> None:
     assert traced.tracer.finished(work, 4_000_000) is work
     traced.tracer.completed(work, 5_000_000)
     assert len(traced.all_spans()) == 2
-    assert not traced.tracer._parts
 
 
 def test_work_that_is_repeated_ends_the_spans_of_its_first_outputs() -> None:
