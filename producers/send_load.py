@@ -33,7 +33,7 @@ class QuestionSender(Protocol):
         ...
 
 
-class SentQuestion(msgspec.Struct, frozen=True, kw_only=True):
+class SentQuestion(msgspec.Struct, frozen=True):
     """One question that was sent. Times are epoch microseconds; latency is from `intended_us`."""
 
     query_id: str
@@ -161,11 +161,7 @@ def run_load(
         else:
             sent += 1
             if on_sent is not None:
-                on_sent(
-                    SentQuestion(
-                        query_id=record.query_id, row=row, intended_us=intended_us, sent_us=sent_us
-                    )
-                )
+                on_sent(SentQuestion(record.query_id, row, intended_us, sent_us))
         if on_progress is not None:
             on_progress(progress())
     unacknowledged = sender.flush(flush_timeout_s)

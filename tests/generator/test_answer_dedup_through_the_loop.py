@@ -238,7 +238,7 @@ class LongReader(MemoryAnswersLog):
         return super().position(partition) + FAR * (partition == 0 and self.is_let)
 
 
-def test_partitions_that_are_ready_go_on_while_the_answers_of_another_are_read(
+def test_ready_partitions_are_processed_while_answers_of_another_are_read(
     delivery: str,
 ) -> None:
     broker, few, many = make_broker(), 5, 60

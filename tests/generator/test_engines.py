@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import pytest
@@ -54,7 +54,10 @@ def no_engine() -> Iterator[LlmEngine]:
     yield NoLlm()
 
 
-ENGINES = [openai_engine, memory_engine, no_engine]
+@pytest.fixture(params=[openai_engine, memory_engine, no_engine])
+def engine(request: pytest.FixtureRequest) -> Iterator[LlmEngine]:
+    with request.param() as made:
+        yield made
 
 
 def settings(server: LlmServer, **more: Any) -> LlmSettings:
@@ -82,12 +85,8 @@ def run(engine: LlmEngine, use: Callable[[LlmEngine], Awaitable[Any]]) -> Any:
 # ---- every engine
 
 
-@pytest.mark.parametrize("make", ENGINES)
-def test_pieces_come_then_one_end_and_together_they_are_a_cited_answer(
-    make: Callable[[], AbstractContextManager[LlmEngine]],
-) -> None:
-    with make() as engine:
-        text, finished = run(engine, collect)
+def test_pieces_come_then_one_end_and_together_they_are_a_cited_answer(engine: LlmEngine) -> None:
+    text, finished = run(engine, collect)
     answer = written(text)
     assert answer.is_complete and answer.answer
     assert all(number in (1, 2) for number in answer.numbers)
@@ -96,57 +95,31 @@ def test_pieces_come_then_one_end_and_together_they_are_a_cited_answer(
     assert min(finished.input_tokens, finished.output_tokens, finished.cached_tokens) >= 0
 
 
-@pytest.mark.parametrize("make", ENGINES)
-def test_the_same_request_gives_the_same_text(
-    make: Callable[[], AbstractContextManager[LlmEngine]],
-) -> None:
-    async def twice(engine: LlmEngine) -> tuple[str, str]:
-        return (await collect(engine))[0], (await collect(engine))[0]
-
-    with make() as engine:
-        one, two = run(engine, twice)
-    assert one == two
+def test_a_server_that_is_there_passes_the_check_and_has_an_address(engine: LlmEngine) -> None:
+    run(engine, lambda engine: engine.check())
+    assert engine.address
 
 
-@pytest.mark.parametrize("make", ENGINES)
-def test_a_server_that_is_there_passes_the_check_and_has_an_address(
-    make: Callable[[], AbstractContextManager[LlmEngine]],
-) -> None:
-    with make() as engine:
-        run(engine, lambda engine: engine.check())
-        assert engine.address
-
-
-@pytest.mark.parametrize("make", ENGINES)
-def test_a_request_can_be_left_after_its_first_piece_and_the_next_one_works(
-    make: Callable[[], AbstractContextManager[LlmEngine]],
+def test_a_request_can_be_left_after_its_first_piece(
+    engine: LlmEngine,
 ) -> None:
     async def leave_and_ask(engine: LlmEngine) -> str:
         async with aclosing(engine.stream(REQUEST)) as events:
             assert isinstance(await anext(events), LlmPiece)
         return (await collect(engine))[0]
 
-    with make() as engine:
-        assert written(run(engine, leave_and_ask)).is_complete
+    assert written(run(engine, leave_and_ask)).is_complete
 
 
-@pytest.mark.parametrize("make", ENGINES)
-def test_many_requests_run_side_by_side(
-    make: Callable[[], AbstractContextManager[LlmEngine]],
-) -> None:
+def test_concurrent_requests_with_one_prompt_give_one_text(engine: LlmEngine) -> None:
     async def many(engine: LlmEngine) -> list[tuple[str, LlmFinished]]:
         return await asyncio.gather(*(collect(engine) for _ in range(20)))
 
-    with make() as engine:
-        assert len({text for text, _ in run(engine, many)}) == 1
+    assert len({text for text, _ in run(engine, many)}) == 1
 
 
-@pytest.mark.parametrize("make", ENGINES)
-def test_closing_an_engine_that_was_never_used_is_fine(
-    make: Callable[[], AbstractContextManager[LlmEngine]],
-) -> None:
-    with make() as engine:
-        asyncio.run(engine.close())
+def test_closing_an_engine_that_was_never_used_is_fine(engine: LlmEngine) -> None:
+    asyncio.run(engine.close())
 
 
 # ---- the real client
@@ -240,7 +213,7 @@ def test_cancelling_a_task_ends_the_request_at_the_server(server: LlmServer) -> 
     assert server.requests.disconnected == 1
 
 
-def test_nobody_at_the_port_is_unreachable() -> None:
+def test_a_port_without_a_server_is_unreachable() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{reserved.getsockname()[1]}/v1"
@@ -276,7 +249,7 @@ def test_the_first_refused_prompt_blames_the_settings_and_one_after_an_answer_th
         assert (first.value.kind, first.value.is_suspect) == ("misfit", True)
         await collect(engine)
         server.fault = LlmFault(mode="400", count=1)
-        with pytest.raises(PromptRefused, match=f"HTTP 400: {NAME} was told to refuse"):
+        with pytest.raises(PromptRefused, match=f"HTTP 400: {NAME} is set to refuse"):
             await collect(engine)
 
     run(OpenAiLlm(settings(server)), use)
@@ -343,9 +316,7 @@ JSON = "Content-Type: application/json"
         ),
     ],
 )
-def test_what_a_server_may_say_is_sorted_by_what_is_to_be_done(
-    head: str, body: str, kind: str
-) -> None:
+def test_each_status_of_a_server_has_its_kind_of_refusal(head: str, body: str, kind: str) -> None:
     with answering(head, body) as of_server, pytest.raises(LlmRefusal) as error:
         run(OpenAiLlm(of_server), collect)
     assert error.value.kind == kind
@@ -368,10 +339,10 @@ def test_a_key_in_the_settings_is_sent_and_never_printed() -> None:
     assert "sk-1" not in str(error.value) + repr(keyed)
 
 
-def test_lone_surrogates_of_a_server_are_replaced_so_that_the_answer_can_travel() -> None:
+def test_lone_surrogates_of_a_server_are_replaced() -> None:
     chunk = (
-        '{"id":"1","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":'
-        '"a\\ud83d"},"finish_reason":"stop"}]}'
+        '{"id":"1","object":"chat.completion.chunk","created":0,"model":"m","choices":'
+        '[{"index":0,"delta":{"content":"a\\ud83d"},"finish_reason":"stop"}]}'
     )
     head = "200 OK\r\nContent-Type: text/event-stream"
     with answering(head, f"data: {chunk}\n\ndata: [DONE]\n\n") as of_server:
@@ -380,7 +351,7 @@ def test_lone_surrogates_of_a_server_are_replaced_so_that_the_answer_can_travel(
     assert (finished.input_tokens, finished.finish_reason) == (0, "stop")
 
 
-def test_priority_and_seed_are_sent_where_they_are_wished_for() -> None:
+def test_priority_and_seed_are_sent_if_requested() -> None:
     plain = OpenAiLlm(LlmSettings())._body(REQUEST)
     assert "seed" not in plain and "extra_body" not in plain
     wished = LlmRequest(id="x", system="s", user="u", max_tokens=5, seed=3, priority=-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,12 +12,12 @@ from generator.llm.memory import NAME as MEMORY
 from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.protocol import LlmRefusal, LlmRequest, PromptRefused
 from generator.settings import GeneratorSettings
-from schemas.answer import AnswerError, CacheUse, Citation, Retrieved
+from schemas.answer import Answer, AnswerError, CacheUse, Citation, Retrieved
 from schemas.query import Generation
 from schemas.record import ClusterId, header
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 from tests.clocks import HandClock
-from tests.generator.stage import running, unit
+from tests.generator.stage import Running, running, unit
 from tests.records import some_hits
 
 CITED = json.dumps({"answer": "Because [2].", "citations": [2, 1]})
@@ -92,7 +93,7 @@ def test_times_are_of_every_stage_in_milliseconds() -> None:
     assert run.metric("time_to_first_token_seconds_count") == 1
 
 
-def test_the_model_is_asked_with_template_wishes_and_the_numbers_that_it_may_cite() -> None:
+def test_the_request_has_the_template_the_options_and_the_numbers_to_cite() -> None:
     engine = MemoryLlm()
     wishes = Generation(max_tokens=50, temperature=0.5, seed=7)
     with running(engine, GeneratorSettings(max_tokens_cap=400, max_tokens=30)) as run:
@@ -165,10 +166,12 @@ def test_a_prompt_seen_before_shows_in_the_cached_tokens() -> None:
     assert run.metric("tokens_total", kind="input") == 2 * second.usage.input_tokens
 
 
-def answer_to(turn: Reply, settings: GeneratorSettings | None = None, **more: object) -> tuple:  # type: ignore[type-arg]
-    with running(MemoryLlm(script=[turn]), settings) as run:
+def answer_to(
+    reply: Reply, settings: GeneratorSettings | None = None, **more: Any
+) -> tuple[Answer, Running]:
+    with running(MemoryLlm(script=[reply]), settings) as run:
         run.wait_until_open()
-        run.offer(unit(**more))  # type: ignore[arg-type]
+        run.offer(unit(**more))
         (answer,) = run.wait_for_answers(1)
         return answer, run
 
@@ -242,7 +245,7 @@ def test_skipped_clusters_make_an_answer_partial_and_are_named() -> None:
     )
 
 
-def test_where_nothing_was_found_the_model_is_told_and_can_cite_nothing() -> None:
+def test_without_hits_the_prompt_says_so_and_nothing_can_be_cited() -> None:
     engine = MemoryLlm()
     with running(engine) as run:
         run.wait_until_open()
@@ -280,7 +283,7 @@ def test_an_answer_too_large_for_its_topic_is_failed_in_words() -> None:
         ({"text": "x" * 20_000}, "too_large", "the question is 20000 characters"),
     ],
 )
-def test_what_cannot_be_asked_is_answered_failed_at_once_even_without_a_server(
+def test_a_query_without_a_prompt_is_answered_failed_even_without_a_server(
     more: dict[str, object], kind: str, said: str
 ) -> None:
     engine = MemoryLlm(checks=[LlmRefusal("unreachable", "down")] * 10_000)

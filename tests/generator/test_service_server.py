@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -96,10 +97,14 @@ def test_a_query_that_the_server_keeps_failing_on_is_answered_failed() -> None:
     with running(Picky(), llm=llm) as run:
         run.wait_until_open()
         run.offer(unit("poison"))
-        while not any(answer.status == "failed" for answer in run.sink.answers):
+
+        def count(status: str) -> int:
+            return [answer.status for answer in run.sink.answers].count(status)
+
+        while not count("failed"):
             run.offer(unit("fine"))
             answered += 1
-            run.wait(lambda: sum(answer.status == "ok" for answer in run.sink.answers) == answered)  # noqa: B023
+            run.wait(lambda: count("ok") == answered)  # noqa: B023
             run.wait(lambda: run.stage.credit().records > 0)
         answers = run.wait_for_answers(answered + 1)
     (failed,) = (answer for answer in answers if answer.status == "failed")
@@ -296,8 +301,8 @@ def test_questions_are_answered_once_each_by_a_server_that_sometimes_fails() -> 
             if index % 10 != 5:
                 run.offer(one)
                 continue
-            mode = ("429", "503", "reset", "garbage")[index // 10]
-            server.fault = LlmFault(mode=mode, count=1, after_tokens=index // 10 % 3)  # type: ignore[arg-type]
+            mode: Any = ("429", "503", "reset", "garbage")[index // 10]
+            server.fault = LlmFault(mode=mode, count=1, after_tokens=index // 10 % 3)
             run.offer(one)
             run.wait(lambda: server.requests.faulted == index // 10 + 1)  # noqa: B023
         answers = run.wait_for_answers(len(units))

@@ -106,7 +106,7 @@ def responder(bootstrap: str) -> Iterator[Responder]:
     made.close()
 
 
-def test_many_asks_at_once_each_get_their_own_answer(bootstrap: str, responder: Responder) -> None:
+def test_concurrent_asks_each_get_their_own_answer(bootstrap: str, responder: Responder) -> None:
     async def ask_all() -> list[Answer]:
         async with Client(bootstrap) as client:
             return await asyncio.gather(

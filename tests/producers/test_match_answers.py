@@ -37,14 +37,14 @@ def test_an_answer_that_comes_before_the_acknowledgement_is_kept_until_then() ->
     assert waiting.placed(ticket, (2, 7)) is mine
 
 
-def test_where_the_broker_does_not_tell_the_place_the_id_decides() -> None:
+def test_where_the_broker_does_not_report_the_place_the_id_decides() -> None:
     waiting = ExpectedAnswers()
     ticket = waiting.expect("q")
     assert waiting.placed(ticket, None) is None
     assert waiting.answered(answer("q", (0, 1))) == (ticket,)
 
 
-def test_an_answer_without_a_source_goes_to_all_who_asked_under_its_id() -> None:
+def test_an_answer_without_a_source_goes_to_all_asks_with_its_id() -> None:
     waiting = ExpectedAnswers()
     tickets = (waiting.expect("q"), waiting.expect("q"))
     waiting.expect("other")

@@ -124,7 +124,7 @@ def test_a_question_that_has_time_goes_to_a_topic_of_its_own() -> None:
     assert decode_query(record.value, record.headers, SOURCE).priority == 0
 
 
-def test_who_asks_travels_in_a_header_and_is_no_wish_for_isolation() -> None:
+def test_the_tenant_is_a_header_and_asks_for_no_isolation() -> None:
     record = build_record("a", now_us=1, tenant="acme")
     assert tenant_of(record.headers) == "acme"
     assert decode_query(record.value, record.headers, SOURCE).tenant is None
@@ -161,6 +161,6 @@ def test_a_record_over_the_limit_is_refused_and_one_at_the_limit_is_not() -> Non
     build_record("é" * 65_000, now_us=1)
 
 
-def test_a_wish_that_there_is_not_is_a_programming_error() -> None:
+def test_an_unknown_option_is_a_programming_error() -> None:
     with pytest.raises(TypeError, match="topk"):
         build_record("a", now_us=1, topk=3)  # type: ignore[call-arg]

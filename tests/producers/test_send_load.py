@@ -125,7 +125,7 @@ def test_a_machine_that_is_too_slow_sends_late_and_says_so_but_sends_all() -> No
     assert summary.behind_ms_max >= 10 * (2 * 60 - 100)
 
 
-def test_what_brokers_refuse_or_lose_is_counted_and_holds_up_nothing() -> None:
+def test_refused_and_lost_questions_are_counted_and_delay_nothing() -> None:
     clock = HandClock()
     broker = Broker(full=frozenset({1}), lost=frozenset({3}))
     summary = run_load(broker, QUESTIONS, times(5), plan=LoadPlan(), clock=clock, sleep=clock.sleep)
@@ -195,7 +195,7 @@ def test_a_question_that_no_service_would_take_is_an_error_of_the_load() -> None
 
 
 @pytest.mark.parametrize("rate", [1.0, 1_000.0])
-def test_progress_is_told_while_waiting_and_counts_never_fall(rate: float) -> None:
+def test_progress_is_reported_while_waiting_and_counts_never_fall(rate: float) -> None:
     clock, told = HandClock(), list[LoadProgress]()
     run_load(
         Broker(),
