@@ -15,6 +15,9 @@ from rich.console import Console
 from bench.core.machine import DataFile, Machine, Revision, program, this_machine, this_revision
 from carpool.errors import ConfigError
 
+TABLE_WIDTH = 170
+"""The width of tables where there is no terminal."""
+
 
 class IndexFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The index that was searched."""
@@ -125,7 +128,10 @@ def finish(report: Report, json_file: Path | None, show: Callable[[Console], Non
     """
     if json_file is not None:
         write_report(report, json_file)
-    console = Console(file=sys.stderr if str(json_file) == "-" else sys.stdout)
+    file = sys.stderr if str(json_file) == "-" else sys.stdout
+    console = Console(file=file)
+    if not console.is_terminal:
+        console = Console(file=file, width=TABLE_WIDTH)
     show(console)
     print_promises(console, report.promises)
     return report.holds
