@@ -11,7 +11,6 @@ class Clock(Protocol):
 
     def now_us(self) -> int:
         """Returns the time in epoch microseconds. Does not block."""
-        ...
 
 
 class SystemClock:

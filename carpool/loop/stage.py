@@ -111,19 +111,15 @@ class Sink(Protocol):
 
     def done(self, done: Done) -> None:
         """Takes finished work. It may still be revoked before its commit."""
-        ...
 
     def hint(self, output: Output) -> None:
         """Sends a best-effort record, outside every commit: it may be lost, late or repeated."""
-        ...
 
     def refuse(self, unit: Unit[Any], error: RecordError) -> None:
         """Rejects a bad unit of `rag.queries.v1`: a dead letter, and a `failed` answer."""
-        ...
 
     def fail(self, error: CarpoolError) -> None:
         """Stops consumption: the service is not ready, and its process ends."""
-        ...
 
 
 class Stage(Protocol[R]):
@@ -131,19 +127,15 @@ class Stage(Protocol[R]):
 
     def start(self, sink: Sink) -> None:
         """Starts worker threads, if any. Called once, before anything else."""
-        ...
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Adds these partitions. Earlier knowledge of them is stale."""
-        ...
 
     def credit(self) -> Credit:
         """Returns what the stage can take now."""
-        ...
 
     def offer(self, unit: Unit[R], now_us: int) -> None:
         """Takes one unit, within the credit last given."""
-        ...
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Closes windows, expires work; called after every batch of offers.
@@ -152,20 +144,15 @@ class Stage(Protocol[R]):
         should leave. `next_commit_at_us`: work that finishes earlier waits for this commit. Returns
         when to be called next, epoch microseconds; None: when records come.
         """
-        ...
 
     def revoke(self, unit_ids: frozenset[int]) -> None:
         """Forgets these units. The loop discards results that still come for them."""
-        ...
 
     def drain(self, until_us: int) -> None:
         """Asks to finish all units. The loop ticks until that is done, or until `until_us`."""
-        ...
 
     def not_ready(self) -> Sequence[str]:
         """Returns what the stage lacks (index, model, server), in words; empty when ready."""
-        ...
 
     def close(self) -> None:
         """Stops threads and closes files. Called once, last; may block for a second."""
-        ...

@@ -31,19 +31,15 @@ class Progress(Protocol):
 
     def is_batch(self, done: Done) -> bool:
         """See `InFlight.is_batch`."""
-        ...
 
     def positions_with(self, finished: Iterable[Done]) -> dict[TopicPartition, Position]:
         """See `InFlight.positions_with`."""
-        ...
 
     def nearest_first(self, finished: Iterable[Done]) -> list[Done]:
         """See `InFlight.nearest_first`."""
-        ...
 
     def touches(self, done: Done, partitions: Set[TopicPartition]) -> bool:
         """See `InFlight.touches`."""
-        ...
 
 
 class CommitPlan(NamedTuple):
