@@ -43,7 +43,7 @@ def _why(
     idle_s = _idle_s(partition, processes)
     is_late = (idle_s if idle_s is not None else partition.oldest_s or 0.0) >= stuck_after_s
     if not group.members:
-        return f"nobody is in its consumer group {group.name}: is the service running?"
+        return f"its consumer group {group.name} has no members: is the service running?"
     if partition.member is None:
         return f"no member has it (the group is {group.state})" if is_late else None
     speaker = _owner(partition, processes)

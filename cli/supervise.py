@@ -238,14 +238,14 @@ class Supervisor:
             raise kind(f"{spec.name} {how} before it was ready; see {spec.log_file}.{tail}")
         if not spec.is_restarted:
             raise CarpoolError(
-                f"{spec.name} {how}, and what it held is gone: everything is stopped. See "
+                f"{spec.name} {how}, and its records are lost: everything is stopped. See "
                 f"{spec.log_file}.{tail}"
             )
         delay_s = restart_delay_s(slot.restarts, self._settings)
         if delay_s is None:
             raise CarpoolError(
-                f"{spec.name} {how} once more, after {slot.restarts} restarts: it is given up. See "
-                f"{spec.log_file}.{tail}"
+                f"{spec.name} {how} once more, after {slot.restarts} restarts: it is not restarted "
+                f"again. See {spec.log_file}.{tail}"
             )
         self._note(f"{spec.name} {how}; started again in {delay_s:g} s (see {spec.log_file})")
         slot.child, slot.state, slot.ready_s = None, "restarting", None

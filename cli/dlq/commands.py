@@ -359,7 +359,7 @@ def _mark(
     producer = LibrdkafkaTransactionalProducer(settings, f"{settings.group_prefix}-dlq")
     try:
         producer.start()
-        marks = box.marks()  # after the start, which ended whoever was at it before
+        marks = box.marks()  # after the start, which ended a replay that was running
         with ProgressLine() as progress:
             letters = islice(box.selected(meant, marks, progress.read), limit)
             return box.mark(letters, action, producer, deadline_ms=deadline_ms, done=progress.done)

@@ -131,7 +131,7 @@ def test_without_an_address_the_age_of_what_waits_decides() -> None:
 def test_an_empty_group_and_a_partition_without_an_owner_are_said_so() -> None:
     nobody = verdict(group(partition(member=None, oldest_s=1.0), state="EMPTY"), DOWN)
     assert nobody is not None
-    assert "nobody is in its consumer group carpool-generator" in nobody
+    assert "its consumer group carpool-generator has no members" in nobody
     orphan = verdict(
         group(
             partition(1, 5, member=None), partition(2, 0, moved=True), state="PREPARING_REBALANCING"

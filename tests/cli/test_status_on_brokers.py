@@ -153,6 +153,6 @@ def test_a_service_that_is_gone_while_records_wait_is_stuck(
     publish(kafka_bootstrap, 7)
     code, found = status(kafka_bootstrap, grouper)
     assert code == 1
-    assert "nobody is in its consumer group looked-at-grouper" in stuck_groupers(found)[0]
+    assert "its consumer group looked-at-grouper has no members" in stuck_groupers(found)[0]
     grouper.start()
     grouper.wait_ready()

@@ -153,7 +153,7 @@ def test_what_cannot_be_restarted_ends_everything(tmp_path: Path) -> None:
         supervisor.start(spec(tmp_path, "grouper", RUNS_UNTIL_TOLD))
         supervisor.wait_ready()
         os.kill(pid_of(supervisor, "broker"), signal.SIGKILL)
-        with pytest.raises(CarpoolError, match="what it held is gone"):
+        with pytest.raises(CarpoolError, match="its records are lost"):
             supervisor.watch()
     assert (tmp_path / "order.log").read_text() == "grouper ended\n"
 
