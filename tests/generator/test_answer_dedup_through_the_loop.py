@@ -11,8 +11,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bench.core.session import begin_at_end
-from carpool.clock import SystemClock
+from carpool.clock import Clock, SystemClock
 from carpool.errors import RetryableError
+from carpool.kafka.clients import ConsumerClient
 from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.memory.consumer import MemoryConsumer
@@ -44,25 +45,58 @@ from tests.generator.stage import LLM, unit
 GROUP = "carpool-generator"
 
 
-class Service:
-    """One life of the generator."""
+class Life:
+    """One life of the generator, over any consumer and delivery."""
+
+    def __init__(
+        self,
+        group: str,
+        consumer: ConsumerClient,
+        make_delivery: Callable[[DeliveryContext], Delivery],
+        log: TableLog,
+        clock: Clock,
+        settings: GeneratorSettings | None = None,
+    ) -> None:
+        self.engine = MemoryLlm()
+        settings, metrics = settings or GeneratorSettings(), Metrics(CollectorRegistry())
+        within = GeneratorStage(
+            settings, LLM, load_templates(settings), self.engine, metrics, clock
+        )
+        self.stage = DedupStage(within, log, settings, metrics, clock)
+        self.loop = Loop[Retrieval](
+            name="generator",
+            group=group,
+            intake=Intake(
+                topic=RETRIEVALS.name,
+                decode=lambda message: decode(Retrieval, message.value, message.headers),
+                bad_input="stop",
+            ),
+            stage=self.stage,
+            consumer=consumer,
+            make_delivery=make_delivery,
+            clock=clock,
+            metrics=metrics,
+        )
+        self.loop.start()
+
+    def turn(self, until: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 60
+        while not until():
+            assert time.monotonic() < deadline_s, "the condition was not met"
+            self.loop.step()
+            assert self.loop.failure is None, self.loop.failure
+
+
+class Service(Life):
+    """A life on a broker in memory."""
 
     def __init__(
         self,
         broker: MemoryBroker,
         delivery: str,
-        reader: TableLog | None = None,
+        log: TableLog | None = None,
         settings: GeneratorSettings | None = None,
     ) -> None:
-        self.engine = MemoryLlm()
-        settings, metrics, clock = (
-            settings or GeneratorSettings(),
-            Metrics(CollectorRegistry()),
-            broker.clock,
-        )
-        within = GeneratorStage(
-            settings, LLM, load_templates(settings), self.engine, metrics, clock
-        )
         exactly_once = delivery == "exactly_once"
 
         def make_delivery(context: DeliveryContext) -> Delivery:
@@ -86,31 +120,8 @@ class Service:
             if exactly_once
             else MemoryConsumer(broker, GROUP)
         )
-        self.stage = DedupStage(
-            within, reader or MemoryAnswersLog(broker), settings, metrics, clock
-        )
-        self.loop = Loop[Retrieval](
-            name="generator",
-            group=GROUP,
-            intake=Intake(
-                topic=RETRIEVALS.name,
-                decode=lambda message: decode(Retrieval, message.value, message.headers),
-                bad_input="stop",
-            ),
-            stage=self.stage,
-            consumer=self.consumer,
-            make_delivery=make_delivery,
-            clock=clock,
-            metrics=metrics,
-        )
-        self.loop.start()
-
-    def turn(self, until: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + 20
-        while not until():
-            assert time.monotonic() < deadline_s, "it did not come about"
-            self.loop.step()
-            assert self.loop.failure is None, self.loop.failure
+        log = log or MemoryAnswersLog(broker)
+        super().__init__(GROUP, self.consumer, make_delivery, log, broker.clock, settings)
 
     def crash(self) -> None:
         self.consumer.crash()
@@ -313,36 +324,18 @@ def test_on_real_brokers_a_new_life_reads_what_an_earlier_one_committed(
     assert len(second.engine.requests) == 2
 
 
-class RealService:
-    """One life of the generator, committing in transactions on a real broker."""
+class RealService(Life):
+    """A life that commits in transactions on a real broker."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        self.engine = MemoryLlm()
-        own, metrics, clock = GeneratorSettings(), Metrics(CollectorRegistry()), SystemClock()
-        within = GeneratorStage(own, LLM, load_templates(own), self.engine, metrics, clock)
-        group = settings.group_of("generator")
-        self.loop = Loop[Retrieval](
-            name="generator",
-            group=group,
-            intake=Intake(
-                topic=RETRIEVALS.name,
-                decode=lambda message: decode(Retrieval, message.value, message.headers),
-                bad_input="stop",
-            ),
-            stage=DedupStage(within, answers_log(settings, clock), own, metrics, clock),
-            consumer=make_consumer(settings, group, clock, "exactly_once"),
-            make_delivery=make_delivery(settings, group, "exactly_once"),
-            clock=clock,
-            metrics=metrics,
+        group, clock = settings.group_of("generator"), SystemClock()
+        super().__init__(
+            group,
+            make_consumer(settings, group, clock, "exactly_once"),
+            make_delivery(settings, group, "exactly_once"),
+            answers_log(settings, clock),
+            clock,
         )
-        self.loop.start()
-
-    def turn(self, until: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + 60
-        while not until():
-            assert time.monotonic() < deadline_s, "it did not come about"
-            self.loop.step()
-            assert self.loop.failure is None, self.loop.failure
 
     def end(self) -> None:
         self.loop.drain(self.loop.last_step_us + 10_000_000)
