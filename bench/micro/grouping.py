@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -122,11 +123,9 @@ def plan_times(
         chosen = chooser.choice(len(clusters), options.window_queries, replace=False)
         window = [clusters[question] for question in chosen]
         vectors = questions[chosen]
-        probe_s.append(_timed(lambda vectors=vectors: probe(centroids, vectors, options.nprobe))[0])  # type: ignore[misc]
+        probe_s.append(_timed(partial(probe, centroids, vectors, options.nprobe))[0])
         wall_s, thread_s = _timed(
-            lambda window=window, before=before: plan_groups(  # type: ignore[misc]
-                window, before=before, deadlines=(), policy=policy, order=order
-            )
+            partial(plan_groups, window, before=before, deadlines=(), policy=policy, order=order)
         )
         plan_s.append(wall_s)
         cpu_s.append(thread_s)

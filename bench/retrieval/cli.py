@@ -145,8 +145,7 @@ def search(
     Runs every contestant alone in a process in a memory cgroup, from a cold start: page cache
     dropped, loading counted. The loop is closed: the next window of questions comes when the last
     one is answered. Bytes are the kernel's own count. A block of one seed and one window size runs
-    all contestants in a random order, with the disk measured before, amid and after them, so that
-    ratios compare neighbours.
+    all contestants in a random order; the disk is measured before, amid and after them.
 
     \b
     queries/s           from the first window's arrival to the last answer
@@ -156,32 +155,21 @@ def search(
     x window, x static  bytes over those of reading each wanted cluster once a window, and of the
                         best fixed set kept
 
-    With --cache every cache has exactly the same bytes, and so has the best fixed set: the figures
-    then compare what each cache keeps.
+    With --cache every cache, and the best fixed set, has exactly the same bytes. After Ctrl-C the report has the cells that are done. Ends with 1 when a promise is broken:
+    counts of bytes or ids that disagree, a failure but for lack of memory or time, no result.
 
-    Running out of memory or time is a result. After Ctrl-C the report has the cells that are done.
-    Ends with 1 when a promise is broken: counts of bytes that disagree, an exact contestant with
-    other ids, a contestant that failed otherwise, nothing measured.
-
-    \b
-    Examples:  carpool bench search --index my-index --memory 0.4 --windows 20,100 --seeds 3
-               carpool bench search --index my-index --cache 0.1 --contestants 'carpool*'
+    Example:  carpool bench search --index my-index --memory 0.4 --windows 20,100 --seeds 3
     """
-    from rich.console import Console
-
     from bench.baselines.registry import chosen_names
     from bench.retrieval import command, report
-    from bench.retrieval.plan import SearchPlan
 
     if list_them:
-        report.list_contestants(Console())
+        report.list_contestants()
         return
     if not index:
-        raise typer.BadParameter(
-            "name the index to search with --index DIR; carpool index build makes one"
-        )
+        raise typer.BadParameter("name the index with --index; carpool index build makes one")
     chosen = chosen_names(contestants, with_cache_budget=cache is not None)
-    plan = SearchPlan(
+    plan = command.SearchPlan(
         indexes=tuple(index),
         contestants=chosen,
         windows=command.parse_windows(windows),
@@ -198,5 +186,5 @@ def search(
         work=work,
         empty_page_cache=empty_page_cache,
     )
-    if not command.search(plan, data=data, questions=tuple(questions or ()), json_file=json_file):
+    if not command.search(plan, data=data, questions=questions or (), json_file=json_file):
         raise typer.Exit(1)

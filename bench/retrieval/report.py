@@ -42,7 +42,7 @@ class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
     cells: SearchCells
 
 
-def list_contestants(console: Console) -> None:
+def list_contestants() -> None:
     """Prints who can take part."""
     table = Table("contestant", "ids", "--memory", "--cache", "what it is", title="Contestants")
     for entry in ENTRIES.values():
@@ -53,7 +53,7 @@ def list_contestants(console: Console) -> None:
             "limited" if entry.has_cache_budget else "takes no part",
             entry.summary,
         )
-    console.print(table)
+    Console().print(table)
 
 
 def promises_of(summary: SearchSummary, cells: Sequence[Cell]) -> dict[str, bool]:
@@ -87,8 +87,8 @@ def print_summary(console: Console, summary: SearchSummary) -> None:
         ):
             table = Table(title=title)
             for heading in columns(rows[0]):
-                justify = "left" if heading == "contestant" else "right"
-                table.add_column(heading, justify=justify, no_wrap=True, overflow="fold")  # type: ignore[arg-type]
+                is_name = heading == "contestant"
+                table.add_column(heading, justify="left" if is_name else "right", no_wrap=True)
             for row in rows:
                 table.add_row(*columns(row).values(), style="dim" if row.is_computed else "")
             console.print(table)

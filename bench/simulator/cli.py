@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from bench.core.options import DataOption, JsonOption, NlistOption, NprobeOption, SeedOption
+from bench.core.options import (
+    WORK,
+    DataOption,
+    JsonOption,
+    NlistOption,
+    NprobeOption,
+    SeedOption,
+    WorkOption,
+)
 
 IndexOption = Annotated[
     Path | None,
@@ -44,12 +52,7 @@ def simulator(
         int, typer.Option("--rounds", min=1, help="Real runs; the median of them counts.")
     ] = 5,
     seed: SeedOption = 0,
-    work: Annotated[
-        Path,
-        typer.Option(
-            "--work", metavar="DIR", help="Folder for the index, on a disk that has O_DIRECT."
-        ),
-    ] = Path(".carpool/bench"),
+    work: WorkOption = WORK,
     json_file: JsonOption = None,
 ) -> None:
     """Does the simulator agree with a real run of the same windows?

@@ -14,6 +14,17 @@ from bench.core.options import DataOption, SeedOption
 if TYPE_CHECKING:
     from bench.data.grown.behaviour import Acceptance
 
+SpreadOption = Annotated[
+    float | None,
+    typer.Option(
+        "--spread",
+        min=0.01,
+        max=100,
+        help="Try this spread only. Default: search for one.",
+        show_default=False,
+    ),
+]
+
 
 def data(
     out: Annotated[
@@ -37,16 +48,7 @@ def data(
             show_default=False,
         ),
     ] = None,
-    spread: Annotated[
-        float | None,
-        typer.Option(
-            "--spread",
-            min=0.01,
-            max=100,
-            help="Try this spread only. Default: search for one.",
-            show_default=False,
-        ),
-    ] = None,
+    spread: SpreadOption = None,
     rounds: Annotated[
         int, typer.Option("--rounds", min=1, max=50, help="Spreads to try at most.")
     ] = 8,

@@ -23,7 +23,7 @@ _NEIGHBOURS_CHUNK_ROWS = 2048
 Int64 = npt.NDArray[np.int64]
 
 
-class _Passage(msgspec.Struct):
+class _TitledPassage(msgspec.Struct):
     title: str = ""
     text: str = ""
 
@@ -146,9 +146,9 @@ def load_questions(data: EvaluationData, seed: int) -> RealQuestions:
     )
 
 
-def _read_passages(path: Path) -> list[_Passage]:
-    decoder = msgspec.json.Decoder(_Passage)
-    passages: list[_Passage] = []
+def _read_passages(path: Path) -> list[_TitledPassage]:
+    decoder = msgspec.json.Decoder(_TitledPassage)
+    passages: list[_TitledPassage] = []
     number = 0
     try:
         with gzip.open(path, "rb") as lines:

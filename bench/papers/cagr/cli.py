@@ -12,6 +12,16 @@ from bench.core.options import DataOption, SeedOption
 QUERIES = {2: 250}
 QUERIES_ELSE = 400
 
+QueriesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--queries",
+        min=3,
+        help="Questions measured in each run, at most. Default: 400, Figure 2: 250.",
+        show_default=False,
+    ),
+]
+
 
 def figure(
     number: Annotated[int | None, typer.Argument(metavar="1|2|4|5|6|7", show_default=False)] = None,
@@ -33,15 +43,7 @@ def figure(
             show_default=False,
         ),
     ] = None,
-    queries: Annotated[
-        int | None,
-        typer.Option(
-            "--queries",
-            min=3,
-            help="Questions measured in each run, at most. Default: 400, Figure 2: 250.",
-            show_default=False,
-        ),
-    ] = None,
+    queries: QueriesOption = None,
     warm_up_s: Annotated[
         float,
         typer.Option("--warm-up-s", min=0, help="Seconds of other questions before each run."),
