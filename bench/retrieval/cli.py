@@ -155,13 +155,14 @@ def search(
     x window, x static  bytes over those of reading each wanted cluster once a window, and of the
                         best fixed set kept
 
-    With --cache every cache, and the best fixed set, has exactly the same bytes. After Ctrl-C the report has the cells that are done. Ends with 1 when a promise is broken:
-    counts of bytes or ids that disagree, a failure but for lack of memory or time, no result.
+    With --cache every cache, and the best fixed set, has exactly the same bytes. After Ctrl-C the
+    report has the cells that are done. Ends with 1 when a promise is broken: bytes or ids that
+    disagree, a failure but for lack of memory or time, no result.
 
     Example:  carpool bench search --index my-index --memory 0.4 --windows 20,100 --seeds 3
     """
     from bench.baselines.registry import chosen_names
-    from bench.retrieval import command, report
+    from bench.retrieval import command, plan, report
 
     if list_them:
         report.list_contestants()
@@ -169,7 +170,7 @@ def search(
     if not index:
         raise typer.BadParameter("name the index with --index; carpool index build makes one")
     chosen = chosen_names(contestants, with_cache_budget=cache is not None)
-    plan = command.SearchPlan(
+    asked = plan.SearchPlan(
         indexes=tuple(index),
         contestants=chosen,
         windows=command.parse_windows(windows),
@@ -186,5 +187,5 @@ def search(
         work=work,
         empty_page_cache=empty_page_cache,
     )
-    if not command.search(plan, data=data, questions=questions or (), json_file=json_file):
+    if not command.search(asked, data=data, questions=questions or (), json_file=json_file):
         raise typer.Exit(1)
