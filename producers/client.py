@@ -80,8 +80,7 @@ class Client:
 
     async def __aenter__(self) -> Self:
         """Connects. Raises `ConfigError` when no broker answers in time, or a topic is missing."""
-        # The producer first: an idempotent one needs about half a second before it can send, and
-        # the reader starts meanwhile.
+        # The producer first: an idempotent one needs half a second, and the reader starts then.
         publisher = Publisher(self._kafka, self._settings)
         reader = AnswerReader(self._kafka, self._settings, self._arrived)
         try:

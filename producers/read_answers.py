@@ -44,7 +44,7 @@ class AnswerReader:
                 "client.id": "carpool-client",
                 "enable.partition.eof": False,
                 "fetch.wait.max.ms": client.fetch_wait_ms,
-                # If the offset is gone (a broker begun anew), all answers are read: each is
+                # If the offset is gone (a new broker), all answers are read: each is
                 # matched to its question.
                 "auto.offset.reset": "earliest",
                 "log_level": 6,

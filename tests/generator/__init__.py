@@ -1,1 +1,1 @@
-"""Prompts, citations, dispatch, the LLM engines, and the answer ledger."""
+"""Prompts, citations, dispatch, the LLM engines, and the answer dedup."""

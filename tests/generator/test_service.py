@@ -1,4 +1,4 @@
-"""The generator as a stage: what it asks the model, and what it makes of the answer."""
+"""The generator as a stage: its requests to the model, and the answers that it makes."""
 
 from __future__ import annotations
 

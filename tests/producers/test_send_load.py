@@ -1,6 +1,4 @@
-"""The load generator: intended times, counts, and brokers that refuse; on a clock that is moved by
-hand.
-"""
+"""The load generator: intended times, counts, and brokers that refuse."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ START_US = 1_000_000_000
 
 
 class HandClock:
-    """Moves when somebody sleeps, and by `cost_us` at each look."""
+    """Advances by each sleep, and by `cost_us` at each reading."""
 
     def __init__(self, cost_us: int = 0) -> None:
         self.at_us = START_US
@@ -40,9 +38,7 @@ class HandClock:
 
 
 class Broker:
-    """Takes records; refuses those in `full`, loses those in `lost`, leaves those in `silent`
-    unacknowledged.
-    """
+    """Refuses the records in `full`, loses those in `lost`, acknowledges after `silent`."""
 
     def __init__(
         self,
