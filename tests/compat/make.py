@@ -1,10 +1,9 @@
-"""Makes the stored sample of the format that this build writes: an index, and what searching it
-must find, for ever.
+"""Writes the stored sample of the current format: an index and its expected search results.
 
-    python -m tests.compat.make v1-float32
+python -m tests.compat.make v1-float32
 
-Run it once, when a format or a variant of one is added, and commit the folder. A sample that is
-there is never made anew: it stands for indexes that users have.
+Run it once, when a format or a variant of one is added, and commit the folder. An existing sample
+is never rebuilt: it represents indexes that users have.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ TOP_K = 5
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What a query must find: the clusters that it probes, nearest first, and the best rows with
-    their documents.
+    """Expected results of a query: probed clusters, nearest first, and the best rows with
+    documents.
     """
 
     query: tuple[float, ...]
@@ -44,9 +43,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 def search(
     content: Content, query: npt.NDArray[np.float32], nprobe: int, vector_dtype: str
 ) -> Expected:
-    """Searches `content` without any of the index's code but the probing: every row of the probed
-    clusters, sorted.
-    """
+    """Searches `content` by sorting every row of the probed clusters."""
     clusters = probe(content.centroids, query[None, :], nprobe)[0]
     rows = np.concatenate([content.clusters[cluster] for cluster in clusters])
     vectors = content.vectors[rows].astype(vector_dtype).astype(np.float64)

@@ -1,6 +1,4 @@
-"""Indexes that earlier builds wrote, as bytes: today's code reads them and finds the same, or
-refuses them and says why.
-"""
+"""Stored indexes of earlier builds are read with the same results, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ def test_a_stored_index_is_read_and_finds_what_it_found(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_is_stored_distinguishes_right_from_wrong(variant: str) -> None:
-    """No two of the expected scores are so close that rounding could exchange them; every cluster
-    is probed by somebody.
-    """
+    """Rounding cannot exchange two expected scores, and every cluster is probed by a query."""
     probed = set()
     for expected in expected_of(variant):
         assert len(expected.rows) > 0

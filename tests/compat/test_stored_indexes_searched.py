@@ -1,6 +1,4 @@
-"""The searcher itself over stored indexes: what it answers is what was found when they were
-written.
-"""
+"""The searcher answers stored indexes as they were answered when they were written."""
 
 from __future__ import annotations
 

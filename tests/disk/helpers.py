@@ -26,9 +26,7 @@ ROW_COUNTS = (3, 0, 100, 16, 16, 40, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What an index holds. vectors: (n, dim); clusters: the rows of each; centroids: (nlist,
-    dim).
-    """
+    """An index's content. vectors: (n, dim); clusters: rows of each; centroids: (nlist, dim)."""
 
     vectors: Float32
     clusters: tuple[npt.NDArray[np.int64], ...]
@@ -45,10 +43,9 @@ def normalised(rows: npt.NDArray[np.floating]) -> Float32:
 def make_content(
     *, corpus: int = 1, seed: int = 1, row_counts: Sequence[int] = ROW_COUNTS, dimension: int = 60
 ) -> Content:
-    """Content that is new with `corpus`, and clustered anew with `seed`; its sizes depend on
-    neither.
+    """Content that depends on `corpus`, clustered by `seed`; its sizes depend on neither.
 
-    So files of two builds have the same lengths: nothing but their content tells them apart.
+    Files of two builds thus have the same lengths and differ in content only.
     """
     row_count = sum(row_counts)
     text = np.random.default_rng([corpus, 0])
@@ -80,9 +77,7 @@ def write_index(
     page_bytes: int = 4096,
     segment_bytes_max: int = 24 << 10,
 ) -> Manifest:
-    """Writes a whole index of `content`: by default three segments or more, pages that are not
-    full, an empty cluster.
-    """
+    """Writes an index, by default with three segments, partial pages and an empty cluster."""
     folder.mkdir(parents=True, exist_ok=True)
     dimension = content.vectors.shape[1]
     layout = PageLayout(dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes)

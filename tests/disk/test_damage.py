@@ -1,8 +1,6 @@
-"""Damage of every kind over every file of an index: each is detected, and nothing that is read is
-ever wrong.
+"""Damage of every kind in every file of an index is detected; nothing read is ever wrong.
 
-No byte is harmless: the files are tiled by the reads that verify them, padding included. Only files
-that are the same bytes can be exchanged.
+Every byte matters, padding included. Only files with the same bytes can be exchanged.
 """
 
 from __future__ import annotations
@@ -127,9 +125,7 @@ def exchanged(one: tuple[Path, int], other: tuple[Path, int], size_bytes: int) -
 
 
 def seeded_flips(index: OpenIndex) -> list[tuple[str, int, int]]:
-    """File, position and change of every flip: half of them by file, so that small ones get many,
-    half by byte.
-    """
+    """File, position and change of every flip: half of them by file, half by byte."""
     numbers = np.random.default_rng(20)
     names = file_names(index)
     sizes = np.array([(index.dir / name).stat().st_size for name in names])
@@ -184,9 +180,7 @@ def test_ten_thousand_flipped_bytes_over_all_files_are_all_detected(tmp_path: Pa
 
 
 def file_named(name: str) -> str:
-    """What an error about a file says; an entry that is wrong may point into the documents
-    themselves.
-    """
+    """The file that an error names; a wrong entry may point into the documents."""
     return "documents" if name.startswith("documents") else name
 
 

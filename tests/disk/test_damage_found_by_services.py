@@ -1,6 +1,4 @@
-"""Damage as users meet it: the searcher never answers wrong without saying so, and `carpool index
-verify` lists it.
-"""
+"""Damage as users see it: the searcher reports it, and `carpool index verify` lists it."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def flip(path: Path, place: int, change: int) -> None:
 
 
 def exact(query: np.ndarray, skipped: tuple[ClusterId, ...]) -> list[tuple[str, str, str]]:
-    """The dumb version: all rows but those of skipped clusters, best first, as the corpus has
-    them.
-    """
+    """The simple reference: all rows except those of skipped clusters, best first."""
     rows = np.concatenate(
         [rows for cluster, rows in enumerate(CONTENT.clusters) if cluster not in skipped]
     )
@@ -78,11 +74,10 @@ def hits(retrieval: Retrieval) -> list[tuple[str, str, str]]:
 
 
 def search_everything(index: SmallIndex) -> str:
-    """Searches every cluster for every row, which reads every page and every document; what the
-    searcher says of it.
+    """Searches every cluster for every row, which reads every page and every document.
 
-    "refused": it does not start; "failed", "skipped": every query says so; "whole": nothing is
-    missing. Asserts that what is answered is right.
+    Returns "refused" if the searcher does not start, "failed" or "skipped" if every query says so,
+    "whole" if nothing is missing. Asserts that every answer is right.
     """
     everywhere = tuple(range(len(ROW_COUNTS)))
     group = group_of(index.manifest, [(query, everywhere) for query in QUERIES], top_k=ROWS)

@@ -1,6 +1,4 @@
-"""A file is opened past the page cache, or it is said why that cannot be: never read from memory in
-silence.
-"""
+"""A file is opened with O_DIRECT or refused with a reason; it is never read from memory."""
 
 import errno
 import os
@@ -39,7 +37,7 @@ def test_a_file_in_memory_is_refused_although_its_kernel_may_take_o_direct(
         open_direct(path)
 
 
-def test_file_systems_are_told_apart_by_their_number(
+def test_file_systems_are_distinguished_by_their_number(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct, "IN_MEMORY", {file_system(path): "ramfs"})
@@ -49,7 +47,7 @@ def test_file_systems_are_told_apart_by_their_number(
 
 @pytest.mark.parametrize("call", ["open", "preadv"])
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.EIO])
-def test_a_refusal_at_open_or_at_read_is_told_from_a_fault(
+def test_a_refusal_at_open_or_at_read_is_no_io_error(
     path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     def refuse(*_: Any) -> int:

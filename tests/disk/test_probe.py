@@ -1,6 +1,4 @@
-"""Probing: the nearest centroids, nearest first, ties by id, as a stable sort of all scores would
-have them.
-"""
+"""Probing returns the nearest centroids in the order of a stable sort of all scores."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Segments: planned from row counts alone, written in several lives to the same bytes, refused when
-they do not belong.
-"""
+"""Segments are planned from row counts, written in several lives to the same bytes, checked."""
 
 import os
 from pathlib import Path

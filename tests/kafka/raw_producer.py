@@ -1,6 +1,4 @@
-"""Writes records that confluent-kafka refuses to write: header names of any bytes. Speaks to
-librdkafka itself.
-"""
+"""Writes header names of any bytes through librdkafka; confluent-kafka refuses them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The client that asked never ends on the thread that brings the reply: librdkafka would abort the
-process.
-"""
+"""An `AdminClient` never ends on the thread of its replies: librdkafka would abort."""
 
 from __future__ import annotations
 

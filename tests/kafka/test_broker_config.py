@@ -1,6 +1,4 @@
-"""What brokers can is never guessed from their silence: the next one is asked, and where none
-answers, nobody starts.
-"""
+"""Brokers are asked one after the other; without an answer nothing is assumed."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ CONFIG = {"transaction.state.log.min.isr": "2", "group.consumer.session.timeout.
 
 
 class Brokers:
-    """Answers as librdkafka's client for administration does. `errors`: by broker, what comes
-    instead of its settings.
-    """
+    """A fake `AdminClient`. `errors`: by broker, the error in place of its settings."""
 
     def __init__(self, **errors: int) -> None:
         self.errors = {name.removeprefix("of_"): code for name, code in errors.items()}
@@ -54,17 +50,17 @@ def ask(brokers: Brokers) -> dict[str, str] | None:
     return broker_config(brokers, [3, 1, 2], 1.0)  # type: ignore[arg-type]
 
 
-def test_the_first_broker_that_answers_is_believed() -> None:
+def test_the_first_broker_that_answers_is_used() -> None:
     brokers = Brokers()
     assert (ask(brokers), brokers.asked) == (CONFIG, ["1"])
 
 
-def test_a_broker_that_is_silent_is_passed_over() -> None:
+def test_a_silent_broker_is_skipped() -> None:
     brokers = Brokers(of_1=KafkaError._TIMED_OUT, of_2=KafkaError._TRANSPORT)
     assert (ask(brokers), brokers.asked) == (CONFIG, ["1", "2", "3"])
 
 
-def test_where_none_answers_nothing_is_concluded() -> None:
+def test_without_an_answer_nothing_is_assumed() -> None:
     brokers = Brokers(
         of_1=KafkaError._TIMED_OUT, of_2=KafkaError._TIMED_OUT, of_3=KafkaError.REQUEST_TIMED_OUT
     )
@@ -74,12 +70,12 @@ def test_where_none_answers_nothing_is_concluded() -> None:
         choose_protocol(KafkaSettings(), brokers, [1, 2, 3])  # type: ignore[arg-type]
 
 
-def test_brokers_that_know_of_none_are_asked_later() -> None:
+def test_a_cluster_without_brokers_is_retried() -> None:
     with pytest.raises(RetryableError, match="is the cluster starting"):
         broker_config(Brokers(), [], 1.0)  # type: ignore[arg-type]
 
 
-def test_brokers_that_hide_their_settings_are_not_asked_in_turn() -> None:
+def test_brokers_that_hide_their_settings_are_asked_once() -> None:
     brokers = Brokers(of_1=KafkaError.CLUSTER_AUTHORIZATION_FAILED)
     assert (ask(brokers), brokers.asked) == (None, ["1"])
     assert choose_protocol(KafkaSettings(), brokers, [1]) == "classic"  # type: ignore[arg-type]

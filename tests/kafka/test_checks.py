@@ -1,6 +1,4 @@
-"""What the brokers say is judged before a service starts: what stops it, what is warned of, what it
-can promise.
-"""
+"""Brokers' answers are judged at start: problems, warnings and the promised delivery."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ def facts(
     broker: dict[str, str] = BROKER,
     **changed: TopicFacts,
 ) -> BrokerFacts:
-    """A deployment that fits, but for what is said. `changed`: topics by the name of their
-    constant.
-    """
+    """A deployment without problems. `changed`: topics by the name of their constant."""
     found = {topic.name: topic_facts(topic) for topic in TOPICS if topic is not without}
     found |= {globals()[name].name: value for name, value in changed.items()}
     return BrokerFacts(
@@ -94,7 +90,7 @@ def test_a_deployment_that_fits_promises_exactly_once_and_says_nothing_else() ->
     assert "nothing is repeated" in deployment.promise
 
 
-def test_brokers_hide_their_settings_deliver_exactly_once_and_they_were_not_checked_said() -> None:
+def test_brokers_that_hide_their_settings_deliver_exactly_once_with_a_warning() -> None:
     found = dataclasses.replace(facts(), config=None)
     assert judged(found).delivery == "exactly_once"
     assert "DescribeConfigs on the cluster" in warning(found)
@@ -108,7 +104,7 @@ def test_a_broker_without_transactions_delivers_at_least_once_and_says_why() -> 
     assert "no transactions" not in judged(facts(), "at_least_once").promise
 
 
-def test_exactly_once_is_refused_where_it_cannot_be_had() -> None:
+def test_exactly_once_is_refused_without_transactions() -> None:
     assert "set kafka.delivery to auto" in problem(facts(broker={}), "exactly_once")
 
 
@@ -149,7 +145,7 @@ def test_a_topic_that_refuses_its_largest_records_stops_the_service(name: str) -
     assert "--add-config max.message.bytes=" in problem(found)
 
 
-def test_more_copies_in_sync_than_there_are_can_never_be_had() -> None:
+def test_more_copies_in_sync_than_copies_are_a_problem() -> None:
     assert "no record would ever be acknowledged" in problem(
         facts(QUERIES=topic_facts(QUERIES, replicas=1, min_insync_replicas="2"))
     )

@@ -1,6 +1,4 @@
-"""The same checks asked of brokers: of the embedded one, which can do little, and of Apache
-Kafka.
-"""
+"""The same checks at the embedded broker and at Apache Kafka."""
 
 from __future__ import annotations
 

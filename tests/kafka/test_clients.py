@@ -1,6 +1,4 @@
-"""What only clients of real brokers meet: limits and settings of topics, brokers that are not
-there.
-"""
+"""Clients of real brokers: limits and settings of topics, unreachable brokers."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def test_a_record_larger_than_its_topic_is_a_deployment_fault(kafka_bootstrap: s
 
 
 @pytest.mark.kafka
-def test_a_record_larger_than_its_topic_is_no_reason_to_try_a_transaction_again(
+def test_a_transaction_with_a_record_larger_than_its_topic_is_not_retried(
     kafka_bootstrap: str,
 ) -> None:
     settings = KafkaSettings(bootstrap=kafka_bootstrap)
@@ -85,7 +83,7 @@ def test_topics_are_made_as_the_list_says_and_drift_is_named(kafka_bootstrap: st
     )
 
 
-def test_an_unreachable_broker_is_said_so_with_its_address() -> None:
+def test_an_unreachable_broker_is_named_by_its_address() -> None:
     settings = KafkaSettings(bootstrap="127.0.0.1:1", request_timeout_ms=1_000)
     with pytest.raises(RetryableError, match=r"127\.0\.0\.1:1"):
         create_topics(settings)

@@ -1,6 +1,4 @@
-"""Letters at real brokers: a letter is replayed once, whoever is killed in the middle, and however
-many try.
-"""
+"""Letters at real brokers are replayed once, despite kills and concurrent replays."""
 
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ def replayed(settings: KafkaSettings) -> Counter[int]:
 def replay(
     settings: KafkaSettings, *, begun: threading.Event | None = None, die_after: int | None = None
 ) -> None:
-    """Replays all that is not marked; dies in its `die_after`th transaction, after its records were
-    produced.
-    """
+    """Replays all unmarked letters; dies in its `die_after`th transaction before the commit."""
     box = DeadLetterBox(settings, SystemClock())
     producer = LibrdkafkaTransactionalProducer(settings, f"{settings.group_prefix}-dlq")
     producer.start()

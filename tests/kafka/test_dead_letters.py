@@ -1,6 +1,4 @@
-"""A letter always fits, keeps what came, says why; it is found again, selected, and sent back as it
-was.
-"""
+"""A letter fits its topic, keeps its record and reason, is selected and sent back."""
 
 from __future__ import annotations
 
@@ -99,7 +97,7 @@ def test_a_letter_keeps_bytes_key_and_headers_and_says_why() -> None:
     assert letter.is_whole
 
 
-def test_the_names_of_kafka_connect_come_beside_ours_where_they_are_asked_for() -> None:
+def test_the_names_of_kafka_connect_are_added_if_configured() -> None:
     plain, both = letter_of(b"x"), letter_of(b"x", connect_names=True)
     assert not any(name.startswith(CONNECT_PREFIX) for name, _ in plain.headers)
     assert header(both.headers, "__connect.errors.offset") == b"99"
@@ -154,7 +152,7 @@ def test_a_letter_that_was_cut_says_of_how_much() -> None:
     assert QUERIES.max_message_bytes < len(letter.value) < 5_000_000
 
 
-def test_headers_that_came_with_the_names_of_ours_are_not_believed() -> None:
+def test_forged_error_headers_are_ignored() -> None:
     forged: Headers = (
         (ERROR_PREFIX + "topic", b"elsewhere"),
         (ERROR_PREFIX + "exception.class.name", b"X.forged"),
@@ -170,7 +168,7 @@ def test_headers_that_came_with_the_names_of_ours_are_not_believed() -> None:
     )
 
 
-def test_a_record_that_somebody_else_put_there_is_a_letter_too() -> None:
+def test_a_record_of_another_program_is_a_letter_too() -> None:
     place = Source(topic=QUERIES_DEAD.name, partition=0, offset=1)
     letter = read_letter(Message(source=place, key=None, value=None, headers=(), received_us=0))
     assert (letter.reason, letter.message, letter.value, letter.errors) == ("unknown", "", b"", {})
@@ -270,9 +268,7 @@ def test_every_dead_letter_topic_takes_what_its_source_takes_and_what_we_add() -
 def test_brokers_count_a_record_as_we_do_and_its_letter_fits(
     kafka_bootstrap: str, shape: str
 ) -> None:
-    """At its source's limit to the byte: taken; one byte more: refused. And the letter of the
-    largest is taken, whole.
-    """
+    """A record at its topic's limit is accepted, one byte more is refused; letters fit whole."""
     settings = KafkaSettings(bootstrap=kafka_bootstrap)
     create_topics(settings)
     headers: Headers = (

@@ -1,6 +1,4 @@
-"""Whatever lies in a topic, its reader gets a record or a reason: 200,000 mutated records (a few
-thousand by default).
-"""
+"""Every reader returns a record or a reason for 200,000 mutated records (default: fewer)."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ def message_of(raw: Raw, topic: str = QUERIES.name) -> Message:
 
 
 def check_query_record(raw: Raw) -> str:
-    """Decodes as the grouper does; what is refused has a letter with its bytes and a reason, and an
-    answer where it has an id.
-    """
+    """Decodes as the grouper does; a refused record has a letter, and an answer for its id."""
     message = message_of(raw)
     assert attempt_of(message.headers) >= 1
     assert origin_of(message).partition == HERE.partition

@@ -1,6 +1,4 @@
-"""2,000 mutated queries through real brokers and the running services: each is answered or a dead
-letter, none stops a thing.
-"""
+"""Running services answer 2,000 mutated queries or write dead letters; none stops."""
 
 from __future__ import annotations
 

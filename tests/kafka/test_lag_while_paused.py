@@ -1,6 +1,4 @@
-"""What waits in a partition whose intake is paused: nothing is fetched from it, so the brokers are
-asked.
-"""
+"""Records in paused partitions are counted by asking the brokers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What only the broker in memory can be made to do: faults in any call, members expelled, time-outs
-on a test's clock.
-"""
+"""Faults of the broker in memory: failed calls, expelled members, time-outs."""
 
 from __future__ import annotations
 
@@ -83,7 +81,7 @@ def hold_offsets(
     return producer
 
 
-def test_a_transaction_that_is_open_for_too_long_is_aborted_and_who_began_it_is_fenced(
+def test_a_transaction_that_is_open_for_too_long_is_aborted_and_its_producer_fenced(
     broker: MemoryBroker, clock: HandClock
 ) -> None:
     consumer, _ = join(broker, "a")
@@ -121,7 +119,7 @@ def transaction_calls(broker: MemoryBroker) -> dict[str, partial[None]]:
 @pytest.mark.parametrize(
     "broken", ["start", "begin", "produce_in_transaction", "send_offsets", "commit"]
 )
-def test_a_call_of_a_transaction_that_was_not_answered_is_made_again(
+def test_an_unanswered_call_of_a_transaction_can_be_repeated(
     broker: MemoryBroker, broken: Call
 ) -> None:
     calls = transaction_calls(broker)
@@ -136,7 +134,7 @@ def test_a_call_of_a_transaction_that_was_not_answered_is_made_again(
 
 
 @pytest.mark.parametrize("broken", ["produce_in_transaction", "send_offsets", "commit"])
-def test_a_call_that_fails_the_transaction_leaves_only_the_abort(
+def test_after_a_failed_call_a_transaction_can_only_be_aborted(
     broker: MemoryBroker, broken: Call
 ) -> None:
     calls = transaction_calls(broker)
@@ -170,7 +168,7 @@ def test_a_plain_producers_record_can_be_written_although_its_report_fails(
     assert len(broker.records("out")) == 1
 
 
-def test_an_expelled_member_hears_that_its_partitions_are_lost_and_joins_again(
+def test_an_expelled_member_loses_its_partitions_and_joins_again(
     broker: MemoryBroker,
 ) -> None:
     consumer, events = join(broker, "a")
@@ -190,7 +188,7 @@ def test_an_expelled_member_hears_that_its_partitions_are_lost_and_joins_again(
     assert events.told == [("assigned", (0, 1)), ("lost", (0, 1)), ("assigned", (0, 1))]
 
 
-def test_a_membership_is_good_for_one_generation_and_the_next_poll_brings_another(
+def test_a_membership_is_valid_for_one_generation_and_the_next_poll_brings_another(
     broker: MemoryBroker,
 ) -> None:
     consumer, _ = join(broker, "a")
@@ -213,7 +211,9 @@ def test_a_membership_is_good_for_one_generation_and_the_next_poll_brings_anothe
     assert broker.committed("g")[ONE] == Position(1, "")
 
 
-def test_offsets_that_settle_in_time_fence_nobody(broker: MemoryBroker, clock: HandClock) -> None:
+def test_offsets_that_settle_in_time_fence_no_member(
+    broker: MemoryBroker, clock: HandClock
+) -> None:
     one, _ = join(broker, "a")
     one.poll(0)
     producer = hold_offsets(broker, one, "a")
@@ -228,7 +228,7 @@ def test_offsets_that_settle_in_time_fence_nobody(broker: MemoryBroker, clock: H
     assert events.positions == {ZERO: Position(5, "2;b;"), ONE: Position(5, "2;b;")}
 
 
-def test_offsets_that_do_not_settle_cost_their_owner_its_instance_id(
+def test_offsets_that_do_not_settle_fence_their_owner(
     broker: MemoryBroker, clock: HandClock
 ) -> None:
     one, _ = join(broker, "a")
@@ -262,7 +262,7 @@ def test_offsets_that_nothing_settles_are_an_error_after_the_request_time_out(
 
 
 @pytest.mark.parametrize("broken", ["read_offsets", "commit_offsets"])
-def test_a_listener_hears_of_no_partition_before_its_claim_went_through(
+def test_a_listener_is_called_after_the_claim_is_committed(
     broker: MemoryBroker, broken: Call
 ) -> None:
     broker.break_next(broken, RetryableError("the coordinator moved"))

@@ -1,6 +1,4 @@
-"""Header names are bytes to Kafka: one that is no text is refused with its reason, and does not end
-its reader.
-"""
+"""A header name that is not UTF-8 is refused with a reason, and its reader continues."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""One conformance suite for the log of answers: the broker in memory, the embedded one, real
-Kafka.
-"""
+"""One conformance suite of table logs: the broker in memory, the embedded one, real Kafka."""
 
 from __future__ import annotations
 
@@ -144,9 +142,7 @@ def values(*texts: str) -> list[bytes]:
 
 
 def begin_at_the_end(log: Log, partition: int) -> int:
-    """Begins to read a partition and reads what other tests have left there; returns where it
-    ends.
-    """
+    """Reads a partition to its end, past records of other tests; returns the end."""
     log.reader.begin(partition, 0)
     log.read_until(partition, log.reader.end(partition))
     return log.reader.position(partition)
@@ -187,7 +183,7 @@ def test_reading_begins_with_the_first_record_of_the_horizon(log: Log) -> None:
     assert log.read_until(1, end + 1)[-1].value == new
 
 
-def test_a_log_without_records_in_the_horizon_is_read_at_once(log: Log) -> None:
+def test_a_log_without_records_in_the_horizon_begins_at_its_end(log: Log) -> None:
     log.write(1, *values("old"))
     if log.kind == "embedded":
         pytest.skip("the embedded broker has such a log read from its beginning")
@@ -320,7 +316,7 @@ def test_a_partition_that_the_client_does_not_know_of_is_asked_for_anew(tmp_path
         reader.close()
 
 
-def test_topics_of_different_partitions_are_refused_in_words() -> None:
+def test_topics_with_different_partition_counts_are_refused() -> None:
     broker = MemoryBroker(SystemClock(), {ANSWERS.name: 2, RETRIEVALS.name: 4})
     with pytest.raises(ConfigError, match="2 partitions"):
         MemoryAnswersLog(broker).open()

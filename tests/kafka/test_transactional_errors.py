@@ -64,7 +64,7 @@ def kind(call: str, error: KafkaError) -> type[CarpoolError]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_librdkafka_calls_retriable_and_every_time_out_is_tried_again(call: str) -> None:
+def test_retriable_errors_and_time_outs_are_retried(call: str) -> None:
     assert (
         kind(call, KafkaError(KafkaError._PREV_IN_PROGRESS, "still at it", retriable=True))
         is RetryableError
@@ -75,9 +75,7 @@ def test_what_librdkafka_calls_retriable_and_every_time_out_is_tried_again(call:
 
 @pytest.mark.parametrize("call", [call for call in CALLS if call != "commit"])
 @pytest.mark.parametrize("code", [KafkaError._CONFLICT, KafkaError._FAIL, KafkaError.UNKNOWN])
-def test_an_error_that_nobody_foresaw_aborts_and_is_not_tried_for_ever(
-    call: str, code: int
-) -> None:
+def test_an_unknown_error_aborts_and_is_not_retried(call: str, code: int) -> None:
     assert kind(call, KafkaError(code, "something else")) is AbortedError
 
 
@@ -98,13 +96,13 @@ def test_an_abort_that_is_refused_replaces_the_producer(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_the_settings_are_to_blame_for_is_a_deployment_fault(call: str) -> None:
+def test_an_error_of_the_settings_is_a_deployment_error(call: str) -> None:
     assert kind(call, KafkaError(KafkaError._INVALID_ARG, "a bad value")) is DeploymentError
     assert kind(call, KafkaError(KafkaError._AUTHENTICATION, "wrong password")) is DeploymentError
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_an_error_that_wants_an_abort_gets_one_whatever_else_it_is(call: str) -> None:
+def test_an_error_that_requires_an_abort_is_an_abort(call: str) -> None:
     too_long = KafkaError(
         KafkaError.OFFSET_METADATA_TOO_LARGE, "4,096 bytes", txn_requires_abort=True
     )

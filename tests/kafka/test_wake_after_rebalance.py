@@ -1,8 +1,6 @@
-"""On real Kafka: partitions that flow again are fetched at once, after a rebalance and after a
-pause.
+"""On real Kafka, resumed and retained partitions are fetched immediately.
 
-librdkafka alone lets them stand still for up to a second. `carpool bench rebalance` measures how
-long a rebalance takes.
+librdkafka alone waits for up to a second.
 """
 
 from __future__ import annotations
@@ -23,9 +21,7 @@ from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, poll_un
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
 PAUSE_S = 0.6
-"""Longer than the request that is under way when the pause begins, which the broker may keep for
-0.5 seconds.
-"""
+"""Longer than a fetch in flight, which the broker may delay for 0.5 seconds."""
 
 
 class Noting(confluent_kafka.Consumer):
@@ -59,7 +55,7 @@ def broker(
 
 
 @pytest.mark.parametrize("broker", ["auto", "classic"], indirect=True)
-def test_what_stays_is_asked_for_once_the_rest_is_gone(broker: Reached) -> None:
+def test_retained_partitions_are_requested_after_the_revocation(broker: Reached) -> None:
     one = Member(broker, "a").await_partitions()
     two = Member(broker, "b")
 

@@ -1,6 +1,4 @@
-"""Settings: defaults, file, environment, flags, in that order; everything that is wrong is said at
-once.
-"""
+"""Settings come from defaults, file, environment and flags; all problems are listed."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ def test_later_sources_win_over_earlier_ones(tmp_path: Path) -> None:
     assert load(tmp_path, environ={"CARPOOL_WINDOW_EAGER": "true"}).window.eager is True
 
 
-def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_listed_together(tmp_path: Path) -> None:
     toml = '[window]\nqueries_min = 200\n[log]\nlevel = "loud"\n[oven]\nhot = 1\n'
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, toml, {"CARPOOL_WINDOW_QUEREIS_MAX": "3"})
@@ -72,7 +70,7 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         assert part in text, text
 
 
-def test_a_word_that_is_none_of_a_few_is_refused_with_those_few(tmp_path: Path) -> None:
+def test_an_unknown_word_is_refused_with_the_allowed_words(tmp_path: Path) -> None:
     for toml in ('[log]\nlevel = "loud"\n', "[log]\nlevel = 3\n"):
         with pytest.raises(
             ConfigError, match=r"\[log\].*level`: it must be one of debug, info, warning, error\n"

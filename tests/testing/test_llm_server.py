@@ -72,7 +72,7 @@ def events(content: str) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
-def test_its_name_stands_in_the_model_and_in_every_text(server: LlmServer) -> None:
+def test_its_name_is_in_the_model_and_in_every_text(server: LlmServer) -> None:
     assert ask(server, "GET", "/v1/models")[1]["data"][0]["id"] == NAME
     plain = ask(server, "POST", "/v1/chat/completions", chat())[1]["choices"][0]["message"][
         "content"
@@ -281,9 +281,7 @@ import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_module("carpool.testing.llm_server", run_name="__main__", alter_sys=True)
 """
-"""As `python -m`, also where the tests themselves run in the background of a script, whose programs
-ignore SIGINT.
-"""
+"""As `python -m`, also under a script in the background, whose children ignore SIGINT."""
 
 
 def test_it_runs_as_a_program_that_says_where_it_listens() -> None:

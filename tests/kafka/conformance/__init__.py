@@ -1,3 +1,1 @@
-"""What every client of the seam does, whichever broker it talks to: in memory, embedded, real
-Kafka.
-"""
+"""What every client does at every broker: in memory, embedded, real Kafka."""

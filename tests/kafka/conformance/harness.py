@@ -1,6 +1,4 @@
-"""Brokers of every kind with topics of their own, and what the tests of the client seam do with
-them.
-"""
+"""Brokers of every kind with topics of their own, for the conformance tests."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_paused_member_keeps_its_partitions_and_gets_nothing(broker: Broker) -
     consumer.close()
 
 
-def test_topics_are_read_beside_one_another_and_paused_one_by_one(broker: Broker) -> None:
+def test_topics_are_read_together_and_paused_one_by_one(broker: Broker) -> None:
     broker.write(broker.record("later"), broker.record("now", topic=broker.drafts))
     consumer, listener = broker.consumer(), Listener()
     consumer.subscribe(broker.topic, listener, (broker.drafts,))

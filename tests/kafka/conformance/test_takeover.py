@@ -1,6 +1,4 @@
-"""Who a partition belonged to, who it belongs to, and what becomes of what the last owner began
-(ADR 0007).
-"""
+"""Takeovers of partitions, and what happens to the work of the previous owner (ADR 0007)."""
 
 from __future__ import annotations
 
@@ -104,9 +102,7 @@ def test_a_member_that_comes_back_under_its_own_instance_id_goes_on_where_it_had
 
 
 def test_brokers_take_offsets_of_a_partition_that_went_to_another_member(broker: Broker) -> None:
-    """So a member must itself forget a partition before it lets go of it: nobody else will stop its
-    late completions.
-    """
+    """So a member must forget a revoked partition: brokers do not stop late completions."""
     one = Member(broker, "a").await_partitions()
     two = Member(broker, "b")
     share(one, two)

@@ -52,7 +52,7 @@ def test_offsets_may_commit_without_records_and_an_empty_transaction_ends_too(
     member.close()
 
 
-def test_a_draft_beside_an_open_transaction_is_seen_at_once_in_a_topic_of_its_own(
+def test_a_draft_in_another_topic_is_visible_during_an_open_transaction(
     broker: Broker,
 ) -> None:
     member = Member(broker, "a").await_partitions()
