@@ -64,7 +64,7 @@ def build_stage(
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PendingQuery:
     """A query of a group in hand."""
 
     unit: Unit[Group]
@@ -87,7 +87,7 @@ class SearcherStage:
         self._clock = clock
         self._lock = threading.Lock()
         self._parts: dict[
-            int, _Part
+            int, _PendingQuery
         ] = {}  # by the key of the search; gone when its result is handed over
         self._keys: dict[int, set[int]] = {}  # of each unit in hand, those that are not handed over
         self._in_hand_bytes = 0
@@ -204,7 +204,7 @@ class SearcherStage:
     def _take(self, unit: Unit[Group], part: int) -> Search:
         grouped = unit.record.queries[part]
         key, self._next_key = self._next_key, self._next_key + 1
-        self._parts[key] = _Part(unit, part)
+        self._parts[key] = _PendingQuery(unit, part)
         return Search(
             key=key,
             vector=np.frombuffer(grouped.vector, dtype="<f4"),
@@ -213,7 +213,7 @@ class SearcherStage:
             deadline_us=grouped.deadline_us,
         )
 
-    def _let_go(self, key: int) -> _Part | None:
+    def _let_go(self, key: int) -> _PendingQuery | None:
         held = self._parts.pop(key, None)
         if held is not None:
             keys = self._keys[held.unit.id]
@@ -274,7 +274,9 @@ class SearcherStage:
             if is_wanted:
                 self._hand_over(held, outcome, sink)
 
-    def _outcome(self, held: _Part, found: SearchResult | None, opened: OpenSearcher) -> Outcome:
+    def _outcome(
+        self, held: _PendingQuery, found: SearchResult | None, opened: OpenSearcher
+    ) -> Outcome:
         grouped = held.unit.record.queries[held.part]
         now_us = self._clock.now_us()
         if found is None or (grouped.deadline_us is not None and now_us >= grouped.deadline_us):
@@ -289,7 +291,7 @@ class SearcherStage:
             clock=self._clock,
         )
 
-    def _hand_over(self, held: _Part, outcome: Outcome, sink: Sink) -> None:
+    def _hand_over(self, held: _PendingQuery, outcome: Outcome, sink: Sink) -> None:
         if outcome.answered is None:
             for stage in ("queue_search", "load", "search", "passages"):
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(

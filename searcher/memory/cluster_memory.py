@@ -1,8 +1,7 @@
-"""Which clusters are in memory: the arena they lie in, and the reads that bring them there,
-verified page by page.
+"""The slices in memory: the arena that contains them, and the reads that fill it.
 
-It decides nothing: whoever calls has made sure that there is room, and says what to read and what
-to forget. One lock, held for bookkeeping only; pages are verified on the engine's threads.
+It decides nothing: the caller has made sure that there is room, and says what to read and what to
+free. One lock guards the bookkeeping; pages are verified on the threads of the engine.
 """
 
 from __future__ import annotations
@@ -29,13 +28,12 @@ from searcher.memory.cluster_reads import (
     ReadDone,
     ReadRules,
     SpaceFreed,
-    cluster_pages,
-    damage,
     of_cluster,
     spans_bytes,
     split,
-    timed_out,
 )
+from searcher.memory.memory_metrics import MemoryMetrics
+from searcher.memory.verify import PageVerifier
 from searcher.plan.slices import SliceId
 from searcher.store.engine import BlockEngine, BlockError, BlockRead, CancelledRead
 
@@ -45,12 +43,10 @@ _log = structlog.get_logger(__name__)
 
 
 class ClusterMemory:
-    """Clusters in an arena. Any thread may call; nothing here blocks but `close`.
+    """Slices of clusters in an arena. Any thread may call; only `close` blocks.
 
-    `extents` are indexed by cluster, or by slice (`Slices`): then a slice's number stands for a
-    cluster in every call. `paths` (the names in errors) are indexed by segment. It owns arena and
-    engine from now on, and starts the engine with `start`; the engine's files are closed by whoever
-    opened them, after `close` has returned True.
+    It owns arena and engine. Whoever opened the engine's files closes them, after `close` has
+    returned True.
     """
 
     def __init__(
@@ -67,52 +63,41 @@ class ClusterMemory:
         clock: Clock,
         events: EventLog,
     ) -> None:
+        """`extents`: by slice; `paths`, the names in errors: by segment."""
         assert arena.block_bytes % layout.page_bytes == 0, "a page would straddle two blocks"
-        assert rules.block_bytes_max >= layout.page_bytes, "a read would not hold a page"
-        self._layout = layout
+        assert rules.block_bytes_max >= layout.page_bytes, "a read would not contain a page"
         self._extents = extents
-        self._build_id = build_id
         self._paths = paths
         self._arena = arena
         self._engine = engine
         self._rules = rules
-        self._read_bytes = rules.block_bytes_max // layout.page_bytes * layout.page_bytes
-        self._metrics = metrics
+        self._verifier = PageVerifier(layout, build_id, paths)
+        self._metrics = MemoryMetrics(metrics, arena.size_bytes)
         self._clock = clock
-        self._event_log = events
+        self._events = events
         self._changed = threading.Condition()
         self._loading: dict[SliceId, Load] = {}
         self._stuck: list[Load] = []
         self._resident: dict[SliceId, tuple[Spans, ClusterPages]] = {}
-        self._blocks: dict[int, Block] = {}  # by token, until told
+        self._blocks: dict[int, Block] = {}  # by token, until their end is handled
         self._next_token = 1
         self._last_end_us = clock.now_us()
         self._outbox: deque[MemoryEvent] = deque()
-        self._is_telling = False
+        self._is_reporting = False
         self._is_closed = False
         self._watchdog = threading.Thread(target=self._watch, name="read-watchdog", daemon=True)
-        metrics.searcher.budget_bytes.set(arena.size_bytes)
-        purposes: tuple[Purpose, ...] = ("demand", "prefetch")
-        self._bytes_read = {
-            purpose: metrics.searcher.bytes_read.labels(purpose=purpose) for purpose in purposes
-        }
-        self._gauges = {
-            kind: metrics.searcher.resident_bytes.labels(kind=kind)
-            for kind in ("resident", "in_flight", "stuck")
-        }
 
     def start(self, on_event: Callable[[MemoryEvent], None]) -> None:
-        """Starts reading. `on_event` is told the end of every read exactly once, one event at a
-        time, in order.
+        """Starts reading. `on_event` is called once for the end of each read, in order.
 
-        On one of the engine's threads, or on the one that gives up reads; it may call everything
-        here but `close`.
+        Never by two threads at a time: by a thread of the engine or by the watchdog. It may call
+        every method but `close`.
         """
         self._on_event = on_event
         self._engine.start(self._end_block)
         self._watchdog.start()
 
-    # ---- what the planner's driver calls
+    # ---- what the executor calls
 
     @property
     def arena_bytes_total(self) -> int:
@@ -131,89 +116,95 @@ class ClusterMemory:
         with self._changed:
             return self._arena.size_bytes - self._arena.free_bytes
 
-    def read_bytes(self, cluster: SliceId) -> int:
-        """Returns what reading a cluster takes off the disk: its pages."""
-        return self._extents[cluster].size_bytes
+    def read_bytes(self, number: SliceId) -> int:
+        """Returns the bytes that are read from the disk for a slice: its pages."""
+        return self._extents[number].size_bytes
 
-    def arena_bytes(self, cluster: SliceId) -> int:
-        """Returns what a cluster takes of the arena: its pages, in whole blocks."""
-        return self._arena.blocks_bytes(self._extents[cluster].size_bytes)
+    def arena_bytes(self, number: SliceId) -> int:
+        """Returns the bytes that a slice takes in the arena: its pages, in whole blocks."""
+        return self._arena.blocks_bytes(self._extents[number].size_bytes)
 
-    def begin_read(self, cluster: SliceId, *, is_prefetch: bool) -> None:
-        """Starts to read a cluster that is not here; there must be room. Ignored after `close`."""
-        extent = self._extents[cluster]
+    def begin_read(self, number: SliceId, *, is_prefetch: bool) -> None:
+        """Starts to read a slice that is not in memory, for which there is room.
+
+        Ignored after `close`.
+        """
+        extent = self._extents[number]
         with self._changed:
             if self._is_closed:
                 return
-            assert cluster not in self._loading, f"cluster {cluster} is being read already"
-            assert cluster not in self._resident, f"cluster {cluster} is in memory already"
+            assert number not in self._loading, f"slice {number} is being read already"
+            assert number not in self._resident, f"slice {number} is in memory already"
             spans = self._arena.allocate(extent.size_bytes)
             assert spans is not None, (
-                f"no room for cluster {cluster} in {self._arena.free_bytes} bytes: the plan is "
+                f"no room for slice {number} in {self._arena.free_bytes} bytes: the plan is "
                 "overdrawn"
             )
             purpose: Purpose = "prefetch" if is_prefetch else "demand"
             load = Load(
-                number=cluster,
+                number=number,
                 extent=extent,
                 purpose=purpose,
                 spans=spans,
                 started_us=self._clock.now_us(),
             )
-            self._loading[cluster] = load
+            self._loading[number] = load
             reads = [
                 self._block_read(
                     Block(load=load, start_bytes=start_bytes, buffers=buffers), is_prefetch
                 )
                 for start_bytes, buffers in split(
-                    self._arena.views(spans), extent.size_bytes, self._read_bytes
+                    self._arena.views(spans),
+                    extent.size_bytes,
+                    self._rules.read_bytes(self._verifier.layout.page_bytes),
                 )
             ]
             self._show()
         self._engine.submit(reads)
 
-    def promote(self, cluster: SliceId) -> None:
-        """A query wants what is read ahead: its reads go before those that nobody wants yet.
-        Another cluster is passed over.
+    def _block_bytes(self) -> int:
+        return self._rules.read_bytes(self._verifier.layout.page_bytes)
+
+    def promote(self, number: SliceId) -> None:
+        """Puts the reads of a slice that is read ahead before other reads ahead.
+
+        A slice that is not being read is ignored.
         """
         with self._changed:
-            load = self._loading.get(cluster)
+            load = self._loading.get(number)
             tokens = tuple(load.tokens) if load is not None else ()
         self._engine.promote(tokens)
 
-    def cancel(self, cluster: SliceId) -> None:
-        """Nobody wants this read any more. It ends with `CancelledRead`, or well where all of it
-        was under way.
+    def cancel(self, number: SliceId) -> None:
+        """Cancels a read. It ends with `CancelledRead`, or succeeds where the kernel had all of it.
 
-        A cluster that is not being read is passed over.
+        A slice that is not being read is ignored.
         """
         with self._changed:
-            load = self._loading.get(cluster)
+            load = self._loading.get(number)
             if load is not None:
                 load.is_cancelled = True
             tokens = tuple(load.tokens) if load is not None else ()
         self._engine.cancel(tokens)
 
-    def evict(self, cluster: SliceId) -> None:
-        """Forgets a cluster that is in memory; its pages must not be used any more."""
+    def evict(self, number: SliceId) -> None:
+        """Frees a slice that is in memory; its pages must not be used any more."""
         with self._changed:
-            spans, _ = self._resident.pop(cluster)
+            spans, _ = self._resident.pop(number)
             self._arena.free(spans)
             self._show()
 
-    def pages(self, cluster: SliceId) -> ClusterPages:
-        """Returns the pages of a cluster that is in memory, read-only, valid until it is
-        evicted.
-        """
-        return self._resident[cluster][1]  # one step of the interpreter: needs no lock
+    def pages(self, number: SliceId) -> ClusterPages:
+        """Returns the pages of a slice in memory, read-only, valid until it is evicted."""
+        return self._resident[number][1]  # one step of the interpreter: needs no lock
 
     def residents(self) -> frozenset[SliceId]:
-        """Returns the clusters that are in memory, whole."""
+        """Returns the slices that are in memory, whole."""
         with self._changed:
             return frozenset(self._resident)
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where the books and the arena's differ."""
+        """Raises `AssertionError` where slices, reads and arena disagree."""
         with self._changed:
             self._arena.check_integrity()
             spans = [spans for spans, _ in self._resident.values()]
@@ -224,17 +215,16 @@ class ClusterMemory:
             assert all(load.tokens for load in loads), "a read has nothing left to wait for"
 
     def close(self, timeout_s: float) -> bool:
-        """Ends all reads and lets go of the memory; blocks for up to `timeout_s`, and as long again
-        for an event that is being told.
+        """Ends all reads and frees the memory; blocks for up to twice `timeout_s`.
 
-        No event is told from now on. Returns whether that was told and the kernel has given back
-        everything: the files must not be closed before.
+        No event is reported from now on. Returns whether `on_event` has returned and the kernel has
+        ended all reads: the files must not be closed before.
         """
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            is_told = self._changed.wait_for(lambda: not self._is_telling, timeout=timeout_s)
-        has_ended = self._engine.close(timeout_s if is_told else 0.0) and is_told
+            has_reported = self._changed.wait_for(lambda: not self._is_reporting, timeout=timeout_s)
+        has_ended = self._engine.close(timeout_s if has_reported else 0.0) and has_reported
         if has_ended:
             with self._changed:
                 self._resident.clear()
@@ -256,13 +246,14 @@ class ClusterMemory:
         )
 
     def _end_block(self, token: int, error: BlockError | None, latency_us: int) -> None:
-        """A block read has ended; on the engine's thread."""
+        """Handles the end of a block read, on a thread of the engine."""
         with self._changed:
             block = self._blocks[token]
         load = block.load
         if error is None:
-            self._bytes_read[load.purpose].inc(sum(buffer.nbytes for buffer in block.buffers))
-            error = self._check(block)
+            size_bytes = sum(buffer.nbytes for buffer in block.buffers)
+            self._metrics.read(load.purpose, size_bytes)
+            error = self._verifier.check(block)
         again: list[BlockRead] = []
         dropped: tuple[int, ...] = ()
         with self._changed:
@@ -281,17 +272,7 @@ class ClusterMemory:
             self._engine.submit(again)
         if dropped:
             self._engine.cancel(dropped)
-        self._tell()
-
-    def _check(self, block: Block) -> BlockError | None:
-        path = self._paths[block.load.extent.segment]
-        try:
-            return damage(block, self._layout, build_id=self._build_id, path=path)
-        except (
-            Exception
-        ) as error:  # also a fault of our own must not leave anybody waiting for ever
-            _log.exception("pages could not be checked", path=path)
-            return RetryableError(f"pages of {path} could not be checked: {error!r}")
+        self._report()
 
     def _may_retry(self, block: Block, error: BlockError) -> bool:
         is_over = block.load.is_cancelled or block.load.is_stuck or self._is_closed
@@ -323,13 +304,11 @@ class ClusterMemory:
             self._outbox.append(SpaceFreed(slice_id=cluster))
         else:
             del self._loading[cluster]
-            self._event_log.read(
-                ClusterId(load.extent.cluster), load.purpose, load.started_us, now_us
-            )
+            self._events.read(ClusterId(load.extent.cluster), load.purpose, load.started_us, now_us)
             if load.error is None:
                 self._resident[cluster] = (
                     load.spans,
-                    cluster_pages(load.extent, self._layout, self._arena.views(load.spans)),
+                    self._verifier.pages(load.extent, self._arena.views(load.spans)),
                 )
                 self._outbox.append(ReadDone(slice_id=cluster, latency_us=now_us - load.started_us))
             else:
@@ -340,44 +319,44 @@ class ClusterMemory:
     def _break(self, load: Load, error: BlockError, *, is_stuck: bool) -> None:
         cluster = load.extent.cluster
         if isinstance(error, CorruptionError):
-            self._metrics.searcher.clusters_damaged.inc()
+            self._metrics.damaged()
             _log.error("cluster damaged", cluster=cluster, error=str(error))
         elif not isinstance(error, CancelledRead):
             _log.error("cluster not read", cluster=cluster, error=str(error))
         self._outbox.append(ReadBroke(slice_id=load.number, error=error, is_stuck=is_stuck))
 
-    def _tell(self) -> None:
-        """Tells what is to be told, unless another thread is at it: one event at a time, in
-        order.
-        """
+    def _report(self) -> None:
+        """Reports events, one at a time, in order, unless another thread is doing so."""
         while True:
             with self._changed:
-                if self._is_telling or not self._outbox:
+                if self._is_reporting or not self._outbox:
                     return
                 event = self._outbox.popleft()
                 if self._is_closed:
                     continue
-                self._is_telling = True
+                self._is_reporting = True
             try:
                 self._on_event(event)
-            except Exception:  # reading goes on, whatever became of the listener
-                _log.exception("the end of a read could not be told", slice=event.slice_id)
+            except Exception:  # reading continues
+                _log.exception("the end of a read could not be reported", slice=event.slice_id)
             finally:
-                self._end_telling()
+                self._end_reporting()
 
-    def _end_telling(self) -> None:
+    def _end_reporting(self) -> None:
         with self._changed:
-            self._is_telling = False
-            if self._is_closed:  # who closes waits for this
+            self._is_reporting = False
+            if self._is_closed:  # `close` waits for this
                 self._changed.notify_all()
 
     def _show(self) -> None:
         reading_bytes = sum(load.arena_bytes for load in self._loading.values())
         stuck_bytes = sum(load.arena_bytes for load in self._stuck)
         used_bytes = self._arena.size_bytes - self._arena.free_bytes
-        self._gauges["resident"].set(used_bytes - reading_bytes - stuck_bytes)
-        self._gauges["in_flight"].set(reading_bytes)
-        self._gauges["stuck"].set(stuck_bytes)
+        self._metrics.set_bytes(
+            resident=used_bytes - reading_bytes - stuck_bytes,
+            in_flight=reading_bytes,
+            stuck=stuck_bytes,
+        )
 
     # ---- reads that never return
 
@@ -389,11 +368,12 @@ class ClusterMemory:
                 if self._is_closed:
                     return
             self._give_up(self._clock.now_us() - self._rules.timeout_us)
-            self._tell()
+            self._report()
 
     def _give_up(self, before_us: int) -> None:
-        """Breaks what the kernel has had since before `before_us`; and, if nothing at all has ended
-        since then, what waits.
+        """Gives up reads that the kernel got before `before_us`.
+
+        If no read at all has ended since then, reads that wait for the kernel are given up too.
         """
         overdue = self._engine.with_kernel_since(before_us)
         dropped: list[int] = []
@@ -415,7 +395,7 @@ class ClusterMemory:
                 del self._loading[cluster]
                 self._stuck.append(load)
                 dropped.extend(load.tokens)
-                self._event_log.read(
+                self._events.read(
                     ClusterId(load.extent.cluster),
                     load.purpose,
                     load.started_us,
@@ -423,9 +403,7 @@ class ClusterMemory:
                 )
                 self._break(
                     load,
-                    timed_out(
-                        load.extent, self._paths[load.extent.segment], self._rules.timeout_us
-                    ),
+                    self._verifier.timed_out(load.extent, self._rules.timeout_us),
                     is_stuck=True,
                 )
             self._show()

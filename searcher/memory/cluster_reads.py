@@ -1,6 +1,4 @@
-"""One cluster's read: the block reads that it is cut into, and how it can end. Values and pure
-functions.
-"""
+"""The read of one slice: its block reads, and how it can end. Values and pure functions."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from searcher.store.engine import READ_BYTES_MAX, BlockError, CancelledRead
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadDone:
-    """A cluster is in memory, whole and undamaged."""
+    """A slice is in memory, whole and undamaged."""
 
     slice_id: SliceId
     latency_us: int
@@ -29,8 +27,9 @@ class ReadDone:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadBroke:
-    """A read was given up, or cancelled. `is_stuck`: its memory is still the kernel's, and comes
-    back as `SpaceFreed`.
+    """A read failed, was given up, or was cancelled.
+
+    `is_stuck`: the kernel still owns the memory; `SpaceFreed` follows when it returns it.
     """
 
     slice_id: SliceId
@@ -40,7 +39,7 @@ class ReadBroke:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpaceFreed:
-    """The memory of a stuck read came back: the kernel has ended the last piece of it."""
+    """The memory of a stuck read came back: the kernel has ended the last block of it."""
 
     slice_id: SliceId
 
@@ -50,10 +49,10 @@ MemoryEvent = ReadDone | ReadBroke | SpaceFreed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadRules:
-    """`attempts` at a block; after `timeout_us` with the kernel a read is given up; blocks of at
-    most `block_bytes_max`.
+    """How blocks are read.
 
-    Whether one has to be given up is looked at every `watch_us`.
+    A block that fails is read `attempts` times. A read that the kernel has for longer than
+    `timeout_us` is given up; that is checked every `watch_us`.
     """
 
     attempts: int
@@ -61,12 +60,14 @@ class ReadRules:
     block_bytes_max: int = READ_BYTES_MAX
     watch_us: int = 500_000
 
+    def read_bytes(self, page_bytes: int) -> int:
+        """Returns the size of a block: whole pages, at most `block_bytes_max`."""
+        return self.block_bytes_max // page_bytes * page_bytes
+
 
 @dataclass(kw_only=True, slots=True)
 class Load:
-    """A cluster that is being read, or was given up and has not come back (`is_stuck`). `number`:
-    what the planner calls it.
-    """
+    """The read of a slice; `is_stuck`: given up, and not returned by the kernel yet."""
 
     number: SliceId
     extent: ClusterExtent
@@ -80,7 +81,7 @@ class Load:
 
     @property
     def arena_bytes(self) -> int:
-        """What it takes of the arena."""
+        """Bytes that it takes in the arena."""
         return spans_bytes(self.spans)
 
 
@@ -102,10 +103,9 @@ def spans_bytes(spans: Spans) -> int:
 def split(
     views: Sequence[memoryview], size_bytes: int, read_bytes: int
 ) -> Iterator[tuple[int, tuple[memoryview, ...]]]:
-    """Yields (start in the cluster, buffers) of each block read: `read_bytes`, the last one what
-    remains of `size_bytes`.
+    """Yields the start and the buffers of each block of `size_bytes`; the last may be smaller.
 
-    `views`: where the cluster goes, in order, at least as much as it takes.
+    `views`: the memory for the slice, in order, at least `size_bytes`.
     """
     left_bytes = size_bytes
     start_bytes, gathered_bytes = 0, 0
@@ -127,9 +127,7 @@ def split(
 
 
 def damage(block: Block, layout: PageLayout, *, build_id: int, path: str) -> CorruptionError | None:
-    """Returns what is wrong with the pages that came, None when they are as they were written for
-    this cluster.
-    """
+    """Returns what is wrong with the pages of a block; None: they are as they were written."""
     start_bytes = block.start_bytes
     for buffer in block.buffers:
         pages: UInt8 = np.frombuffer(buffer, dtype=np.uint8).reshape(-1, layout.page_bytes)
@@ -153,7 +151,7 @@ def damage(block: Block, layout: PageLayout, *, build_id: int, path: str) -> Cor
 def cluster_pages(
     extent: ClusterExtent, layout: PageLayout, views: Sequence[memoryview]
 ) -> ClusterPages:
-    """Returns the pages of a cluster that lies in `views`, as read-only views of them."""
+    """Returns the pages of a slice that is stored in `views`, as read-only views of them."""
     pieces = []
     left_bytes = extent.size_bytes
     for view in views:
@@ -164,7 +162,7 @@ def cluster_pages(
 
 
 def timed_out(extent: ClusterExtent, path: str, timeout_us: int) -> RetryableError:
-    """Returns what is said of a cluster that did not come."""
+    """Returns the error of a read that did not end in time."""
     return RetryableError(
         f"cluster {extent.cluster} at byte {extent.offset_bytes} of {path} did not come within "
         f"{timeout_us / 1_000_000:g} s: the disk hangs, or is too slow. The memory of this read "

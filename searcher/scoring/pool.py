@@ -62,7 +62,7 @@ class ScoringPool:
         if not helpers and _are_small(scorings):
             parts = [tuple(scorings)]
         else:
-            parts = [(part,) for part in _cut(scorings, costs, 1 + helpers)]
+            parts = _cut(scorings, costs, 1 + helpers)
         run = _SharedRun(self._kernel, parts, batch, table)
         for _ in range(min(helpers, len(parts) - 1)):
             self._runs.put(run)
@@ -151,10 +151,12 @@ class _SharedRun:
 
     def _score(self, number: int) -> None:
         part = self._parts[number]
-        if len(part) > 1:
-            members, batch = np.arange(len(self._batch.slots)), self._batch
+        members, batch = part[0].members, self._batch
+        if all(one.members is members for one in part):
+            batch, every = batch.take(members), np.arange(len(members))
+            part = tuple(Scoring(one.pages, every) for one in part)
         else:
-            members, batch = part[0].members, self._batch.take(part[0].members)
+            members = np.arange(len(batch.slots))
         known = self._floors[members]
         found, floors = scan(self._kernel, part, batch, known, self._top_ks[members])
         # When two threads write at the same time the lower floor may win: it leaves nothing out.
@@ -166,13 +168,27 @@ def _are_small(scorings: Sequence[Scoring]) -> bool:
     return sum(scoring.size_bytes for scoring in scorings) <= COPY_BYTES_MAX * len(scorings)
 
 
-def _cut(scorings: Sequence[Scoring], costs: Sequence[int], threads: int) -> Iterator[Scoring]:
-    """Cuts clusters into parts of about the same cost; for one thread nothing is cut."""
+def _cut(
+    scorings: Sequence[Scoring], costs: Sequence[int], threads: int
+) -> list[tuple[Scoring, ...]]:
+    """Returns parts of about the same cost: large clusters are cut, unless for one thread.
+
+    Neighbours that are smaller than a part are one part if they are scored for the same queries.
+    """
     part_cost = max(PART_COST_MIN, sum(costs) // (threads * PARTS_PER_THREAD))
+    parts: list[tuple[Scoring, ...]] = []
+    last_cost = 0
     for scoring, cost in zip(scorings, costs, strict=True):
         count = max(1, round(cost / part_cost)) if threads > 1 else 1
         for pages in cut_pages(scoring.pages, count):
-            yield Scoring(pages, scoring.members)
+            one = Scoring(pages, scoring.members)
+            last_cost += cost // count
+            if parts and last_cost <= part_cost and parts[-1][0].members is one.members:
+                parts[-1] += (one,)
+            else:
+                parts.append((one,))
+                last_cost = cost // count
+    return parts
 
 
 def cut_pages(pages: ClusterPages, parts: int) -> Iterator[ClusterPages]:

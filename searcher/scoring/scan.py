@@ -38,12 +38,14 @@ COPY_BYTES_MAX = 128 << 10
 """Parts up to this mean size are copied together: one call of the kernel then costs less."""
 
 
-class _Part(NamedTuple):
-    """Pages of one cluster, and how many of their rows are in use."""
+class _BlockPart(NamedTuple):
+    """Pages of one cluster in a block: rows from `start` to `end`, the first `row_count` in use."""
 
     scoring: Scoring
     pages: UInt8
+    start: int
     row_count: int
+    end: int
 
 
 def scan(
@@ -61,25 +63,24 @@ def scan(
     queries. The heavy steps release the GIL.
     """
     layout = scorings[0].pages.layout
-    count = len(batch.slots)
-    block_pages = max(BLOCK_PAGES_MIN, SCORES_BYTES // (4 * count * layout.rows_per_page))
+    rows_per_page = layout.rows_per_page
+    block_pages = max(BLOCK_PAGES_MIN, SCORES_BYTES // (4 * len(batch.slots) * rows_per_page))
     pages_max = min(block_pages, sum(len(p) for one in scorings for p in one.pages.pieces))
-    scratch = np.empty((pages_max * layout.rows_per_page + GROUP_ROWS_MAX, count), np.float32)
+    scratch = np.empty((pages_max * rows_per_page + GROUP_ROWS_MAX, len(batch.slots)), np.float32)
     floors = np.maximum(floors, LEAST)
     prepared = kernel.prepare(layout, batch.vectors)
     found: list[Candidates] = []
     found_count, found_max = 0, 4 * int(top_ks.sum())
-    for block in _blocks(scorings, block_pages):
+    for block in _blocks(scorings, block_pages, rows_per_page):
         pages = _joined_pages([part.pages for part in block])
         prepared.write(pages, scratch)
-        ends = _clear_unwanted(block, layout, scratch)
-        query, scores, positions, floors = above(scratch, int(ends[-1]), floors, top_ks)
+        for part in block:
+            _clear_unwanted(part, scratch)
+        query, scores, positions, floors = above(scratch, block[-1].end, floors, top_ks)
         if not len(query):
             continue
-        clusters = np.array([part.scoring.pages.cluster for part in block], np.int64)
-        owners = clusters[np.searchsorted(ends, positions, side="right")]
         rows = row_numbers_at(layout, pages, positions)
-        found.append(Candidates(query, scores, rows, owners))
+        found.append(Candidates(query, scores, rows, _clusters_at(block, positions)))
         found_count += len(query)
         if found_count > found_max:
             found = [_best(found, top_ks)]
@@ -91,24 +92,28 @@ def scan(
     return every._replace(slots=batch.slots[every.slots]), floors
 
 
-def _blocks(scorings: Sequence[Scoring], block_pages: int) -> Iterator[list[_Part]]:
+def _blocks(
+    scorings: Sequence[Scoring], block_pages: int, rows_per_page: int
+) -> Iterator[list[_BlockPart]]:
     """Yields all rows in order, at most `block_pages` pages at a time."""
-    block: list[_Part] = []
-    room = block_pages
+    block: list[_BlockPart] = []
+    room, place = block_pages, 0
     for scoring in scorings:
         rows_left = scoring.pages.row_count
         for piece in scoring.pages.pieces:
             start = 0
             while start < len(piece) and rows_left > 0:
                 pages = piece[start : start + room]
-                rows = min(rows_left, len(pages) * scoring.pages.layout.rows_per_page)
-                block.append(_Part(scoring, pages, rows))
+                end = place + len(pages) * rows_per_page
+                rows = min(rows_left, end - place)
+                block.append(_BlockPart(scoring, pages, place, rows, end))
                 start += len(pages)
                 room -= len(pages)
                 rows_left -= rows
+                place = end
                 if not room:
                     yield block
-                    block, room = [], block_pages
+                    block, room, place = [], block_pages, 0
     if block:
         yield block
 
@@ -119,21 +124,23 @@ def _joined_pages(parts: list[UInt8]) -> list[UInt8]:
     return parts
 
 
-def _clear_unwanted(block: list[_Part], layout: PageLayout, scores: Float32) -> Slots:
-    """Clears scores of unused rows, and of queries that do not want a cluster.
+def _clear_unwanted(part: _BlockPart, scores: Float32) -> None:
+    """Clears scores of unused rows, and of queries that do not want the cluster of `part`."""
+    if part.row_count < part.end - part.start:
+        scores[part.start + part.row_count : part.end] = NO_FLOOR
+    if len(part.scoring.members) < scores.shape[1]:
+        is_unwanted = np.ones(scores.shape[1], bool)
+        is_unwanted[part.scoring.members] = False
+        scores[part.start : part.end, is_unwanted] = NO_FLOOR
 
-    Returns where each part ends.
-    """
-    ends = np.cumsum([len(part.pages) * layout.rows_per_page for part in block])
-    start = 0
-    for part, end in zip(block, ends.tolist(), strict=True):
-        scores[start + part.row_count : end] = NO_FLOOR
-        if len(part.scoring.members) < scores.shape[1]:
-            is_unwanted = np.ones(scores.shape[1], bool)
-            is_unwanted[part.scoring.members] = False
-            scores[start:end, is_unwanted] = NO_FLOOR
-        start = end
-    return ends
+
+def _clusters_at(block: list[_BlockPart], positions: Slots) -> Int64:
+    """Returns the clusters of the rows at `positions` of a block: (m,) -> (m,) int64."""
+    if len(block) == 1:
+        return np.full(len(positions), block[0].scoring.pages.cluster, np.int64)
+    clusters = np.array([part.scoring.pages.cluster for part in block], np.int64)
+    ends = [part.end for part in block]
+    return clusters[np.searchsorted(ends, positions, side="right")]
 
 
 def above(

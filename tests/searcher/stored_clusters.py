@@ -16,12 +16,12 @@ from carpool.disk.extents import ClusterExtent, plan_extents, segment_name
 from carpool.disk.pages import PageLayout, dense
 from carpool.disk.segments import SegmentWriter
 from carpool.telemetry.metrics import Metrics
-from carpool.testing.disk import Fault, FaultyDisk
 from schemas.record import ClusterId
 from searcher.events import NoEvents
 from searcher.memory.arena import Arena
 from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadRules
 from searcher.store.engine import BlockEngine, BlockRead
+from searcher.store.faulty import Fault, FaultyDisk
 from searcher.store.memory import MemoryEngine
 
 BUILD_ID = 0xC0FFEE
@@ -92,7 +92,7 @@ class Heard:
 @dataclass(frozen=True, kw_only=True)
 class Running:
     memory: ClusterMemory
-    engine: FaultyDisk[BlockRead]
+    engine: FaultyDisk
     heard: Heard
     metrics: Metrics
     arena: Arena

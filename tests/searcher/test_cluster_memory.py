@@ -12,10 +12,10 @@ import pytest
 from carpool.clock import SystemClock
 from carpool.disk.extents import ClusterExtent, segment_name
 from carpool.errors import CorruptionError, RetryableError
-from carpool.testing.disk import Fault
 from schemas.record import ClusterId
 from searcher.memory.cluster_memory import ReadBroke, ReadDone
 from searcher.store.engine import BlockRead
+from searcher.store.faulty import Fault
 from searcher.store.files import SegmentFiles
 from searcher.store.memory import MemoryEngine
 from searcher.store.none import NoEngine

@@ -11,11 +11,11 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
-from carpool.testing.disk import Fault
 from schemas.record import ClusterId
 from searcher.memory.cluster_memory import ReadBroke, ReadDone
 from searcher.store.engine import BlockEngine, BlockRead
 from searcher.store.factory import EngineName, open_engine
+from searcher.store.faulty import Fault
 from searcher.store.files import SegmentFiles
 from tests.searcher.engines import HAS_IO_URING, kernel_read_bytes
 from tests.searcher.stored_clusters import (

@@ -7,7 +7,6 @@ import threading
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
-from carpool.testing.disk import Fault
 from searcher.events import NoEvents
 from searcher.memory.arena import Arena, Span
 from searcher.memory.cluster_memory import (
@@ -19,6 +18,7 @@ from searcher.memory.cluster_memory import (
     SpaceFreed,
 )
 from searcher.store.engine import BlockRead, CancelledRead
+from searcher.store.faulty import Fault
 from searcher.store.threads import ThreadEngine
 from tests.searcher.stored_clusters import (
     BUILD_ID,

@@ -1,6 +1,4 @@
-"""A disk that is late, fails, comes short, flips a bit or hangs does each only where it is told
-to.
-"""
+"""A faulty disk is late, fails, reads too little, flips a bit or hangs where it is set to."""
 
 from __future__ import annotations
 
@@ -16,9 +14,9 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
-from carpool.testing.disk import FaultyDisk
 from searcher.store.engine import BlockRead
 from searcher.store.factory import open_engine
+from searcher.store.faulty import FaultyDisk
 from searcher.store.files import SegmentFiles
 from searcher.store.memory import MemoryEngine
 
@@ -29,7 +27,7 @@ CONTENT = random.Random(1).randbytes(8 * PAGE)
 class Reading:
     """Reads pages of one segment through a disk, a page a read; its token is its page."""
 
-    def __init__(self, disk: FaultyDisk[BlockRead]) -> None:
+    def __init__(self, disk: FaultyDisk) -> None:
         self.disk = disk
         self.ended: dict[int, tuple[Any, int]] = {}
         self.buffers: dict[int, memoryview] = {}
@@ -61,7 +59,7 @@ class Reading:
 
 @pytest.fixture
 def reading() -> Iterator[Reading]:
-    disk: FaultyDisk[BlockRead] = FaultyDisk(MemoryEngine([CONTENT], clock=SystemClock()))
+    disk: FaultyDisk = FaultyDisk(MemoryEngine([CONTENT], clock=SystemClock()))
     yield Reading(disk)
     disk.release()
     assert disk.close(30)
