@@ -1,12 +1,12 @@
-"""The grouper as a stage: offers gather into windows, one thread prepares them, another plans them,
-groups come out.
+"""The grouper as a stage: queries gather into windows, two threads work on them, groups leave.
+
+Which window is closed, prepared and planned next is decided in `grouper.plan.scheduler`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -15,14 +15,19 @@ from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.records import TopicPartition
-from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
 from carpool.loop.stage import Credit, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from grouper.admission import Admitted, admit
 from grouper.build import load_work
-from grouper.pending_windows import PendingWindow, PendingWindows
+from grouper.plan.pending_windows import PendingWindow
+from grouper.plan.scheduler import (
+    BATCH,
+    INTERACTIVE,
+    NewQuery,
+    WindowLimits,
+    WindowScheduler,
+)
 from grouper.plan.tenants import parse_weights
-from grouper.plan.window import Wait, WindowPlanner
 from grouper.records import expired
 from grouper.settings import GrouperSettings
 from grouper.work import PreparedWindow, WindowWork
@@ -34,38 +39,21 @@ from schemas.topics import is_batch
 log = structlog.get_logger()
 
 CLOSE_S = 1.0
-LEAD_US = 1_000
-"""How much sooner a window closes than it takes to be ready for a commit."""
-INTERACTIVE, BATCH = "interactive", "batch"
-RANKS = {INTERACTIVE: 0, BATCH: 1}
-OTHERS_LATELY_US = 1_000_000
 
 
 class GrouperStage:
-    """Implements `carpool.loop.stage.Stage[Query]`. What it holds is bounded by credit.
+    """Implements `carpool.loop.stage.Stage[Query]`. Credit bounds the queries in it.
 
-    Two threads: one loads index and model, then embeds and probes closed windows; the other groups
-    them, in order, and hands them over. Until all is loaded credit is zero. A window closes when no
-    other is about to leave, so what arrives meanwhile gathers; and a full one closes as soon as the
-    first thread is free, up to `horizon_windows` ahead of the one that leaves. What is prepared
-    when a window leaves is its horizon: nothing waits for it, and nothing is prepared twice. Where
-    groups leave with a commit, a window closes just in time for the next: closed sooner it would
-    hold fewer queries and leave no sooner.
-
-    Each priority class has windows of its own. They take turns in being closed, by weight; one of a
-    higher class leaves before those of lower ones that are closed already, and waits for nothing
-    while some of these are in hand.
-
-    Whichever thread ends a step closes the next window, unless offers have come since the last
-    tick: then the tick that follows them decides, which knows how many more are on their way.
+    One thread loads index and model, then embeds and probes closed windows. The other groups them,
+    in order, and hands the groups over. Until all is loaded credit is zero. The windows that are
+    prepared when a window leaves are its horizon: no window waits for it, and no window is prepared
+    twice.
     """
 
     def __init__(
         self, *, settings: GrouperSettings, load: Callable[[], WindowWork], clock: Clock
     ) -> None:
-        """`load` is called once, on the preparing thread: it may block, and raises `CarpoolError`
-        when it cannot.
-        """
+        """`load` is called once, on the preparing thread. It may block and raise `CarpoolError`."""
         self._settings = settings
         self._load = load
         self._clock = clock
@@ -75,81 +63,59 @@ class GrouperStage:
             for name, run in (("prepare", self._prepare), ("plan", self._plan))
         )
         self._lock = threading.Lock()
-        self._may_prepare, self._may_plan = (
-            threading.Condition(self._lock),
-            threading.Condition(self._lock),
-        )
-        # All below is guarded by `_lock`.
-        weights, ids = parse_weights(settings.tenant_weights), count()
-        self._planners = {
-            name: WindowPlanner(
-                queries_min=settings.window_queries_min,
-                queries_max=settings.window_queries_max,
-                window_us_max=settings.window_ms_max * 1_000,
-                weight_of=lambda tenant: weights.get(tenant, 1),
-                window_ids=ids,
-            )
-            for name in RANKS
-        }
-        class_weights = {INTERACTIVE: settings.interactive_weight, BATCH: 1}
-        self._turns = DeficitRoundRobin(
-            quantum=settings.window_queries_max, weight_of=class_weights.__getitem__
-        )
-        for name in RANKS:
-            self._turns.join(name)
+        self._may_prepare = threading.Condition(self._lock)
+        self._may_plan = threading.Condition(self._lock)
+        # `_lock` guards all attributes below.
+        self._scheduler = WindowScheduler(limits_of(settings))
         self._work: WindowWork | None = None
-        self._gathered: dict[int, Admitted] = {}
-        self._held = PendingWindows(overtaken_max=settings.interactive_weight)
-        self._expires_us: int | None = None  # no deadline of what is in hand is before
-        self._waiting = 0
-        self._leaves_us = 0
-        self._took_us = {"prepare": 0, "plan": 0}  # the last window
-        self._offered_us = dict.fromkeys(RANKS, -OTHERS_LATELY_US)
-        self._is_tick_due = False
+        self._queries: dict[int, Admitted] = {}
+        self._prepared: dict[int, PreparedWindow] = {}  # by window id
         self._is_draining = False
         self._is_closed = False
         self._failure: str | None = None
 
     def start(self, sink: Sink) -> None:
-        """Starts the threads, one of which loads index and model."""
+        """Starts the threads; one of them loads index and model."""
         self._sink = sink
         for thread in self._threads:
             thread.start()
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Nothing: what is known of partitions lies with their units."""
+        """Does nothing: this stage keeps nothing by partition."""
 
     def credit(self) -> Credit:
-        """Returns what fits beside the queries that gather and those in windows that have not
-        left.
-        """
+        """Returns how many more queries and bytes fit."""
         with self._lock:
             return self._credit()
 
     def offer(self, unit: Unit[Query], now_us: int) -> None:
-        """Takes a query into the window, or refuses it where it does not fit the index. Raises
-        before all is loaded.
+        """Gathers a query, or refuses one that does not fit the index.
+
+        Raises `RuntimeError` before all is loaded.
         """
         if self._work is None:
             raise RuntimeError("offered a query before the index was loaded: credit was zero")
         try:
-            admitted = admit(unit, self._work.facts)
+            query = admit(unit, self._work.facts)
         except RecordError as error:
             self._out.refuse(unit, error)
             return
+        added = NewQuery(
+            query_id=unit.id,
+            priority=BATCH if is_batch(unit.source.topic) else INTERACTIVE,
+            tenant=tenant_of(unit.message.headers),
+            size_bytes=unit.message.size_bytes,
+            deadline_us=query.deadline_us,
+        )
         with self._lock:
-            planner = self._planners[class_of(admitted)]
-            planner.add(unit.id, unit.message.size_bytes, now_us, tenant_of(unit.message.headers))
-            self._gathered[unit.id] = admitted
-            self._offered_us[class_of(admitted)] = now_us
-            self._expires_us = _earliest(self._expires_us, admitted.deadline_us)
-            self._is_tick_due = True
+            self._scheduler.add(added, now_us)
+            self._queries[unit.id] = query
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
-        """Closes a window when it is due and may be worked on, answers what has expired; returns
-        when to be called next.
-        """
-        late = self._expire(now_us)
+        """Answers expired queries and closes the window that is due; returns when to be called."""
+        with self._lock:
+            late = [self._queries[query_id] for query_id in self._scheduler.expire(now_us)]
+            self._forget(frozenset(query.unit.id for query in late))
         for query in late:
             self._out.done(expired(query, now_us))
         if late and self._work is not None:
@@ -157,39 +123,37 @@ class GrouperStage:
         with self._lock:
             credit = self._credit()
             has_room = credit.records > 0 and credit.size_bytes > 0
-            # Records that cannot be taken in are not waited for.
-            self._waiting = waiting if has_room and not self._is_draining else 0
-            self._leaves_us = 0 if self._is_draining else next_commit_at_us
-            self._is_tick_due = False
-            return _earliest(self._advance(now_us), self._expires_us)
+            # No window waits for records that cannot be taken in.
+            next_us = self._scheduler.tick(
+                now_us,
+                pending_records=waiting if has_room and not self._is_draining else 0,
+                next_commit_at_us=0 if self._is_draining else next_commit_at_us,
+            )
+            self._notify()
+            return next_us
 
     def revoke(self, unit_ids: frozenset[int]) -> None:
-        """Forgets these queries, wherever they are; what was made of them already is discarded by
-        the loop.
-        """
+        """Forgets these queries. The loop discards groups of them that were handed over."""
         with self._lock:
+            self._scheduler.forget(unit_ids)
             self._forget(unit_ids)
 
     def drain(self, until_us: int) -> None:
-        """Waits for nothing more: the next tick closes what is there."""
+        """Waits for no more records: the next tick closes a window."""
         with self._lock:
             self._is_draining = True
 
     def not_ready(self) -> Sequence[str]:
-        """Returns what is missing: index and model while they load, or what made them give up."""
+        """Returns what is missing: index and model while they load, or what stopped this stage."""
         with self._lock:
             if self._failure is not None:
                 return (self._failure,)
-            return (
-                ()
-                if self._work is not None
-                else ("the index's centroids and the embedding model are being loaded",)
-            )
+            if self._work is None:
+                return ("the index's centroids and the embedding model are being loaded",)
+            return ()
 
     def close(self) -> None:
-        """Stops the threads, waiting for about a second: a model in the middle of a batch cannot be
-        interrupted.
-        """
+        """Stops the threads. Waits at most `CLOSE_S`: a batch of the model is not interrupted."""
         with self._lock:
             self._is_closed = True
             self._wake_all()
@@ -197,112 +161,72 @@ class GrouperStage:
             if thread.is_alive():
                 thread.join(CLOSE_S)
 
-    def check_integrity(self) -> None:
-        """Asserts that planner and stage hold the same queries."""
+    def pending_windows(self) -> tuple[PendingWindow, ...]:
+        """Returns the closed windows that have not left, in the order in which they leave."""
         with self._lock:
-            for planner in self._planners.values():
-                planner.check_integrity()
-            self._held.check_integrity()
-            assert sum(planner.queries for planner in self._planners.values()) == len(
-                self._gathered
-            )
+            return self._scheduler.windows
+
+    def check_integrity(self) -> None:
+        """Asserts that scheduler and stage have the same queries and windows."""
+        with self._lock:
+            self._scheduler.check_integrity()
+            assert set(self._scheduler.query_ids()) == self._queries.keys()
+            assert {
+                pending.window.window_id
+                for pending in self._scheduler.windows
+                if pending.is_prepared
+            } == self._prepared.keys()
+
+    def has(self, unit_id: int) -> bool:
+        """See `grouper.work.LiveQueries`."""
+        with self._lock:
+            return unit_id in self._queries
+
+    def take_out(self, unit_id: int) -> bool:
+        """See `grouper.work.LiveQueries`."""
+        with self._lock:
+            is_live = unit_id in self._queries
+            self._scheduler.forget(frozenset({unit_id}))
+            self._forget(frozenset({unit_id}))
+            return is_live
 
     @property
     def _out(self) -> Sink:
         assert self._sink is not None, "start() comes first"
         return self._sink
 
-    # With the lock held.
+    # Called with the lock.
 
     def _credit(self) -> Credit:
         if self._work is None or self._failure is not None:
             return Credit(records=0, size_bytes=0)
-        records = len(self._gathered) + self._held.queries
-        size_bytes = (
-            sum(planner.size_bytes for planner in self._planners.values()) + self._held.size_bytes
-        )
         return Credit(
-            records=max(0, self._settings.intake_queries_max - records),
-            size_bytes=max(0, self._settings.intake_bytes_max - size_bytes),
+            records=max(0, self._settings.intake_queries_max - len(self._queries)),
+            size_bytes=max(0, self._settings.intake_bytes_max - self._scheduler.size_bytes),
         )
-
-    def _advance(self, now_us: int) -> int | None:
-        """Closes the window that is due, if there is one; returns when one will be."""
-        waits = {name: self._wait(name, now_us) for name in RANKS}
-        queries_max = self._settings.window_queries_max
-        name = self._turns.next(
-            lambda name: (
-                min(self._planners[name].queries, queries_max) if waits[name] is None else None
-            )
-        )
-        if name is None:
-            return _earliest(*(wait.until_us for wait in waits.values() if wait is not None))
-        window = self._planners[name].close(now_us)
-        queries = {query_id: self._gathered.pop(query_id) for query_id in window.query_ids}
-        size_bytes = sum(query.unit.message.size_bytes for query in queries.values())
-        self._held.add(
-            PendingWindow(window=window, rank=RANKS[name], queries=queries, size_bytes=size_bytes)
-        )
-        self._may_prepare.notify()
-        return None
-
-    def _wait(self, name: str, now_us: int) -> Wait | None:
-        """How long to wait for the next window of a class; None: it is due."""
-        ahead = self._held.count(RANKS[name])
-        # While others are in hand or came lately, what waits is not known to be of this class.
-        has_others = self._held.count(max(RANKS.values())) > ahead or any(
-            now_us < self._offered_us[other] + OTHERS_LATELY_US
-            for other in RANKS
-            if RANKS[other] > RANKS[name]
-        )
-        return self._planners[name].wait(
-            now_us,
-            0 if has_others else self._waiting,
-            busy=self._work is None
-            or self._held.unprepared is not None
-            or ahead > self._settings.horizon_windows,
-            ahead=ahead > 0,
-            due_us=self._leaves_us - sum(self._took_us.values()) - LEAD_US,
-        )
-
-    def _expire(self, now_us: int) -> list[Admitted]:
-        """Takes out what has expired, less what is leaving: that is seen to within milliseconds."""
-        with self._lock:
-            if self._expires_us is None or now_us < self._expires_us:
-                return []
-            late = [query for query in self._expirable() if query.is_expired(now_us)]
-            self._forget(frozenset(query.unit.id for query in late))
-            self._expires_us = _earliest(*(query.deadline_us for query in self._expirable()))
-            return late
-
-    def _expirable(self) -> Iterator[Admitted]:
-        yield from self._gathered.values()
-        for held in self._held.remaining:
-            yield from held.queries.values()
 
     def _forget(self, unit_ids: frozenset[int]) -> None:
-        for planner in self._planners.values():
-            planner.drop(unit_ids)
-        for unit_id in unit_ids & self._gathered.keys():
-            del self._gathered[unit_id]
-        self._held.forget(unit_ids)
+        gone = unit_ids & self._queries.keys()
+        for unit_id in gone:
+            del self._queries[unit_id]
+        if gone:
+            for window_id, prepared in self._prepared.items():
+                self._prepared[window_id] = prepared.only(self._queries.keys())
 
-    def _step_ended(self, step: str, began_us: int) -> None:
-        now_us = self._clock.now_us()
-        self._took_us[step] = now_us - began_us
-        if not self._is_tick_due:
-            self._advance(now_us)
-        if self._held.can_leave():
+    def _notify(self) -> None:
+        if self._scheduler.to_prepare is not None:
+            self._may_prepare.notify()
+        if self._scheduler.can_leave():
             self._may_plan.notify()
 
     def _wake_all(self) -> None:
         self._may_prepare.notify_all()
         self._may_plan.notify_all()
 
-    def _await(self, turn: threading.Condition, ready: Callable[[], bool]) -> bool:
-        """Waits until `ready`; False when the stage is closed or has failed."""
-        while not (self._is_closed or self._failure is not None or ready()):
-            turn.wait()
+    def _await(self, condition: threading.Condition, is_ready: Callable[[], bool]) -> bool:
+        """Waits until `is_ready`; False when the stage is closed or has failed."""
+        while not (self._is_closed or self._failure is not None or is_ready()):
+            condition.wait()
         return not self._is_closed and self._failure is None
 
     # On the preparing thread.
@@ -311,46 +235,56 @@ class GrouperStage:
         work = self._load()
         with self._lock:
             self._work = work
+        facts = work.facts
         log.info(
             "ready",
-            index_version=work.facts.index_version,
-            nlist=work.facts.nlist,
-            nprobe=work.facts.nprobe_default,
+            index_version=facts.index_version,
+            nlist=facts.nlist,
+            nprobe=facts.nprobe_default,
         )
         while True:
             with self._lock:
-                if not self._await(self._may_prepare, lambda: self._held.unprepared is not None):
+                if not self._await(
+                    self._may_prepare, lambda: self._scheduler.to_prepare is not None
+                ):
                     return
-                held = self._held.unprepared
-                assert held is not None, "that was waited for"
-                queries = tuple(held.queries.values())
+                pending = self._scheduler.to_prepare
+                assert pending is not None, "that was waited for"
+                queries = [self._queries[query_id] for query_id in pending.query_ids]
             began_us = self._clock.now_us()
-            prepared = work.prepare(held.window, queries, self._out, self)
+            prepared = work.prepare(pending.window, queries, self._out, self)
             with self._lock:
-                held.prepared = prepared.only(held.queries.keys())
-                self._step_ended("prepare", began_us)
+                self._prepared[pending.window.window_id] = prepared.only(self._queries.keys())
+                now_us = self._clock.now_us()
+                self._scheduler.prepared(pending, now_us, now_us - began_us)
+                self._notify()
 
     # On the planning thread.
 
     def _plan(self) -> None:
         while True:
             with self._lock:
-                if not self._await(self._may_plan, self._held.can_leave):
+                if not self._await(self._may_plan, self._scheduler.can_leave):
                     return
-                work, leaving = self._work, self._held.leave()
+                work, leaving = self._work, self._scheduler.leave()
+                prepared = self._prepared[leaving.window.window_id]
             began_us = self._clock.now_us()
-            assert work is not None, "nothing is prepared without it"
-            work.plan(leaving, self._ahead, self._out, self)
+            assert work is not None, "a window is prepared after the work is loaded"
+            work.plan(prepared, self._ahead, self._out, self)
             with self._lock:
-                self._held.left()
-                self._step_ended("plan", began_us)
+                now_us = self._clock.now_us()
+                left = self._scheduler.left(now_us, now_us - began_us)
+                del self._prepared[left.window.window_id]
+                for query_id in left.query_ids:
+                    del self._queries[query_id]
+                self._notify()
 
     def _ahead(self) -> list[PreparedWindow]:
-        """The windows that leave after the first, as far as they are prepared."""
+        """The windows that leave next and are prepared."""
         with self._lock:
-            return [held.prepared for held in self._held.remaining if held.prepared is not None]
+            return [self._prepared[pending.window.window_id] for pending in self._scheduler.ahead()]
 
-    # On either.
+    # On either thread.
 
     def _guarded(self, run: Callable[[], None]) -> None:
         try:
@@ -367,18 +301,6 @@ class GrouperStage:
                 )
             )
 
-    def has(self, unit_id: int) -> bool:
-        """See `grouper.work.InHand`."""
-        with self._lock:
-            return self._held.has(unit_id)
-
-    def take_out(self, unit_id: int) -> bool:
-        """See `grouper.work.InHand`."""
-        with self._lock:
-            is_here = self._held.has(unit_id)
-            self._held.forget(frozenset({unit_id}))
-            return is_here
-
     def _give_up(self, error: CarpoolError) -> None:
         with self._lock:
             self._failure = str(error)
@@ -386,13 +308,16 @@ class GrouperStage:
         self._out.fail(error)
 
 
-def class_of(query: Admitted) -> str:
-    """Returns the priority class of a query: that of the topic that it was published to."""
-    return BATCH if is_batch(query.unit.source.topic) else INTERACTIVE
-
-
-def _earliest(*times_us: int | None) -> int | None:
-    return min((time_us for time_us in times_us if time_us is not None), default=None)
+def limits_of(settings: GrouperSettings) -> WindowLimits:
+    """Returns the bounds on windows that the settings say."""
+    return WindowLimits(
+        queries_min=settings.window_queries_min,
+        queries_max=settings.window_queries_max,
+        window_us_max=settings.window_ms_max * 1_000,
+        horizon_windows=settings.horizon_windows,
+        class_weights={INTERACTIVE: settings.interactive_weight, BATCH: 1},
+        tenant_weights=parse_weights(settings.tenant_weights),
+    )
 
 
 def build_stage(
@@ -402,8 +327,9 @@ def build_stage(
     metrics: Metrics,
     clock: Clock,
 ) -> GrouperStage:
-    """Returns the grouper's stage; index and model are loaded by its worker. Raises `ConfigError`
-    for settings that clash.
+    """Returns the grouper's stage, which loads index and model on a thread of its own.
+
+    Raises `ConfigError` for settings that do not fit together.
     """
     if problems := settings.check():
         raise ConfigError("the settings of the grouper do not fit: " + "; ".join(problems))

@@ -39,7 +39,7 @@ Ahead = Callable[[], Sequence["PreparedWindow"]]
 """Says which windows leave next, in order, of those that are prepared already."""
 
 
-class InHand(Protocol):
+class LiveQueries(Protocol):
     """The units of the closed windows that are still ours to end: not revoked, not expired
     meanwhile. Thread-safe.
     """
@@ -120,7 +120,7 @@ class WindowWork:
         self._before: deque[tuple[ClusterId, ...]] = deque(maxlen=BEFORE_QUERIES)
 
     def prepare(
-        self, window: Window, queries: Sequence[Admitted], sink: Sink, in_hand: InHand
+        self, window: Window, queries: Sequence[Admitted], sink: Sink, live: LiveQueries
     ) -> PreparedWindow:
         """Embeds and probes in one batch. Ends what has expired or cannot be embedded. Blocks for
         as long as the model takes.
@@ -129,7 +129,7 @@ class WindowWork:
         """
         self._metrics.grouper.window_queries.observe(len(queries))
         started_us = self._clock.now_us()
-        vectors = self._embed(self._in_time(queries, sink, in_hand), sink)
+        vectors = self._embed(self._in_time(queries, sink, live), sink)
         encoded_us = self._clock.now_us()
         probes = self._probe(vectors)
         return PreparedWindow(
@@ -143,7 +143,7 @@ class WindowWork:
             prepared_us=encoded_us,
         )
 
-    def plan(self, prepared: PreparedWindow, ahead: Ahead, sink: Sink, in_hand: InHand) -> None:
+    def plan(self, prepared: PreparedWindow, ahead: Ahead, sink: Sink, live: LiveQueries) -> None:
         """Ends every query of `prepared` that is still live: in a group, or answered `expired`.
         Blocks for milliseconds.
 
@@ -151,7 +151,7 @@ class WindowWork:
         """
         in_time = {
             query.unit.id
-            for query in self._in_time([each.query for each in prepared.queries], sink, in_hand)
+            for query in self._in_time([each.query for each in prepared.queries], sink, live)
         }
         queries = [each for each in prepared.queries if each.query.unit.id in in_time]
         if not queries:
@@ -192,15 +192,17 @@ class WindowWork:
         """Counts queries that were answered `expired`. On any thread."""
         self._metrics.loop.answers.labels(stage="grouper", status="expired").inc(queries)
 
-    def _in_time(self, queries: Sequence[Admitted], sink: Sink, in_hand: InHand) -> list[Admitted]:
+    def _in_time(
+        self, queries: Sequence[Admitted], sink: Sink, live: LiveQueries
+    ) -> list[Admitted]:
         """Those that are live and not expired; the expired are answered."""
         now_us = self._clock.now_us()
         in_time = []
         for query in queries:
             if not query.is_expired(now_us):
-                if in_hand.has(query.unit.id):
+                if live.has(query.unit.id):
                     in_time.append(query)
-            elif in_hand.take_out(query.unit.id):
+            elif live.take_out(query.unit.id):
                 self.count_expired(1)
                 sink.done(expired(query, now_us))
         return in_time

@@ -1,6 +1,4 @@
-"""When does a window close? A state machine for windows that conserve work: nobody waits for
-nothing.
-"""
+"""When does a window close? A state machine that never waits without a reason."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from itertools import count
 from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
 
 STALL_WINDOWS = 4
-"""How many times `window_us_max` a window below its least size waits for records that are known to
-be on their way.
-"""
+"""How many times `window_us_max` a window below `queries_min` waits for pending records."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +24,7 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """Nothing closes now. Ask again at `until_us`, or after the next change where that is None."""
+    """No window closes now. Ask again at `until_us`; None: after the next change."""
 
     until_us: int | None
 
@@ -41,22 +37,21 @@ class _Gathered:
 
 
 class WindowPlanner:
-    """Gathers queries and says when the oldest of them leave, at most `queries_max` together.
+    """Gathers queries and decides when the oldest of them leave, at most `queries_max` together.
 
-    While the worker is busy nothing closes: arrivals gather. When it is free, what is there leaves
-    at once if nothing more is known to wait and what leaves is sent at once; where it would lie
-    until a commit, more gather until then. Under a backlog a window goes on until it is full or
-    `window_us_max` old with at least `queries_min`; below that it goes on for at most
-    `STALL_WINDOWS` times as long, so that a broker that knows of records but does not hand them out
-    cannot hold queries. While earlier windows are still about to leave, only a full window closes:
-    closed later it would hold the same queries, so that reading ahead changes no window. A window
-    leaves whole: nothing of it is carried over.
+    While the worker is busy no window closes, and arrivals gather. When the worker is free, a
+    window closes as soon as no records are pending. Before a commit it stays open until `due_us`.
+    While records are pending it stays open until it is full, or `window_us_max` old with at least
+    `queries_min` queries. Below `queries_min` it stays open at most `STALL_WINDOWS` times as long:
+    a broker that reports records but does not deliver them cannot block queries. While earlier
+    windows are about to leave, only a full window closes. Closed later it would contain the same
+    queries, so reading ahead changes no window. No query of a closed window is carried over.
 
-    Where more are gathered than a window takes, tenants take turns in it, each query one, a turn
-    worth the tenant's weight: the k-th query of a tenant is in a window before the others have had
-    more than k turns each. What is seen so far is what is gathered; before that, all go by arrival.
+    If more queries are gathered than fit, tenants take part by deficit round robin. Each query
+    costs one, and a turn is worth the tenant's weight: the k-th query of a tenant is in a window
+    before any other tenant has had more than k turns.
 
-    Not thread-safe. Every call is O(1) but for the queries it returns or drops.
+    Not thread-safe. Every call is O(1) except for the queries it returns or drops.
     """
 
     def __init__(
@@ -68,9 +63,7 @@ class WindowPlanner:
         weight_of: Callable[[str], int] = lambda _: 1,
         window_ids: Iterator[int] | None = None,
     ) -> None:
-        """`weight_of` gives a tenant's weight, at least 1. `window_ids`: where planners share their
-        numbers.
-        """
+        """`weight_of` gives a tenant's weight, at least 1. Planners may share `window_ids`."""
         if not 1 <= queries_min <= queries_max or window_us_max < 0:
             raise ValueError(
                 f"a window needs 1 <= {queries_min} <= {queries_max} queries and a time >= 0: "
@@ -95,8 +88,12 @@ class WindowPlanner:
         """Bytes of the queries gathered."""
         return self._size_bytes
 
+    def ids(self) -> Iterator[int]:
+        """Yields the ids of the gathered queries, in order of arrival."""
+        return iter(self._gathered)
+
     def add(self, query_id: int, size_bytes: int, now_us: int, tenant: str = "") -> None:
-        """Takes one query in. `query_id` must not be gathered already."""
+        """Adds a query. Raises `ValueError` if it is gathered already."""
         if query_id in self._gathered:
             raise ValueError(f"query {query_id} is in the window already")
         self._gathered[query_id] = _Gathered(size_bytes=size_bytes, added_us=now_us, tenant=tenant)
@@ -105,26 +102,17 @@ class WindowPlanner:
         self._turns.join(tenant)
 
     def drop(self, query_ids: frozenset[int]) -> None:
-        """Forgets those of `query_ids` that are gathered; unknown ones are ignored."""
+        """Removes gathered queries; unknown ids are ignored."""
         for query_id in query_ids & self._gathered.keys():
             self._remove(query_id)
-
-    def step(
-        self, now_us: int, waiting: int, busy: bool, ahead: bool = False, due_us: int = 0
-    ) -> Window | Wait:
-        """Closes a window or says how long to wait.
-
-        `waiting`: records known to be on their way; `busy`: nobody is free; `ahead`: windows closed
-        earlier have not left; `due_us`: what closes before then only lies about.
-        """
-        wait = self.wait(now_us, waiting, busy, ahead, due_us)
-        return wait if wait is not None else self.close(now_us)
 
     def wait(
         self, now_us: int, waiting: int, busy: bool, ahead: bool = False, due_us: int = 0
     ) -> Wait | None:
-        """Returns how long to wait for the next window; None: it is due. Arguments as for
-        `step`.
+        """Returns how long to wait for the next window; None: it is due.
+
+        `waiting`: pending records. `busy`: no worker is free. `ahead`: windows closed earlier have
+        not left. `due_us`: a window that closes earlier would only wait for a commit.
         """
         if busy or not self._gathered or (ahead and len(self._gathered) < self._queries_max):
             return Wait(until_us=None)
@@ -139,9 +127,7 @@ class WindowPlanner:
         return Wait(until_us=until_us) if now_us < until_us else None
 
     def close(self, now_us: int) -> Window:
-        """Closes a window over what is gathered, which is something: at most `queries_max`, tenants
-        in turn.
-        """
+        """Closes a window of at most `queries_max` gathered queries, of which there is one."""
         opened_us = self._opened_us
         chosen = (
             set(self._in_turn())
@@ -159,7 +145,7 @@ class WindowPlanner:
         )
 
     def check_integrity(self) -> None:
-        """Asserts that the books add up."""
+        """Asserts that the accounting adds up."""
         assert self._size_bytes == sum(gathered.size_bytes for gathered in self._gathered.values())
         assert {
             query_id for ids in self._by_tenant.values() for query_id in ids

@@ -222,7 +222,7 @@ class Rig:
 
     def settled(self, count: int) -> None:
         until(lambda: len(self.sink.acknowledged) >= count)
-        until(lambda: not self.stage._held)
+        until(lambda: not self.stage.pending_windows())
         self.stage.check_integrity()
 
 
@@ -241,4 +241,4 @@ def running(folder: Path, **options: object) -> Iterator[Rig]:
 
 
 def prepared(rig: Rig) -> int:
-    return sum(held.prepared is not None for held in list(rig.stage._held))
+    return sum(window.is_prepared for window in rig.stage.pending_windows())

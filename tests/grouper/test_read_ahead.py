@@ -90,7 +90,7 @@ def test_a_window_that_may_still_grow_is_not_closed_ahead(tmp_path: Path) -> Non
         until(lambda: policy.windows == 1)
         rig.offer(*["bell"] * 3)
         assert rig.tick() is None
-        assert len(rig.stage._held) == 1
+        assert len(rig.stage.pending_windows()) == 1
         rig.offer("bell")
         rig.tick()
         until(lambda: prepared(rig) == 2)
@@ -108,7 +108,7 @@ def test_with_the_horizon_off_one_window_is_in_hand_at_a_time(tmp_path: Path) ->
         rig.tick()
         until(lambda: policy.windows == 1)
         rig.tick()
-        assert (len(gate.batches), len(rig.stage._held)) == (1, 1)
+        assert (len(gate.batches), len(rig.stage.pending_windows())) == (1, 1)
         policy.opened.release(3)
         rig.settled(12)
         assert [group.horizon for group in rig.sink.groups] == [(), (), ()]
@@ -125,7 +125,7 @@ def test_revoked_queries_are_forgotten_where_they_were_read_ahead(tmp_path: Path
         rig.stage.check_integrity()
         assert rig.stage.credit().records == 40 - 6
         policy.opened.release(9)
-        until(lambda: not rig.stage._held)
+        until(lambda: not rig.stage.pending_windows())
         assert sorted(rig.sink.acknowledged) == sorted(
             unit.id for unit in units if unit.id not in gone
         )
@@ -144,7 +144,7 @@ def test_what_is_revoked_while_it_is_embedded_ahead_is_in_no_horizon(tmp_path: P
         gate.opened.release()
         until(lambda: prepared(rig) == 2)
         policy.opened.release(9)
-        until(lambda: not rig.stage._held)
+        until(lambda: not rig.stage.pending_windows())
         assert [horizon_numbers(group) for group in rig.sink.groups] == [[(2, 1, 2)], []]
         assert len(rig.sink.acknowledged) == 6
 

@@ -11,8 +11,8 @@ import pytest
 from carpool.disk.centroids import probe
 from carpool.loop.stage import Credit
 from grouper.plan.grouping import PolicyName
+from grouper.plan.scheduler import LEAD_US
 from grouper.records import group_event_id
-from grouper.service import LEAD_US
 from grouper.settings import GrouperSettings
 from schemas.query import Query
 from schemas.record import Source
@@ -282,7 +282,7 @@ def test_a_window_that_is_revoked_whole_makes_no_group(tmp_path: Path) -> None:
         until(lambda: len(gate.batches) == 1)
         rig.stage.revoke(frozenset({unit.id}))
         gate.opened.release(2)
-        until(lambda: not rig.stage._held)
+        until(lambda: not rig.stage.pending_windows())
         assert rig.sink.dones == []
         (again,) = rig.offer("ada")
         rig.tick()

@@ -23,13 +23,26 @@ def filled(count: int, *, at_us: int = 0, **bounds: int) -> WindowPlanner:
     return made
 
 
+def step(
+    made: WindowPlanner,
+    now_us: int,
+    waiting: int,
+    busy: bool,
+    ahead: bool = False,
+    due_us: int = 0,
+) -> Window | Wait:
+    """Closes a window if one is due."""
+    wait = made.wait(now_us, waiting, busy, ahead, due_us)
+    return wait if wait is not None else made.close(now_us)
+
+
 def test_an_empty_planner_has_nothing_to_close_and_no_time_to_wake() -> None:
-    assert planner().step(5, waiting=9, busy=False) == Wait(until_us=None)
+    assert step(planner(), 5, waiting=9, busy=False) == Wait(until_us=None)
 
 
 def test_what_is_there_leaves_at_once_when_nothing_more_waits() -> None:
     made = filled(1, at_us=7)
-    assert made.step(7, waiting=0, busy=False) == Window(
+    assert step(made, 7, waiting=0, busy=False) == Window(
         window_id=0, query_ids=(0,), opened_us=7, closed_us=7
     )
     assert made.queries == 0
@@ -38,80 +51,80 @@ def test_what_is_there_leaves_at_once_when_nothing_more_waits() -> None:
 
 
 def test_a_full_window_leaves_at_once_however_many_wait() -> None:
-    window = filled(4, at_us=3).step(3, waiting=1_000, busy=False)
+    window = step(filled(4, at_us=3), 3, waiting=1_000, busy=False)
     assert window == Window(window_id=0, query_ids=(0, 1, 2, 3), opened_us=3, closed_us=3)
 
 
 def test_what_would_lie_until_a_commit_gathers_until_shortly_before_unless_it_is_full() -> None:
     made = filled(3, at_us=50)
-    assert made.step(60, waiting=0, busy=False, due_us=90) == Wait(until_us=90)
-    window = made.step(90, waiting=0, busy=False, due_us=90)
+    assert step(made, 60, waiting=0, busy=False, due_us=90) == Wait(until_us=90)
+    window = step(made, 90, waiting=0, busy=False, due_us=90)
     assert isinstance(window, Window) and window.query_ids == (0, 1, 2)
-    assert isinstance(filled(4, at_us=3).step(3, waiting=0, busy=False, due_us=90), Window)
+    assert isinstance(step(filled(4, at_us=3), 3, waiting=0, busy=False, due_us=90), Window)
 
 
 def test_a_backlog_and_a_commit_are_waited_for_side_by_side() -> None:
-    assert filled(3, at_us=50).step(60, waiting=5, busy=False, due_us=90) == Wait(until_us=150)
-    assert filled(3, at_us=50).step(60, waiting=5, busy=False, due_us=400) == Wait(until_us=400)
+    assert step(filled(3, at_us=50), 60, waiting=5, busy=False, due_us=90) == Wait(until_us=150)
+    assert step(filled(3, at_us=50), 60, waiting=5, busy=False, due_us=400) == Wait(until_us=400)
 
 
 def test_under_a_backlog_a_window_one_short_of_full_waits_for_its_age() -> None:
     made = filled(3, at_us=50)
-    assert made.step(50, waiting=1, busy=False) == Wait(until_us=150)
-    assert made.step(149, waiting=1, busy=False) == Wait(until_us=150)
-    assert made.step(150, waiting=1, busy=False) == Window(
+    assert step(made, 50, waiting=1, busy=False) == Wait(until_us=150)
+    assert step(made, 149, waiting=1, busy=False) == Wait(until_us=150)
+    assert step(made, 150, waiting=1, busy=False) == Window(
         window_id=0, query_ids=(0, 1, 2), opened_us=50, closed_us=150
     )
 
 
 def test_a_window_of_the_least_size_need_not_wait_longer_than_its_age() -> None:
-    assert filled(2).step(99, waiting=1, busy=False) == Wait(until_us=100)
-    assert isinstance(filled(2).step(100, waiting=1, busy=False), Window)
+    assert step(filled(2), 99, waiting=1, busy=False) == Wait(until_us=100)
+    assert isinstance(step(filled(2), 100, waiting=1, busy=False), Window)
 
 
 def test_below_the_least_size_a_window_goes_on_but_only_four_times_as_long() -> None:
     assert STALL_WINDOWS == 4
     made = filled(1, at_us=50)
-    assert made.step(150, waiting=1, busy=False) == Wait(until_us=450)
-    assert made.step(449, waiting=1, busy=False) == Wait(until_us=450)
-    assert made.step(450, waiting=1, busy=False) == Window(
+    assert step(made, 150, waiting=1, busy=False) == Wait(until_us=450)
+    assert step(made, 449, waiting=1, busy=False) == Wait(until_us=450)
+    assert step(made, 450, waiting=1, busy=False) == Window(
         window_id=0, query_ids=(0,), opened_us=50, closed_us=450
     )
 
 
 def test_a_small_window_leaves_as_soon_as_the_backlog_dries_up() -> None:
     made = filled(1)
-    assert isinstance(made.step(10, waiting=1, busy=False), Wait)
-    assert isinstance(made.step(10, waiting=0, busy=False), Window)
+    assert isinstance(step(made, 10, waiting=1, busy=False), Wait)
+    assert isinstance(step(made, 10, waiting=0, busy=False), Window)
 
 
 def test_the_age_of_a_window_is_that_of_its_oldest_query() -> None:
     made = planner()
     made.add(1, 10, 5)
     made.add(2, 10, 80)
-    assert made.step(90, waiting=1, busy=False) == Wait(until_us=105)
+    assert step(made, 90, waiting=1, busy=False) == Wait(until_us=105)
     made.drop(frozenset({1}))
     made.add(3, 10, 90)
-    assert made.step(90, waiting=1, busy=False) == Wait(until_us=180)
+    assert step(made, 90, waiting=1, busy=False) == Wait(until_us=180)
 
 
 def test_while_the_worker_is_busy_arrivals_gather_and_nothing_closes() -> None:
     made = filled(9)
-    assert made.step(10_000, waiting=0, busy=True) == Wait(until_us=None)
+    assert step(made, 10_000, waiting=0, busy=True) == Wait(until_us=None)
     assert made.queries == 9
     assert made.size_bytes == 90
 
 
 def test_what_gathered_beyond_one_window_makes_the_next_ones_in_order_of_arrival() -> None:
     made = filled(9)
-    windows = [made.step(20, waiting=0, busy=False) for _ in range(3)]
+    windows = [step(made, 20, waiting=0, busy=False) for _ in range(3)]
     assert [window.query_ids for window in windows if isinstance(window, Window)] == [
         (0, 1, 2, 3),
         (4, 5, 6, 7),
         (8,),
     ]
     assert [window.window_id for window in windows if isinstance(window, Window)] == [0, 1, 2]
-    assert made.step(20, waiting=0, busy=False) == Wait(until_us=None)
+    assert step(made, 20, waiting=0, busy=False) == Wait(until_us=None)
 
 
 def test_a_dropped_query_is_in_no_window_and_unknown_ones_are_ignored() -> None:
@@ -120,7 +133,7 @@ def test_a_dropped_query_is_in_no_window_and_unknown_ones_are_ignored() -> None:
     assert made.queries == 2
     assert made.size_bytes == 20
     made.check_integrity()
-    window = made.step(0, waiting=0, busy=False)
+    window = step(made, 0, waiting=0, busy=False)
     assert isinstance(window, Window)
     assert window.query_ids == (0, 2)
 
@@ -130,7 +143,7 @@ def test_the_books_count_the_bytes_of_what_is_gathered() -> None:
     for query_id, size_bytes in enumerate((5, 7, 11)):
         made.add(query_id, size_bytes, 0)
     assert made.size_bytes == 23
-    made.step(0, waiting=0, busy=False)
+    step(made, 0, waiting=0, busy=False)
     assert (made.queries, made.size_bytes) == (1, 11)
 
 
@@ -138,14 +151,14 @@ def test_a_query_is_not_taken_in_twice_until_it_has_left() -> None:
     made = filled(1)
     with pytest.raises(ValueError, match="query 0 is in the window already"):
         made.add(0, 10, 1)
-    made.step(1, waiting=0, busy=False)
+    step(made, 1, waiting=0, busy=False)
     made.add(0, 10, 1)
     assert made.queries == 1
 
 
 def test_a_zero_window_time_never_waits() -> None:
     made = filled(1, window_us=0, at_us=3)
-    assert isinstance(made.step(3, waiting=5, busy=False), Window)
+    assert isinstance(step(made, 3, waiting=5, busy=False), Window)
 
 
 @pytest.mark.parametrize(
@@ -158,17 +171,17 @@ def test_bounds_that_cannot_be_are_refused(least: int, most: int, window_us: int
 
 
 def test_a_window_of_exactly_one_query_can_be_asked_for() -> None:
-    assert isinstance(filled(1, least=1, most=1).step(0, waiting=9, busy=False), Window)
+    assert isinstance(step(filled(1, least=1, most=1), 0, waiting=9, busy=False), Window)
 
 
 def test_while_earlier_windows_have_not_left_only_a_full_one_closes() -> None:
     made = filled(3)
-    assert made.step(10_000, waiting=0, busy=False, ahead=True) == Wait(until_us=None)
+    assert step(made, 10_000, waiting=0, busy=False, ahead=True) == Wait(until_us=None)
     made.add(3, 10, 20)
-    window = made.step(20, waiting=0, busy=False, ahead=True)
+    window = step(made, 20, waiting=0, busy=False, ahead=True)
     assert isinstance(window, Window)
     assert window.query_ids == (0, 1, 2, 3)
-    assert made.step(20, waiting=9, busy=True, ahead=True) == Wait(until_us=None)
+    assert step(made, 20, waiting=9, busy=True, ahead=True) == Wait(until_us=None)
 
 
 @given(
@@ -202,11 +215,11 @@ def test_reading_ahead_changes_no_window(
             left.append(in_hand.popleft())
             read.append(held.popleft())
         for made, closed in ((plain, in_hand), (reading, held)):
-            window = made.step(next_id, waiting, busy=bool(closed))
+            window = step(made, next_id, waiting, busy=bool(closed))
             if isinstance(window, Window):
                 closed.append(window.query_ids)
         while held and isinstance(
-            window := reading.step(next_id, waiting, busy=False, ahead=True), Window
+            window := step(reading, next_id, waiting, busy=False, ahead=True), Window
         ):
             held.append(window.query_ids)
         assert [*read, *held][: len(left) + len(in_hand)] == [*left, *in_hand]
@@ -251,7 +264,7 @@ def test_windows_keep_their_promises_in_any_order_of_events(
         else:
             assert isinstance(value, tuple)
             waiting, busy = value
-            decision = made.step(now_us, waiting=waiting, busy=busy)
+            decision = step(made, now_us, waiting=waiting, busy=busy)
             due_us = (
                 gathered[0][1] + window_us * (4 if len(gathered) < least else 1) if gathered else 0
             )
@@ -289,7 +302,7 @@ def with_tenants(tenants: str, most: int, **weights: int) -> WindowPlanner:
 
 
 def closed(made: WindowPlanner) -> tuple[int, ...]:
-    window = made.step(0, waiting=9, busy=False)
+    window = step(made, 0, waiting=9, busy=False)
     assert isinstance(window, Window)
     made.check_integrity()
     return window.query_ids
@@ -330,7 +343,7 @@ def test_the_k_th_query_of_a_tenant_waits_for_k_turns_of_the_others_at_most(
     made = with_tenants(tenants, most, **weights)
     order = []
     while made.queries:
-        window = made.step(1_000, waiting=0, busy=False)
+        window = step(made, 1_000, waiting=0, busy=False)
         assert isinstance(window, Window)
         assert len(window.query_ids) == min(most, len(tenants) - len(order))
         order += window.query_ids
@@ -353,7 +366,7 @@ def test_planners_that_share_their_numbers_give_no_window_the_same() -> None:
     for _ in range(2):
         made = WindowPlanner(queries_min=1, queries_max=1, window_us_max=0, window_ids=ids)
         made.add(7, 1, 0)
-        window = made.step(0, waiting=0, busy=False)
+        window = step(made, 0, waiting=0, busy=False)
         assert isinstance(window, Window)
         numbers.append(window.window_id)
     assert numbers == [0, 1]
