@@ -20,6 +20,7 @@ from cli.settings import load
 
 # FAISS and NumPy are imported by the commands that need them: the base install has neither.
 if TYPE_CHECKING:
+    from indexer.build import BuildReport
     from indexer.progress import ProgressReport
     from indexer.stats import IndexStats, Spread
 
@@ -35,81 +36,86 @@ app = typer.Typer(
 IndexDir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")]
 
 
+_Corpus = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CORPUS",
+        help='JSON lines, plain or gzip: {"id", "title", "text", "metadata"} a passage.',
+    ),
+]
+_Out = Annotated[
+    Path,
+    typer.Option("--out", metavar="DIR", help="Folder of the index; made if it is not there."),
+]
+_Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME|DIR",
+        help="Embedding model: a name, a folder, or hashing:64.",
+    ),
+]
+_Nlist = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Clusters; 0: the square root of the passages, rounded to one digit (100 for 16,000).",
+    ),
+]
+_Vectors = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.npy",
+        help="Precomputed vectors, float16 or float32, normalised, one a good line: skips "
+        "embedding.",
+    ),
+]
+_Fingerprint = Annotated[
+    str,
+    typer.Option(
+        metavar="HEX",
+        help="With --vectors: fingerprint of the model that made them; else taken from --model.",
+    ),
+]
+_VectorDtype = Annotated[
+    str | None,
+    typer.Option(
+        metavar="float32|float16",
+        help="Numbers on disk. float16 halves every read, and may swap results whose scores "
+        "differ by under 0.001. Default: indexer.vector_dtype (float32, exact).",
+        show_default=False,
+    ),
+]
+_Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Refuse a corpus that has a bad line, instead of skipping it."),
+]
+_Seed = Annotated[
+    int,
+    typer.Option(min=0, help="Of the sample and of k-means: the same seed gives the same bytes."),
+]
+_Force = Annotated[
+    bool, typer.Option("--force", help="Replace an index at DIR, once the new one is complete.")
+]
+_Restart = Annotated[
+    bool,
+    typer.Option("--restart", help="Throw away an interrupted build of another corpus or model."),
+]
+
+
 @app.command()
 def build(
-    corpus: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CORPUS",
-            help='JSON lines, plain or gzip: {"id", "title", "text", "metadata"} a passage.',
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option("--out", metavar="DIR", help="Folder of the index; made if it is not there."),
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="NAME|DIR",
-            help="Embedding model: a name, a folder, or hashing:64.",
-        ),
-    ] = None,
-    nlist: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Clusters; 0: the square root of the passages, rounded to one digit (100 for "
-            "16,000).",
-        ),
-    ] = 0,
-    vectors: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.npy",
-            help="Precomputed vectors, float16 or float32, normalised, one a good line: skips "
-            "embedding.",
-        ),
-    ] = None,
-    fingerprint: Annotated[
-        str,
-        typer.Option(
-            metavar="HEX",
-            help="With --vectors: fingerprint of the model that made them; else taken from "
-            "--model.",
-        ),
-    ] = "",
-    vector_dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="float32|float16",
-            help="Numbers on disk. float16 halves every read, and may swap results whose scores "
-            "differ by under 0.001. Default: indexer.vector_dtype (float32, exact).",
-            show_default=False,
-        ),
-    ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Refuse a corpus that has a bad line, instead of skipping it."
-        ),
-    ] = False,
-    seed: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Of the sample and of k-means: the same seed gives the same bytes."
-        ),
-    ] = 0,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an index at DIR, once the new one is complete.")
-    ] = False,
-    restart: Annotated[
-        bool,
-        typer.Option(
-            "--restart", help="Throw away an interrupted build of another corpus or model."
-        ),
-    ] = False,
+    corpus: _Corpus,
+    out: _Out,
+    model: _Model = None,
+    nlist: _Nlist = 0,
+    vectors: _Vectors = None,
+    fingerprint: _Fingerprint = "",
+    vector_dtype: _VectorDtype = None,
+    strict: _Strict = False,
+    seed: _Seed = 0,
+    force: _Force = False,
+    restart: _Restart = False,
     config: ConfigOption = None,
     assignments: SetOption = None,
     as_json: JsonOption = False,
@@ -132,9 +138,8 @@ def build(
     Example: carpool index build corpus.jsonl --out my-index --vectors vectors.npy --fingerprint
     0123abcd --nlist 1000 --vector-dtype float16 --set indexer.memory_bytes=2147483648
     """
-    from indexer.build import BuildRequest, build_index, describe_problems
+    from indexer.build import BuildRequest, build_index
     from indexer.settings import IndexerConfig
-    from indexer.stats import index_stats
 
     settings = load(
         IndexerConfig,
@@ -156,30 +161,7 @@ def build(
     console = Console(stderr=True)
     with _progress(console) as progress:
         report = build_index(request, settings, SystemClock(), progress)
-    if report.documents.problem_count:
-        console.print(
-            describe_problems(report.documents),
-            markup=False,
-            highlight=False,
-            style="yellow",
-            soft_wrap=True,
-        )
-        console.print(
-            "They were skipped; --strict refuses a corpus that has any.",
-            style="yellow",
-            soft_wrap=True,
-        )
-    stats = index_stats(out)
-    if as_json:
-        _print_json(
-            {
-                "index": stats,
-                "bad_lines": report.documents.problem_count,
-                "problems": report.documents.problems,
-            }
-        )
-    else:
-        _print_stats(out, stats)
+    _print_build(report, out, console, as_json=as_json)
 
 
 @app.command()
@@ -305,6 +287,36 @@ def _print_verdict(index_dir: Path, problems: tuple[str, ...], what: str) -> Non
         console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
     if len(problems) > PROBLEMS_SHOWN:
         console.print(f"  and {len(problems) - PROBLEMS_SHOWN} more (--json lists all)")
+
+
+def _print_build(report: BuildReport, index_dir: Path, console: Console, *, as_json: bool) -> None:
+    from indexer.build import describe_problems
+    from indexer.stats import index_stats
+
+    if report.documents.problem_count:
+        console.print(
+            describe_problems(report.documents),
+            markup=False,
+            highlight=False,
+            style="yellow",
+            soft_wrap=True,
+        )
+        console.print(
+            "They were skipped; --strict refuses a corpus that has any.",
+            style="yellow",
+            soft_wrap=True,
+        )
+    stats = index_stats(index_dir)
+    if as_json:
+        _print_json(
+            {
+                "index": stats,
+                "bad_lines": report.documents.problem_count,
+                "problems": report.documents.problems,
+            }
+        )
+    else:
+        _print_stats(index_dir, stats)
 
 
 def _print_stats(index_dir: Path, found: IndexStats) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -29,61 +29,73 @@ from producers.send_load import LoadPlan, LoadProgress, LoadSummary, SentQuestio
 PROGRESS_S = 1.0
 
 
+_QUESTIONS = typer.Argument(
+    metavar="FILE", help='Questions: JSON lines {"id", "text"}, gzip or not; or plain text.'
+)
+_RATE = typer.Option(
+    10.0, "--rate", help="Questions a second; with --arrivals recorded: how many times as fast."
+)
+_ARRIVALS = typer.Option(
+    "poisson", "--arrivals", help="When they come; recorded: at the file's `at_ms`."
+)
+_DURATION = typer.Option(
+    None, "--duration", metavar="SECONDS", help="How long.", show_default=False
+)
+_LIMIT = typer.Option(
+    None,
+    "--limit",
+    min=1,
+    help="How many at most. Default: each question once.",
+    show_default=False,
+)
+_SEED = typer.Option(
+    0, "--seed", help="Of the Poisson process: the same seed sends at the same times."
+)
+_VECTORS = typer.Option(
+    None,
+    "--vectors",
+    metavar="FILE.npy",
+    help="A vector a question, sent instead of its text.",
+    show_default=False,
+)
+_FINGERPRINT = typer.Option(
+    None,
+    "--fingerprint",
+    metavar="HEX",
+    help="With --vectors: of the model that made them (`carpool index stats`).",
+    show_default=False,
+)
+_KEEP_TEXT = typer.Option(
+    False, "--keep-text", help="With --vectors: send the text too; the generator needs it."
+)
+_KEEP_IDS = typer.Option(False, "--keep-ids", help="Publish the file's ids, not new ones.")
+_DEADLINE = typer.Option(
+    None, "--deadline", metavar="SECONDS", help="From the intended time.", show_default=False
+)
+_RECORD = typer.Option(
+    None,
+    "--record",
+    metavar="FILE",
+    help="Write id, intended and actual time of each question there, as JSON lines.",
+    show_default=False,
+)
+
+
 def load(
-    questions: Path = typer.Argument(
-        metavar="FILE", help='Questions: JSON lines {"id", "text"}, gzip or not; or plain text.'
-    ),
-    rate: float = typer.Option(
-        10.0, "--rate", help="Questions a second; with --arrivals recorded: how many times as fast."
-    ),
-    arrivals: ArrivalProcess = typer.Option(
-        "poisson", "--arrivals", help="When they come; recorded: at the file's `at_ms`."
-    ),
-    duration: float | None = typer.Option(
-        None, "--duration", metavar="SECONDS", help="How long.", show_default=False
-    ),
-    limit: int | None = typer.Option(
-        None,
-        "--limit",
-        min=1,
-        help="How many at most. Default: each question once.",
-        show_default=False,
-    ),
-    seed: int = typer.Option(
-        0, "--seed", help="Of the Poisson process: the same seed sends at the same times."
-    ),
-    vectors: Path | None = typer.Option(
-        None,
-        "--vectors",
-        metavar="FILE.npy",
-        help="A vector a question, sent instead of its text.",
-        show_default=False,
-    ),
-    fingerprint: str | None = typer.Option(
-        None,
-        "--fingerprint",
-        metavar="HEX",
-        help="With --vectors: of the model that made them (`carpool index stats`).",
-        show_default=False,
-    ),
-    keep_text: bool = typer.Option(
-        False, "--keep-text", help="With --vectors: send the text too; the generator needs it."
-    ),
-    keep_ids: bool = typer.Option(
-        False, "--keep-ids", help="Publish the file's ids, not new ones."
-    ),
-    deadline: float | None = typer.Option(
-        None, "--deadline", metavar="SECONDS", help="From the intended time.", show_default=False
-    ),
+    questions: Path = _QUESTIONS,
+    rate: float = _RATE,
+    arrivals: ArrivalProcess = _ARRIVALS,
+    duration: float | None = _DURATION,
+    limit: int | None = _LIMIT,
+    seed: int = _SEED,
+    vectors: Path | None = _VECTORS,
+    fingerprint: str | None = _FINGERPRINT,
+    keep_text: bool = _KEEP_TEXT,
+    keep_ids: bool = _KEEP_IDS,
+    deadline: float | None = _DEADLINE,
     top_k: int | None = TopKOption,
     nprobe: int | None = NprobeOption,
-    record: Path | None = typer.Option(
-        None,
-        "--record",
-        metavar="FILE",
-        help="Write id, intended and actual time of each question there, as JSON lines.",
-        show_default=False,
-    ),
+    record: Path | None = _RECORD,
     bootstrap: BesideOption = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
@@ -121,11 +133,27 @@ def load(
         keep_ids=keep_ids,
     )
     asyncio.run(_check_brokers(settings))
+    summary = _send(settings, rows, times_us, plan, record)
+    if as_json:
+        print_json(summary)
+    else:
+        _print_summary(summary)
+    if summary.errors or summary.unacknowledged:
+        raise typer.Exit(FAILED)
+
+
+def _send(
+    settings: ClientSide,
+    rows: Sequence[Question],
+    times_us: Iterator[int],
+    plan: LoadPlan,
+    record: Path | None,
+) -> LoadSummary:
     publisher = Publisher(settings.kafka, settings.client)
     timeout_s = settings.client.publish_timeout_ms / 1_000
     recorder = _Recorder(record)
     try:
-        summary = run_load(
+        return run_load(
             publisher,
             rows,
             times_us,
@@ -138,12 +166,6 @@ def load(
     finally:
         recorder.close()
         publisher.close(timeout_s)
-    if as_json:
-        print_json(summary)
-    else:
-        _print_summary(summary)
-    if summary.errors or summary.unacknowledged:
-        raise typer.Exit(FAILED)
 
 
 def _times(

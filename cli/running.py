@@ -21,7 +21,7 @@ from cli.console import output, people
 from cli.demo import DemoRun, conclude
 from cli.options import Passed
 from cli.runfile import Run, RunFile
-from cli.stack import STOP_ORDER, Plan, broker_spec, service_specs, vllm_spec
+from cli.stack import STOP_ORDER, StackPlan, broker_spec, service_specs, vllm_spec
 from cli.supervise import ChildView, Interrupted, Supervisor
 from cli.up_settings import UpSettings
 
@@ -35,7 +35,12 @@ STATE_STYLES = {
 
 
 def run_everything(
-    settings: CarpoolSettings, plan: Plan, passed: Passed, questions: Sequence[str], *, stays: bool
+    settings: CarpoolSettings,
+    plan: StackPlan,
+    passed: Passed,
+    questions: Sequence[str],
+    *,
+    stays: bool,
 ) -> None:
     """Starts the plan, asks the questions, and with `stays` runs until Ctrl-C; then ends
     everything.
@@ -89,7 +94,11 @@ def ask_command(settings: UpSettings) -> str:
 
 
 def _start(
-    supervisor: Supervisor, settings: CarpoolSettings, plan: Plan, passed: Passed, console: Console
+    supervisor: Supervisor,
+    settings: CarpoolSettings,
+    plan: StackPlan,
+    passed: Passed,
+    console: Console,
 ) -> None:
     with _live_list(supervisor, console) as show:
         if plan.broker_port is not None:
@@ -105,7 +114,7 @@ def _start(
         supervisor.wait_ready(show)
 
 
-def _tell_ready(plan: Plan, settings: UpSettings, console: Console) -> None:
+def _tell_ready(plan: StackPlan, settings: UpSettings, console: Console) -> None:
     if plan.broker_port is not None:
         console.print(f"[dim]{LIMITS}[/]")
     console.print(
@@ -116,7 +125,7 @@ def _tell_ready(plan: Plan, settings: UpSettings, console: Console) -> None:
 
 
 def _ask(
-    supervisor: Supervisor, settings: CarpoolSettings, plan: Plan, questions: Sequence[str]
+    supervisor: Supervisor, settings: CarpoolSettings, plan: StackPlan, questions: Sequence[str]
 ) -> None:
     console = output()
     kafka = msgspec.structs.replace(settings.kafka, bootstrap=plan.bootstrap)

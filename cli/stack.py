@@ -30,7 +30,7 @@ STOP_ORDER = (*SERVICES, VLLM, BROKER)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class StackPlan:
     """The addresses of everything. `broker_port`, `vllm_port`: None where it runs already."""
 
     bootstrap: str
@@ -69,7 +69,7 @@ def choose_port(wanted: int, default: int, name: str) -> int:
             ) from error
 
 
-def make_plan(settings: CarpoolSettings, *, is_embedded: bool, llm_url: str | None) -> Plan:
+def make_plan(settings: CarpoolSettings, *, is_embedded: bool, llm_url: str | None) -> StackPlan:
     """Returns the checked addresses of everything. Raises `ConfigError` that says what to do."""
     _check_index(settings)
     up, defaults = settings.up, UpSettings()
@@ -90,7 +90,7 @@ def make_plan(settings: CarpoolSettings, *, is_embedded: bool, llm_url: str | No
     elif settings.llm.engine != "none":
         check_vllm(settings.vllm)
         vllm_port = choose_port(settings.vllm.port, VllmSettings().port, "vLLM (vllm.port)")
-    return Plan(
+    return StackPlan(
         bootstrap=f"{LOOPBACK}:{broker_port}" if is_embedded else settings.kafka.bootstrap,
         broker_port=broker_port,
         ports=ports,
@@ -101,7 +101,7 @@ def make_plan(settings: CarpoolSettings, *, is_embedded: bool, llm_url: str | No
     )
 
 
-def broker_spec(plan: Plan, settings: UpSettings) -> ChildSpec:
+def broker_spec(plan: StackPlan, settings: UpSettings) -> ChildSpec:
     """Returns the embedded broker. It is not restarted: its records are lost when it ends."""
     assert plan.broker_port is not None, "only the embedded broker is started here"
     return ChildSpec(
@@ -115,7 +115,7 @@ def broker_spec(plan: Plan, settings: UpSettings) -> ChildSpec:
     )
 
 
-def vllm_spec(plan: Plan, settings: CarpoolSettings) -> ChildSpec:
+def vllm_spec(plan: StackPlan, settings: CarpoolSettings) -> ChildSpec:
     """Returns the vLLM server."""
     assert plan.vllm_port is not None, "only a local vLLM is started here"
     address = f"{LOOPBACK}:{plan.vllm_port}"
@@ -129,7 +129,7 @@ def vllm_spec(plan: Plan, settings: CarpoolSettings) -> ChildSpec:
     )
 
 
-def service_specs(plan: Plan, settings: CarpoolSettings, passed: Passed) -> list[ChildSpec]:
+def service_specs(plan: StackPlan, settings: CarpoolSettings, passed: Passed) -> list[ChildSpec]:
     """Returns the three services, with the settings of this call and the plan's addresses."""
     own = [
         f"kafka.bootstrap={plan.bootstrap}",

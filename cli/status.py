@@ -68,9 +68,8 @@ def status(
 ) -> None:
     """Show which services are stuck or not ready, and how many records wait for each.
 
-    Asks the brokers for the consumer groups, and each service for its own pages. Exit code 1:
-    something is stuck or not ready. Without `carpool up` on this machine, say where the services
-    are with --url.
+    Asks the brokers for the consumer groups, and each service for its pages. Exit code 1: something
+    is stuck or not ready. Without `carpool up` on this machine, name the services with --url.
 
     \b
     Examples:

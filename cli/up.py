@@ -12,64 +12,74 @@ from cli.options import ConfigOption, Passed, SetOption, given
 from cli.settings import load, names_no_brokers
 from cli.supervise import Interrupted
 
+_INDEX = typer.Option(
+    None, "--index", metavar="DIR", help="Folder of the index.", show_default=False
+)
+_MODEL = typer.Option(
+    None,
+    "--model",
+    metavar="NAME|DIR",
+    help="Embedding model: the one that the index was built with.",
+    show_default=False,
+)
+_LLM = typer.Option(
+    None,
+    "--llm",
+    metavar="DIR",
+    help="Folder of the language model that vLLM is to serve.",
+    show_default=False,
+)
+_LLM_URL = typer.Option(
+    None,
+    "--llm-url",
+    metavar="URL",
+    help="An LLM server that runs already: no vLLM is started.",
+    show_default=False,
+)
+_LLM_MODEL = typer.Option(
+    None,
+    "--llm-model",
+    metavar="NAME",
+    help="With --llm-url: the model to ask for.",
+    show_default=False,
+)
+_BOOTSTRAP = typer.Option(
+    None,
+    "--bootstrap",
+    "-b",
+    metavar="HOST:PORT",
+    help="Brokers that run already; `embedded`: start one, the default.",
+    show_default=False,
+)
+_DEMO = typer.Option(
+    None,
+    "--demo",
+    "--demo-questions",
+    metavar="FILE",
+    help="Ask these questions, one a line, once all is ready.",
+    show_default=False,
+)
+_EXIT_AFTER_DEMO = typer.Option(
+    None,
+    "--exit-after-demo/--stay",
+    help="After the questions: end, or stay. Default: stay on a terminal.",
+    show_default=False,
+)
+_STATE_DIR = typer.Option(
+    None, "--state-dir", metavar="DIR", help="Folder for logs and run.json.", show_default=False
+)
+
 
 def up(
-    index: str | None = typer.Option(
-        None, "--index", metavar="DIR", help="Folder of the index.", show_default=False
-    ),
-    model: str | None = typer.Option(
-        None,
-        "--model",
-        metavar="NAME|DIR",
-        help="Embedding model: the one that the index was built with.",
-        show_default=False,
-    ),
-    llm: str | None = typer.Option(
-        None,
-        "--llm",
-        metavar="DIR",
-        help="Folder of the language model that vLLM is to serve.",
-        show_default=False,
-    ),
-    llm_url: str | None = typer.Option(
-        None,
-        "--llm-url",
-        metavar="URL",
-        help="An LLM server that runs already: no vLLM is started.",
-        show_default=False,
-    ),
-    llm_model: str | None = typer.Option(
-        None,
-        "--llm-model",
-        metavar="NAME",
-        help="With --llm-url: the model to ask for.",
-        show_default=False,
-    ),
-    bootstrap: str | None = typer.Option(
-        None,
-        "--bootstrap",
-        "-b",
-        metavar="HOST:PORT",
-        help="Brokers that run already; `embedded`: start one, the default.",
-        show_default=False,
-    ),
-    demo: Path | None = typer.Option(
-        None,
-        "--demo",
-        "--demo-questions",
-        metavar="FILE",
-        help="Ask these questions, one a line, once all is ready.",
-        show_default=False,
-    ),
-    exit_after_demo: bool | None = typer.Option(
-        None,
-        "--exit-after-demo/--stay",
-        help="After the questions: end, or stay. Default: stay on a terminal.",
-        show_default=False,
-    ),
-    state_dir: str | None = typer.Option(
-        None, "--state-dir", metavar="DIR", help="Folder for logs and run.json.", show_default=False
-    ),
+    index: str | None = _INDEX,
+    model: str | None = _MODEL,
+    llm: str | None = _LLM,
+    llm_url: str | None = _LLM_URL,
+    llm_model: str | None = _LLM_MODEL,
+    bootstrap: str | None = _BOOTSTRAP,
+    demo: Path | None = _DEMO,
+    exit_after_demo: bool | None = _EXIT_AFTER_DEMO,
+    state_dir: str | None = _STATE_DIR,
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:

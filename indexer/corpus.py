@@ -93,7 +93,8 @@ class CorpusReader:
         """
         magic = raw.read(2)
         raw.seek(0)
-        stream = gzip.open(raw, "rb") if magic == GZIP_MAGIC else raw  # noqa: SIM115 (raw is closed by the caller)
+        # The caller closes `raw`.
+        stream = gzip.open(raw, "rb") if magic == GZIP_MAGIC else raw  # noqa: SIM115
         is_first = True
         while line := stream.readline(self._line_bytes_max + 1):
             if len(line) > self._line_bytes_max and not line.endswith(b"\n"):

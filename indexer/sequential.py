@@ -74,7 +74,8 @@ def drop_cached(path: Path) -> None:
 
 def bytes_of(array: npt.NDArray[np.generic]) -> memoryview:
     """Returns the memory of a contiguous array as bytes."""
-    content: Buffer = array.reshape(-1).view(np.uint8)  # type: ignore[assignment]  # NumPy's stubs do not say that it is one
+    # NumPy's stubs do not say that an array is a buffer.
+    content: Buffer = array.reshape(-1).view(np.uint8)  # type: ignore[assignment]
     return memoryview(content)
 
 

@@ -24,14 +24,8 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
 
 
-class IndexStats(msgspec.Struct, frozen=True, kw_only=True):
-    """An index in numbers. `read_latency_us` is None where the clusters were not profiled.
-
-    `page_use` is the share of the segments that vectors and their row numbers fill. The factors are
-    the largest and the smallest cluster over the mean; `cluster_skew` is how many times the mean
-    the cluster of a random passage has: 1 where all are alike, and what a probe of it reads more
-    than that.
-    """
+class IndexIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What an index is: its format, its model, its shape."""
 
     format: str
     index_version: str
@@ -46,6 +40,16 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True):
     vector_dtype: str
     page_bytes: int
     rows_per_page: int
+
+
+class IndexStats(IndexIdentity, frozen=True, kw_only=True):
+    """An index in numbers. `read_latency_us` is None where the clusters were not profiled.
+
+    `page_use`: the share of the segments that vectors and their row numbers fill. The factors
+    divide the largest and the smallest cluster by the mean. `cluster_skew`: the mean size of the
+    cluster of a random passage, divided by the mean size of all clusters; 1 if all are equal.
+    """
+
     page_use: float
     segment_count: int
     cluster_rows: Spread

@@ -206,7 +206,8 @@ def _checksums(pages: UInt8, seed: int, first_page: int) -> npt.NDArray[np.uint6
     page_bytes = pages.shape[1]
     covered_bytes = page_bytes - _CHECKSUM_BYTES
     digest = xxhash.xxh3_64_intdigest
-    content: Buffer = pages.reshape(-1)  # type: ignore[assignment]  # NumPy's stubs do not say that arrays are buffers
+    # NumPy's stubs do not say that arrays are buffers.
+    content: Buffer = pages.reshape(-1)  # type: ignore[assignment]
     view = memoryview(content)
     return np.array(
         [

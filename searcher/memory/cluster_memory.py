@@ -67,7 +67,6 @@ class ClusterMemory:
         assert arena.block_bytes % layout.page_bytes == 0, "a page would straddle two blocks"
         assert rules.block_bytes_max >= layout.page_bytes, "a read would not contain a page"
         self._extents = extents
-        self._paths = paths
         self._arena = arena
         self._engine = engine
         self._rules = rules

@@ -210,7 +210,9 @@ class Rig:
 
     def offer(self, *texts: str, **wishes: object) -> list[Unit[Query]]:
         units = [
-            self.unit(Query(query_id=f"q-{self.units + 1}", text=text, **wishes))  # type: ignore[arg-type]
+            self.unit(
+                Query(query_id=f"q-{self.units + 1}", text=text, **wishes)  # type: ignore[arg-type]
+            )
             for text in texts
         ]
         for unit in units:

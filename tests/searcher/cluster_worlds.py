@@ -173,4 +173,4 @@ def run(
         here.join(first, window, horizon)
         first += len(window)
         expected = first
-        here.work(choose, lambda expected=expected: len(here.finished) == expected)  # type: ignore[misc]
+        here.work(choose, lambda expected=expected: len(here.finished) == expected)

@@ -64,7 +64,7 @@ def test_every_query_gets_each_of_its_clusters_once_and_each_cluster_is_read_at_
 
 @settings(max_examples=200, deadline=None)
 @given(sizes_and_windows)
-def test_what_is_read_and_evicted_does_not_depend_on_the_order_in_which_reads_end(case) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_read_and_evicted_does_not_depend_on_the_order_in_which_reads_end(case) -> None:
     sizes, windows, budget, read_ahead, _, _, seed = case
     runs = []
     for choose in (min, max, random.Random(seed).choice):

@@ -77,7 +77,7 @@ def test_damage_in_any_page_of_a_scattered_cluster_is_found(stored: Stored) -> N
     arena_bytes = sum(stored.extents[cluster].size_bytes for cluster in (small[0], small[2], D))
     contents = [bytearray(content) for content in stored.contents()]
     extent = stored.extents[D]
-    engine = MemoryEngine(contents, clock=SystemClock())  # type: ignore[arg-type]  # bytes that a test may change
+    engine = MemoryEngine(contents, clock=SystemClock())  # type: ignore[arg-type]
     with running(stored, engine, block_pages=1, arena_bytes=arena_bytes) as it:
         it.read(*small)
         it.memory.evict(small[1])

@@ -82,7 +82,7 @@ def test_a_consumer_reads_past_aborted_records_and_markers_to_the_end(broker: Br
         before = broker.written(broker.topic)
         member.producer.begin()
         member.producer.produce(broker.record(text))
-        wait_until(lambda before=before: broker.written(broker.topic) > before)  # type: ignore[misc]
+        wait_until(lambda before=before: broker.written(broker.topic) > before)
         insist(end)
     records = read(member.consumer, 1)
     records += poll_until(member.consumer, lambda: not any(member.consumer.waiting().values()))
