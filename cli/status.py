@@ -15,8 +15,9 @@ from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
 from cli.runfile import RunFile
 from cli.settings import ClientSide, load_client_side
-from cli.status_groups import Brokers, GroupStatus
-from cli.status_services import ServiceStatus, ask_service
+from cli.status_groups import Brokers
+from cli.status_services import ask_service
+from cli.status_values import GroupStatus, ServiceStatus
 from cli.status_verdict import who_is_stuck
 from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS
 

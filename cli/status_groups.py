@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-import msgspec
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
@@ -24,47 +23,10 @@ from carpool.kafka.commit_metadata import decode_metadata
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.settings import KafkaSettings
+from cli.status_values import GroupStatus, Member, Partition
 
 PEEK_S = 3.0
 Place = tuple[str, int]
-
-
-class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A member of a consumer group. `partitions`: the (topic, partition) pairs assigned to it."""
-
-    name: str
-    host: str
-    partitions: list[Place]
-
-
-class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """The records of a partition after the committed offset.
-
-    `waiting` may count transaction markers between records, never at the end. `oldest_s`: the age
-    of the first waiting record; None without one, or where it could not be read.
-    """
-
-    topic: str
-    number: int
-    waiting: int
-    oldest_s: float | None = None
-    member: str | None = None
-    has_moved: bool = True
-    """Whether a commit went by while we looked, or nothing waits."""
-
-
-class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The consumer group of a service. `state` as Kafka names it."""
-
-    name: str
-    state: str
-    members: list[Member]
-    partitions: list[Partition]
-
-    @property
-    def waiting(self) -> int:
-        """Records that wait, over all partitions."""
-        return sum(partition.waiting for partition in self.partitions)
 
 
 class Brokers:

@@ -4,46 +4,10 @@ from __future__ import annotations
 
 import time
 
-import msgspec
-
 from cli.http import Labels, get, missing_of, parse_metrics
+from cli.status_values import PartitionIdle, ServiceStatus
 
 Samples = dict[tuple[str, Labels], float]
-
-
-class PartitionIdle(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition of the service, and for how long it did not move while records waited."""
-
-    topic: str
-    number: int
-    idle_s: float
-
-
-class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a service. `lag_records`: records after its position; None without an answer.
-
-    `idle_s`: seconds since it last took in or finished a record, or no record waited.
-    """
-
-    name: str
-    address: str
-    state: str
-    missing: list[str]
-    reads: str
-    is_paused: bool = False
-    lag_records: int | None = None
-    lag_s: float | None = None
-    idle_s: float | None = None
-    in_flight: int | None = None
-    consumed: int | None = None
-    answers: dict[str, int] = {}
-    dead_letters: int | None = None
-    partitions: list[PartitionIdle] = []
-
-    @property
-    def answers_http(self) -> bool:
-        """Whether the service answered."""
-        return self.state != "down"
 
 
 def ask_service(name: str, address: str, reads: str) -> ServiceStatus:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cli.status_groups import GroupStatus, Partition
-from cli.status_services import ServiceStatus
+from cli.status_values import GroupStatus, Partition, ServiceStatus
 
 
 def who_is_stuck(

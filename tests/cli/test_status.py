@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.status_groups import GroupStatus, Member, Partition
-from cli.status_services import PartitionIdle, ServiceStatus
+from cli.status_values import GroupStatus, Member, Partition, PartitionIdle, ServiceStatus
 from cli.status_verdict import who_is_stuck
 
 TOPIC = "rag.retrievals.v1"
