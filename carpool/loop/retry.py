@@ -25,7 +25,10 @@ from schemas.record import Headers, Source, header
 from schemas.topics import QUERIES
 
 DELAYED_MAX = 1_000
-"""Queries that may wait for their retry; more begin early. Waiting queries delay commits."""
+"""Queries that wait for their retry, at most; beyond it a retry starts immediately.
+
+A waiting query delays the commit of later records of its partition.
+"""
 ORIGIN = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})/([0-9]{1,15})")
 
 

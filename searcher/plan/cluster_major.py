@@ -115,8 +115,8 @@ class ClusterMajorPlanner:
     ) -> Substage | None:
         """Returns the slices to score next, in order, until `budget_us` is spent; at least one.
 
-        First a slice whose room is waited for, alone, since the disk may be idle meanwhile; then
-        slices that were read; then slices that were resident before. `cost_us(slice, queries)`
+        First a slice that is to be evicted, alone, because a read waits for its memory; then slices
+        that were read; then slices that were resident before. `cost_us(slice, queries)`
         estimates a scoring. None: nothing can be scored before the next event or `wake_us`. The
         previous sub-stage must have ended.
         """

@@ -1,9 +1,9 @@
 """Which slices have room in the budget, and which one is evicted for another.
 
 A slice that is pinned or being read is never evicted; among the rest the eviction policy chooses.
-The policy hears of a slice when room is reserved, not when the bytes arrive, and it may choose a
-slice that is still to be scored: that slice leaves as soon as it is scored. So its choices depend
-neither on the speed of the disk nor on the progress of scoring.
+The policy learns of a slice when memory for it is reserved, not when its bytes arrive. The policy
+may choose a slice that is not scored yet: that slice is scored next and evicted then. So the
+choices depend neither on the speed of the disk nor on the progress of scoring.
 """
 
 from __future__ import annotations

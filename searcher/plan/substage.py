@@ -1,20 +1,16 @@
-"""How long should a sub-stage be? Long enough to be worth its overhead, short enough that new
-queries soon join.
-"""
+"""How long is a sub-stage of scoring? Long against its overhead, short for queries that join."""
 
 from __future__ import annotations
 
 import math
 
 ROW_COST = 12
-"""Scoring a row costs about as much as this many queries: it has to come from memory, whoever wants
-it.
-"""
+"""Reading a row from memory costs as much as multiplying it with this many queries."""
 LONE_US = 20_000
-"""A sub-stage of a query that is alone in hand: its own clusters, a third of a GB from memory."""
+"""Least length of a sub-stage while one query is in progress: time to score its own clusters."""
 TOGETHER_US = 2_000
-"""A sub-stage of queries whose clusters all take no longer: to go on after a break takes half a
-millisecond, whatever Eq. 1 makes of so short a retrieval.
+"""Least length while several queries are in progress. A break between two sub-stages costs half a
+millisecond, and Eq. 1 gives less than that for very short retrievals.
 """
 SMOOTHING = 0.1
 """Weight of the newest measurement."""
@@ -23,8 +19,8 @@ SMOOTHING = 0.1
 class SubstageBudget:
     """HedraRAG's time budget of a sub-stage (section 4.2, Eq. 1), from measured times.
 
-    As printed, the gain (t - mb) / 2 + (t / mb) * beta grows without bound as mb goes to 0. The
-    overhead of t / mb sub-stages is a loss: with a minus sign before it the gain is largest at mb =
+    Deviation: as printed, the gain (t - mb) / 2 + (t / mb) * beta has no maximum as mb goes to 0.
+    The overhead of t / mb sub-stages is a loss. With a minus sign the gain is largest at mb =
     sqrt(2 * beta * t). `beta`: overhead of a sub-stage; `t`: time of a retrieval. All times in
     microseconds, smoothed exponentially.
     """
@@ -43,12 +39,11 @@ class SubstageBudget:
         return round(math.sqrt(2 * self._beta_us * self._retrieval_us))
 
     def budget_us_for(self, queries: int) -> int:
-        """How long it should take with so many queries in hand.
+        """Returns how long the next sub-stage should take, with `queries` in progress.
 
-        Eq. 1 counts what those gain who come meanwhile. Where queries come one by one there are
-        none, and every break costs the one in hand: half a millisecond of ten. Whoever comes all
-        the same waits for `LONE_US` at most. Where some are in hand a break must be worth its
-        while, too: not before `TOGETHER_US`.
+        Eq. 1 counts the gain of queries that join after the sub-stage. A query alone has no such
+        gain and pays for each break, so its sub-stage takes at least `LONE_US`; a query that
+        arrives meanwhile waits that long at most. With several queries the least is `TOGETHER_US`.
         """
         return max(self.budget_us, TOGETHER_US if queries > 1 else LONE_US)
 

@@ -68,7 +68,7 @@ class CommitPlanner:
         self.next_begin_us = 0
         """When the next transaction may begin."""
         self.is_full = False
-        """Whether more is complete above a slow record than the metadata of a commit can list."""
+        """Whether more parts are finished after a slow record than commit metadata can list."""
 
     @property
     def finished(self) -> int:
@@ -154,7 +154,7 @@ class CommitPlanner:
         positions = progress.positions_with(work)
         while too_long := _too_long(positions):
             touching = [done for done in work if progress.touches(done, too_long)]
-            if not touching:  # an earlier life of the member committed that much
+            if not touching:  # an earlier process of this member committed all of it
                 fitting = {at: each for at, each in positions.items() if at not in too_long}
                 return CommitPlan(work, fitting)
             left_out = {id(done) for done in touching[len(touching) // 2 :]}
