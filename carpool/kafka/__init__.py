@@ -1,6 +1,5 @@
-"""How do records come in and results go out? Brokers, delivery, the loop, dead letters.
+"""How do we talk to brokers? One seam of clients, and two implementations behind it.
 
-*Invariant:* stages never see Kafka; only `delivery` knows how work commits. *Invariant:* what a
-unit owes is either committed with its outputs or not at all. *Invariant:* every queue is bounded by
-credit.
+`librdkafka` talks to real brokers, `memory` is a broker in memory for tests; both pass one
+conformance suite. *Invariant:* nothing here knows the loop or a service.
 """
