@@ -1,5 +1,4 @@
-"""How do documents become clusters on disk? Reads a corpus, embeds, clusters, writes an index,
-verifies and measures it.
+"""How do documents become clusters on disk? Read, embed, cluster, write, verify, measure.
 
 *Invariant:* an index appears whole or not at all; a build that was killed goes on where it was and
 ends in the same bytes. *Invariant:* a bad line is counted and reported with its number, never

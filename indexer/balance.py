@@ -1,6 +1,4 @@
-"""Making clusters more even before rows are assigned: far too large ones are split, the smallest
-ones give their place.
-"""
+"""Makes clusters more even before rows are assigned: large ones are split, small ones dissolved."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ Float32 = npt.NDArray[np.float32]
 def kmeans(
     rows: Float32, count: int, *, iterations: int, seed: int, start: Float32 | None = None
 ) -> Float32:
-    """Returns (count, dim) float32 centroids of length one: spherical k-means by inner product,
-    from `start` or seeded rows.
-    """
+    """Returns (count, dim) float32 centroids of length 1: spherical k-means by inner product."""
     trained = faiss.Kmeans(
         rows.shape[1],
         count,
@@ -41,9 +37,7 @@ def kmeans(
 
 
 def nearest(rows: Float32, centroids: Float32) -> npt.NDArray[np.int32]:
-    """Returns (len(rows),) int32: the cluster of each row, its nearest centroid by inner
-    product.
-    """
+    """Returns (len(rows),) int32: the nearest centroid of each row, by inner product."""
     quantizer = faiss.IndexFlatIP(centroids.shape[1])
     quantizer.add(centroids)
     clusters = np.empty(len(rows), dtype=np.int32)
@@ -56,8 +50,7 @@ def nearest(rows: Float32, centroids: Float32) -> npt.NDArray[np.int32]:
 def balance_centroids(
     sample: Float32, centroids: Float32, settings: ClusteringIdentity, note: Callable[[str], None]
 ) -> Float32:
-    """Returns as many centroids, with clusters within the factors of `settings` where splitting can
-    bring them there.
+    """Returns as many centroids, whose clusters are within the factors of `settings` if possible.
 
     Judged by the rows of `sample`, (n, dim) float32: a random sample of 256 rows a cluster knows
     sizes to 6 %. Each round splits by seeded k-means, lets all centroids settle, and is kept only

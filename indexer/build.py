@@ -1,6 +1,4 @@
-"""Building an index: corpus to documents, documents to vectors, vectors to clusters, and into
-place. Resumable throughout.
-"""
+"""Builds an index: corpus to documents, to vectors, to clusters, to its folder; resumable."""
 
 from __future__ import annotations
 
@@ -58,8 +56,7 @@ IDS_NAME = "ids"
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """What to build. `nlist` 0: the default of the row count. `vectors`: an .npy file instead of
-    embedding.
+    """What to build. `nlist` 0: the default for the row count. `vectors`: an .npy file of vectors.
 
     `fingerprint` names the model that made `vectors`; empty: the model of the settings. `force`
     replaces a complete index, `restart` throws away an interrupted build of another corpus or
@@ -88,8 +85,7 @@ class BuildReport:
 def build_index(
     request: BuildRequest, config: IndexerConfig, clock: Clock, progress: ProgressReport
 ) -> BuildReport:
-    """Builds the index that is asked for, or goes on with it. Blocks for as long as the model
-    needs.
+    """Builds the requested index, or continues an interrupted build of it. Blocks.
 
     Whenever it is killed, the same call goes on where it was and ends in the same bytes. Raises
     `ConfigError` where something is missing or does not fit, and then leaves an index that was
@@ -139,9 +135,7 @@ def _build(
 def identify(
     request: BuildRequest, config: IndexerConfig, progress: ProgressReport
 ) -> BuildIdentity:
-    """Returns what the bytes of the index will depend on. Reads corpus, vectors and model files
-    once, blocks.
-    """
+    """Returns what the bytes of the index depend on. Reads corpus, vectors and model; blocks."""
     if not request.corpus.is_file():
         raise ConfigError(
             f"there is no corpus at {request.corpus}: give a file of JSON lines, plain or gzip"
@@ -191,9 +185,7 @@ def _refuse_existing(request: BuildRequest) -> None:
 def _roll_forward(
     request: BuildRequest, identity: BuildIdentity, progress: ProgressReport
 ) -> BuildReport | None:
-    """Ends a build that was killed when it was complete, in or after the move; its report, if it is
-    what is asked for.
-    """
+    """Finishes a build that was killed when the index was complete; None if it is another index."""
     if not (request.index_dir / BUILD_NAME).is_dir():
         return None
     with Workspace(request.index_dir) as workspace:
@@ -297,9 +289,7 @@ def _read_once(
     ids: IdLog | None = None,
     duplicates: Container[int] = (),
 ) -> DocumentsDone:
-    """Reads the corpus from front to back into a new document store, and the ids that were taken
-    into `ids`.
-    """
+    """Reads the corpus into a new document store, and the accepted ids into `ids`."""
     reader = CorpusReader(
         request.corpus,
         passage_bytes_max=limits.passage_bytes_max,
@@ -339,9 +329,7 @@ def _read_once(
 
 
 def describe_problems(documents: DocumentsDone) -> str:
-    """Returns the bad lines of a corpus as text: the count, then the first of them with their
-    numbers.
-    """
+    """Returns the bad lines of a corpus as text: their count, then the first with their numbers."""
     many = "s" * (documents.problem_count > 1)
     lines = [
         f"{documents.problem_count:,} bad line{many} in the corpus ({documents.row_count:,} good "
@@ -364,9 +352,7 @@ def _ensure_vectors(
     row_count: int,
     progress: ProgressReport,
 ) -> tuple[BuildState, Vectors]:
-    """The vectors: embedded where they are not, or looked at where they are precomputed, unless an
-    earlier life did.
-    """
+    """Embeds the missing vectors, or checks precomputed ones, unless an earlier run did."""
     if request.vectors is None:
         return _embed(workspace, config.embedding, state, row_count, progress)
     vectors = open_precomputed(request.vectors, row_count)

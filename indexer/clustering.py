@@ -1,6 +1,4 @@
-"""IVF clustering with FAISS: spherical k-means on a sample that fits memory, and the cluster of
-every row.
-"""
+"""IVF clustering with FAISS: spherical k-means on a sample, then the cluster of every row."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Assignment(NamedTuple):
-    """The cluster of each row, (row_count,) int32, and a digest of the vectors that were
-    assigned.
-    """
+    """The cluster of each row, (row_count,) int32, and a digest of the assigned vectors."""
 
     clusters: npt.NDArray[np.int32]
     vectors_digest: str
@@ -99,9 +95,7 @@ def _sample(
 
 
 def assign_rows(vectors: Vectors, centroids: Float32, on_rows: Callable[[int], None]) -> Assignment:
-    """Returns the cluster of each row: its nearest centroid by inner product. Calls `on_rows`. One
-    pass, blocks.
-    """
+    """Returns the cluster of each row: the nearest centroid by inner product. One pass; blocks."""
     quantizer = faiss.IndexFlatIP(vectors.dimension)
     quantizer.add(centroids)
     clusters = np.empty(vectors.row_count, dtype=np.int32)

@@ -1,6 +1,4 @@
-"""Reading a corpus: JSON lines (plain or gzip) to passages, and what is wrong with each line that
-is not one.
-"""
+"""Reads a corpus: JSON lines (plain or gzip) become passages; bad lines become problems."""
 
 from __future__ import annotations
 
@@ -36,8 +34,7 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 class CorpusReader:
-    """Iterates over a corpus: a `Document` for each good line, a `LineProblem` for each bad one,
-    nothing for blank lines.
+    """Iterates over a corpus: a `Document` for a good line, a `LineProblem` for a bad one.
 
     `position_bytes` of `size_bytes` of the file have been read; `line_number`, from 1, is that of
     what was yielded last. Memory: one line. Raises `ConfigError` where the file cannot be read to
@@ -88,9 +85,7 @@ class CorpusReader:
             ) from error
 
     def _lines(self, raw: IO[bytes]) -> Iterator[bytes | None]:
-        """Lines without their end; None for one that is longer than allowed, which is passed over
-        without holding it.
-        """
+        """Yields lines without their end; None for a line longer than allowed, which is skipped."""
         magic = raw.read(2)
         raw.seek(0)
         # The caller closes `raw`.
@@ -149,16 +144,12 @@ class CorpusReader:
 
 
 def passage_text(document: Document) -> str:
-    """Returns what is embedded of a document: its title, a full stop, its text; the text alone
-    where it has no title.
-    """
+    """Returns the text to embed: title, full stop, text; the text alone if there is no title."""
     return f"{document.title}. {document.text}" if document.title else document.text
 
 
 def file_sha256(path: Path, what: str, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-    """Returns the SHA-256 of a file. Streams, blocks. Raises `ConfigError` naming `what` where it
-    cannot be read.
-    """
+    """Returns the SHA-256 of a file. Blocks. Raises `ConfigError` that names `what`."""
     digest = hashlib.sha256()
     block = memoryview(bytearray(BLOCK_BYTES))
     offset_bytes = 0

@@ -1,6 +1,4 @@
-"""Which lines bear the id of an earlier one? SearchResult after reading, from digests on disk, in
-memory that is bounded.
-"""
+"""Finds lines that repeat the id of an earlier line, from digests on disk, in bounded memory."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ _ENTRIES = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u8")])
 
 
 class DuplicateLines:
-    """Lines whose id an earlier line has: a set of line numbers that takes one bit for each line up
-    to the last of them.
-    """
+    """A set of line numbers, one bit for each line up to the last one: lines with a repeated id."""
 
     def __init__(self, lines: npt.NDArray[np.uint64] | None = None) -> None:
         """`lines`: (n,) uint64, numbered from 1, distinct, in any order; None: no line is one."""
@@ -50,9 +46,7 @@ class DuplicateLines:
 
 
 class IdLog:
-    """Writes the id of each good line to a file of 24 bytes a line: its digest, and the number of
-    the line. Not durable.
-    """
+    """Writes the digest and the line number of each id to a file, 24 bytes a line. Not durable."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=_PENDING_BYTES)
@@ -86,9 +80,7 @@ def find_duplicates(path: Path, *, memory_bytes: int) -> DuplicateLines:
 
 
 def _share(path: Path, count: int, number: int, passes: int) -> npt.NDArray[np.void]:
-    """The entries that pass `number` judges, in the order of the file. Equal digests fall into the
-    same pass.
-    """
+    """The entries of pass `number`, in file order. Equal digests are in the same pass."""
     chunk = np.empty(min(CHUNK_ENTRIES, count), dtype=_ENTRIES)
     kept: list[npt.NDArray[np.void]] = [chunk[:0]]
     with SequentialFile(path) as file:

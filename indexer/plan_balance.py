@@ -1,6 +1,4 @@
-"""Which clusters are far too large or far too small, and which give their place to whom: pairs, so
-that nlist stays as asked.
-"""
+"""Decides which clusters are split and which are dissolved, in pairs: nlist stays. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +8,14 @@ from typing import NamedTuple
 
 
 class Balance(NamedTuple):
-    """`dissolved` clusters lose their centroids, smallest first; each (cluster, pieces) of `splits`
-    takes pieces - 1 places.
-    """
+    """`dissolved` clusters lose their centroids; each (cluster, pieces) of `splits` gets pieces."""
 
     dissolved: tuple[int, ...]
     splits: tuple[tuple[int, int], ...]
 
 
 def plan_balance(counts: Sequence[int], *, max_factor: float, min_factor: float) -> Balance:
-    """Returns which clusters to split and to dissolve, given the rows of each; nothing where all
-    are within the factors.
+    """Returns the clusters to split and to dissolve, given their rows; none if all are even.
 
     A cluster is far too large above `max_factor` times the mean, far too small below `min_factor`
     times it. While there is one of either, the smallest cluster is dissolved for a piece of the one
@@ -47,8 +42,6 @@ def plan_balance(counts: Sequence[int], *, max_factor: float, min_factor: float)
 
 
 def unevenness(counts: Sequence[int], *, max_factor: float, min_factor: float) -> float:
-    """Returns the rows above and below what the factors allow, over all clusters; 0 where
-    `plan_balance` has nothing to do.
-    """
+    """Returns the rows outside the limits of the factors, over all clusters; 0 if none."""
     mean = sum(counts) / len(counts)
     return sum(max(0.0, count - max_factor * mean, min_factor * mean - count) for count in counts)

@@ -1,6 +1,4 @@
-"""How a build stays within its memory: how many rows are sampled, what one pass over the vectors or
-the ids collects.
-"""
+"""Decides the passes of a build that keep it within its memory. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +24,7 @@ few passes.
 def sample_rows_max(
     row_count: int, nlist: int, *, dimension: int, rows_per_cluster: int, bytes_max: int
 ) -> int:
-    """Returns how many rows k-means is trained on: `rows_per_cluster` a cluster, no more than there
-    are or fit `bytes_max`.
+    """Returns how many rows train k-means: `rows_per_cluster` a cluster, within `bytes_max`.
 
     Raises `ValueError` where that is less than one a cluster.
     """
@@ -38,32 +35,25 @@ def sample_rows_max(
 
 
 def pass_bytes(layout: PageLayout, row_count: int) -> int:
-    """Returns the memory of a cluster's rows from when they are collected until they are
-    written.
-    """
+    """Returns the memory of the rows of a cluster until they are written."""
     return row_count * (layout.row_bytes + ROW_OVERHEAD_BYTES)
 
 
 def encode_bytes(layout: PageLayout, row_count: int) -> int:
-    """Returns what writing a cluster takes beside its rows: a float32 copy of float16 rows, its
-    pages, and their bytes.
-    """
+    """Returns the memory that writing a cluster needs besides its rows."""
     copy_bytes = row_count * layout.dimension * 4 if layout.vector_dtype == "float16" else 0
     return copy_bytes + 2 * layout.page_count(row_count) * layout.page_bytes
 
 
 def memory_min_bytes(layout: PageLayout, row_counts: Sequence[int]) -> int:
-    """Returns the least `memory_bytes` that `plan_passes` takes for clusters of `row_counts`
-    rows.
-    """
+    """Returns the least `memory_bytes` for clusters of `row_counts` rows."""
     return max(pass_bytes(layout, count) + encode_bytes(layout, count) for count in row_counts)
 
 
 def plan_passes(
     layout: PageLayout, row_counts: Sequence[int], *, memory_bytes: int
 ) -> tuple[range, ...]:
-    """Returns the positions in `row_counts` of the clusters that each pass collects, in order, as
-    many as fit `memory_bytes`.
+    """Returns for each pass the positions in `row_counts` of the clusters that it collects.
 
     Raises `ValueError` where a cluster does not fit alone (`memory_min_bytes`).
     """
@@ -89,7 +79,5 @@ def plan_passes(
 
 
 def id_passes(count: int, *, memory_bytes: int) -> int:
-    """Returns in how many passes `count` ids are looked through for those that are there twice, so
-    that each fits memory.
-    """
+    """Returns how many passes find repeated ids among `count` ids, so that each fits in memory."""
     return max(1, math.ceil(count * ID_BYTES / max(memory_bytes, ID_MEMORY_MIN_BYTES)))

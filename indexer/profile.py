@@ -1,6 +1,4 @@
-"""How long does it take to read each cluster from this disk? Measured past the page cache; kept in
-the manifest.
-"""
+"""Measures how long each cluster takes to read from this disk, past the page cache."""
 
 from __future__ import annotations
 
@@ -30,8 +28,7 @@ PIECE_BYTES = 8 << 20
 def profile_index(
     index_dir: Path, *, reads: int, clock: Clock, progress: ProgressReport
 ) -> Manifest:
-    """Measures a complete index where it lies now and replaces the profile in its manifest,
-    atomically. Returns that. Blocks.
+    """Measures an index and replaces the profile in its manifest, atomically. Blocks.
 
     Raises `ConfigError` where there is no index, no O_DIRECT or no disk, or another index has come
     in the meantime; `CorruptionError` where it is damaged. Whoever has the index open keeps the
@@ -73,8 +70,7 @@ def measure_reads(
     clock: Clock,
     on_read: Callable[[int], None],
 ) -> tuple[int, ...]:
-    """Returns the median time of `reads` reads of each cluster, in microseconds, indexed by
-    cluster; at least 1. Blocks.
+    """Returns the median read time of each cluster, in microseconds, at least 1. Blocks.
 
     Each round reads all clusters once, in a seeded order of its own: a cluster that was read a
     moment ago would come from the disk's cache. Raises `NoDirectReadError` where the file system

@@ -1,6 +1,4 @@
-"""How far a build or a verification is: a bar with rate and time left on a terminal, plain lines
-elsewhere.
-"""
+"""Shows progress of a build: a bar with rate and time left on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ class ProgressReport(Protocol):
     """What a long piece of work tells about itself."""
 
     def start(self, step: str, total: int, done: int = 0) -> None:
-        """A step of `total` units begins, of which `done` were done in an earlier life; the step
-        before it has ended.
-        """
+        """Begins a step of `total` units; an earlier run did `done` of them."""
         ...
 
     def advance(self, count: int) -> None:
@@ -58,9 +54,7 @@ class SilentProgress:
 
 
 class PlainProgress:
-    """Writes a line at the start and end of each step, and every few seconds in between: for
-    logs.
-    """
+    """Writes a line at the start and the end of each step, and every few seconds: for logs."""
 
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console = console
@@ -99,9 +93,7 @@ class PlainProgress:
 
 
 def describe_progress(step: str, done: int, total: int, resumed: int, elapsed_us: int) -> str:
-    """Returns a line such as "embedding: 1,024 of 3,000 (34 %), 85/s, 23 s left". `resumed` units
-    cost no time in this life.
-    """
+    """Returns a line such as "embedding: 1,024 of 3,000 (34 %), 85/s, 23 s left"."""
     rate = (done - resumed) * 1_000_000 / elapsed_us if elapsed_us > 0 else 0.0
     left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
     speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"

@@ -1,6 +1,4 @@
-"""Reading large files from front to back without leaving them in the page cache: memory is what the
-caller holds.
-"""
+"""Reads large files from front to back without leaving them in the page cache."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ _PAGE_BYTES = 4096
 
 
 class SequentialFile:
-    """A file that is read forward; what was read is dropped from the page cache. A context manager,
-    for one thread.
-    """
+    """A file that is read forward and dropped from the page cache. A context manager."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -31,9 +27,7 @@ class SequentialFile:
         _advise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def read_into(self, buffer: memoryview, offset_bytes: int) -> int:
-        """Fills `buffer` (of bytes) from `offset_bytes`, and lets the kernel read on. Returns what
-        there was. Blocks.
-        """
+        """Fills `buffer` (bytes) from `offset_bytes`; returns the bytes that were there. Blocks."""
         done = 0
         while done < len(buffer):
             count = os.preadv(self._descriptor, [buffer[done:]], offset_bytes + done)

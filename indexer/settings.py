@@ -12,9 +12,7 @@ from carpool.settings import Settings
 
 
 class IndexerSettings(Settings, frozen=True, kw_only=True):
-    """Bounds of `carpool index build`; those that change the bytes of an index are kept in the
-    state of its build.
-    """
+    """Limits of `carpool index build`; those that change the bytes are saved with the build."""
 
     passage_bytes_max: Annotated[
         int,

@@ -1,6 +1,4 @@
-"""The second half of a build, from vectors to a manifest: centroids, assignment, segments; each
-saved, none made twice.
-"""
+"""The second half of a build: centroids, assignment, segments, manifest; each is saved."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ def cluster_and_write(
     clock: Clock,
     progress: ProgressReport,
 ) -> Manifest:
-    """Returns the manifest of the finished index, not yet in place. Goes on after whatever an
-    earlier life saved. Blocks.
-    """
+    """Returns the manifest of the finished index, before the move. Resumes saved work. Blocks."""
     if settings.threads:
         faiss.omp_set_num_threads(settings.threads)
     _require_room_for_a_row(state, vectors.dimension)

@@ -1,6 +1,4 @@
-"""What is in an index, in numbers: rows, clusters and how uneven they are, bytes, model,
-fingerprints.
-"""
+"""Describes an index in numbers: rows, clusters, their sizes, bytes, model, fingerprints."""
 
 from __future__ import annotations
 
@@ -64,8 +62,7 @@ class IndexStats(IndexIdentity, frozen=True, kw_only=True):
 
 
 def index_stats(index_dir: Path) -> IndexStats:
-    """Returns the numbers of the index at `index_dir`, from its manifest and its extents. Does not
-    read the clusters.
+    """Returns the numbers of an index from its manifest and its extents; reads no cluster.
 
     Raises `ConfigError` where there is no index of this format, `CorruptionError` where its small
     files are damaged.

@@ -1,6 +1,4 @@
-"""The vectors of a build: saved shard by shard as they are embedded, or in a file of precomputed
-ones.
-"""
+"""The vectors of a build: saved in shards as they are embedded, or precomputed in one file."""
 
 from __future__ import annotations
 
@@ -42,8 +40,7 @@ class RowFile(NamedTuple):
 
 
 class Vectors:
-    """Rows of (row_count, dimension) vectors in files that are read from front to back: a chunk is
-    in memory, no more.
+    """(row_count, dimension) vectors in files, read from front to back one chunk at a time.
 
     Nothing stays in the page cache either, so that a pass over vectors larger than memory costs
     what the disk takes.
@@ -67,8 +64,7 @@ class Vectors:
         self.dimension = dimension
 
     def chunks(self, *, are_as_stored: bool = False) -> Iterator[tuple[int, Float32]]:
-        """Yields (first row, (n, dimension) float32) in order; n is `CHUNK_ROWS` in all but the
-        last, whatever the files.
+        """Yields (first row, (n, dimension) float32) in order; n is `CHUNK_ROWS`, except the last.
 
         The array is overwritten by the next one. `are_as_stored`: not normalised again. Blocks for
         the reads. Raises `CorruptionError` where a file is too short.
@@ -108,8 +104,7 @@ class Vectors:
         taken: npt.NDArray[np.floating],
         on_rows: Callable[[int], None],
     ) -> None:
-        """Copies `rows`, distinct and in any order, to `taken`: (len(rows), dimension) float32 or
-        float16 (rounded).
+        """Copies the distinct `rows` into `taken`: (len(rows), dimension) float32 or float16.
 
         One pass over the files; calls `on_rows` with the rows of each chunk that went by. Blocks.
         """
@@ -151,9 +146,7 @@ def shard_path(folder: Path, shard: Shard) -> Path:
 
 
 def present_shards(folder: Path, shards: Sequence[Shard], dimension: int) -> frozenset[int]:
-    """Returns the numbers of the shards that are saved whole; a damaged one is not present. Reads
-    them all, blocks.
-    """
+    """Returns the numbers of the undamaged saved shards. Reads all of them; blocks."""
     return frozenset(
         shard.number for shard in shards if _is_whole(shard_path(folder, shard), shard, dimension)
     )
@@ -180,9 +173,7 @@ def embed_shards(
     embedder: Embedder,
     on_rows: Callable[[int], None],
 ) -> None:
-    """Embeds and saves `shards`, each atomically; calls `on_rows` with the rows of each. Blocks for
-    as long as it takes.
-    """
+    """Embeds `shards` and saves each atomically; calls `on_rows` after each. Blocks."""
     for shard in shards:
         texts = [passage_text(document) for document in store.get(range(shard.start, shard.stop))]
         vectors = embedder.encode(texts)
@@ -199,8 +190,7 @@ def open_shards(folder: Path, shards: Sequence[Shard], dimension: int) -> Vector
 
 
 def open_precomputed(path: Path, row_count: int | None = None) -> Vectors:
-    """Returns the vectors of an .npy file: (row_count, dim) float16 or float32; float16 ones are
-    normalised again.
+    """Returns the vectors of an .npy file: (row_count, dim) float16 or float32.
 
     `row_count` None: however many there are.
     Raises `ConfigError` where the file is something else. Looks at its header only.
@@ -245,18 +235,14 @@ def open_precomputed(path: Path, row_count: int | None = None) -> Vectors:
 
 
 def check_stored(vectors: Vectors, source: str, on_rows: Callable[[int], None]) -> None:
-    """Raises `ConfigError` naming the first row that is not normalised as it is stored. One pass,
-    blocks.
-    """
+    """Raises `ConfigError` naming the first row that is not normalised. One pass; blocks."""
     for first, chunk in vectors.chunks(are_as_stored=True):
         check_vectors(chunk, first, source)
         on_rows(len(chunk))
 
 
 def check_vectors(vectors: Float32, first_row: int, source: str) -> None:
-    """Raises `ConfigError` naming the first row whose vector is not of length one (or not
-    finite).
-    """
+    """Raises `ConfigError` naming the first row that is not finite or not of length 1."""
     norms = np.linalg.norm(vectors, axis=1)
     bad = np.flatnonzero(~(np.abs(norms - 1) <= NORM_TOLERANCE))
     if len(bad):

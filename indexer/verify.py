@@ -1,6 +1,4 @@
-"""Is every byte of an index as it was written? Reads all of it and lists what is not, without
-stopping at the first.
-"""
+"""Checks every byte of an index and lists all damage."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ TABLES = (CENTROIDS_NAME, EXTENTS_NAME, OFFSETS_NAME)
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """What was read, and what is wrong with it, a sentence each; no problems: the index is
-    whole.
-    """
+    """What was read, and one sentence for each problem; no problems: the index is undamaged."""
 
     problems: tuple[str, ...]
     cluster_count: int
@@ -63,9 +59,7 @@ def verify_index(index_dir: Path, progress: ProgressReport) -> VerifyReport:
 
 
 def _check_files(index_dir: Path, manifest: Manifest, progress: ProgressReport) -> list[str]:
-    """Sizes of all files; checksums of the tables. What they point to is sealed, page by page and
-    document by document.
-    """
+    """Checks the sizes of all files and the checksums of the tables."""
     problems = []
     names = index_files(manifest.segment_count)
     progress.start("files", len(names))
@@ -125,9 +119,7 @@ def _check_segment(
     seen: npt.NDArray[np.uint8],
     progress: ProgressReport,
 ) -> list[str]:
-    """Reads a segment from front to back: its header and every page of every cluster; counts the
-    rows in `seen`.
-    """
+    """Reads a segment: its header and every page of every cluster; counts rows in `seen`."""
     path, layout = index_dir / segment_name(segment), manifest.layout()
     problems = []
     try:

@@ -1,6 +1,4 @@
-"""The folder `.build` of an index under construction: state, saved work, finished files, a lock,
-and the move into place.
-"""
+"""The folder `.build` of an unfinished index: state, saved work, files, a lock, and the move."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ SEGMENTS = "clusters*.seg"
 
 
 class Workspace:
-    """One build at a time in `index_dir`; a context manager that holds the lock. Raises
-    `ConfigError` where it is taken.
+    """Allows one build at a time in `index_dir`, by a lock. A context manager.
 
     The files of the new index grow in `finished/`, beside an index that may be in use. `publish`
     moves them into place, the manifest last; once `finished/` has a manifest, every later life only
@@ -75,9 +72,7 @@ class Workspace:
             self._lock = None
 
     def read_state(self) -> BuildState | None:
-        """Returns the state of the build that was interrupted here, None where there was none that
-        can be read.
-        """
+        """Returns the state of the interrupted build; None if there is none that can be read."""
         try:
             return msgspec.json.decode(self._state_path.read_bytes(), type=BuildState)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -103,9 +98,7 @@ class Workspace:
                 path.unlink()
 
     def save(self, name: str, content: memoryview) -> int:
-        """Saves what a later life need not compute again; returns its checksum, for `load`. Atomic,
-        durable.
-        """
+        """Saves work for a later run; returns its checksum, for `load`. Atomic, durable."""
         write_atomically(self.folder / name, content)
         return zlib.crc32(content)
 
@@ -127,8 +120,7 @@ class Workspace:
         return True
 
     def publish(self) -> None:
-        """Moves the finished index into place and removes the workspace. May be repeated after a
-        crash at any point.
+        """Moves the finished index into place and removes the workspace. Can be repeated.
 
         In the moment between the removal of the old manifest and the new one in its place there is
         no index here, so nobody can open a mixture. Who has the old one open keeps it.
@@ -159,9 +151,7 @@ class Workspace:
         return moved and not self.is_finished and (self.index_dir / MANIFEST_NAME).is_file()
 
     def remove(self) -> None:
-        """Removes the workspace; its state last, so that a life that is killed here is understood
-        by the next.
-        """
+        """Removes the workspace, its state last, so that a kill during removal can be resumed."""
         shutil.rmtree(self.shards, ignore_errors=True)
         shutil.rmtree(self.finished, ignore_errors=True)
         for path in self.folder.iterdir():

@@ -1,6 +1,4 @@
-"""Writing what was decided: clusters into segments, the tables, and the manifest that declares the
-index complete.
-"""
+"""Writes the clusters into segments, the tables, and the manifest last."""
 
 from __future__ import annotations
 
@@ -51,8 +49,7 @@ def documents_build_id(corpus: CorpusIdentity) -> int:
 def plan_segments(
     identity: BuildIdentity, dimension: int, centroids: Float32, assignment: Assignment
 ) -> Plan:
-    """Returns where each cluster will lie, and the seal: of all that the bytes depend on, and of
-    nothing else.
+    """Returns the place of each cluster, and the build id: a hash of what the bytes depend on.
 
     Raises `ValueError` where a row of `dimension` does not fit any page.
     """
@@ -78,8 +75,7 @@ def write_clusters(
     memory_bytes: int,
     progress: ProgressReport,
 ) -> dict[str, FileEntry]:
-    """Writes the segments that are not there yet, durably; rows of a cluster in the order of the
-    corpus. Blocks.
+    """Writes the missing segments, durably; rows in the order of the corpus. Blocks.
 
     Each pass reads all vectors once, front to back, and collects as many clusters as fit
     `memory_bytes`. Memory beside that: 12 bytes a row, and a chunk of vectors. Raises `ConfigError`
@@ -164,9 +160,7 @@ def finish(
     clock: Clock,
     progress: ProgressReport,
 ) -> Manifest:
-    """Writes centroids and extents, profiles the clusters, and writes the manifest last. Returns
-    it. Blocks.
-    """
+    """Writes centroids and extents, profiles clusters, writes the manifest; returns it. Blocks."""
     write_centroids(folder, centroids)
     write_extents(folder, plan.extents)
     names = index_files(len(segments))
@@ -214,9 +208,7 @@ def _profile(
     clock: Clock,
     progress: ProgressReport,
 ) -> tuple[int, ...]:
-    """The read latency of each cluster; nothing where it is not wanted, or cannot be measured
-    here.
-    """
+    """The read latency of each cluster; empty if it is not wanted or cannot be measured."""
     if not reads:
         return ()
     progress.start("profiling reads", reads * len(extents))
@@ -233,9 +225,7 @@ def _profile(
 def index_version(
     started_us: int, files: dict[str, FileEntry], embedding_model: str, fingerprint: str
 ) -> str:
-    """Returns such as "2026-11-21T10:00Z-7f3a91c2": when the build began, and a hash of what the
-    index holds.
-    """
+    """Returns a version such as "2026-11-21T10:00Z-7f3a91c2": start time and content hash."""
     digest = hashlib.sha256(f"{embedding_model}\0{fingerprint}".encode())
     for name in sorted(files):
         digest.update(f"\0{name}\0{files[name].size_bytes}\0{files[name].crc32}".encode())

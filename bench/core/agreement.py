@@ -1,4 +1,4 @@
-"""Do two searches agree? SearchResult ids against those of an exact search, where equals may stand
+"""Do two searches agree? Compares ids with those of an exact search, where equals may stand
 in any order. Pure functions.
 """
 
