@@ -1,6 +1,4 @@
-"""Does a query fit this index? What types cannot say: vector, model, clusters to probe, time
-left.
-"""
+"""Does a query fit this index? Checks its vector, model, clusters to probe and deadline."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from schemas.query import Query
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexFacts:
-    """What the grouper must know of an index. `nprobe_default` is what a query probes that does not
-    say.
-    """
+    """What the grouper knows of an index. `nprobe_default`: for queries without `nprobe`."""
 
     index_version: str
     centroids_fingerprint: str
@@ -32,9 +28,7 @@ class IndexFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Admitted:
-    """A query that can be planned. `vector`: (dim,) float32, L2-normalised, or None where its text
-    is to be embedded.
-    """
+    """A query that can be planned. `vector`: (dim,) float32, normalised; None: embed its text."""
 
     unit: Unit[Query]
     vector: NDArray[np.float32] | None

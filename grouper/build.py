@@ -1,6 +1,4 @@
-"""Opening what the grouper works with: the centroids of the index, and the model that the index was
-built with.
-"""
+"""Opens what the grouper needs: the centroids of the index and its embedding model."""
 
 from __future__ import annotations
 
@@ -69,9 +67,7 @@ def load_work(
 
 
 def index_facts(manifest: Manifest, nprobe: int) -> IndexFacts:
-    """Returns what queries are checked against; `nprobe` 0 is the index's own. Raises `ConfigError`
-    beyond nlist.
-    """
+    """Returns what queries are checked against; `nprobe` 0: as the index. Raises `ConfigError`."""
     if nprobe > manifest.nlist:
         raise ConfigError(
             f"nprobe is {nprobe}, but the index has {manifest.nlist} clusters; set [grouper] "

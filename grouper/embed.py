@@ -1,6 +1,4 @@
-"""Texts of a window to vectors in one batch, so that one bad text sinks neither the batch nor the
-service.
-"""
+"""Embeds the texts of a window in one batch; a bad text fails alone."""
 
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ def _check_model(embedder: Embedder) -> None:
 
 
 def _encode(embedder: Embedder, texts: Sequence[str]) -> NDArray[np.float32]:
-    """The rows of `texts`, or an exception unless each of them is a vector that can be searched
-    with.
-    """
+    """Returns the rows of `texts`, or an exception unless each row is a usable vector."""
     rows = np.asarray(embedder.encode(texts), dtype=np.float32)
     if rows.shape != (len(texts), embedder.dimension):
         raise ValueError(

@@ -1,6 +1,4 @@
-"""What the grouper writes: a query as it travels in a group, a group as a record, the answer to a
-query that came too late.
-"""
+"""What the grouper writes: queries in a group, groups as records, answers to expired queries."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ def grouped_query(
     window: Window,
     spent_us: Mapping[str, int],
 ) -> GroupedQuery:
-    """Returns a query as it travels in a group: as published, less its vector, with what the stages
-    so far took.
-    """
+    """Returns a query as it is in a group: as published, without its vector, with its timings."""
     message = query.unit.message
     published_us = message.source.timestamp_ms * 1_000
     waits_us = {
@@ -57,9 +53,7 @@ def grouped_query(
 
 
 def group_done(planned: PlannedGroup, queries: Sequence[Admitted], now_us: int) -> Done:
-    """Returns the record of a group and the queries that it acknowledges: `queries` at the
-    positions of its members.
-    """
+    """Returns the record of a group, and the queries that it acknowledges."""
     group = planned.group
     topic = groups_topic(group.queries[0].source)
     value, headers = encode(
@@ -77,24 +71,18 @@ def group_done(planned: PlannedGroup, queries: Sequence[Admitted], now_us: int) 
 
 
 def groups_topic(source: Source) -> Topic:
-    """Returns where a group goes whose queries, all of one priority class, were read from
-    `source`.
-    """
+    """Returns the topic of a group whose queries, of one class, were read from `source`."""
     return in_class_of(source.topic, GROUPS)
 
 
 def group_event_id(sources: Sequence[Source]) -> str:
-    """Returns the id of a group's event: the same for the same set of input records, in whatever
-    order.
-    """
+    """Returns the id of the event of a group: the same for the same set of input records."""
     names = sorted(source.place for source in sources)
     return str(uuid.uuid5(uuid.NAMESPACE_URL, "carpool:group:" + ",".join(names)))
 
 
 def expired(query: Admitted, now_us: int) -> Done:
-    """Returns the terminal answer of a query whose deadline has passed, under an id that is always
-    the same.
-    """
+    """Returns the terminal answer of an expired query; its id is always the same."""
     message, record = query.unit.message, query.unit.record
     late_ms = (now_us - (query.deadline_us or 0)) // 1_000
     answer = unanswered(

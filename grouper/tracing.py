@@ -1,6 +1,4 @@
-"""What a trace shows of the grouper: the planning of a window, and the context on which each of its
-queries goes on.
-"""
+"""The spans of the grouper: the planning of a window, and the context of each query."""
 
 from __future__ import annotations
 
@@ -16,17 +14,13 @@ from schemas.record import Headers
 
 
 def trace_headers(unit: Unit[Query]) -> Headers:
-    """Returns the query's headers as they came; the trace context among them, where it is traced,
-    is that of its span here.
-    """
+    """Returns the headers of the query; a traced query gets the context of its span here."""
     headers = unit.message.headers
     return with_traceparent(headers, unit.traceparents[0]) if unit.traceparents else headers
 
 
 def plan_window(window: Window, queries: Sequence[Admitted], groups: int, now_us: int) -> Operation:
-    """Returns what was done for the queries of a window together, from its opening until its groups
-    were planned.
-    """
+    """Returns what was done for all queries of a window, from its opening to its plan."""
     return Operation(
         name="plan window",
         started_us=window.opened_us,

@@ -1,6 +1,4 @@
-"""What is done with a closed window: prepare it (embed, probe), then plan it (group, order,
-encode). No threads here.
-"""
+"""Works on a closed window: prepare it (embed, probe), then plan it (group, order, encode)."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ Ahead = Callable[[], Sequence["PreparedWindow"]]
 
 
 class LiveQueries(Protocol):
-    """The units of the closed windows that are still ours to end: not revoked, not expired
-    meanwhile. Thread-safe.
-    """
+    """The units of closed windows that are neither revoked nor expired. Thread-safe."""
 
     def has(self, unit_id: int) -> bool:
         """Returns whether this one is."""
@@ -55,9 +51,7 @@ class LiveQueries(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Prepared:
-    """A query that has all it is grouped by. `row`: (dim,) float32, L2-normalised; `clusters`:
-    C(q), nearest first.
-    """
+    """A query with its `row`, (dim,) float32, L2-normalised, and its `clusters`, C(q)."""
 
     query: Admitted
     row: NDArray[np.float32]
@@ -66,9 +60,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PreparedWindow:
-    """A window whose queries are embedded and probed, once; less those that ended meanwhile. May be
-    empty.
-    """
+    """A window whose queries are embedded and probed, without those that ended. May be empty."""
 
     window: Window
     queries: tuple[Prepared, ...]
@@ -122,8 +114,7 @@ class WindowWork:
     def prepare(
         self, window: Window, queries: Sequence[Admitted], sink: Sink, live: LiveQueries
     ) -> PreparedWindow:
-        """Embeds and probes in one batch. Ends what has expired or cannot be embedded. Blocks for
-        as long as the model takes.
+        """Embeds and probes in one batch; ends expired and unusable queries. Blocks for the model.
 
         Raises `ConfigError` when the model is broken.
         """
@@ -144,8 +135,7 @@ class WindowWork:
         )
 
     def plan(self, prepared: PreparedWindow, ahead: Ahead, sink: Sink, live: LiveQueries) -> None:
-        """Ends every query of `prepared` that is still live: in a group, or answered `expired`.
-        Blocks for milliseconds.
+        """Ends every live query of `prepared`: in a group, or `expired`. Blocks for milliseconds.
 
         `ahead` is asked once, when all else is decided: what it returns then is the horizon.
         """
@@ -210,9 +200,7 @@ class WindowWork:
     def _embed(
         self, queries: Sequence[Admitted], sink: Sink
     ) -> list[tuple[Admitted, NDArray[np.float32]]]:
-        """Each query with its (dim,) float32 vector, in order, less those whose text could not be
-        embedded.
-        """
+        """Returns each query with its (dim,) float32 vector, without those that failed."""
         texts = [(query, query.unit.record.text or "") for query in queries if query.vector is None]
         embedded = embed_texts(self._embedder, [text for _, text in texts])
         vectors = {

@@ -1,5 +1,4 @@
-"""How does text become a vector? The only loader of embedding models, and the fingerprints that
-tell them apart.
+"""How does text become a vector? The only loader of models, and their fingerprints.
 
 *Invariant:* rows are L2-normalised float32, so that an inner product is a cosine. *Invariant:* two
 models with one fingerprint give comparable vectors; the index stores it, and a query embedded by

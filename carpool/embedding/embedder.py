@@ -14,9 +14,7 @@ class Embedder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Short hex that names the weights: vectors compare only with vectors of the same
-        fingerprint.
-        """
+        """Short hex that names the weights: only vectors of equal fingerprints can be compared."""
         ...
 
     @property
@@ -25,8 +23,7 @@ class Embedder(Protocol):
         ...
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Returns (len(texts), dimension) float32, rows L2-normalised, in the order of `texts`; no
-        texts give no rows.
+        """Returns (len(texts), dimension) float32, rows L2-normalised, in the order of `texts`.
 
         Blocks for as long as the model computes; call it from one thread at a time. A text longer
         than the model reads is cut, never refused. The same texts in the same call give the same

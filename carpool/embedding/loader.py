@@ -43,8 +43,7 @@ class SentenceTransformerEmbedder:
 
 
 def load_embedder(settings: EmbeddingSettings) -> Embedder:
-    """Returns the embedder that `settings` names, ready to use. Takes seconds and hundreds of MB
-    for a real model.
+    """Returns the embedder of `settings`, ready to use. Takes seconds for a real model.
 
     Raises `ConfigError` where the model is missing or is not one that sentence-transformers can
     load.
@@ -59,9 +58,7 @@ def load_embedder(settings: EmbeddingSettings) -> Embedder:
 
 
 def fingerprint_of(settings: EmbeddingSettings) -> str:
-    """Returns the fingerprint that `load_embedder(settings)` would have, without loading it. Reads
-    the files, blocks.
-    """
+    """Returns the fingerprint of the model of `settings` without loading it. Blocks."""
     if match := HASHING_PATTERN.fullmatch(settings.model):
         return HashingEmbedder(int(match[1])).fingerprint
     return model_fingerprint(find_model(settings))

@@ -1,5 +1,4 @@
-"""When does a window close, which of its queries share a group, and how are the groups cut into
-records?
+"""When does a window close, which queries share a group, how are groups cut into records?
 
 *Invariant:* pure: values and `now_us` in, decisions out. No clock, I/O, threads, Kafka or
 randomness. *Invariant:* ties are broken by arrival. Absent on purpose: embedding and probing, which

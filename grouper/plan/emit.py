@@ -1,6 +1,4 @@
-"""Groups of a window as records: who travels together, on which clusters, and what comes next
-(CaGR-RAG, Eq. 5).
-"""
+"""Groups of a window as records: their queries, their clusters, what is next (CaGR-RAG, Eq. 5)."""
 
 from __future__ import annotations
 
@@ -52,8 +50,7 @@ def plan_records(
     group_bytes_max: int,
     horizon: Sequence[HorizonEntry] = (),
 ) -> tuple[PlannedGroup, ...]:
-    """Returns the records of one lane's groups, in order: Eq. 5, cut so that each encodes to at
-    most `group_bytes_max`.
+    """Returns the records of the groups of a lane, in order, each within `group_bytes_max`.
 
     `groups` holds positions in `queries`. Order is kept, of groups and within them. A group that is
     too large becomes several records, one behind the other; a query that is too large alone travels
@@ -121,8 +118,7 @@ def _split(
     room: int,
     first_room: int,
 ) -> Iterator[tuple[int, ...]]:
-    """Cuts a group into runs whose queries and clusters fit into `room` bytes, each as long as it
-    can be.
+    """Cuts a group into the longest runs whose queries and clusters fit into `room` bytes.
 
     The first run has `first_room`.
     """

@@ -1,6 +1,4 @@
-"""The horizon: which clusters the windows that come next will want, how soon, and how many of their
-queries.
-"""
+"""The horizon: the clusters of the next windows, how soon they are needed, by how many queries."""
 
 from __future__ import annotations
 
@@ -26,8 +24,7 @@ def wants_of(clusters: Iterable[Sequence[ClusterId]]) -> Wants:
 def plan_horizon(
     windows: Sequence[Wants], *, bytes_max: int | None = None
 ) -> tuple[HorizonEntry, ...]:
-    """Returns an entry for each cluster that `windows` want, ascending by windows until its next
-    use, then by cluster.
+    """Returns an entry for each cluster of `windows`, by windows until its next use.
 
     `windows[0]` is the window that leaves next: its clusters have 1 in `windows`, those of the one
     behind it 2. `queries` counts over all of them. Where the entries would take more than

@@ -1,6 +1,4 @@
-"""The plan of a window: who travels with whom, and in which order. What the grouper decides, in one
-call.
-"""
+"""The plan of a window in one call: which queries share a group, and in which order."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ def plan_groups(
     policy: GroupingPolicy,
     order: GroupOrder,
 ) -> Groups:
-    """Returns the groups of a window in the order in which they leave, as positions in `clusters`,
-    each position once.
+    """Returns the groups in the order in which they leave, as positions in `clusters`.
 
     `clusters`: C(q) of each query, in order of arrival; `before`: C(q) of those that left last,
     oldest first; `deadlines`: the positions of the queries that have one, ascending. One Jaccard

@@ -1,6 +1,4 @@
-"""Agglomerative grouping, by the least alike, the mean or the most alike pair (CaGR-RAG, Eq. 3;
-Müllner 2011).
-"""
+"""Agglomerative grouping with a choice of linkage (CaGR-RAG, Eq. 3; Müllner 2011)."""
 
 from __future__ import annotations
 
@@ -25,8 +23,7 @@ in a window.
 
 
 class Agglomerative:
-    """Groups merged closest first, while what `linkage` looks at in a pair of groups has J >=
-    theta.
+    """Merges the closest groups while their linkage has J >= theta.
 
     `complete`: their least alike members, which is Eq. 3: J >= theta holds for every pair of a
     group. `average`: the mean over all pairs between them. `single`: their most alike members, so
@@ -42,9 +39,7 @@ class Agglomerative:
         self._linkage = linkage
 
     def group(self, similarity: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
-        """Returns the groups of (n, n) float64 `similarity`, by first member, members in arrival
-        order.
-        """
+        """Returns the groups of `similarity`, (n, n) float64, by first member."""
         if len(similarity) < 2:
             return tuple((position,) for position in range(len(similarity)))
         distance, threshold = self._distances(similarity)

@@ -1,6 +1,4 @@
-"""Context-aware query grouping as its pseudo-code prints it: single linkage, first fit (CaGR-RAG,
-Algorithm 1, step 1).
-"""
+"""Greedy grouping: single linkage, first fit (CaGR-RAG, Algorithm 1, step 1, as printed)."""
 
 from __future__ import annotations
 
@@ -11,8 +9,7 @@ from numpy.typing import NDArray
 
 
 class Greedy:
-    """For each query in order, the first group with a member that is similar enough; else a group
-    of its own.
+    """Each query joins the first group with a member that is similar enough, or starts a group.
 
     Algorithm 1, lines 6-19. It differs from Eq. 3 of the same paper, which wants *all* members to
     be similar (`agglomerative`): here members of a group may share nothing but a chain of
@@ -26,9 +23,7 @@ class Greedy:
         self._theta = jaccard_similarity_min
 
     def group(self, similarity: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
-        """Returns the groups of (n, n) float64 `similarity`, in the order in which they were
-        opened.
-        """
+        """Returns the groups of `similarity`, (n, n) float64, by their first queries."""
         joins = similarity >= self._theta
         group_of = np.empty(len(similarity), dtype=np.intp)
         groups: list[list[int]] = []

@@ -9,14 +9,10 @@ from numpy.typing import NDArray
 
 
 class PerQuery:
-    """One group a query. Not for use under load: nothing is shared but what the searcher's cache
-    still holds. O(n).
-    """
+    """One group for each query. O(n). Under load it shares only what is cached."""
 
     name: Literal["per_query"] = "per_query"
 
     def group(self, similarity: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
-        """Returns one group for each row of `similarity`, (n, n) float64, of which only n is
-        used.
-        """
+        """Returns one group for each row of `similarity`, (n, n) float64."""
         return tuple((position,) for position in range(len(similarity)))

@@ -1,6 +1,4 @@
-"""The whole window is one group: whoever is planned together travels together. Carpool's own, and
-the default.
-"""
+"""The whole window is one group. The default of Carpool."""
 
 from __future__ import annotations
 
@@ -22,7 +20,5 @@ class PerWindow:
     name: Literal["per_window"] = "per_window"
 
     def group(self, similarity: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
-        """Returns one group of all rows of `similarity`, (n, n) float64, of which only n is used;
-        none for n = 0.
-        """
+        """Returns one group of all rows of `similarity`, (n, n) float64; none for n = 0."""
         return (tuple(range(len(similarity))),) if len(similarity) else ()

@@ -32,17 +32,14 @@ class GroupingPolicy(Protocol):
         ...
 
     def group(self, similarity: NDArray[np.float64]) -> Groups:
-        """Returns the groups of a window. `similarity`: (n, n) float64, Eq. 2 of each pair, in
-        arrival order; n >= 0.
-        """
+        """Returns the groups of a window. `similarity`: (n, n) float64, Eq. 2, by arrival."""
         ...
 
 
 def grouping_policy(
     name: PolicyName, *, jaccard_similarity_min: float, linkage: LinkageName = "complete"
 ) -> GroupingPolicy:
-    """Returns the policy of that name; `jaccard_similarity_min` is the paper's theta, a similarity
-    in [0, 1].
+    """Returns the policy `name`; `jaccard_similarity_min` is the theta of the paper.
 
     `linkage` is for `agglomerative` alone. scikit-learn is imported only for it: its memory is paid
     by those who use it.

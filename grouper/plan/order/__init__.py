@@ -1,5 +1,4 @@
-"""In which order do the groups of a window leave, and the queries in them? One order a file, all
-behind `GroupOrder`.
+"""In which order do groups and queries of a window leave? One order a file.
 
 *Invariant:* whoever is put in front of a query with a deadline arrived before it. *Invariant:*
 groups stay together but where that would break the first; then they are cut, and every query is

@@ -1,6 +1,4 @@
-"""Order of arrival: groups by their first query, queries as they came. What CaGR-RAG's Algorithm 1
-does by itself.
-"""
+"""Order of arrival, as in Algorithm 1 of CaGR-RAG. The default of Carpool."""
 
 from __future__ import annotations
 
@@ -13,8 +11,7 @@ from numpy.typing import NDArray
 
 
 class ByArrival:
-    """The group whose first query waits longest goes next. Not for windows that share much: it
-    looks at no cluster.
+    """The group whose first query waits longest goes next; clusters are not considered.
 
     O(n log n). Similarities are not used.
     """

@@ -1,6 +1,4 @@
-"""Order by overlap: next goes who shares most with those who went last. Carpool's own, and the
-default.
-"""
+"""Order by overlap: next is the group that shares most with the last ones. Of Carpool."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ NEVER = -np.inf
 
 
 class NearestChain:
-    """A chain in which every query is as like as can be to those just before it, the nearest
-    counting most.
+    """A chain: each query is as similar as possible to the queries just before it.
 
     A query's warmth is the sum of its similarity (CaGR-RAG, Eq. 2) to all who left before it, each
     times `FADE` for every query since: a guess at how much of what it probes a cache still holds,

@@ -17,8 +17,7 @@ ORDER_NAMES: tuple[OrderName, ...] = get_args(OrderName)
 
 
 class GroupOrder(Protocol):
-    """Orders the groups of a window and the queries in them. Deterministic, keeps nothing between
-    calls.
+    """Orders the groups of a window and the queries in them. Deterministic, without state.
 
     A deadline is never overtaken: a query that has one leaves before every query of its window that
     arrived later, with a deadline or without, however near either is. It may itself leave earlier
@@ -39,8 +38,7 @@ class GroupOrder(Protocol):
         before: NDArray[np.float64],
         deadlines: Sequence[int],
     ) -> Groups:
-        """Returns `groups` in the order in which they leave, each with its members in the order in
-        which they leave.
+        """Returns `groups` and their members in the order in which they leave.
 
         `groups`: a partition of n positions, members ascending. `similarity`: (n, n) float64, Eq. 2
         of each pair. `before`: (m, n) float64, the similarity to each of the m queries that left
