@@ -185,7 +185,7 @@ def _times(
 
 
 async def _check_brokers(settings: ClientSide) -> None:
-    """Raises `ConfigError` when no broker answers, before the first question."""
+    """Raises before the first question when no broker answers or a topic is missing."""
     async with Client(kafka=settings.kafka, settings=settings.client):
         pass
 

@@ -79,7 +79,11 @@ class Client:
         self._lost_first: PublishError | None = None
 
     async def __aenter__(self) -> Self:
-        """Connects. Raises `ConfigError` when no broker answers in time, or a topic is missing."""
+        """Connects.
+
+        Raises `RetryableError` when no broker answers in time, `ConfigError` when a topic is
+        missing.
+        """
         # The producer first: an idempotent one needs half a second, and the reader starts then.
         publisher = Publisher(self._kafka, self._settings)
         reader = AnswerReader(self._kafka, self._settings, self._arrived)

@@ -60,10 +60,10 @@ class AnswerReader:
     def start(self) -> None:
         """Begins to read at the end of `rag.answers.v1`. Blocks.
 
-        Raises `ConfigError` without a broker, or if a topic is missing.
+        Raises `RetryableError` when no broker answers, `ConfigError` when a topic is missing.
         """
         try:
-            self._partitions = self._topics()
+            self._partitions = self._reader.topics()
             missing = [
                 topic.name for topic in (QUERIES, ANSWERS) if topic.name not in self._partitions
             ]
@@ -97,15 +97,6 @@ class AnswerReader:
         if self._thread.is_alive():
             self._thread.join()
             self._reader.close()
-
-    def _topics(self) -> dict[str, tuple[int, ...]]:
-        try:
-            return self._reader.topics()
-        except RetryableError as error:
-            raise ConfigError(
-                f"{error} Start one (`carpool up` starts its own), or give the right address with "
-                "--bootstrap or CARPOOL_KAFKA_BOOTSTRAP."
-            ) from error
 
     def _follow(self, topic: str) -> None:
         # The end is asked for now, not at the first fetch: later records are read for certain.

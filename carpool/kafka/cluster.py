@@ -18,9 +18,15 @@ def cluster_metadata(
     try:
         return client.list_topics(timeout=timeout_s)
     except KafkaException as error:
-        raise RetryableError(
-            f"no broker answers at {bootstrap}: {error.args[0].str()}; is it running?"
-        ) from error
+        raise no_broker_answers(bootstrap, error) from error
+
+
+def no_broker_answers(bootstrap: str, error: KafkaException) -> RetryableError:
+    """Returns the error of a call that reached no broker."""
+    return RetryableError(
+        f"no broker answers at {bootstrap}: {error.args[0].str()}. Start one (`carpool up` starts "
+        "its own), or give the right address with --bootstrap or CARPOOL_KAFKA_BOOTSTRAP."
+    )
 
 
 def partitions_by_topic(metadata: ClusterMetadata) -> dict[str, tuple[int, ...]]:

@@ -126,7 +126,7 @@ def test_a_second_sigterm_ends_the_process_immediately(
         (
             "searcher",
             {"CARPOOL_KAFKA_BOOTSTRAP": "127.0.0.1:1", "CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "1000"},
-            ["127.0.0.1:1", "is it running"],
+            ["127.0.0.1:1", "no broker answers"],
         ),
         ("grouper", {"CARPOOL_GROUPER_POLICY": "psychic"}, ["policy"]),
     ],

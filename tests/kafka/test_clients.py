@@ -87,5 +87,5 @@ def test_an_unreachable_broker_is_named_by_its_address() -> None:
     settings = KafkaSettings(bootstrap="127.0.0.1:1", request_timeout_ms=1_000)
     with pytest.raises(RetryableError, match=r"127\.0\.0\.1:1"):
         create_topics(settings)
-    with pytest.raises(RetryableError, match="is it running"):
+    with pytest.raises(RetryableError, match="no broker answers"):
         LibrdkafkaConsumer(settings, "g", SystemClock()).subscribe("t", Listener())

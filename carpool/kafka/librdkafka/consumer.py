@@ -19,7 +19,7 @@ from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
 
 from carpool.clock import Clock
-from carpool.errors import ConfigError, DeploymentError, FencedError, RetryableError
+from carpool.errors import ConfigError, DeploymentError, FencedError
 from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import (
     CommitResult,
@@ -29,6 +29,7 @@ from carpool.kafka.clients import (
     RebalanceListener,
     partitions_text,
 )
+from carpool.kafka.cluster import no_broker_answers
 from carpool.kafka.instance_id import configured_instance_id
 from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
@@ -110,9 +111,7 @@ class LibrdkafkaConsumer:
             try:
                 metadata = admin.list_topics(wanted, timeout=self._timeout_s)
             except KafkaException as error:
-                raise RetryableError(
-                    f"no broker answers at {address}: {error.args[0].str()}; is it running?"
-                ) from error
+                raise no_broker_answers(address, error) from error
             found = metadata.topics[wanted]
             if found.error is not None:
                 raise ConfigError(
