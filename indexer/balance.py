@@ -9,8 +9,8 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from indexer.plan import ClusteringIdentity
-from indexer.plan_balance import Balance, plan_balance, unevenness
+from indexer.plan.balance import Balance, plan_balance, unevenness
+from indexer.plan.state import ClusteringIdentity
 
 ROUNDS_MAX = 8
 SETTLE_ITERATIONS = 2

@@ -23,18 +23,16 @@ from carpool.errors import ConfigError
 from indexer.clustering import clustering_identity
 from indexer.corpus import CorpusReader, file_sha256
 from indexer.duplicates import IdLog, find_duplicates
-from indexer.plan import (
+from indexer.plan.resume import Resume, plan_resume
+from indexer.plan.shards import plan_shards, remaining_shards
+from indexer.plan.state import (
     BuildIdentity,
     BuildState,
     CorpusIdentity,
     DocumentsDone,
     LayoutIdentity,
     LineProblem,
-    Resume,
     VectorsIdentity,
-    plan_resume,
-    plan_shards,
-    remaining_shards,
 )
 from indexer.progress import ProgressReport
 from indexer.sequential import drop_cached

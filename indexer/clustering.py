@@ -12,8 +12,8 @@ import xxhash
 
 from carpool.errors import ConfigError
 from indexer.balance import balance_centroids, kmeans
-from indexer.plan import ClusteringIdentity
-from indexer.plan_passes import sample_rows_max
+from indexer.plan.passes import sample_rows_max
+from indexer.plan.state import ClusteringIdentity
 from indexer.progress import ProgressReport
 from indexer.sequential import bytes_of
 from indexer.settings import IndexerSettings

@@ -14,7 +14,7 @@ import msgspec
 
 from carpool.disk.documents import Document
 from carpool.errors import ConfigError
-from indexer.plan import LineProblem
+from indexer.plan.state import LineProblem
 from indexer.sequential import BLOCK_BYTES, SequentialFile
 
 GZIP_MAGIC = b"\x1f\x8b"

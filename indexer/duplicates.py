@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.errors import CorruptionError
-from indexer.plan_passes import id_passes
+from indexer.plan.passes import id_passes
 from indexer.sequential import SequentialFile, bytes_of
 
 DIGEST_BYTES = 16

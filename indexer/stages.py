@@ -12,7 +12,8 @@ from carpool.disk.manifest import Manifest
 from carpool.disk.pages import choose_layout
 from carpool.errors import ConfigError
 from indexer.clustering import Assignment, assign_rows, train_centroids
-from indexer.plan import AssignmentDone, BuildState, default_nlist
+from indexer.plan.defaults import default_nlist
+from indexer.plan.state import AssignmentDone, BuildState
 from indexer.progress import ProgressReport
 from indexer.sequential import bytes_of
 from indexer.settings import IndexerSettings

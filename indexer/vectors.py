@@ -16,7 +16,7 @@ from carpool.disk.files import write_atomically
 from carpool.embedding import Embedder
 from carpool.errors import ConfigError, CorruptionError
 from indexer.corpus import passage_text
-from indexer.plan import Shard
+from indexer.plan.shards import Shard
 from indexer.sequential import SequentialFile, bytes_of, drop_cached
 
 NORM_TOLERANCE = 1e-2

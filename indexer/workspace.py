@@ -17,7 +17,7 @@ from carpool.disk.files import fsync_folder, write_atomically
 from carpool.disk.index import index_files
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from carpool.errors import CarpoolError, ConfigError
-from indexer.plan import BuildState
+from indexer.plan.state import BuildState
 
 BUILD_NAME = ".build"
 SEGMENTS = "clusters*.seg"

@@ -23,8 +23,9 @@ from carpool.disk.pages import PageLayout, choose_layout
 from carpool.disk.segments import SegmentWriter, build_id_of
 from carpool.errors import ConfigError
 from indexer.clustering import Assignment
-from indexer.plan import BuildIdentity, CorpusIdentity, default_nprobe
-from indexer.plan_passes import memory_min_bytes, plan_passes
+from indexer.plan.defaults import default_nprobe
+from indexer.plan.passes import memory_min_bytes, plan_passes
+from indexer.plan.state import BuildIdentity, CorpusIdentity
 from indexer.profile import measure_reads
 from indexer.progress import ProgressReport
 from indexer.sequential import bytes_of, drop_cached

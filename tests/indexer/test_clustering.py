@@ -9,7 +9,7 @@ import pytest
 from carpool.errors import ConfigError
 from indexer.balance import balance_centroids, kmeans, nearest
 from indexer.clustering import assign_rows, train_centroids
-from indexer.plan import ClusteringIdentity
+from indexer.plan.state import ClusteringIdentity
 from indexer.progress import SilentProgress
 from indexer.vectors import Vectors, open_precomputed
 

@@ -9,7 +9,7 @@ import pytest
 from carpool.disk.documents import Document
 from carpool.errors import ConfigError
 from indexer.corpus import CorpusReader, passage_text
-from indexer.plan import LineProblem
+from indexer.plan.state import LineProblem
 
 GOOD = b'{"id":"a","title":"T","text":"x","metadata":{"k":[1]},"unknown":1}'
 

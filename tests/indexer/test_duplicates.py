@@ -11,7 +11,7 @@ from carpool.disk.documents import DocumentStore
 from carpool.errors import ConfigError, CorruptionError
 from indexer import duplicates
 from indexer.duplicates import DuplicateLines, IdLog, find_duplicates
-from indexer.plan_passes import ID_BYTES, ID_MEMORY_MIN_BYTES, id_passes
+from indexer.plan.passes import ID_BYTES, ID_MEMORY_MIN_BYTES, id_passes
 from tests.indexer.helpers import build, write_corpus
 
 

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.plan import (
-    STATE_FORMAT,
+from indexer.plan.defaults import default_nlist, default_nprobe
+from indexer.plan.resume import STATE_FORMAT, plan_resume
+from indexer.plan.shards import Shard, plan_shards, remaining_shards
+from indexer.plan.state import (
     AssignmentDone,
     BuildIdentity,
     BuildState,
@@ -14,13 +16,7 @@ from indexer.plan import (
     CorpusIdentity,
     DocumentsDone,
     LayoutIdentity,
-    Shard,
     VectorsIdentity,
-    default_nlist,
-    default_nprobe,
-    plan_resume,
-    plan_shards,
-    remaining_shards,
 )
 
 CORPUS = CorpusIdentity(size_bytes=10, sha256="c", passage_bytes_max=100, line_bytes_max=1000)

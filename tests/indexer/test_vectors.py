@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from carpool.errors import ConfigError, CorruptionError
 from indexer import vectors as module
 from indexer.corpus import file_sha256
-from indexer.plan import plan_shards
+from indexer.plan.shards import plan_shards
 from indexer.sequential import SequentialFile
 from indexer.vectors import (
     MemoryVectors,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.disk.pages import PageLayout, choose_layout
-from indexer.plan_passes import (
+from indexer.plan.passes import (
     encode_bytes,
     memory_min_bytes,
     pass_bytes,

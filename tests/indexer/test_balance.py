@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.plan_balance import Balance, plan_balance, unevenness
+from indexer.plan.balance import Balance, plan_balance, unevenness
 
 FACTORS = {"max_factor": 2.5, "min_factor": 0.25}
 

@@ -1,0 +1,29 @@
+"""Decides which rows are embedded and saved together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+
+class Shard(NamedTuple):
+    """Rows that are embedded and saved together: [start, stop)."""
+
+    number: int
+    start: int
+    stop: int
+
+
+def plan_shards(row_count: int, shard_rows: int) -> tuple[Shard, ...]:
+    """Returns the shards of `row_count` rows. Every run embeds the same batches."""
+    starts = range(0, row_count, shard_rows)
+    return tuple(
+        Shard(number, start, min(start + shard_rows, row_count))
+        for number, start in enumerate(starts)
+    )
+
+
+def remaining_shards(shards: Sequence[Shard], present: AbstractSet[int]) -> tuple[Shard, ...]:
+    """Returns the shards whose number is not in `present`, in order."""
+    return tuple(shard for shard in shards if shard.number not in present)

@@ -1,0 +1,94 @@
+"""The values that say what a build is of, and what it has saved. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from carpool.disk.pages import VectorDtype
+
+
+class CorpusIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides which passages an index holds, in which order."""
+
+    size_bytes: int
+    sha256: str
+    passage_bytes_max: int
+    line_bytes_max: int
+
+
+class VectorsIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the bytes of the vectors depend on; `vectors_sha256` is empty if the build embeds."""
+
+    embedding_model: str
+    embedding_model_name: str
+    vectors_sha256: str
+    shard_rows: int
+    batch_size: int
+    max_tokens: int
+
+
+class ClusteringIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides which cluster a row is in; `nlist` 0 stands for the default of the row count."""
+
+    nlist: int
+    seed: int
+    train_rows_per_cluster: int
+    train_bytes_max: int
+    train_iterations: int
+    cluster_rows_max_factor: float
+    cluster_rows_min_factor: float
+
+
+class LayoutIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides how the clusters lie in files."""
+
+    vector_dtype: VectorDtype
+    segment_bytes_max: int
+
+
+class BuildIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the bytes of an index depend on, less the time that its build began."""
+
+    corpus: CorpusIdentity
+    vectors: VectorsIdentity
+    clustering: ClusteringIdentity
+    layout: LayoutIdentity
+
+
+class LineProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the corpus that was not taken, numbered from 1, and why."""
+
+    line: int
+    why: str
+
+
+class DocumentsDone(msgspec.Struct, frozen=True, kw_only=True):
+    """The corpus is read, its documents are on disk. `problems`: the first of `problem_count`."""
+
+    row_count: int
+    problem_count: int
+    problems: tuple[LineProblem, ...]
+
+
+class AssignmentDone(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster of every row is saved: checksum of the file, digest of the assigned vectors."""
+
+    crc32: int
+    vectors_digest: str
+
+
+class BuildState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of a build that is under way.
+
+    `dimension` is known once the model was loaded, or once all precomputed vectors were looked at.
+    `centroids_crc32` and `assignment` are there once those files are saved; finished segments speak
+    for themselves.
+    """
+
+    format: str
+    started_us: int
+    identity: BuildIdentity
+    documents: DocumentsDone | None = None
+    dimension: int | None = None
+    centroids_crc32: int | None = None
+    assignment: AssignmentDone | None = None
