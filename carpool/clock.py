@@ -20,5 +20,4 @@ class SystemClock:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     def now_us(self) -> int:
-        """Returns epoch microseconds. Does not block."""
         return (time.monotonic_ns() + self._offset_ns) // 1_000

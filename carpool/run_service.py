@@ -21,8 +21,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.loop.delivery.factory import make_consumer, make_delivery
 from carpool.loop.loop import Loop
 from carpool.loop.priority.intake_queues import Intake
-from carpool.loop.query_failures import FailureLimits
-from carpool.loop.retry import RetryPolicy
+from carpool.loop.retry import FailureLimits
 from carpool.loop.stage import R, Stage
 from carpool.loop.tracing.setup import make_tracer
 from carpool.telemetry.http import TelemetryServer
@@ -128,9 +127,9 @@ def _serve_pages(
 
 
 def _failure_limits(kafka: KafkaSettings) -> FailureLimits:
-    retry = RetryPolicy(attempts_max=kafka.attempts_max, delay_us=kafka.retry_delay_ms * 1_000)
     return FailureLimits(
-        retry=retry,
+        attempts_max=kafka.attempts_max,
+        retry_delay_us=kafka.retry_delay_ms * 1_000,
         in_a_row_max=kafka.failures_in_a_row_max,
         connect_names=kafka.connect_error_headers,
     )

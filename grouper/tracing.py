@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from carpool.loop.stage import Unit
 from carpool.loop.tracing.operation import Operation
-from carpool.loop.tracing.queries import with_traceparent
+from carpool.loop.tracing.tracer import with_traceparent
 from grouper.admission import Admitted
 from grouper.plan.window import Window
 from schemas.query import Query

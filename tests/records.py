@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from carpool.kafka.records import Message
-from carpool.loop.stage import Unit
+from carpool.loop.stage import QueryFailure, Unit
 from schemas.answer import Answer
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
@@ -120,3 +120,17 @@ def a_message(
 def a_unit(unit_id: int, record: R, message: Message | None = None, **fields: Any) -> Unit[R]:
     """A unit as the loop offers it; `message` is by default at offset `unit_id`."""
     return Unit(id=unit_id, record=record, message=message or a_message(offset=unit_id), **fields)
+
+
+def a_failure(query: Query | None = None, **fields: Any) -> QueryFailure:
+    """A transient failure of a query."""
+    given: dict[str, Any] = {
+        "query": query or a_query("q-1", "Who was that?"),
+        "source": a_source(),
+        "headers": (),
+        "deadline_us": None,
+        "error_type": "index_damaged",
+        "message": "the disk is away",
+        "is_transient": True,
+    }
+    return QueryFailure(**given | fields)

@@ -47,9 +47,8 @@ class InFlight:
             progress = self._progress.get(at)
             if progress is None:
                 return None
-            whole, done = progress.already_done(source.offset)
-            progress.take(source.offset, parts)
-            owed = set() if whole else set(range(parts)) - done
+            done = progress.take(source.offset, parts)
+            owed = set(range(parts)) - done
             if not owed:
                 self._moved.add(at)
                 return None
@@ -191,7 +190,6 @@ class InFlight:
 
     @property
     def is_assigned(self) -> bool:
-        """Whether any partition is assigned."""
         return bool(self._progress)
 
     @property

@@ -17,13 +17,11 @@ from carpool.clock import Clock
 from carpool.errors import CarpoolError, DeploymentError
 from carpool.kafka.clients import ConsumerClient, Position
 from carpool.kafka.records import Message, TopicPartition
-from carpool.loop import readiness
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelivery
 from carpool.loop.in_flight import InFlight
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.priority.priority_consumer import PriorityConsumer
-from carpool.loop.query_failures import DEFAULT_LIMITS, FailureLimits
-from carpool.loop.retry import RetryDelay, begin_us_of
+from carpool.loop.retry import FailureLimits, RetryDelay, begin_us_of
 from carpool.loop.sink import LoopSink
 from carpool.loop.stage import Credit, Done, R, Stage, Unit
 from carpool.loop.throttle import BLOCKED_POLL_S, Throttle, poll_s
@@ -60,7 +58,7 @@ class Loop(Generic[R]):
         make_delivery: MakeDelivery,
         clock: Clock,
         metrics: Metrics,
-        limits: FailureLimits = DEFAULT_LIMITS,
+        limits: FailureLimits | None = None,
         tracer: Tracer | None = None,
         stalled_after_us: int = STALLED_AFTER_US,
         finished_bytes_max: int = FINISHED_BYTES_MAX,
@@ -69,7 +67,8 @@ class Loop(Generic[R]):
         self._intake = intake
         self._stage = stage
         self._clock = clock
-        self._retry = limits.retry
+        limits = limits or FailureLimits()
+        self._retry_delay_us = limits.retry_delay_us
         self._observer = WorkObserver(
             metrics=metrics,
             clock=clock,
@@ -112,7 +111,7 @@ class Loop(Generic[R]):
         self._waiting = 0
         self._next_review_us = 0
         self._wake_us: int | None = None
-        self._not_ready: tuple[str, ...] = readiness.NOT_STARTED
+        self._not_ready: tuple[str, ...] = ("starting",)
         self.last_step_us = clock.now_us()
 
     def _sorted_by_class(self, consumer: ConsumerClient) -> PriorityConsumer | None:
@@ -234,13 +233,14 @@ class Loop(Generic[R]):
         self._next_review_us = now_us + REVIEW_US
         stalled = self._observer.review(self._consumer.waiting())
         self._throttle.metadata_bytes = self.in_flight.metadata_bytes()
-        self._not_ready = readiness.missing(
-            failure=self.failure,
-            stage=self._stage.not_ready(),
-            topics=self._intake.topics,
-            is_assigned=self.in_flight.is_assigned,
-            stalled=stalled,
-        )
+        reasons = [] if self.failure is None else [str(self.failure)]
+        reasons += self._stage.not_ready()
+        if not self.in_flight.is_assigned:
+            topics = " or ".join(self._intake.topics)
+            reasons.append(f"no partition of {topics} is assigned to this member")
+        if stalled is not None:
+            reasons.append(stalled)
+        self._not_ready = tuple(reasons)
 
     # The intake.
 
@@ -308,7 +308,7 @@ class Loop(Generic[R]):
             return
         now_us = self._clock.now_us()
         is_query = message.source.topic in QUERY_TOPICS
-        begin_us = begin_us_of(message, self._retry) if is_query else 0
+        begin_us = begin_us_of(message, self._retry_delay_us) if is_query else 0
         if begin_us <= now_us or not self._delayed.add(unit, begin_us):
             self._stage.offer(self._observer.accepted(unit), now_us)
 

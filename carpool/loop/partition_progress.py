@@ -7,7 +7,7 @@ in the commit metadata, so that a restart repeats none of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import decode_metadata, encode_metadata
@@ -18,11 +18,7 @@ class _RecordParts:
     """The `total` parts that one record owes, of which `done` are complete."""
 
     total: int
-    done: set[int] = field(default_factory=set)
-
-    @property
-    def complete(self) -> bool:
-        return len(self.done) >= self.total
+    done: set[int]
 
 
 class PartitionProgress:
@@ -30,33 +26,23 @@ class PartitionProgress:
 
     def __init__(self, offset: int | None, metadata: str = "") -> None:
         """Begins at a committed position. Unreadable metadata counts as none: work is repeated."""
-        self._owed: dict[
-            int, _RecordParts
-        ] = {}  # in offset order: records are taken in the order of the log
+        # In offset order: records are taken in the order of the log.
+        self._owed: dict[int, _RecordParts] = {}
         self._next_offset = offset
-        whole, parts = decode_metadata(offset or 0, metadata)
-        self._restored_whole = whole
-        self._restored_parts = parts
+        self._restored_whole, self._restored_parts = decode_metadata(offset or 0, metadata)
 
-    def already_done(self, offset: int) -> tuple[bool, frozenset[int]]:
-        """Returns whether an earlier life completed the whole record, and else which parts."""
-        return offset in self._restored_whole, frozenset(self._restored_parts.get(offset, ()))
-
-    def take(self, offset: int, parts: int) -> None:
-        """Adds the record at `offset`. It owes `parts`, less what an earlier life completed."""
+    def take(self, offset: int, parts: int) -> frozenset[int]:
+        """Adds the record at `offset`; returns which of its parts an earlier life completed."""
         if self._next_offset is not None and offset < self._next_offset:
             raise ValueError(f"offset {offset} was taken before; the next is {self._next_offset}")
         self._next_offset = offset + 1
+        done = {part for part in self._restored_parts.pop(offset, ()) if part < parts}
         if offset in self._restored_whole:
             self._restored_whole.discard(offset)
-            owed = _RecordParts(total=parts, done=set(range(parts)))
-        else:
-            owed = _RecordParts(
-                total=parts,
-                done={part for part in self._restored_parts.pop(offset, ()) if part < parts},
-            )
-        self._owed[offset] = owed
+            done = set(range(parts))
+        self._owed[offset] = _RecordParts(parts, done)
         self._advance()
+        return frozenset(done)
 
     def complete(self, offset: int, part: int) -> bool:
         """Marks a part as complete; False if it was complete before or is not owed."""
@@ -71,7 +57,7 @@ class PartitionProgress:
         """Forgets the completed records at the front, so that the low watermark moves."""
         while self._owed:
             offset = next(iter(self._owed))
-            if not self._owed[offset].complete:
+            if len(self._owed[offset].done) < self._owed[offset].total:
                 return
             del self._owed[offset]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from carpool.dead_letters.letter import Reason, make_letter
 from carpool.kafka.records import Message, Output
@@ -20,7 +20,7 @@ from carpool.loop.stage import QueryFailure, Unit
 from schemas.answer import Stage as StageName
 from schemas.codec import WHOLE_NUMBER, encode
 from schemas.headers import ATTEMPT_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER
-from schemas.query import QUERY_BYTES_MAX, Query
+from schemas.query import QUERY_BYTES_MAX
 from schemas.record import Headers, Source, header
 from schemas.topics import QUERIES
 
@@ -33,15 +33,20 @@ ORIGIN = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})/([0-9]{
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RetryPolicy:
-    """Attempts of a query (1: no retry), and the delay after a failure."""
+class FailureLimits:
+    """Attempts of a query (1: no retry), the delay of a retry, and failures in a row.
+
+    `in_a_row_max`: after so many the service stops, so that its topic does not end as dead letters.
+    `connect_names`: whether dead letters also carry the error headers of Kafka Connect.
+    """
 
     attempts_max: int = 3
-    delay_us: int = 1_000_000
+    retry_delay_us: int = 1_000_000
+    in_a_row_max: int = 20
+    connect_names: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetryDecision:
+class RetryDecision(NamedTuple):
     """`outputs`: the record that retries the query ("again"), or its dead letter ("failed")."""
 
     outcome: Literal["again", "failed"]
@@ -49,47 +54,48 @@ class RetryDecision:
 
 
 def decide_retry(
-    failure: QueryFailure,
-    *,
-    policy: RetryPolicy,
-    group: str,
-    stage: StageName,
-    now_us: int,
-    connect_names: bool = False,
+    failure: QueryFailure, *, limits: FailureLimits, group: str, stage: StageName, now_us: int
 ) -> RetryDecision:
     """Retries while attempts are left and the next one begins before the deadline."""
+    source, key = failure.source, failure.query.query_id.encode()
     attempt = attempt_of(failure.headers)
-    begin_us = now_us + policy.delay_us
+    begin_us = now_us + limits.retry_delay_us
     has_time = failure.deadline_us is None or begin_us < failure.deadline_us
-    if failure.is_transient and attempt < policy.attempts_max and has_time:
-        again = retry_record(failure, begin_us=begin_us, stage=stage, now_us=now_us)
+    # The query is encoded again; a reader prefers the event id to an id in the body.
+    value, own = encode(
+        failure.query, event_id=failure.query.query_id, source=f"carpool/{stage}", time_us=now_us
+    )
+    if failure.is_transient and attempt < limits.attempts_max and has_time:
+        next_try = (
+            (ATTEMPT_HEADER, str(attempt + 1).encode()),
+            (NOT_BEFORE_HEADER, str(-(-begin_us // 1_000)).encode()),
+            (ORIGIN_HEADER, f"{source.place}/{max(0, source.timestamp_ms)}".encode()),
+        )
+        # In the partition of the first record, so that `origin_of` can check the header.
+        again = Output(
+            topic=source.topic,
+            key=key,
+            value=value,
+            headers=_with_own(failure.headers, own + next_try),
+            partition=source.partition,
+        )
         if _fits(again):
-            return RetryDecision(outcome="again", outputs=(again,))
-    letter = _letter(
-        failure, attempt, group=group, stage=stage, now_us=now_us, connect_names=connect_names
-    )
-    return RetryDecision(outcome="failed", outputs=(letter,))
-
-
-def retry_record(failure: QueryFailure, *, begin_us: int, stage: StageName, now_us: int) -> Output:
-    """Returns the record that retries a query, to begin at `begin_us`."""
-    source, query_id = failure.source, failure.query.query_id
-    value, own = _encoded(failure.query, stage, now_us)
-    own += (
-        (ATTEMPT_HEADER, str(attempt_of(failure.headers) + 1).encode()),
-        (NOT_BEFORE_HEADER, str(-(-begin_us // 1_000)).encode()),
-        (ORIGIN_HEADER, _origin_text(source).encode()),
-    )
-    own_names = {name for name, _ in own}
-    theirs = tuple(pair for pair in failure.headers if pair[0] not in own_names)
-    # In the partition of the first record, so that `origin_of` can check the header.
-    return Output(
-        topic=source.topic,
-        key=query_id.encode(),
+            return RetryDecision("again", (again,))
+    letter = make_letter(
+        source=source,
+        key=key,
         value=value,
-        headers=own + theirs,
-        partition=source.partition,
+        headers=_with_own(failure.headers, own),
+        reason=Reason(
+            group=group,
+            stage=stage,
+            attempts=attempt,
+            class_name=f"{QueryFailure.__name__}.{failure.error_type}",
+            message=failure.message,
+        ),
+        connect_names=limits.connect_names,
     )
+    return RetryDecision("failed", (letter,))
 
 
 def attempt_of(headers: Headers) -> int:
@@ -117,14 +123,12 @@ def origin_of(message: Message) -> Source:
     origin = Source(
         topic=topic, partition=int(partition), offset=int(offset), timestamp_ms=int(timestamp_ms)
     )
-    is_same_place = (origin.topic, origin.partition) == (
-        message.source.topic,
-        message.source.partition,
-    )
-    return origin if is_same_place and origin.offset < message.source.offset else message.source
+    read = message.source
+    is_same_place = (origin.topic, origin.partition) == (read.topic, read.partition)
+    return origin if is_same_place and origin.offset < read.offset else read
 
 
-def begin_us_of(message: Message, policy: RetryPolicy) -> int:
+def begin_us_of(message: Message, retry_delay_us: int) -> int:
     """Returns when to begin a query, epoch microseconds; 0: now.
 
     The time is from its header, and at most one retry delay after the record arrived.
@@ -132,7 +136,7 @@ def begin_us_of(message: Message, policy: RetryPolicy) -> int:
     text = _text(message.headers, NOT_BEFORE_HEADER)
     if attempt_of(message.headers) < 2 or not WHOLE_NUMBER.fullmatch(text):
         return 0
-    return min(int(text) * 1_000, message.received_us + policy.delay_us)
+    return min(int(text) * 1_000, message.received_us + retry_delay_us)
 
 
 class RetryDelay:
@@ -142,9 +146,8 @@ class RetryDelay:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[
-            tuple[int, int, Unit[Any]]
-        ] = []  # a heap by time; ids are unique, so units are never compared
+        # A heap by time; ids are unique, so units are never compared.
+        self._waiting: list[tuple[int, int, Unit[Any]]] = []
 
     def add(self, unit: Unit[Any], until_us: int) -> bool:
         """Takes a unit; False when too many wait: then it must begin now."""
@@ -166,48 +169,16 @@ class RetryDelay:
         heapq.heapify(self._waiting)
 
 
-def _letter(
-    failure: QueryFailure,
-    attempt: int,
-    *,
-    group: str,
-    stage: StageName,
-    now_us: int,
-    connect_names: bool,
-) -> Output:
-    """Returns the dead letter: the query encoded again, with its own headers."""
-    value, own = _encoded(failure.query, stage, now_us)
+def _with_own(headers: Headers, own: Headers) -> Headers:
+    """Returns the headers of a query, with `own` instead of those of the same names."""
     own_names = {name for name, _ in own}
-    reason = Reason(
-        group=group,
-        stage=stage,
-        attempts=attempt,
-        class_name=f"{QueryFailure.__name__}.{failure.error_type}",
-        message=failure.message,
-    )
-    return make_letter(
-        source=failure.source,
-        key=failure.query.query_id.encode(),
-        value=value,
-        headers=own + tuple(pair for pair in failure.headers if pair[0] not in own_names),
-        reason=reason,
-        connect_names=connect_names,
-    )
-
-
-def _encoded(query: Query, stage: StageName, now_us: int) -> tuple[bytes, Headers]:
-    # A reader prefers the event id to an id in the body.
-    return encode(query, event_id=query.query_id, source=f"carpool/{stage}", time_us=now_us)
+    return own + tuple(pair for pair in headers if pair[0] not in own_names)
 
 
 def _fits(output: Output) -> bool:
     """Whether the record is within the limits of topic and grouper: JSON is longer than text."""
     size = record_bytes(output.key, output.value, output.headers)
     return len(output.value) <= QUERY_BYTES_MAX and size <= QUERIES.max_message_bytes
-
-
-def _origin_text(source: Source) -> str:
-    return f"{source.place}/{max(0, source.timestamp_ms)}"
 
 
 def _text(headers: Headers, name: str) -> str:

@@ -48,7 +48,6 @@ class Throttle:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the partitions are paused."""
         return self._paused_since_us is not None
 
     def next(

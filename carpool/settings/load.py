@@ -39,25 +39,26 @@ def load_settings(
 ) -> T:
     """Returns settings of `kind`, a struct whose fields are sections (`Settings`).
 
-    `flags` maps section to name to value; None means that the flag was not given. `elsewhere` names
-    sections of other programs, which are skipped. `warn` gets a sentence for each
-    setting of an earlier version. Raises `ConfigError` that lists everything that is wrong, each
-    with where it was set.
+    `flags`: values by section and name; None: not given. `elsewhere`: sections of other programs,
+    which are skipped. `warn` gets a sentence for each setting of an earlier version. Raises
+    `ConfigError` that lists all problems, each with the place where it was set.
     """
     sections: dict[str, type[Settings]] = {
         field.name: field.type for field in msgspec.structs.fields(kind)
     }
-    values: dict[str, dict[str, Any]] = {name: {} for name in sections}
     problems: list[str] = []
-    if file is not None:
-        _read_file(file, sections, frozenset(elsewhere), values, problems)
-    _modernise(values, sections, warn)
-    from_environment: dict[str, dict[str, Any]] = {name: {} for name in sections}
-    _read_environment(environ, sections, from_environment, problems)
-    _modernise(from_environment, sections, warn)
-    for source in (from_environment, _modern_flags(flags or {}, sections, warn)):
+    sources = (
+        _from_file(file, sections, elsewhere, problems) if file is not None else {},
+        _from_environment(environ, sections, problems),
+        {
+            section: {name: value for name, value in given.items() if value is not None}
+            for section, given in (flags or {}).items()
+        },
+    )
+    values: dict[str, dict[str, Any]] = {name: {} for name in sections}
+    for source in sources:
         for section, given in source.items():
-            values[section].update(given)
+            values[section].update(modernised(section, sections[section], given, warn))
     built: dict[str, Settings] = {}
     for name, section_kind in sections.items():
         try:
@@ -74,31 +75,6 @@ def load_settings(
     return kind(**built)
 
 
-def _modernise(
-    values: dict[str, dict[str, Any]],
-    sections: Mapping[str, type[Settings]],
-    warn: Callable[[str], None],
-) -> None:
-    for section, kind in sections.items():
-        values[section] = modernised(section, kind, values[section], warn)
-
-
-def _modern_flags(
-    flags: Mapping[str, Mapping[str, Any]],
-    sections: Mapping[str, type[Settings]],
-    warn: Callable[[str], None],
-) -> dict[str, dict[str, Any]]:
-    return {
-        section: modernised(
-            section,
-            sections[section],
-            {name: value for name, value in given.items() if value is not None},
-            warn,
-        )
-        for section, given in flags.items()
-    }
-
-
 def _choices(error: msgspec.ValidationError, section: str, kind: type[Settings]) -> str:
     """Returns the allowed words of the place that `error` names; msgspec does not list them."""
     for doc in describe(section, kind):
@@ -107,13 +83,12 @@ def _choices(error: msgspec.ValidationError, section: str, kind: type[Settings])
     return ""
 
 
-def _read_file(
+def _from_file(
     file: Path,
     sections: Mapping[str, type[Settings]],
-    elsewhere: frozenset[str],
-    values: dict[str, dict[str, Any]],
+    elsewhere: Collection[str],
     problems: list[str],
-) -> None:
+) -> dict[str, dict[str, Any]]:
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -122,37 +97,33 @@ def _read_file(
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings file {file} is not valid TOML: {error}") from error
+    values = {}
     for section, given in content.items():
-        if section not in sections and section in elsewhere:
-            continue
-        if section not in sections:
+        if section in sections and isinstance(given, dict):
+            docs = describe(section, sections[section])
+            secrets = [doc for doc in docs if doc.is_secret and doc.name in given]
+            problems += [
+                f"[{section}] {doc.name}: a secret is read from {doc.environment} only, never from "
+                "a file"
+                for doc in secrets
+            ]
+            for doc in secrets:
+                del given[doc.name]
+            values[section] = given
+        elif section in sections:
+            problems.append(f"{section} in {file} must be a table: write [{section}]")
+        elif section not in elsewhere:
             problems.append(
                 f"[{section}] in {file} is not a section; there are: {', '.join(sections)}"
             )
-        elif not isinstance(given, dict):
-            problems.append(f"{section} in {file} must be a table: write [{section}]")
-        else:
-            secrets = {
-                doc.name for doc in describe(section, sections[section]) if doc.is_secret
-            } & set(given)
-            problems += [
-                f"[{section}] {name}: a secret is read from {environment_name(section, name)} "
-                "only, never from a file"
-                for name in sorted(secrets)
-            ]
-            values[section].update(
-                {name: value for name, value in given.items() if name not in secrets}
-            )
+    return values
 
 
-def _read_environment(
-    environ: Mapping[str, str],
-    sections: Mapping[str, type[Settings]],
-    values: dict[str, dict[str, Any]],
-    problems: list[str],
-) -> None:
-    known = {}
-    old = {}
+def _from_environment(
+    environ: Mapping[str, str], sections: Mapping[str, type[Settings]], problems: list[str]
+) -> dict[str, dict[str, Any]]:
+    values: dict[str, dict[str, Any]] = {section: {} for section in sections}
+    known, old = {}, {}
     for section, section_kind in sections.items():
         known.update({doc.environment: doc for doc in describe(section, section_kind)})
         for name in old_names(section_kind):
@@ -168,3 +139,4 @@ def _read_environment(
             values[section][name] = environ[variable]
         elif variable.startswith(prefixes):
             problems.append(f"{variable} is in the environment but is no setting; is it misspelt?")
+    return values

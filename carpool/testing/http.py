@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-HEAD_BYTES_MAX = 64 * 1024
 BODY_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -52,19 +51,13 @@ class Responder:
                 "the client left, or sent a request before this one was answered"
             )
 
-    async def json(
-        self, value: Any, *, status: int = 200, headers: dict[str, str] | None = None
-    ) -> None:
+    async def json(self, value: Any, status: int = 200, retry_after_s: float | None = None) -> None:
         """Writes a whole response."""
         body = msgspec.json.encode(value)
-        self._head(
-            status,
-            {
-                "Content-Type": "application/json",
-                "Content-Length": str(len(body)),
-                **(headers or {}),
-            },
-        )
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        if retry_after_s is not None:
+            headers["Retry-After"] = f"{retry_after_s:g}"
+        self._head(status, headers)
         self._writer.write(body)
         await self._writer.drain()
 
@@ -87,16 +80,14 @@ class Responder:
         await self._writer.drain()
 
     def reset(self) -> None:
-        """Breaks the connection off."""
+        """Aborts the connection."""
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Stops watching the client. The connection stays."""
+        """Stops watching the client. The connection stays open."""
         if self._watch is not None:
             self._watch.cancel()
-            await asyncio.wait(
-                {self._watch}
-            )  # else it would still be reading when the next request is
+            await asyncio.wait({self._watch})  # the next request is read by another task
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.has_begun = True
@@ -120,13 +111,8 @@ async def serve_connection(
             try:
                 await handler(request, responder)
             except RefusedRequest as error:
-                retry_after = (
-                    {}
-                    if error.retry_after_s is None
-                    else {"Retry-After": f"{error.retry_after_s:g}"}
-                )
                 body = {"error": {"message": str(error), "type": "stand_in", "code": error.status}}
-                await responder.json(body, status=error.status, headers=retry_after)
+                await responder.json(body, error.status, error.retry_after_s)
             finally:
                 await responder.close()
     except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):

@@ -1,9 +1,7 @@
-"""Real Apache Kafka for tests, started from `KAFKA_HOME` (a distribution: its `libs/*.jar`) on
-loopback: one broker, or several.
+"""Real Apache Kafka on loopback for tests: one broker or several, from `KAFKA_HOME` (`libs/*.jar`).
 
-KRaft mode, each broker's data in a folder of the caller's, so that it can be killed, paused, and
-started again on them. Settings differ from a stock broker's where a test would wait: group members
-and brokers are taken for dead after 6 seconds.
+Brokers run in KRaft mode. The data of each broker are in a folder of the caller, so that it can be
+killed, paused and started again. Members and brokers count as dead after 6 seconds of silence.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -26,7 +23,7 @@ from carpool.kafka.embedded import free_port
 
 CLUSTER_ID = "Y2FycG9vbC1waXRlc3Qtaw"
 QUICK_JAVA = ("-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""Little memory, and only the quick compiler: the other one takes a core for minutes."""
+"""Little memory, and only the quick compiler: the full compiler uses a core for minutes."""
 KAFKA_JAVA = (
     "-Xmx1G",
     "-Xms1G",
@@ -37,6 +34,7 @@ KAFKA_JAVA = (
 """The options of Kafka's own start script, for measurements after a warm-up."""
 
 HOST = "127.0.0.1"
+START_TIMEOUT_S = 90.0
 SESSION_TIMEOUT_MS = 6_000
 """Silence after which a group member (of the protocol KIP-848) or a broker is taken for dead."""
 
@@ -58,10 +56,10 @@ def kafka_home() -> Path | None:
     return Path(home)
 
 
-def kafka_version(home: Path | None = None) -> str:
-    """Returns the version of the distribution, as its jars are named; "unknown" without one."""
-    found = home or kafka_home()
-    jars = sorted(found.glob("libs/kafka-server-[0-9]*.jar")) if found is not None else []
+def kafka_version() -> str:
+    """Returns the version in the names of the jars of `KAFKA_HOME`; "unknown" without one."""
+    home = kafka_home()
+    jars = sorted(home.glob("libs/kafka-server-[0-9]*.jar")) if home is not None else []
     return jars[0].stem.removeprefix("kafka-server-") if jars else "unknown"
 
 
@@ -72,25 +70,23 @@ class KafkaServer:
         self,
         folder: Path,
         *,
-        home: Path | None = None,
         node: int = 1,
         ports: Sequence[tuple[int, int]] = (),
         java: Sequence[str] = QUICK_JAVA,
     ) -> None:
         """Writes the configuration and formats the folder. Raises `ConfigError`.
 
-        `ports`: for clients and for controllers, of every node of the cluster; this is the
-        `node`-th of them, from 1. None: it is alone, on free ports. `java`: options of its virtual
-        machine.
+        `ports`: (client, controller) ports of all nodes of the cluster; this one is number `node`,
+        from 1. Empty: one broker on free ports. `java`: options of its virtual machine.
         """
-        found = home or kafka_home()
-        if found is None:
+        home = kafka_home()
+        if home is None:
             raise ConfigError(
                 "no Kafka to start: set KAFKA_HOME to a distribution with libs/*.jar, and install "
                 "Java 17"
             )
         ports = ports or [(free_port(), free_port())]
-        self._classpath = str(found.resolve() / "libs" / "*")
+        self._classpath = str(home.resolve() / "libs" / "*")
         self._folder = folder
         self._java_options = tuple(java)
         self.port = ports[node - 1][0]
@@ -102,15 +98,13 @@ class KafkaServer:
         self._properties.write_text(
             "".join(f"{name}={value}\n" for name, value in settings.items())
         )
-        self._run(
-            "kafka.tools.StorageTool",
-            "format",
-            "-t",
-            CLUSTER_ID,
-            "-c",
-            str(self._properties),
-            "--ignore-formatted",
+        format_folder = ("format", "-t", CLUSTER_ID, "-c", str(self._properties))
+        command = self._java(
+            QUICK_JAVA, "kafka.tools.StorageTool", *format_folder, "--ignore-formatted"
         )
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ConfigError(f"Kafka cannot be set up: {done.stdout}{done.stderr}")
 
     @property
     def bootstrap(self) -> str:
@@ -119,24 +113,16 @@ class KafkaServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process lives, paused or not."""
+        """Whether its process exists, paused or not."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """The process id of the running life."""
         assert self._process is not None, "not started"
         return self._process.pid
 
     def _java(self, options: Sequence[str], *arguments: str) -> list[str]:
         return ["java", *options, "-cp", self._classpath, *arguments]
-
-    def _run(self, *arguments: str) -> None:
-        done = subprocess.run(
-            self._java(QUICK_JAVA, *arguments), capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise ConfigError(f"Kafka cannot be set up: {done.stdout}{done.stderr}")
 
     def launch(self) -> None:
         """Starts the process on its data, without waiting."""
@@ -152,9 +138,9 @@ class KafkaServer:
                 cwd=self._folder,
             )
 
-    def wait_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_ready(self) -> None:
         """Waits for connections. Raises `ConfigError` with the end of its log."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + START_TIMEOUT_S
         while not self.is_listening():
             if not self.is_running or time.monotonic() > deadline:
                 tail = (self._folder / "log").read_text(errors="replace")[-2_000:]
@@ -170,13 +156,13 @@ class KafkaServer:
             return False
         return True
 
-    def start(self, timeout_s: float = 60.0) -> None:
+    def start(self) -> None:
         """Starts the broker on its data and waits until it accepts connections."""
         self.launch()
-        self.wait_ready(timeout_s)
+        self.wait_ready()
 
     def kill(self) -> None:
-        """Ends it as a crash does, also while it is paused."""
+        """Ends the process as a crash does, also while it is paused."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -194,35 +180,21 @@ class KafkaServer:
             os.kill(self.pid, signal.SIGCONT)
 
     def __enter__(self) -> KafkaServer:
-        """Starts it."""
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Ends it: nothing in a test's broker is worth a clean stop."""
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
 
 class KafkaCluster:
     """Several brokers, each a controller too; three copies, writes need two."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        brokers: int = 3,
-        home: Path | None = None,
-        java: Sequence[str] = QUICK_JAVA,
-    ) -> None:
+    def __init__(self, folder: Path, *, brokers: int = 3, java: Sequence[str] = QUICK_JAVA) -> None:
         """Raises as `KafkaServer` does."""
         ports = [(free_port(), free_port()) for _ in range(brokers)]
         self.servers = tuple(
-            KafkaServer(folder / f"broker-{node}", home=home, node=node, ports=ports, java=java)
+            KafkaServer(folder / f"broker-{node}", node=node, ports=ports, java=java)
             for node in range(1, brokers + 1)
         )
 
@@ -230,13 +202,6 @@ class KafkaCluster:
     def bootstrap(self) -> str:
         """The addresses for clients."""
         return ",".join(server.bootstrap for server in self.servers)
-
-    def start(self, timeout_s: float = 90.0) -> None:
-        """Starts all and waits until each accepts connections."""
-        for server in self.servers:
-            server.launch()
-        for server in self.servers:
-            server.wait_ready(timeout_s)
 
     def missing_copies(self) -> int | None:
         """Returns the number of copies out of sync, Kafka's own topics included; None: no reply.
@@ -255,26 +220,23 @@ class KafkaCluster:
         return sum(len(each.replicas) - len(each.isrs) for each in partitions)
 
     def kill(self) -> None:
-        """Ends all as a crash does."""
+        """Ends all brokers as a crash does."""
         for server in self.servers:
             server.kill()
 
     def __enter__(self) -> KafkaCluster:
-        """Starts all."""
+        """Starts all brokers and waits until each accepts connections."""
         try:
-            self.start()
+            for server in self.servers:
+                server.launch()
+            for server in self.servers:
+                server.wait_ready()
         except BaseException:
             self.kill()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Ends all."""
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
 

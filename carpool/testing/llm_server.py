@@ -1,14 +1,12 @@
-"""A stand-in for an LLM server, for crash and load tests: OpenAI's API on loopback, texts without a
-model behind them.
+"""A stand-in for an LLM server, for crash and load tests: OpenAI's API on loopback, no model.
 
-The names of its model and every text contain its name. The text depends on the prompt alone and
-cites a passage that the prompt numbers.
+The name of its model and every text contain its name. A text depends on the prompt only, and cites
+a passage that the prompt numbers.
 
     python -m carpool.testing.llm_server --port 8000 --latency-ms 100 --tokens-per-second 50
 
 It answers GET /health, GET /v1/models and POST /v1/chat/completions (streamed or whole). POST
-/_faults switches a `LlmFault` on or off while it runs, from Python `refusing` does; GET /_requests
-counts what was asked, so that a test can tell how often a prompt was generated.
+/_faults sets a `LlmFault`, as `refusing` does in Python. GET /_requests returns `LlmRequests`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,8 @@ import argparse
 import asyncio
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -32,7 +31,7 @@ T = TypeVar("T")
 
 
 class LlmFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is wrong with the next `count` requests (None: with all) for a completion.
+    """The fault of the next `count` requests (None: of all) for a completion.
 
     `429`, `503`, `500`, `400`: that status, with `retry_after_s`. `hang`: no reply. `reset`: the
     connection is closed. `garbage`: no event stream. The last three come after `after_tokens`
@@ -57,10 +56,9 @@ REFUSALS = (
 
 
 class LlmRequests(msgspec.Struct, kw_only=True):
-    """Counts of requests for a completion, by header X-Request-Id and by `prompt_hash`.
+    """Counts of requests for a completion, in all, by header X-Request-Id and by `prompt_hash`.
 
-    `started` were accepted, `completed` written to the end, `disconnected` left by their client,
-    `faulted` met a fault. `in_flight_max` is the most at the same time.
+    `disconnected`: the client left. `faulted`: met a fault. `in_flight_max`: at the same time.
     """
 
     started: int = 0
@@ -69,14 +67,14 @@ class LlmRequests(msgspec.Struct, kw_only=True):
     faulted: int = 0
     in_flight: int = 0
     in_flight_max: int = 0
-    started_by_id: dict[str, int] = {}
-    completed_by_id: dict[str, int] = {}
-    started_by_prompt: dict[str, int] = {}
-    completed_by_prompt: dict[str, int] = {}
+    started_by_id: Counter[str] = msgspec.field(default_factory=Counter)
+    completed_by_id: Counter[str] = msgspec.field(default_factory=Counter)
+    started_by_prompt: Counter[str] = msgspec.field(default_factory=Counter)
+    completed_by_prompt: Counter[str] = msgspec.field(default_factory=Counter)
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read of a request for a completion."""
+    """The fields that are read of a request for a completion."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -89,8 +87,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 class LlmServer:
     """The stand-in on a thread of its own; a context manager.
 
-    `port` 0 takes a free one; `url` says which. `model` gets the stand-in's name as prefix unless
-    it contains it.
+    `port` 0 takes a free one. `model` gets the stand-in's name as prefix unless it contains it.
     """
 
     def __init__(
@@ -120,7 +117,7 @@ class LlmServer:
         return f"http://{HOST}:{self.port}/v1"
 
     def __enter__(self) -> LlmServer:
-        """Starts; returns when it can be asked. Raises `OSError` if the port is taken."""
+        """Starts, and waits until it listens. Raises `OSError` if the port is taken."""
         self._started.clear()
         self._thread = threading.Thread(
             target=self._run_in_thread, name="llm-stand-in", daemon=True
@@ -141,7 +138,7 @@ class LlmServer:
             self.fault = before
 
     def __exit__(self, *_: object) -> None:
-        """Stops, and breaks off what is being written."""
+        """Stops, and aborts the responses in progress."""
         if self._loop is not None and self._stop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not None:
@@ -177,7 +174,7 @@ class LlmServer:
         try:
             await serve_connection(reader, writer, self._answer)
         except asyncio.CancelledError:
-            writer.transport.abort()  # the server stops; nothing above waits for this task
+            writer.transport.abort()  # the server stops; no caller awaits this task
         finally:
             self._connections.discard(task)
 
@@ -212,8 +209,8 @@ class LlmServer:
         request_id = request.headers.get("x-request-id", prompt)
         counts = self.requests
         counts.started += 1
-        _count(counts.started_by_id, request_id)
-        _count(counts.started_by_prompt, prompt)
+        counts.started_by_id[request_id] += 1
+        counts.started_by_prompt[prompt] += 1
         fault = self._next_fault()
         if fault.mode.isdigit():
             counts.faulted += 1
@@ -231,8 +228,8 @@ class LlmServer:
             counts.in_flight -= 1
         if fault.mode == "none":
             counts.completed += 1
-            _count(counts.completed_by_id, request_id)
-            _count(counts.completed_by_prompt, prompt)
+            counts.completed_by_id[request_id] += 1
+            counts.completed_by_prompt[prompt] += 1
 
     def _next_fault(self) -> LlmFault:
         fault = self.fault
@@ -307,42 +304,20 @@ def _decode(body: bytes, kind: type[T]) -> T:
         raise RefusedRequest(400, f"the body is no {kind.__name__}: {error}") from error
 
 
-def _count(counts: dict[str, int], key: str) -> None:
-    counts[key] = counts.get(key, 0) + 1
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Runs the stand-in until it is interrupted. Returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m carpool.testing.llm_server", description="A stand-in for an LLM server."
+        prog="python -m carpool.testing.llm_server",
+        description="A stand-in for an LLM server.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=8000,
-        help="port on loopback; 0 takes a free one (default: 8000)",
-    )
-    parser.add_argument(
-        "--latency-ms", type=float, default=0.0, help="wait before the first token (default: 0)"
-    )
-    parser.add_argument(
-        "--tokens-per-second",
-        type=float,
-        default=None,
-        help="speed of one answer (default: unlimited)",
-    )
-    parser.add_argument(
-        "--model",
-        default=NAME,
-        help=f"name of the model; {NAME} is put before it (default: {NAME})",
-    )
-    options = parser.parse_args(arguments)
-    server = LlmServer(
-        port=options.port,
-        model=options.model,
-        latency_ms=options.latency_ms,
-        tokens_per_second=options.tokens_per_second,
-    )
+    add = parser.add_argument
+    add("--port", type=int, default=8000, help="port on loopback; 0 takes a free one")
+    add("--latency-ms", type=float, default=0.0, help="wait before the first token")
+    add("--tokens-per-second", type=float, help="speed of one answer; None: unlimited")
+    add("--model", default=NAME, help=f"name of the model; {NAME} is put before it")
+    options = parser.parse_args()
+    server = LlmServer(**vars(options))
     try:
         asyncio.run(server.serve(announce=True))
     except KeyboardInterrupt:

@@ -5,8 +5,10 @@ Uses Kafka's protocol (DescribeTransactions, version 0, KIP-664), which librdkaf
 
 from __future__ import annotations
 
+import io
 import socket
 import struct
+from typing import BinaryIO
 
 import msgspec
 
@@ -54,58 +56,50 @@ def _ask(address: str, transactional_id: str) -> DescribedTransaction | None:
     name = transactional_id.encode()
     body = struct.pack(">hhih", API_KEY, 0, 1, len(CLIENT_ID)) + CLIENT_ID + b"\0"
     body += b"\x02" + _varint(len(name) + 1) + name + b"\0"
-    with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
-        connection.settimeout(TIMEOUT_S)
+    with (
+        socket.create_connection((host, int(port)), TIMEOUT_S) as connection,
+        connection.makefile("rb") as replies,
+    ):
         connection.sendall(struct.pack(">i", len(body)) + body)
-        (length,) = struct.unpack(">i", _exactly(connection, 4))
-        return parse_reply(_exactly(connection, length))
+        (length,) = struct.unpack(">i", _exactly(replies, 4))
+        return parse_reply(_exactly(replies, length))
 
 
-def parse_reply(reply: bytes) -> DescribedTransaction | None:
+def parse_reply(content: bytes) -> DescribedTransaction | None:
     """Returns the transaction of a reply (without its length); None for an error code."""
-    read = _ReplyReader(reply)
-    read.skip(4)  # correlation id
-    read.tags()
-    read.skip(4)  # throttle time
-    if read.varint() != 2:
+    reply = _ReplyReader(content)
+    reply.skip(4)  # correlation id
+    reply.tags()
+    reply.skip(4)  # throttle time
+    if reply.varint() != 2:
         return None
-    (error,) = struct.unpack(">h", read.take(2))
-    read.skip(read.varint() - 1)  # transactional id
-    state = read.text()
-    read.skip(4 + 8 + 8 + 2)  # time-out, start, producer id and epoch
+    (error,) = struct.unpack(">h", reply.read(2))
+    reply.skip(reply.varint() - 1)  # transactional id
+    state = reply.text()
+    reply.skip(4 + 8 + 8 + 2)  # time-out, start, producer id and epoch
     topics = []
-    for _ in range(read.varint() - 1):
-        topics.append(read.text())
-        read.skip(4 * (read.varint() - 1))
-        read.tags()
+    for _ in range(reply.varint() - 1):
+        topics.append(reply.text())
+        reply.skip(4 * (reply.varint() - 1))
+        reply.tags()
     return None if error else DescribedTransaction(state=state, topics=tuple(topics))
 
 
-class _ReplyReader:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def take(self, length: int) -> bytes:
-        found = self._data[self._at : self._at + length]
-        self._at += length
-        return found
-
+class _ReplyReader(io.BytesIO):
     def skip(self, length: int) -> None:
-        self._at += max(0, length)
+        self.seek(max(0, length), io.SEEK_CUR)
 
     def varint(self) -> int:
         value = shift = 0
         while True:
-            byte = self._data[self._at]
-            self._at += 1
+            (byte,) = self.read(1)
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
             shift += 7
 
     def text(self) -> str:
-        return self.take(self.varint() - 1).decode()
+        return self.read(self.varint() - 1).decode()
 
     def tags(self) -> None:
         for _ in range(self.varint()):
@@ -121,13 +115,8 @@ def _varint(value: int) -> bytes:
     return bytes([*encoded, value])
 
 
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    parts: list[bytes] = []
-    missing = length
-    while missing:
-        part = connection.recv(missing)
-        if not part:
-            raise ConnectionResetError("the broker hung up")
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
+def _exactly(replies: BinaryIO, length: int) -> bytes:
+    content = replies.read(length)
+    if len(content) < length:
+        raise ConnectionResetError("the broker closed the connection")
+    return content

@@ -1,6 +1,6 @@
 """A real vLLM with a small model on loopback, for tests: `CARPOOL_TEST_MODEL` is its folder.
 
-It takes a minute to start, some 4 GB of memory and all cores: one per test session.
+It needs a minute to start, about 4 GB of memory and all cores: start one in each test session.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import free_port
@@ -26,26 +25,18 @@ START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 
 
-def model_folder() -> Path | None:
-    """Returns the model's folder, or None where vLLM or the model is missing."""
-    folder = Path(os.environ.get("CARPOOL_TEST_MODEL") or DEFAULT_MODEL)
-    if importlib.util.find_spec("vllm") is None or not (folder / "config.json").is_file():
-        return None
-    return folder.resolve()
-
-
 class VllmServer:
-    """One server. A context manager: it is ready inside, and its process has ended after it."""
+    """One server. A context manager: ready inside, and its process has ended after it."""
 
-    def __init__(self, log_file: Path, *, folder: Path | None = None) -> None:
+    def __init__(self, log_file: Path) -> None:
         """Chooses a port. Raises `ConfigError` without vLLM or a model."""
-        found = folder or model_folder()
-        if found is None:
+        folder = Path(os.environ.get("CARPOOL_TEST_MODEL") or DEFAULT_MODEL)
+        if importlib.util.find_spec("vllm") is None or not (folder / "config.json").is_file():
             raise ConfigError(
                 "no vLLM to start: `make setup-vllm` installs it and makes the model in "
                 f"{DEFAULT_MODEL}; CARPOOL_TEST_MODEL names another model folder"
             )
-        self._settings = VllmSettings(model_dir=str(found))
+        self._settings = VllmSettings(model_dir=str(folder.resolve()))
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
         self.model = model_name(self._settings)
@@ -77,13 +68,7 @@ class VllmServer:
             time.sleep(0.5)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Stops it."""
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -97,9 +82,8 @@ class VllmServer:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_TIMEOUT_S)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(
-                process.pid, signal.SIGKILL
-            )  # its session is its own: what is left of it is its engine
+            # The server is the leader of its session, whose last process is the engine.
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def _is_healthy(self) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from prometheus_client import CollectorRegistry
-
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.commit_metadata import METADATA_VERSION, WITH_INSTANCE_ID, instance_id_of
 from carpool.kafka.fencing import transactional_id
@@ -116,6 +114,7 @@ class Bench:
 
     def __init__(self, partitions: int = 2, topics: dict[str, int] | None = None) -> None:
         self.clock = HandClock(step_us=1)
+        self.metrics = Metrics()  # of the last member
         self.members = 0
         self.broker = MemoryBroker(
             self.clock,
@@ -141,6 +140,7 @@ class Bench:
     ) -> tuple[Loop[Query], MemoryConsumer]:
         """Starts a loop as the next member of the group; else its test runs it, with threads."""
         self.members += 1
+        self.metrics = Metrics()
         instance_id = f"member-{self.members}"
         is_exact = self.delivery == "exactly_once"
         consumer = (
@@ -187,7 +187,7 @@ class Bench:
             consumer=consumer,
             make_delivery=make_delivery,
             clock=self.clock,
-            metrics=Metrics(CollectorRegistry()),
+            metrics=self.metrics,
             finished_bytes_max=finished_bytes_max,
         )
         if is_stepped:
@@ -208,6 +208,9 @@ class Bench:
 
     def results(self, topic: str = RETRIEVALS.name) -> list[str]:
         return [(message.value or b"").decode() for message in self.broker.records(topic)]
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"carpool_{name}", labels)
 
     def committed(self, partition: int = 0) -> tuple[int | None, str]:
         """Returns offset and metadata, less the instance id; (None, "") where nothing was."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,37 +29,28 @@ def test_the_low_watermark_is_the_first_record_that_still_owes_a_part() -> None:
 
 
 def test_a_part_counts_once_and_only_if_it_is_owed() -> None:
-    progress = PartitionProgress(0)
-    progress.take(0, 2)
-    assert progress.complete(0, 1)
-    assert not progress.complete(0, 1)
-    assert not progress.complete(0, 2)
-    assert not progress.complete(7, 0)
-
-
-def test_before_the_first_record_there_is_no_position() -> None:
     progress = PartitionProgress(None)
     assert progress.low_watermark is None
-    assert progress.position_with({}).metadata == ""
-    progress.take(5, 1)
+    assert progress.position_with({}) == (None, "")
+    progress.take(5, 2)
     assert progress.low_watermark == 5
+    assert progress.complete(5, 1)
+    for offset, part in ((5, 1), (5, 2), (7, 0)):
+        assert not progress.complete(offset, part)
+    with pytest.raises(ValueError, match="offset 5 was taken before"):
+        progress.take(5, 2)
 
 
 def test_a_restart_knows_what_an_earlier_life_completed() -> None:
     progress = PartitionProgress(10, "1;1+2,4:0.2-3")
-    assert progress.already_done(10) == (False, frozenset())
-    assert progress.already_done(11) == (True, frozenset())
-    assert progress.already_done(12) == (True, frozenset())
-    assert progress.already_done(14) == (False, frozenset({0, 2, 3}))
-    progress.take(10, 1)
+    assert progress.take(10, 1) == set()
     assert progress.complete(10, 0)
     assert progress.position_with({}).metadata == "1;0+2,3:0.2-3", (
-        "what was not read again yet is still committed"
+        "completed records that are not read again yet stay in the commit"
     )
-    progress.take(11, 5)
-    progress.take(12, 5)
+    assert progress.take(11, 2) == progress.take(12, 2) == {0, 1}
     assert progress.low_watermark == 13
-    progress.take(14, 4)
+    assert progress.take(14, 4) == {0, 2, 3}
     assert progress.complete(14, 1)
     assert progress.low_watermark == 15
 
@@ -87,9 +79,7 @@ def test_metadata_lists_exactly_the_completed_parts(
 def test_any_order_and_any_restart_lose_and_repeat_nothing(
     parts_of: list[int], data: st.DataObject
 ) -> None:
-    """Against the dumb version, a set: kill at any point, read on from the commit, and each part is
-    completed once.
-    """
+    """Compares with a set: a kill at any point, then reading from the commit."""
     owed = {(offset, part) for offset, parts in enumerate(parts_of) for part in range(parts)}
     completed: set[tuple[int, int]] = set()
     position: tuple[int | None, str] = (None, "")
@@ -97,10 +87,8 @@ def test_any_order_and_any_restart_lose_and_repeat_nothing(
         progress = PartitionProgress(*position)
         live = []
         for offset in range(position[0] or 0, len(parts_of)):
-            whole, done = progress.already_done(offset)
-            progress.take(offset, parts_of[offset])
-            if not whole:
-                live += [(offset, part) for part in range(parts_of[offset]) if part not in done]
+            done = progress.take(offset, parts_of[offset])
+            live += [(offset, part) for part in range(parts_of[offset]) if part not in done]
         assert set(live) == owed - completed
         order = data.draw(st.permutations(live))
         for offset, part in order[: data.draw(st.integers(0, len(order)))]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import Counter
@@ -24,27 +23,27 @@ from carpool.kafka.topic_reader import read_topic
 from carpool.loop.delivery.factory import make_consumer, make_delivery
 from carpool.loop.loop import Loop
 from carpool.loop.priority.intake_queues import Intake
-from carpool.loop.query_failures import FailureLimits
-from carpool.loop.retry import RetryPolicy, attempt_of, origin_of
-from carpool.loop.stage import Done, QueryFailure, Unit
+from carpool.loop.retry import FailureLimits, attempt_of, origin_of
+from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.kafka import KafkaServer
 from schemas.query import Query
 from schemas.record import header
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIEVALS
 from tests.loop.support import Bench, HandStage, query_of, result, turn
+from tests.records import a_failure
 
 
-def failure_of(unit: Unit[Any], *, is_transient: bool) -> QueryFailure:
-    return QueryFailure(
-        query=unit.record,
+def failed(unit: Unit[Any], answer: bytes = b"{}", *, is_transient: bool = True) -> Done:
+    """The failed query of a unit, with its `failed` answer."""
+    failure = a_failure(
+        unit.record,
         source=origin_of(unit.message),
         headers=unit.message.headers,
-        deadline_us=None,
-        error_type="index_damaged",
-        message="the disk is away",
         is_transient=is_transient,
     )
+    output = Output(topic=ANSWERS.name, key=b"k", value=answer)
+    return Done(parts=((unit.id, 0),), outputs=(output,), failure=failure)
 
 
 class FailingStage(HandStage):
@@ -55,11 +54,7 @@ class FailingStage(HandStage):
         for text in texts:
             unit = self.unit(text)
             self.units.remove(unit)
-            answer = Output(
-                topic=ANSWERS.name, key=b"k", value=json.dumps({"failed": text}).encode()
-            )
-            failure = failure_of(unit, is_transient=is_transient)
-            self.sink.done(Done(parts=((unit.id, 0),), outputs=(answer,), failure=failure))
+            self.sink.done(failed(unit, text.encode(), is_transient=is_transient))
 
 
 def started(partitions: int = 1) -> tuple[Bench, FailingStage, Loop[Query]]:
@@ -100,13 +95,16 @@ def test_after_its_last_attempt_a_query_has_one_answer_and_one_letter() -> None:
         bench.clock.sleep(1_000_000)
     turn(loop)
     assert stage.units == []
-    assert bench.results(ANSWERS.name) == ['{"failed": "a"}']
+    assert bench.results(ANSWERS.name) == ["a"]
     (letter,) = bench.broker.records(QUERIES_DEAD.name)
     assert header(letter.headers, "rag.errors.attempts") == b"3"
     assert header(letter.headers, "rag.errors.offset") == b"0", (
         "the record that the client published"
     )
     assert len(bench.broker.records(QUERIES.name)) == 3
+    for outcome, times in (("again", 2), ("failed", 1)):
+        labels = {"stage": "grouper", "outcome": outcome}
+        assert bench.metric("query_failures_total", **labels) == times
 
 
 def test_a_burst_of_failures_stops_the_intake_and_keeps_the_topic() -> None:
@@ -123,6 +121,22 @@ def test_a_burst_of_failures_stops_the_intake_and_keeps_the_topic() -> None:
     bench.clock.sleep(1_000_000)
     turn(loop)
     assert "20 queries failed" in loop.not_ready()[0]
+
+
+def test_a_result_ends_a_row_of_failures_and_an_expired_answer_does_not() -> None:
+    bench, stage, loop = started()
+    texts = [f"q{number}" for number in range(40)]
+    bench.publish(*texts, "late", "good")
+    turn(loop)
+    stage.fail_units(*texts[:19])
+    stage.finish("good")
+    stage.fail_units(*texts[19:38])
+    expired = Output(topic=ANSWERS.name, key=b"k", value=b"{}")
+    loop.sink.done(Done(parts=((stage.unit("late").id, 0),), outputs=(expired,)))
+    assert loop.failure is None
+    stage.fail_units(texts[38])
+    assert "20 queries failed in a row" in str(loop.failure)
+    assert "the disk is away" in str(loop.failure)
 
 
 def test_rejected_records_are_no_burst() -> None:
@@ -162,14 +176,7 @@ class TwiceFailing(HandStage):
         if attempt_of(unit.message.headers) > 2:
             self.sink.done(Done(parts=((unit.id, 0),), outputs=(result(text),)))
             return
-        answer = Output(topic=ANSWERS.name, key=b"k", value=b"{}")
-        self.sink.done(
-            Done(
-                parts=((unit.id, 0),),
-                outputs=(answer,),
-                failure=failure_of(unit, is_transient=True),
-            )
-        )
+        self.sink.done(failed(unit))
 
 
 @pytest.mark.kafka
@@ -199,7 +206,7 @@ def test_queries_are_retried_through_a_real_broker_and_answered_once(
             make_delivery=make_delivery(settings, group, delivery),
             clock=clock,
             metrics=Metrics(CollectorRegistry()),
-            limits=FailureLimits(retry=RetryPolicy(delay_us=300_000), in_a_row_max=10_000),
+            limits=FailureLimits(retry_delay_us=300_000, in_a_row_max=10_000),
         )
         running = threading.Thread(target=lambda: loop.run(drain_us=10_000_000))
         running.start()

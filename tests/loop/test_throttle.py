@@ -1,11 +1,9 @@
-"""When the loop takes records in, waits, or pauses its partitions; and when it is ready."""
+"""When the loop takes records in, waits, or pauses its partitions."""
 
 from __future__ import annotations
 
 import pytest
 
-from carpool.errors import DeploymentError
-from carpool.loop.readiness import missing
 from carpool.loop.stage import Credit
 from carpool.loop.throttle import (
     BUSY_POLL_S,
@@ -69,15 +67,3 @@ def test_a_poll_ends_when_the_stage_wants_to_be_called() -> None:
     assert poll_s(is_busy=True, wake_us=NOW_US + 10**9, now_us=NOW_US) == BUSY_POLL_S
     assert poll_s(is_busy=False, wake_us=NOW_US + 3_000, now_us=NOW_US) == 0.003
     assert poll_s(is_busy=True, wake_us=NOW_US - 3_000, now_us=NOW_US) == 0
-
-
-def test_a_service_that_is_not_ready_names_everything_that_is_missing() -> None:
-    well = {"failure": None, "stage": (), "topics": ("t", "u"), "is_assigned": True}
-    assert missing(**well, stalled=None) == ()
-    ill = {"failure": DeploymentError("cannot be read"), "stage": ("no index",)}
-    assert missing(**(well | ill | {"is_assigned": False}), stalled="t[0] waits") == (
-        "cannot be read",
-        "no index",
-        "no partition of t or u is assigned to this member",
-        "t[0] waits",
-    )

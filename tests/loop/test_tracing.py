@@ -17,7 +17,7 @@ from carpool.loop.stage import Done, Unit
 from carpool.loop.tracing.export import SpanQueue
 from carpool.loop.tracing.operation import Operation
 from carpool.loop.tracing.otel import OtelTracer
-from carpool.loop.tracing.queries import with_traceparent
+from carpool.loop.tracing.tracer import with_traceparent
 from carpool.telemetry.logs import trace_id_of
 from carpool.telemetry.metrics import Metrics
 from schemas.group import GroupedQuery

@@ -12,7 +12,7 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -34,10 +34,7 @@ class _SentWork:
     """Finished work of which `unacknowledged` outputs are not confirmed yet."""
 
     done: Done
-    unacknowledged: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.unacknowledged = len(self.done.outputs)
+    unacknowledged: int
 
 
 class AtLeastOnceDelivery(Delivery):
@@ -64,17 +61,15 @@ class AtLeastOnceDelivery(Delivery):
 
     @property
     def backlog(self) -> int:
-        """See `Delivery.backlog`."""
         return len(self._submitted) + len(self._to_send) + self._unacknowledged
 
     # Called from the polling thread.
 
     def open(self) -> None:
-        """Makes the producer."""
         self._producer = self._make_producer()
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
-        """See `Delivery.revoked`. A commit that is under way comes before its own."""
+        """See `Delivery.revoked`. A commit in progress ends first."""
         with self._commit_lock:
             # The consumer dropped a request that it had not begun.
             self._in_flight.not_committed(self._requested)
@@ -121,7 +116,7 @@ class AtLeastOnceDelivery(Delivery):
                 self._reopen(done)
                 continue
             done = replace(done, outputs=done.outputs_at(self._clock.now_us()), late=None)
-            work = _SentWork(done)
+            work = _SentWork(done, len(done.outputs))
             if not done.outputs:
                 self._complete(done)
             self._to_send.extend((work, output) for output in done.outputs)
@@ -162,7 +157,7 @@ class AtLeastOnceDelivery(Delivery):
         self._must_rebuild = False
 
     def _commit(self) -> None:
-        """Requests a commit of what moved, unless one is under way."""
+        """Requests a commit of what moved, unless one is in progress."""
         with self._commit_lock:
             if self._requested:
                 return

@@ -29,7 +29,7 @@ JOIN_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeliveryContext:
-    """What the loop gives a delivery."""
+    """The parts of the loop that a delivery uses."""
 
     in_flight: InFlight
     consumer: ConsumerClient
@@ -37,7 +37,7 @@ class DeliveryContext:
     metrics: Metrics
     observer: WorkObserver
     reoffer: Callable[[list[Unit[Any]]], None]
-    """Takes units whose finished work was discarded: it shared outputs with a revoked partition."""
+    """Offers units again whose work was discarded: it shared outputs with a revoked partition."""
     fail: Callable[[CarpoolError], None]
 
 
@@ -71,7 +71,7 @@ class Delivery(ABC):
         """Does one round on the thread. Waits for work for at most `wait_s_max` seconds."""
 
     def submit(self, done: Done) -> None:
-        """Takes finished work; does not block. The intake bounds how much there can be."""
+        """Takes finished work; does not block. The intake limits how much waits here."""
         self._submitted.append(done)
         self._wake_up()
 
@@ -92,13 +92,12 @@ class Delivery(ABC):
         Does at most one commit, and none when the partitions are `lost`.
         """
 
-    def close(self, until_us: int) -> bool:
-        """Writes and commits what was submitted, until `until_us`; True when nothing is left."""
+    def close(self, until_us: int) -> None:
+        """Writes and commits what was submitted, until `until_us`."""
         self._stop_by_us = until_us
         self._closing.set()
         self._wake.set()
         self._thread.join(max(0.0, (until_us - self._clock.now_us()) / 1_000_000) + JOIN_S)
-        return not self.backlog
 
     @property
     @abstractmethod

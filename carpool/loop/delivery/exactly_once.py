@@ -17,7 +17,7 @@ from typing import Literal
 import structlog
 
 from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedError, RetryableError
-from carpool.kafka.clients import Membership, Position, ProducerClient, TransactionalProducerClient
+from carpool.kafka.clients import Membership, ProducerClient, TransactionalProducerClient
 from carpool.kafka.commit_metadata import with_instance_id
 from carpool.kafka.records import TopicPartition
 from carpool.loop.delivery.commit_planner import NO_COMMIT, CommitPlan, CommitPlanner
@@ -55,11 +55,9 @@ class ExactlyOnceDelivery(Delivery):
         commit_interval_ms: int,
         call_us_max: int = CALL_US_MAX,
     ) -> None:
-        """`instance_id`: this member's; it goes into the metadata of every commit.
+        """`instance_id`: of this member; it goes into the metadata of every commit.
 
-        `call_us_max`: how long one call of the producer may take, longer than its own time-out.
-        Calls of librdkafka may never return (its issues 5456 and 5511: offsets for a coordinator
-        that is gone). Then the service ends, and its next life ends the transaction.
+        `call_us_max`: see `CallWatchdog`. The next life of the service ends the transaction.
         """
         super().__init__(context, make_hint_producer)
         self._make_producer = make_producer
@@ -76,17 +74,14 @@ class ExactlyOnceDelivery(Delivery):
 
     @property
     def backlog(self) -> int:
-        """See `Delivery.backlog`."""
         return len(self._submitted) + self._planner.finished
 
     @property
     def next_commit_at_us(self) -> int:
-        """See `Delivery.next_commit_at_us`."""
         return self._planner.next_commit_at_us
 
     @property
     def is_full(self) -> bool:
-        """See `Delivery.is_full`."""
         return self._planner.is_full
 
     # Called from the polling thread.
@@ -111,7 +106,6 @@ class ExactlyOnceDelivery(Delivery):
         self._calls.look()
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
-        """See `Delivery.revoked`."""
         while not self._commit_lock.acquire(timeout=LOOK_S):
             self._calls.look()
             if self._calls.is_stuck:  # its transaction will not be committed
@@ -124,12 +118,12 @@ class ExactlyOnceDelivery(Delivery):
         finally:
             self._commit_lock.release()
 
-    def close(self, until_us: int) -> bool:
+    def close(self, until_us: int) -> None:
         """See `Delivery.close`. Does not wait for a call that is stuck."""
-        if not self._calls.is_stuck:
-            return super().close(until_us)
-        self._closing.set()
-        return False
+        if self._calls.is_stuck:
+            self._closing.set()
+        else:
+            super().close(until_us)
 
     # The delivery thread.
 
@@ -211,7 +205,12 @@ class ExactlyOnceDelivery(Delivery):
         assert producer is not None, "`open` made the producer"
         try:
             self._insist(producer.begin)
-            offsets = {at: self._named(position) for at, position in plan.positions.items()}
+            offsets = {
+                at: position._replace(
+                    metadata=with_instance_id(position.metadata, self._instance_id)
+                )
+                for at, position in plan.positions.items()
+            }
             self._insist(partial(producer.send_offsets, offsets, membership))
             now_us = self._clock.now_us()
             for done in plan.work:
@@ -232,9 +231,6 @@ class ExactlyOnceDelivery(Delivery):
             self._halt(error)
             return "fenced"
         return "ok"
-
-    def _named(self, position: Position) -> Position:
-        return position._replace(metadata=with_instance_id(position.metadata, self._instance_id))
 
     def _abort(self, producer: TransactionalProducerClient, outcome: Outcome) -> Outcome:
         try:

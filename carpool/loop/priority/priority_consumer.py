@@ -129,7 +129,6 @@ class PriorityConsumer:
         self._paused_topics = paused
 
     def pause(self, topics: frozenset[str] | None = None) -> None:
-        """Pauses all topics."""
         self._is_paused = True
         self._update_paused()
 
@@ -148,19 +147,15 @@ class PriorityConsumer:
         return {at: records + queued[at] for at, records in self._consumer.waiting().items()}
 
     def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
-        """See `ConsumerClient.commit`."""
         self._consumer.commit(offsets, on_result)
 
     def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
-        """See `ConsumerClient.commit_now`."""
         self._consumer.commit_now(offsets)
 
     def membership(self, *, fresh: bool = False) -> Membership | None:
-        """See `ConsumerClient.membership`."""
         return self._consumer.membership(fresh=fresh)
 
     def close(self) -> None:
-        """Leaves the group."""
         self._consumer.close()
 
 
@@ -172,10 +167,8 @@ class _QueueListener:
         self._queues = queues
 
     def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Calls the listener."""
         self._listener.assigned(positions)
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """Drops their records, then calls the listener."""
         self._queues.forget(partitions)
         self._listener.revoked(partitions, lost=lost)

@@ -1,4 +1,4 @@
-"""What a stage did for one part or for several together, as a value for traces."""
+"""An operation of a stage, as a value for traces."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Attribute = str | int | float | bool | tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """`name` has few values. Times are epoch microseconds. `kind`: client for a remote call.
+    """Becomes a span. `name` has few values; times are epoch microseconds.
 
-    `shared_by`: the (unit id, part) pairs of an operation for several queries, such as a window; it
-    becomes a span with a link to each. Empty: for the first part of its `Done`.
+    `kind`: "client" for a remote call. `shared_by`: (unit id, part) of each query of a shared
+    operation, such as a window: its span links to each. Empty: of the first part of its `Done`.
     """
 
     name: str

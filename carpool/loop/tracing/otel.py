@@ -23,10 +23,11 @@ from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
 from carpool.loop.tracing.export import SpanQueue
 from carpool.loop.tracing.operation import Attribute, Operation
-from carpool.loop.tracing.queries import TracedQuery, queries_of, with_traceparent
-from carpool.loop.tracing.tracer import Tracer
+from carpool.loop.tracing.tracer import Tracer, with_traceparent
 from schemas.group import Group
+from schemas.query import Query
 from schemas.record import TRACEPARENT, Headers, header
+from schemas.retrieval import Retrieval
 from schemas.topics import DEAD_LETTER_SUFFIX
 
 LINKS_MAX = 128
@@ -56,7 +57,7 @@ class _GroupSpan:
 
 
 class OtelTracer(Tracer):
-    """Implements `carpool.loop.tracing.tracer.Tracer`."""
+    """Makes a span of each step of a record."""
 
     def __init__(self, tracer: OtelApiTracer, span_queue: SpanQueue, *, group: str) -> None:
         """`group`: the consumer group of the service. `close` closes `span_queue`."""
@@ -71,9 +72,8 @@ class OtelTracer(Tracer):
 
     def opened(self, unit: Unit[Any]) -> tuple[str, ...]:
         """See `Tracer.opened`. A group has a span of its own, with a link to each query."""
-        queries = queries_of(unit)
-        owed = [part for part in range(unit.parts) if part not in unit.parts_done]
-        spans = {part: self._process(unit, queries[part]) for part in owed}
+        queries = _queries_of(unit)
+        spans = {part: self._process(unit, *queries[part]) for _, part in unit.owed}
         contexts = [span.get_span_context() for span in spans.values()]
         with self._lock:
             topic = unit.source.topic
@@ -81,26 +81,23 @@ class OtelTracer(Tracer):
             for part, span in spans.items():
                 self._parts[unit.id, part] = _PartSpans(span, topic)
             if isinstance(unit.record, Group):
-                self._groups[unit.id] = _GroupSpan(self._search_group(unit, contexts), len(owed))
+                self._groups[unit.id] = _GroupSpan(self._search_group(unit, contexts), len(spans))
         return tuple(
-            _traceparent(spans[part])
-            if part in spans
-            else _text(queries[part].headers, TRACEPARENT)
-            for part in range(unit.parts)
+            _traceparent(spans[part]) if part in spans else _text(headers, TRACEPARENT)
+            for part, (_, headers) in enumerate(queries)
         )
 
     def polled(self, started_us: int, ended_us: int) -> None:
-        """See `Tracer.polled`."""
         with self._lock:
             opened, self._opened = self._opened, {}
         self._together("poll", opened, started_us, ended_us)
 
     def finished(self, done: Done, now_us: int) -> Done:
-        """See `Tracer.finished`. Dead letters keep their headers."""
+        """See `Tracer.finished`. Headers of dead letters stay as they are."""
         with self._lock:
             parts = [part for key in done.parts if (part := self._parts.get(key)) is not None]
             for part in parts:
-                # These are from an earlier attempt, which shared outputs.
+                # Spans of discarded outputs: they were shared with a revoked partition.
                 _end(part.sends, now_us, {"carpool.discarded": True})
             if not parts:
                 return done
@@ -110,7 +107,6 @@ class OtelTracer(Tracer):
         return replace(done, outputs=outputs)
 
     def completed(self, done: Done, now_us: int) -> None:
-        """See `Tracer.completed`."""
         with self._lock:
             for key in done.parts:
                 part = self._parts.pop(key, None)
@@ -122,13 +118,11 @@ class OtelTracer(Tracer):
                 self._one_less(key[0], now_us)
 
     def committed(self, started_us: int, ended_us: int) -> None:
-        """See `Tracer.committed`."""
         with self._lock:
             completed, self._completed = self._completed, {}
         self._together("commit", completed, started_us, ended_us)
 
     def revoked(self, unit_ids: Iterable[int], now_us: int) -> None:
-        """See `Tracer.revoked`."""
         gone = frozenset(unit_ids)
         with self._lock:
             for key in [key for key in self._parts if key[0] in gone]:
@@ -138,18 +132,18 @@ class OtelTracer(Tracer):
                 _end([self._groups.pop(unit_id).span], now_us, {"carpool.revoked": True})
 
     def close(self) -> None:
-        """See `Tracer.close`. Uncommitted work is not exported: another member repeats it."""
+        """See `Tracer.close`. Spans of uncommitted work are not exported: the work is repeated."""
         self._span_queue.close()
 
     # Spans.
 
-    def _process(self, unit: Unit[Any], query: TracedQuery) -> Span:
+    def _process(self, unit: Unit[Any], query_id: str | None, headers: Headers) -> Span:
         attributes = self._record_attributes(unit)
-        if query.query_id is not None:
-            attributes["carpool.query.id"] = query.query_id
+        if query_id is not None:
+            attributes["carpool.query.id"] = query_id
         return self._tracer.start_span(
             f"process {unit.source.topic}",
-            context=_context(query.headers),
+            context=_context(headers),
             kind=SpanKind.CONSUMER,
             attributes=attributes,
             start_time=unit.message.received_us * 1_000,
@@ -252,6 +246,16 @@ class OtelTracer(Tracer):
         batch.owed -= 1
         if batch.owed == 0:
             self._groups.pop(unit_id).span.end(now_us * 1_000)
+
+
+def _queries_of(unit: Unit[Any]) -> list[tuple[str | None, Headers]]:
+    """Returns id and headers of the query of each part; id None: the query is unreadable."""
+    record, headers = unit.record, unit.message.headers
+    if isinstance(record, Group):
+        return [(each.query.query_id, each.headers) for each in record.queries]
+    if isinstance(record, Retrieval):
+        record = record.query
+    return [(record.query_id if isinstance(record, Query) else None, headers)] * unit.parts
 
 
 def _messaging(operation: str, topic: str) -> dict[str, Attribute]:

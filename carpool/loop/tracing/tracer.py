@@ -1,4 +1,4 @@
-"""The seam to a tracing system. This tracer does nothing; `otel` is the other one."""
+"""The seam to a tracing system. This tracer does nothing; `otel` makes spans."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from carpool.loop.stage import Done, Unit
+from schemas.record import TRACEPARENT, Headers
 
 
 class Tracer:
@@ -36,3 +37,9 @@ class Tracer:
 
     def close(self) -> None:
         """Exports what is left, for a few seconds at most."""
+
+
+def with_traceparent(headers: Headers, traceparent: str) -> Headers:
+    """Returns `headers` with this `traceparent` instead of any other."""
+    others = tuple(pair for pair in headers if pair[0] != TRACEPARENT)
+    return (*others, (TRACEPARENT, traceparent.encode()))
