@@ -1,4 +1,4 @@
-"""The centroids: a raw float32 file, its fingerprint, and which clusters a query probes, C(q)."""
+"""The centroids: a raw float32 file, its fingerprint, and which clusters a query probes."""
 
 from __future__ import annotations
 
@@ -45,19 +45,18 @@ def read_centroids(index_dir: Path, manifest: Manifest) -> Float32:
 
 
 def centroids_fingerprint(centroids: Float32) -> str:
-    """Returns 16 hex digits that change when any centroid does."""
+    """Returns 16 hex digits of a SHA-256 over shape and numbers."""
     digest = hashlib.sha256(repr(centroids.shape).encode())
     digest.update(np.ascontiguousarray(centroids, dtype="<f4").data)
     return digest.hexdigest()[:16]
 
 
 def probe(centroids: Float32, queries: Float32, nprobe: int) -> npt.NDArray[np.int32]:
-    """Returns C(q) of each query: (n, min(nprobe, nlist)) int32, nearest first (largest inner
-    product), ties by id.
+    """Returns C(q) of each query: (n, min(nprobe, nlist)) int32, the largest inner product first.
 
-    `centroids`: (nlist, dim) float32; `queries`: (n, dim) float32. Costs a matrix product, a
-    selection among nlist scores a query and a sort of what it leaves; does not block. Raises
-    `ValueError` where shapes do not fit or nprobe is below 1.
+    `centroids`: (nlist, dim) float32; `queries`: (n, dim) float32. Ties are ordered by id. Costs a
+    matrix product, and for each query a selection among nlist scores and a sort of the selected
+    ones. Raises `ValueError` where shapes do not fit or nprobe is below 1.
     """
     if nprobe < 1:
         raise ValueError(f"nprobe is {nprobe}; at least one cluster must be probed")
@@ -73,18 +72,17 @@ def probe(centroids: Float32, queries: Float32, nprobe: int) -> npt.NDArray[np.i
 
 
 def _least(scores: Float32, count: int) -> npt.NDArray[np.intp]:
-    """The columns of the `count` least scores of each row, in order, ties by column.
+    """Returns the columns of the `count` least scores of each row, as a stable sort orders them.
 
-    Equal to a stable sort, five times as fast.
+    Five times as fast as that sort.
     """
     rows, columns = scores.shape
     if count == columns:
         return np.argsort(scores, axis=1, kind="stable")
     worst = np.partition(scores, count - 1, axis=1)[:, count - 1 : count]
     near = scores <= worst
-    for row in np.flatnonzero(
-        near.sum(axis=1) != count
-    ):  # several are as far as the last one taken
+    # More than `count` are selected where several scores equal the last selected one.
+    for row in np.flatnonzero(near.sum(axis=1) != count):
         near[row] = False
         near[row, np.argsort(scores[row], kind="stable")[:count]] = True
     found = (np.flatnonzero(near) % columns).reshape(rows, count)

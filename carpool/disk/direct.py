@@ -1,4 +1,4 @@
-"""Files opened with O_DIRECT: reads come from the disk and do not fill the page cache."""
+"""Opens files with O_DIRECT: reads come from the disk and do not fill the page cache."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """File systems without a disk, by `f_type` of statfs(2). tmpfs accepts O_DIRECT since Linux 6.6."""
 
 _NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
-"""Errors of file systems without O_DIRECT, some at open, some at the first read."""
+"""Errors of file systems without O_DIRECT, at open or at the first read."""
 _PROBE_BYTES = 4096
 _STATFS_WORDS = 32
-"""More than a `struct statfs` has; f_type is the first of them."""
+"""More words than a `struct statfs` has; f_type is its first word."""
 
 
 class NoDirectReadError(Exception):
@@ -25,8 +25,8 @@ class NoDirectReadError(Exception):
 def open_direct(path: Path | str) -> int:
     """Returns a descriptor of `path` with O_DIRECT, after a test read. The caller closes it.
 
-    Blocks. Raises `NoDirectReadError` where the file system cannot, `OSError` where the file cannot
-    be opened.
+    Blocks. Raises `NoDirectReadError` where the file system does not support it, `OSError` where
+    the file cannot be opened.
     """
     name = IN_MEMORY.get(file_system(path))
     if name is not None:

@@ -2,8 +2,8 @@
 
 `documents.idx` has 24 bytes a row (offset, size, zero, checksum); `documents.dat` the documents as
 MessagePack arrays, without gaps. The checksum is XXH3-64 over the document, seeded with the build
-id of the documents, the row number and the rest of the entry: a document of another row or corpus
-never passes.
+id of the documents, the row number and the rest of the entry. So a document of another row or
+corpus does not match it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
 import xxhash
 
-from carpool.disk.files import read_exactly
+from carpool.disk.files import check_size, damage, read_exactly
 from carpool.disk.manifest import Manifest
 from carpool.errors import CorruptionError
 
 DOCUMENTS_NAME = "documents.dat"
 OFFSETS_NAME = "documents.idx"
 DOCUMENT_BYTES_MAX = 16 << 20
-"""No document is larger: a damaged offset must not ask for gigabytes of memory."""
+"""Limit of a document, so that a damaged entry does not cause an allocation of gigabytes."""
 
 _ENTRY = struct.Struct("<QIIQ")  # offset_bytes, size_bytes, zero (kept for flags), checksum
 ENTRY_BYTES = _ENTRY.size
@@ -33,7 +32,7 @@ _SEED = struct.Struct("<QQQII")  # build_id, row, offset_bytes, size_bytes, zero
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True):
-    """A passage as it was in the corpus."""
+    """A passage of the corpus."""
 
     doc_id: str
     title: str
@@ -58,7 +57,7 @@ class DocumentWriter:
         self.row_count = 0
 
     def append(self, document: Document) -> int:
-        """Adds a document; returns its row. `ValueError` beyond `DOCUMENT_BYTES_MAX`."""
+        """Adds a document; returns its row. Raises `ValueError` beyond `DOCUMENT_BYTES_MAX`."""
         content = self._encoder.encode(document)
         if len(content) > DOCUMENT_BYTES_MAX:
             raise ValueError(
@@ -81,7 +80,7 @@ class DocumentWriter:
             file.close()
 
     def abandon(self) -> None:
-        """Closes both files without making them durable: what was written is to be thrown away."""
+        """Closes both files of an interrupted build, without making them durable."""
         self._documents.close()
         self._offsets.close()
 
@@ -104,28 +103,14 @@ class DocumentStore:
 
     @classmethod
     def open(cls, index_dir: Path, manifest: Manifest) -> DocumentStore:
-        """Returns the store of a complete index.
+        """Returns the store of a complete index. Reads the first document to check the build.
 
-        Raises `CorruptionError` where a file is missing, has another size or is of another build;
-        the first document is read to check that.
+        Raises `CorruptionError` where a file is missing, has another size or is of another build.
         """
         for name in (DOCUMENTS_NAME, OFFSETS_NAME):
-            path = index_dir / name
-            size_bytes = path.stat().st_size if path.is_file() else -1
-            if size_bytes != manifest.file(name).size_bytes:
-                found = (
-                    f"has {size_bytes} bytes, not {manifest.file(name).size_bytes}"
-                    if size_bytes >= 0
-                    else "is missing"
-                )
-                raise CorruptionError(
-                    f"{path} {found}; restore the index or rebuild it", path=str(path)
-                )
+            check_size(index_dir / name, manifest.file(name).size_bytes)
         if manifest.file(OFFSETS_NAME).size_bytes != manifest.row_count * _ENTRY.size:
-            path = index_dir / OFFSETS_NAME
-            raise CorruptionError(
-                f"{path} does not have {manifest.row_count} rows; rebuild the index", path=str(path)
-            )
+            raise damage(index_dir / OFFSETS_NAME, f"does not have {manifest.row_count} rows")
         store = cls(index_dir, manifest.row_count, manifest.documents_build_id)
         try:
             store.get((0,))
@@ -154,15 +139,11 @@ class DocumentStore:
         return _decoder.decode(content)
 
     def _damaged(self, path: str, offset_bytes: int, row: int) -> CorruptionError:
-        return CorruptionError(
-            f"{path}: the document of row {row} is damaged at byte {offset_bytes}, or of another "
-            "build. Run `carpool index verify`, then restore or rebuild the index",
-            path=path,
-            offset_bytes=offset_bytes,
-        )
+        what = f"the document of row {row} is damaged at byte {offset_bytes}, or of another build"
+        return damage(path, f"is wrong: {what}", offset_bytes)
 
     def close(self) -> None:
-        """Closes the files; the store cannot be used afterwards. Closing twice is harmless."""
+        """Closes the files; a second call does nothing."""
         for descriptor in (self._documents, self._offsets):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -172,12 +153,7 @@ class DocumentStore:
         """Returns itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Closes the store."""
         self.close()
 

@@ -1,4 +1,4 @@
-"""The file that says where each cluster is stored, read and written."""
+"""Reads and writes the table of extents, which says where each cluster is stored."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from carpool.disk.extents import HEADER_BYTES, ClusterExtent, segment_name
-from carpool.disk.files import read_checked, write_atomically
+from carpool.disk.extents import HEADER_BYTES, ClusterExtent, extent_at, segment_name
+from carpool.disk.files import damage, read_checked, write_atomically
 from carpool.disk.manifest import Manifest
 from carpool.disk.pages import ROW_BITS
-from carpool.errors import CorruptionError
 
 EXTENTS_NAME = "clusters.ext"
 _EXTENT = struct.Struct("<IIQII")  # cluster, segment, offset_bytes, row_count, page_count
@@ -32,69 +31,35 @@ def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ..
     path = index_dir / EXTENTS_NAME
     content = read_checked(path, size_bytes=entry.size_bytes, crc32=entry.crc32)
     if len(content) != manifest.nlist * _EXTENT.size:
-        raise _wrong(
-            path, len(content), f"it has {len(content)} bytes for {manifest.nlist} clusters"
-        )
-    extents = []
-    segment, end_bytes, row_count = 0, HEADER_BYTES, 0
+        why = f"is wrong: it has {len(content)} bytes for {manifest.nlist} clusters"
+        raise damage(path, why, len(content))
+    extents: list[ClusterExtent] = []
+    segment, end_bytes = 0, HEADER_BYTES
     for number, (cluster, of_segment, offset, rows, page_count) in enumerate(
         _EXTENT.iter_unpack(content)
     ):
         if of_segment == segment + 1 and number:
             _check_segment(path, manifest, segment, end_bytes)
             segment, end_bytes = of_segment, HEADER_BYTES
+        extent = extent_at(layout, number, segment, end_bytes, rows)
         # Clusters are stored in order without gaps; nothing else is valid.
-        if (cluster, of_segment, offset, page_count) != (
-            number,
-            segment,
-            end_bytes,
-            layout.page_count(rows),
-        ):
-            raise _wrong(
-                path,
-                number * _EXTENT.size,
-                f"the entry of cluster {number} does not fit the ones before it",
-            )
-        size_bytes = page_count * layout.page_bytes
-        extents.append(
-            ClusterExtent(
-                cluster=cluster,
-                segment=segment,
-                offset_bytes=offset,
-                size_bytes=size_bytes,
-                page_count=page_count,
-                row_count=rows,
-            )
-        )
-        end_bytes += size_bytes
-        row_count += rows
+        expected = (extent.cluster, extent.segment, extent.offset_bytes, extent.page_count)
+        if (cluster, of_segment, offset, page_count) != expected:
+            why = f"is wrong: the entry of cluster {number} does not fit the ones before it"
+            raise damage(path, why, number * _EXTENT.size)
+        extents.append(extent)
+        end_bytes += extent.size_bytes
     _check_segment(path, manifest, segment, end_bytes)
-    if (row_count, segment + 1) != (
-        manifest.row_count,
-        manifest.segment_count,
-    ) or row_count > 1 << ROW_BITS:
-        raise _wrong(
-            path,
-            0,
-            f"its clusters have {row_count} rows in {segment + 1} segments, which is not what the "
-            "manifest says",
-        )
+    row_count = sum(extent.row_count for extent in extents)
+    expected_counts = (manifest.row_count, manifest.segment_count)
+    if (row_count, segment + 1) != expected_counts or row_count > 1 << ROW_BITS:
+        why = f"is wrong: its clusters have {row_count} rows in {segment + 1} segments"
+        raise damage(path, f"{why}, which is not what the manifest says", 0)
     return tuple(extents)
 
 
 def _check_segment(path: Path, manifest: Manifest, segment: int, size_bytes: int) -> None:
     listed_bytes = manifest.file(segment_name(segment)).size_bytes
     if listed_bytes != size_bytes:
-        why = (
-            f"it fills {segment_name(segment)} to {size_bytes} bytes, and the manifest lists "
-            f"{listed_bytes}"
-        )
-        raise _wrong(path, 0, why)
-
-
-def _wrong(path: Path, offset_bytes: int, why: str) -> CorruptionError:
-    return CorruptionError(
-        f"{path} is wrong: {why}; restore the index or rebuild it",
-        path=str(path),
-        offset_bytes=offset_bytes,
-    )
+        why = f"is wrong: {segment_name(segment)} has {size_bytes} bytes by this table"
+        raise damage(path, f"{why}, and {listed_bytes} bytes by the manifest", 0)

@@ -11,14 +11,13 @@ from carpool.disk.pages import PageLayout
 HEADER_BYTES = 4096
 """The header of a segment."""
 SEGMENT_BYTES_MAX = 1 << 30
-"""Default size of a segment; only a single cluster that is larger makes a larger one."""
+"""Default limit of a segment; only a segment of one cluster may be larger."""
 
 
 class ClusterExtent(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a cluster is stored: `size_bytes` at `offset_bytes` of `segment`, both times 4096.
+    """Where a cluster is stored: `size_bytes` at `offset_bytes` of `segment`, multiples of 4096.
 
-    `first_page`: pages of the cluster before these; 0 except for an extent that is a part of a
-    cluster.
+    `first_page`: the number of the first page in the cluster; 0 except for a part of a cluster.
     """
 
     cluster: int
@@ -35,6 +34,21 @@ def segment_name(segment: int) -> str:
     return f"clusters-{segment:06d}.seg"
 
 
+def extent_at(
+    layout: PageLayout, cluster: int, segment: int, offset_bytes: int, row_count: int
+) -> ClusterExtent:
+    """Returns the extent of a whole cluster at this place."""
+    page_count = layout.page_count(row_count)
+    return ClusterExtent(
+        cluster=cluster,
+        segment=segment,
+        offset_bytes=offset_bytes,
+        size_bytes=page_count * layout.page_bytes,
+        page_count=page_count,
+        row_count=row_count,
+    )
+
+
 def plan_extents(
     layout: PageLayout, row_counts: Sequence[int], *, segment_bytes_max: int = SEGMENT_BYTES_MAX
 ) -> tuple[ClusterExtent, ...]:
@@ -46,20 +60,10 @@ def plan_extents(
     extents = []
     segment, end_bytes = 0, HEADER_BYTES
     for cluster, row_count in enumerate(row_counts):
-        page_count = layout.page_count(row_count)
-        size_bytes = page_count * layout.page_bytes
+        size_bytes = layout.page_count(row_count) * layout.page_bytes
         if end_bytes > HEADER_BYTES and end_bytes + size_bytes > segment_bytes_max:
             segment, end_bytes = segment + 1, HEADER_BYTES
-        extents.append(
-            ClusterExtent(
-                cluster=cluster,
-                segment=segment,
-                offset_bytes=end_bytes,
-                size_bytes=size_bytes,
-                page_count=page_count,
-                row_count=row_count,
-            )
-        )
+        extents.append(extent_at(layout, cluster, segment, end_bytes, row_count))
         end_bytes += size_bytes
     return tuple(extents)
 

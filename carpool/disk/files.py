@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, fsync of folders, checksums, exact reads."""
+"""Reads and writes whole files: atomic writes, fsync of folders, checksums, exact reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def fsync_folder(folder: Path) -> None:
-    """Makes renames and new names in `folder` survive a power cut. Blocks."""
+    """Makes renames and new files in `folder` durable. Blocks."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -24,7 +24,7 @@ def fsync_folder(folder: Path) -> None:
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Writes `path`: temporary file, fsync, rename, fsync of the folder.
 
-    After a crash there is the old file or the new one.
+    After a crash the file has its old content or its new content.
     """
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
@@ -44,12 +44,19 @@ def file_crc32(path: Path) -> int:
     return crc32
 
 
+def damage(path: Path | str, what: str, offset_bytes: int | None = None) -> CorruptionError:
+    """Returns the error for a damaged file; `what` is the predicate of the message."""
+    return CorruptionError(
+        f"{path} {what}; restore the index or rebuild it", path=str(path), offset_bytes=offset_bytes
+    )
+
+
 def read_exactly(descriptor: int, size_bytes: int, offset_bytes: int, path: str) -> bytes:
     """Returns the bytes at an offset (pread, any thread). Raises `CorruptionError` if too few."""
     parts: list[bytes] = []
     done_bytes = 0
     try:
-        # One call ends at 2 GiB at the latest.
+        # One call reads 2 GiB at most.
         while done_bytes < size_bytes and (
             part := os.pread(descriptor, size_bytes - done_bytes, offset_bytes + done_bytes)
         ):
@@ -58,43 +65,32 @@ def read_exactly(descriptor: int, size_bytes: int, offset_bytes: int, path: str)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        raise CorruptionError(
-            f"{path}: the disk cannot read byte {offset_bytes + done_bytes} ({error.strerror}); "
-            "restore the index or build it again",
-            path=path,
-            offset_bytes=offset_bytes + done_bytes,
-        ) from error
+        end_bytes = offset_bytes + done_bytes
+        what = f"cannot be read from the disk at byte {end_bytes} ({error.strerror})"
+        raise damage(path, what, end_bytes) from error
     if done_bytes != size_bytes:
-        raise CorruptionError(
-            f"{path} ends at byte {offset_bytes + done_bytes}, {size_bytes - done_bytes} bytes "
-            "early; restore the index or build it again",
-            path=path,
-            offset_bytes=offset_bytes + done_bytes,
-        )
+        end_bytes = offset_bytes + done_bytes
+        what = f"ends at byte {end_bytes}, {size_bytes - done_bytes} bytes early"
+        raise damage(path, what, end_bytes)
     return b"".join(parts)
+
+
+def check_size(path: Path, size_bytes: int) -> None:
+    """Raises `CorruptionError` unless the file exists and has this size."""
+    if not path.is_file():
+        raise damage(path, "is missing")
+    if (found_bytes := path.stat().st_size) != size_bytes:
+        what = f"has {found_bytes} bytes, not {size_bytes}"
+        raise damage(path, what, min(found_bytes, size_bytes))
 
 
 def read_checked(path: Path, *, size_bytes: int, crc32: int) -> bytes:
     """Returns a small file after checking size and checksum. Raises `CorruptionError`."""
     try:
+        check_size(path, size_bytes)
         content = path.read_bytes()
     except OSError as error:
-        raise CorruptionError(
-            f"{path} cannot be read ({error.strerror}); restore the index or build it again",
-            path=str(path),
-        ) from error
-    if len(content) != size_bytes:
-        raise CorruptionError(
-            f"{path} has {len(content)} bytes, not {size_bytes}; restore the index or build it "
-            "again",
-            path=str(path),
-            offset_bytes=min(len(content), size_bytes),
-        )
+        raise damage(path, f"cannot be read ({error.strerror})") from error
     if zlib.crc32(content) != crc32:
-        raise CorruptionError(
-            f"{path} is damaged: its checksum is not the manifest's; restore the index or build it "
-            "again",
-            path=str(path),
-            offset_bytes=0,
-        )
+        raise damage(path, "is damaged: its checksum is not the manifest's", 0)
     return content

@@ -1,4 +1,4 @@
-"""Opening an index: manifest, centroids, extents and documents, with all sizes checked."""
+"""Opens an index: reads manifest, centroids and extents, and checks the sizes of all files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_c
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
 from carpool.disk.extent_table import EXTENTS_NAME, read_extents
 from carpool.disk.extents import ClusterExtent, segment_name
+from carpool.disk.files import check_size, damage
 from carpool.disk.manifest import Manifest, read_manifest
 from carpool.disk.pages import PageLayout
 from carpool.disk.segments import check_header
-from carpool.errors import CorruptionError
 
 
 def index_files(segment_count: int) -> tuple[str, ...]:
@@ -45,20 +45,17 @@ class OpenIndex:
 
 
 def open_index(index_dir: Path) -> OpenIndex:
-    """Returns the index at `index_dir`. Small files are verified; of large ones, size and header.
+    """Returns the index at `index_dir`. Verifies small files; of large ones, size and header.
 
     Blocks. Clusters and documents are verified when they are read. Raises `ConfigError` where there
-    is no index of this format, `CorruptionError` where something is missing, cut short or damaged.
+    is no index of this format, `CorruptionError` where a file is missing, cut short or damaged.
     """
     manifest = read_manifest(index_dir)
     layout = manifest.layout()
     check_sizes(index_dir, manifest)
     centroids = read_centroids(index_dir, manifest)
     if centroids_fingerprint(centroids) != manifest.centroids_fingerprint:
-        path = str(index_dir / CENTROIDS_NAME)
-        raise CorruptionError(
-            f"{path} has another fingerprint than the manifest says; rebuild the index", path=path
-        )
+        raise damage(index_dir / CENTROIDS_NAME, "has another fingerprint than the manifest says")
     extents = read_extents(index_dir, manifest)
     segment_paths = tuple(
         index_dir / segment_name(segment) for segment in range(manifest.segment_count)
@@ -79,15 +76,4 @@ def open_index(index_dir: Path) -> OpenIndex:
 def check_sizes(index_dir: Path, manifest: Manifest) -> None:
     """Raises `CorruptionError` for the first missing file or wrong size."""
     for name in index_files(manifest.segment_count):
-        path, expected_bytes = index_dir / name, manifest.file(name).size_bytes
-        if not path.is_file():
-            raise CorruptionError(
-                f"{path} is missing; restore the index or rebuild it", path=str(path)
-            )
-        if (size_bytes := path.stat().st_size) != expected_bytes:
-            raise CorruptionError(
-                f"{path} has {size_bytes} bytes, not {expected_bytes}; restore the index or "
-                "rebuild it",
-                path=str(path),
-                offset_bytes=min(size_bytes, expected_bytes),
-            )
+        check_size(index_dir / name, manifest.file(name).size_bytes)

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from carpool.disk.files import write_atomically
+from carpool.disk.files import damage, write_atomically
 from carpool.disk.pages import PageLayout
-from carpool.errors import ConfigError, CorruptionError
+from carpool.errors import ConfigError
+from schemas.record import NonNegative
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "v1"
@@ -19,14 +20,10 @@ FEATURES: tuple[str, ...] = ()
 """What a manifest may require of its reader beyond its format."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-NonNegative = Annotated[int, msgspec.Meta(ge=0)]
-
-
 _WHY_NOT = {
-    "v0": ". v0 was provisional: its pages have no checksums, so that files of two builds could be "
-    "mixed unseen",
+    "v0": ". v0 was provisional: its pages have no checksums, so files of two builds could be mixed"
 }
-"""Why a former format is not read."""
+"""Why an earlier format is not read."""
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,8 +38,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     `read_latency_us` has one entry for each cluster (a cold read on the machine of the build), or
     none. `files` lists all files except the manifest. `build_id` is part of every checksum of the
-    segments, `documents_build_id` of the documents. `requires` names what a reader must support
-    beyond the format, or it refuses the index. Unknown fields are ignored.
+    segments, `documents_build_id` of the documents. A reader that does not support all that
+    `requires` names refuses the index. Unknown fields are ignored.
     """
 
     format: str
@@ -66,7 +63,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, FileEntry] = {}
 
     def problems(self) -> list[str]:
-        """Returns what does not fit between the fields; empty when all is well."""
+        """Returns the contradictions between fields; empty for a good manifest."""
         found = []
         if self.nprobe_default > self.nlist:
             found.append(f"nprobe_default {self.nprobe_default} is more than nlist {self.nlist}")
@@ -92,7 +89,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             )
         except ValueError as error:
             raise ConfigError(
-                f"the manifest is of no index that can be: {error}; rebuild the index"
+                f"no index can have the layout of this manifest: {error}; rebuild the index"
             ) from error
 
     def file(self, name: str) -> FileEntry:
@@ -116,7 +113,7 @@ class _FormatOnly(msgspec.Struct, frozen=True):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Returns the manifest's file: readable JSON with a checksum, the same for equal values."""
+    """Returns the content of the file: readable JSON with a checksum, equal for equal values."""
     return _enclose(manifest.format, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
 
 
@@ -129,7 +126,7 @@ def _enclose(format_name: str, body: bytes) -> bytes:
 
 
 def write_manifest(index_dir: Path, manifest: Manifest) -> None:
-    """Declares the index complete, durably. Call it last."""
+    """Writes the manifest, which makes the index complete. Call it last. Durable."""
     write_atomically(index_dir / MANIFEST_NAME, encode_manifest(manifest))
 
 
@@ -151,7 +148,7 @@ def read_manifest(index_dir: Path) -> Manifest:
     try:
         found = msgspec.json.decode(content, type=_FormatOnly).format
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _damaged(path, "it is not JSON with a format") from None
+        raise damage(path, "is damaged: it is not JSON with a format", 0) from None
     if found != FORMAT:
         raise ConfigError(
             f"{path} has format {found!r}; this build reads {FORMAT!r}{_WHY_NOT.get(found, '')}. "
@@ -160,12 +157,11 @@ def read_manifest(index_dir: Path) -> Manifest:
     try:
         envelope = msgspec.json.decode(content, type=_Envelope)
         body = bytes(envelope.manifest)
-        # The bytes are checked, not the fields: a later build may have written fields that this one
-        # does not know.
+        # The bytes are checked, not the fields: a later build may have written unknown fields.
         if _enclose(found, body) != content or zlib.crc32(body) != envelope.crc32:
-            raise _damaged(path, "its checksum does not match")
+            raise damage(path, "is damaged: its checksum does not match", 0)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _damaged(path, str(error)) from None
+        raise damage(path, f"is damaged: {error}", 0) from None
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -179,23 +175,13 @@ def read_manifest(index_dir: Path) -> Manifest:
 
 
 def _absent(index_dir: Path) -> str:
-    if not index_dir.is_dir():
-        return (
-            f"there is no index at {index_dir} (no such folder); build one: carpool index "
-            f"build CORPUS --out {index_dir}"
-        )
     if (index_dir / ".build").is_dir():
         return (
             f"the index at {index_dir} is unfinished: its build was interrupted; run the "
             "same `carpool index build` again"
         )
+    why = f"the folder has no {MANIFEST_NAME}" if index_dir.is_dir() else "no such folder"
     return (
-        f"there is no index at {index_dir}: it has no {MANIFEST_NAME}; build one: carpool "
-        f"index build CORPUS --out {index_dir}"
-    )
-
-
-def _damaged(path: Path, why: str) -> CorruptionError:
-    return CorruptionError(
-        f"{path} is damaged: {why}; restore the index or rebuild it", path=str(path), offset_bytes=0
+        f"there is no index at {index_dir} ({why}); build one: carpool index build CORPUS "
+        f"--out {index_dir}"
     )

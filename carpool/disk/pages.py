@@ -1,4 +1,4 @@
-"""Pages, the unit of checksums: whole rows of one cluster, their row numbers, and a checksum.
+"""Pages, the unit of checksums: whole rows of one cluster, their row numbers, and a checksum. Pure.
 
 Layout of a page of `page_bytes` (a multiple of 4 KiB), numbers little-endian:
 
@@ -6,18 +6,19 @@ Layout of a page of `page_bytes` (a multiple of 4 KiB), numbers little-endian:
     rows_per_page row numbers (uint64) | zeros | checksum (uint64)
 
 The checksum is XXH3-64 over everything before it, seeded with build_id, segment, cluster and the
-number of the page in its cluster: a page of another place, another segment or another build never
-passes. Only the last page of a cluster may have fewer rows than fit; unused bytes are zero. An
-empty cluster has one page of zeros with its checksum.
+number of the page in its cluster. So it does not match a page of another place, segment or build.
+Only the last page of a cluster may have fewer rows than fit; unused bytes are zero. An empty
+cluster has one page of zeros with its checksum.
 
-A vector never straddles two pages, so that one row is one small read. Scanning needs no copy: the
-vectors at one slot of all pages are a matrix with a long stride, which BLAS takes as it is.
+A vector is in one page, so one row is one small read. Scanning needs no copy: the vectors at one
+slot of all pages are a matrix with a long stride, which BLAS accepts.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 PAGE_ALIGNMENT_BYTES = 4096
 PAGE_BYTES_MAX = 64 << 10
 SIZE_MARGIN = 0.002
-"""A page is made larger, up to `PAGE_BYTES_MAX`, until the clusters need at most this share more
-than with the best size. Unused space of a page is read and kept in memory, too.
+"""How much more space than with the best page size the clusters may need, as a share.
+
+Unused space of a page is read and kept in memory, too.
 """
 ROW_BITS = 40
-"""Of a row number; the 24 bits above are zero, kept for tenant and tombstone."""
+"""Bits of a row number; the 24 bits above are zero, reserved for tenant and tombstone."""
 
 VectorDtype = Literal["float32", "float16"]
 UInt8 = npt.NDArray[np.uint8]
@@ -53,7 +55,7 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
     page_bytes: int
 
     def __post_init__(self) -> None:
-        """Refuses a page that is not aligned or too small."""
+        """Refuses a page that is not aligned or too small for one row."""
         if self.page_bytes % PAGE_ALIGNMENT_BYTES or self.rows_per_page < 1:
             raise ValueError(
                 f"pages of {self.page_bytes} bytes are too small for rows of {self.row_bytes}"
@@ -138,16 +140,14 @@ def choose_layout(
 
     By default for clusters of many rows: 56 KiB with 37 rows for 384 x float32, 44 KiB with 58 for
     float16. Pages are smaller for clusters of few rows, whose last page is often half empty. Raises
-    `ValueError` where no page fits a row.
+    `ValueError` where a row does not fit a page.
     """
     layouts = []
     for page_bytes in range(PAGE_ALIGNMENT_BYTES, PAGE_BYTES_MAX + 1, PAGE_ALIGNMENT_BYTES):
-        try:
+        with suppress(ValueError):
             layouts.append(
                 PageLayout(dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes)
             )
-        except ValueError:
-            continue
     if not layouts:
         raise ValueError(
             f"a vector of dimension {dimension} does not fit a page of {PAGE_BYTES_MAX} bytes"
@@ -164,7 +164,7 @@ def choose_layout(
 
 
 def page_seed(*, build_id: int, segment: int, cluster: int) -> int:
-    """Returns the seed of a cluster's first page; page p has this plus p."""
+    """Returns the seed of a cluster's first page; the seed of page p is this plus p."""
     return xxhash.xxh3_64_intdigest(_SEED.pack(build_id, segment, cluster))
 
 
@@ -194,8 +194,8 @@ def encode_pages(
 def first_damaged_page(pages: UInt8, *, seed: int, first_page: int = 0) -> int | None:
     """Returns the position in `pages` of the first wrong checksum; None when all are correct.
 
-    `pages`: (n, page_bytes) uint8, contiguous; `first_page`: the number in its cluster of the
-    first. About 25 GB/s.
+    `pages`: (n, page_bytes) uint8, contiguous; `first_page`: the number of the first page in its
+    cluster. About 25 GB/s.
     """
     stored = pages[:, -_CHECKSUM_BYTES:].view("<u8")[:, 0]
     wrong = np.flatnonzero(stored != _checksums(pages, seed, first_page))

@@ -1,9 +1,8 @@
-"""The segments: files of pages with checksums, written and read.
+"""Reads and writes segments: files of pages with checksums.
 
-A segment begins with a header of 4 KiB; the extents of its clusters follow without gaps, each a
-whole number of pages. The row counts alone determine every extent (`plan_extents`), so that a
-killed build continues with the next segment and ends in the same bytes. A cluster is in one
-segment.
+A segment begins with a header of 4 KiB. The extents of its clusters follow without gaps, each a
+whole number of pages; a cluster is in one segment. The row counts determine every extent
+(`plan_extents`), so a killed build continues with the next segment and writes the same bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ import numpy.typing as npt
 import xxhash
 
 from carpool.disk.extents import HEADER_BYTES, ClusterExtent, segment_name, segment_size_bytes
-from carpool.disk.files import (
-    file_crc32,
-    fsync_folder,
-    read_exactly,
-)
+from carpool.disk.files import damage, file_crc32, fsync_folder, read_exactly
 from carpool.disk.manifest import FileEntry
 from carpool.disk.pages import (
     ClusterPages,
@@ -35,7 +30,6 @@ from carpool.disk.pages import (
     first_damaged_page,
     page_seed,
 )
-from carpool.errors import CorruptionError
 
 _MAGIC = b"CARPOOL\0"
 _HEADER = struct.Struct("<8sIIQIIIII")
@@ -47,8 +41,8 @@ _HEADER_FORMAT = 1
 def build_id_of(*parts: bytes) -> int:
     """Returns 64 bits of everything that the bytes of a build depend on.
 
-    Two builds may share a build id only if their files are the same bytes: it seeds every checksum,
-    and alone distinguishes files of two builds.
+    It seeds every checksum, and only it distinguishes the files of two builds: two builds may have
+    one build id only if their files are the same bytes.
     """
     digest = sha256()
     for part in parts:
@@ -60,15 +54,15 @@ class SegmentWriter:
     """Writes the segments of an index in the order of clusters; a killed build can continue.
 
     A segment gets its name when it is complete and durable. A new writer with the same arguments
-    finds those, and continues with `next_cluster`. Memory: one cluster. One thread.
+    finds such segments, and continues with `next_cluster`. Memory: one cluster. One thread.
     """
 
     def __init__(
         self, folder: Path, *, layout: PageLayout, build_id: int, extents: Sequence[ClusterExtent]
     ) -> None:
-        """Finds complete segments of an earlier life; those of another build are overwritten.
+        """Finds complete segments of an earlier run; those of another build are overwritten.
 
-        `extents`: as `plan_extents` returned them, at least one.
+        `extents`: the result of `plan_extents`, at least one.
         """
         self._folder = folder
         self._layout = layout
@@ -85,7 +79,7 @@ class SegmentWriter:
 
     @property
     def remaining(self) -> tuple[ClusterExtent, ...]:
-        """The clusters that are still to be appended, in order."""
+        """The clusters that were not appended yet, in order."""
         return self._extents[self.next_cluster :]
 
     def append(
@@ -96,9 +90,7 @@ class SegmentWriter:
         `vectors`: (n, dim) float32; `rows`: (n,) int64 in [0, 2**40). Raises `ValueError` for
         another cluster than `next_cluster`, or another n than planned.
         """
-        extent = (
-            self._extents[self.next_cluster] if self.next_cluster < len(self._extents) else None
-        )
+        extent = next(iter(self.remaining), None)
         if extent is None or extent.cluster != cluster or extent.row_count != len(vectors):
             raise ValueError(
                 f"cluster {cluster} with {len(vectors)} rows is not what was planned next: {extent}"
@@ -114,7 +106,7 @@ class SegmentWriter:
         return extent
 
     def close(self) -> dict[str, FileEntry]:
-        """Returns the entry of every segment, all durable; reads those of earlier lives. Blocks.
+        """Returns the entry of every segment, all durable; reads those of earlier runs. Blocks.
 
         Raises `ValueError` while clusters remain.
         """
@@ -133,7 +125,7 @@ class SegmentWriter:
         return entries
 
     def abandon(self) -> None:
-        """Closes the unfinished segment, if any; finished ones stay for the next life."""
+        """Closes the unfinished segment, if any; finished ones stay for the next run."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -202,9 +194,7 @@ def check_header(
     build_id: int,
     segment: int,
 ) -> None:
-    """Raises `CorruptionError` unless the file at `path` begins as this segment of this build does.
-    Reads 4 KiB, blocks.
-    """
+    """Raises `CorruptionError` unless `path` has the header of this segment. Blocks."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         found = read_exactly(descriptor, HEADER_BYTES, 0, str(path))
@@ -213,22 +203,17 @@ def check_header(
     if found == encode_header(layout, extents, build_id=build_id, segment=segment):
         return
     is_whole = found[:8] == _MAGIC and xxhash.xxh3_64_digest(found[:-8])[::-1] == found[-8:]
-    why = (
-        "its header is whole, but of another build or another segment: files of two indexes were "
-        "mixed"
-        if is_whole
-        else "its header is damaged"
-    )
-    raise _wrong(path, 0, why)
+    mixed = "its header is of another build or another segment: files of two indexes were mixed"
+    raise damage(path, f"is wrong: {mixed if is_whole else 'its header is damaged'}", 0)
 
 
 def read_cluster(
     descriptor: int, extent: ClusterExtent, *, layout: PageLayout, build_id: int, path: str
 ) -> ClusterPages:
-    """Returns a verified cluster in one piece of memory of its own, read through the page cache.
-    For tools; blocks.
+    """Returns a verified cluster in memory of its own, read through the page cache. For tools.
 
-    `descriptor` is of the extent's segment, `path` names it in errors. Raises `CorruptionError`.
+    Blocks. `descriptor` is of the extent's segment, `path` names it in errors. Raises
+    `CorruptionError`.
     """
     content = read_exactly(descriptor, extent.size_bytes, extent.offset_bytes, path)
     pages: UInt8 = np.frombuffer(content, dtype=np.uint8).reshape(
@@ -241,10 +226,10 @@ def read_cluster(
 def verify_pages(
     pages: UInt8, extent: ClusterExtent, *, build_id: int, path: str, first_page: int = 0
 ) -> None:
-    """Raises `CorruptionError` naming file, cluster, page and byte unless every page is as it was
-    written for `extent`.
+    """Raises `CorruptionError` unless every page is as it was written for `extent`.
 
-    `pages`: (n, page_bytes) uint8, contiguous, the pages of the extent from `first_page` on.
+    `pages`: (n, page_bytes) uint8, contiguous, the pages of the extent from `first_page` on. The
+    error names file, cluster, page and byte.
     """
     seed = page_seed(build_id=build_id, segment=extent.segment, cluster=extent.cluster)
     damaged = first_damaged_page(pages, seed=seed, first_page=extent.first_page + first_page)
@@ -252,17 +237,5 @@ def verify_pages(
         return
     page = extent.first_page + first_page + damaged
     offset_bytes = extent.offset_bytes + (first_page + damaged) * pages.shape[1]
-    raise CorruptionError(
-        f"{path}: page {page} of cluster {extent.cluster} at byte {offset_bytes} is damaged or not "
-        "of this build (its checksum does not match); restore the index or rebuild it",
-        path=path,
-        offset_bytes=offset_bytes,
-    )
-
-
-def _wrong(path: Path, offset_bytes: int, why: str) -> CorruptionError:
-    return CorruptionError(
-        f"{path} is wrong: {why}; restore the index or rebuild it",
-        path=str(path),
-        offset_bytes=offset_bytes,
-    )
+    where = f"page {page} of cluster {extent.cluster} at byte {offset_bytes}"
+    raise damage(path, f"is wrong: {where} is damaged or of another build", offset_bytes)

@@ -1,4 +1,4 @@
-"""The seam that every embedding model stands behind."""
+"""The protocol of embedding models."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ class Embedder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Short hex that names the weights: only vectors of equal fingerprints can be compared."""
+        """A hash of the model in hex: only vectors of equal fingerprints can be compared."""
         ...
 
     @property
     def dimension(self) -> int:
-        """Components of a vector."""
+        """Numbers in a vector."""
         ...
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Returns (len(texts), dimension) float32, rows L2-normalised, in the order of `texts`.
 
-        Blocks for as long as the model computes; call it from one thread at a time. A text longer
-        than the model reads is cut, never refused. The same texts in the same call give the same
-        bytes.
+        Blocks; one thread at a time. A text that is too long for the model is cut. The same texts
+        in the same call give the same bytes.
         """
         ...

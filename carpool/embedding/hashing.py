@@ -1,4 +1,4 @@
-"""A bag of hashed words: a deterministic embedder without weights, for tests and dry runs."""
+"""A bag of hashed words: a deterministic embedder without weights, for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORD = re.compile(r"\w+")
 
 
 class HashingEmbedder:
-    """Feature hashing: adds a signed 1 for each word at its hash, then normalises.
+    """Feature hashing: adds +1 or -1 for each word at the place of its hash, then normalises.
 
     Texts that share words have similar vectors, whatever their meaning. For tests only.
     """
@@ -25,9 +25,7 @@ class HashingEmbedder:
         self.fingerprint = hashlib.sha256(f"hashing-v0:{dimension}".encode()).hexdigest()[:16]
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Returns (len(texts), dimension) float32, rows L2-normalised. A text without words gets
-        the first unit vector.
-        """
+        """Returns (len(texts), dimension) float32, rows L2-normalised; (1, 0, ...) without words."""
         vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for row, text in enumerate(texts):
             for word in _WORD.findall(text.lower()):
@@ -35,8 +33,7 @@ class HashingEmbedder:
                     word.encode("utf-8", "surrogatepass"), digest_size=8
                 ).digest()
                 number = int.from_bytes(digest, "little")
-                # The sign comes from a bit that does not choose the place, so that collisions
-                # cancel on average.
+                # Sign and place depend on different bits, so collisions cancel on average.
                 vectors[row, (number >> 1) % self.dimension] += 1.0 if number & 1 else -1.0
             if not vectors[row].any():
                 vectors[row, 0] = 1.0

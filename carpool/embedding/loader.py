@@ -1,4 +1,4 @@
-"""Loading an embedding model: the one place where sentence-transformers and torch are imported."""
+"""Loads embedding models: the only importer of sentence-transformers and torch."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ class SentenceTransformerEmbedder:
         self.dimension = int(model.get_embedding_dimension())
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Returns (len(texts), dimension) float32, rows L2-normalised. Blocks; one thread at a
-        time.
-        """
+        """Returns (len(texts), dimension) float32, rows L2-normalised. Blocks; one thread."""
         if not texts:
             return np.zeros((0, self.dimension), dtype=np.float32)
         vectors = self._model.encode(
@@ -43,10 +41,9 @@ class SentenceTransformerEmbedder:
 
 
 def load_embedder(settings: EmbeddingSettings) -> Embedder:
-    """Returns the embedder of `settings`, ready to use. Takes seconds for a real model.
+    """Returns the embedder of `settings`, ready to use. Blocks for seconds for a real model.
 
-    Raises `ConfigError` where the model is missing or is not one that sentence-transformers can
-    load.
+    Raises `ConfigError` where the model is missing, or sentence-transformers cannot load it.
     """
     if match := HASHING_PATTERN.fullmatch(settings.model):
         return HashingEmbedder(int(match[1]))
@@ -69,11 +66,10 @@ MMAP_THRESHOLD_BYTES = 1 << 20
 
 
 def _return_large_blocks() -> None:
-    """Makes glibc give blocks of 1 MiB and more back to the system when they are freed.
+    """Makes glibc return freed blocks of 1 MiB and more to the system.
 
-    Otherwise it raises that limit by itself, and activations of different lengths fragment the
-    heap: after some thousand passages the process needs 400 MB more. Other C libraries have no such
-    parameter and need none.
+    Otherwise glibc raises that limit, and activations of different lengths fragment the heap: after
+    some thousand passages the process needs 400 MB more.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
