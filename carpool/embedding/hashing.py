@@ -25,7 +25,7 @@ class HashingEmbedder:
         self.fingerprint = hashlib.sha256(f"hashing-v0:{dimension}".encode()).hexdigest()[:16]
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Returns (len(texts), dimension) float32, rows L2-normalised; (1, 0, ...) without words."""
+        """Returns (len(texts), dimension) float32, normalised; (1, 0, ...) without words."""
         vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for row, text in enumerate(texts):
             for word in _WORD.findall(text.lower()):
