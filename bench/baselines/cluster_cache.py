@@ -1,17 +1,15 @@
-"""The cluster cache: does what the planner of reads decides, for one query at a time; owns the lock
-of the planner.
+"""The cluster cache: does what the planner of reads decides, for one query at a time.
 
-One thread searches (`begin_group` to `end_group`), any thread may tell what comes next, the
-engine's threads report back. The lock is held for bookkeeping only, never across a read or a
-scoring.
+One thread searches, and the engine's threads report reads. The lock guards the planner and is
+never kept across a read or a scoring.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from bench.baselines.read_planner import ReadPlanner
 from bench.baselines.read_steps import (
@@ -21,9 +19,7 @@ from bench.baselines.read_steps import (
     Grant,
     GroupBegan,
     GroupEnded,
-    PrefetchEnded,
     QueryBegan,
-    QueryEnded,
     Read,
     ReadEnded,
     Released,
@@ -37,9 +33,8 @@ from searcher.plan.slices import SliceId
 from searcher.store.engine import CancelledRead
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arrival:
-    """A cluster that the current query may score now."""
+class Arrival(NamedTuple):
+    """A cluster that the current query may score now, and where it was found."""
 
     cluster: SliceId
     tier: Tier
@@ -48,59 +43,46 @@ class Arrival:
 class ClusterCache:
     """Clusters in memory within a byte budget, read on demand and ahead.
 
-    `planner` knows the same clusters by the bytes that they take in `memory`, which it starts and
-    does not close.
+    `planner` knows the clusters of `memory`, which the cache starts and does not close.
     """
 
     def __init__(self, *, memory: ClusterMemory, planner: ReadPlanner, metrics: Metrics) -> None:
         self._memory = memory
         self._planner = planner
-        self._metrics = metrics
+        self._requests = metrics.searcher.cluster_requests
         self._changed = threading.Condition()
         self._arrivals: deque[Arrival] = deque()
-        self._expected = 0
         self._query_read_bytes = 0
         self._is_stopped = False
         self._failure: ReadError | None = None
-        self._pinned_gauge = metrics.searcher.resident_bytes.labels(kind="pinned")
         memory.start(self._hear)
 
-    # ---- what the search thread calls, in this order
-
     def begin_group(
-        self,
-        queries: tuple[tuple[SliceId, ...], ...],
-        next_query: tuple[SliceId, ...],
+        self, queries: tuple[tuple[SliceId, ...], ...], next_query: tuple[SliceId, ...]
     ) -> None:
-        """A group is searched from now on; see `GroupBegan`."""
+        """Begins a group; see `GroupBegan`."""
         self._tell(GroupBegan(queries=queries, next_query=next_query))
 
-    def query(self, position: int, clusters: tuple[SliceId, ...]) -> Generator[Arrival, None, None]:
-        """Yields every cluster of the query at `position` of the group, as it is there, resident
-        ones first. Blocks.
+    def query(self, clusters: tuple[SliceId, ...]) -> Iterator[Arrival]:
+        """Yields every cluster of the group's next query as it arrives, resident ones first.
 
-        The caller scores what it is given (`pages`) and goes on, which releases it: no view may
-        outlive that. Ends early only when the cache is stopped. `clusters` are those told to
-        `begin_group`.
+        `clusters` are those given to `begin_group`. Blocks. A cluster is released when the next one
+        is asked for: no view of its pages may outlive that. Ends early only after `stop`. Raises
+        the error of a read that failed.
         """
-        with self._changed:
-            self._arrivals.clear()
-            self._expected = len(set(clusters))
-            self._query_read_bytes = 0
-        self._tell(QueryBegan(position=position))
+        self._query_read_bytes = 0
+        self._tell(QueryBegan())
         for cluster in clusters:
-            self._memory.promote(cluster)  # what was being read ahead is waited for now
-        try:
-            while (arrival := self._next_arrival()) is not None:
-                yield arrival
-                self._tell(Released(cluster=arrival.cluster))
-        finally:
-            with self._changed:
-                self._arrivals.clear()
-            self._tell(QueryEnded())
+            self._memory.promote(cluster)  # a read ahead in flight is now a demand
+        for _ in clusters:
+            arrival = self._next_arrival()
+            if arrival is None:
+                return
+            yield arrival
+            self._tell(Released(cluster=arrival.cluster))
 
     def pages(self, cluster: SliceId) -> ClusterPages:
-        """Returns views of a cluster that the current query was given and has not released."""
+        """Returns views of a cluster that was yielded to the current query and not released."""
         return self._memory.pages(cluster)
 
     def query_read_bytes(self) -> int:
@@ -109,14 +91,13 @@ class ClusterCache:
             return self._query_read_bytes
 
     def end_group(self) -> None:
-        """The group has passed."""
+        """Ends the group; all of its queries were searched."""
         self._tell(GroupEnded())
 
-    # ---- what any thread calls
-
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where the planner's books and the memory differ by more than what
-        was not told yet.
+        """Raises `AssertionError` where the planner and the memory disagree.
+
+        Reads that have ended and were not reported yet are allowed. For any thread.
         """
         with self._changed:
             self._planner.check_integrity()
@@ -125,30 +106,23 @@ class ClusterCache:
             assert self._memory.used_bytes <= self._planner.used_bytes
 
     def is_reading(self) -> bool:
-        """Whether a cluster is being read."""
+        """Whether a cluster is being read. For any thread."""
         with self._changed:
             return self._planner.reading_bytes > 0 and not (self._is_stopped or self._failure)
 
     def stop(self) -> None:
-        """Ends a query that waits; nothing is read from now on. Does not block."""
+        """Ends a query that waits, and all reading. Does not block. For any thread."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
 
-    # ---- doing what the planner says
-
     def _next_arrival(self) -> Arrival | None:
         with self._changed:
-            if not self._expected:
-                return None
             while not (self._arrivals or self._is_stopped or self._failure):
                 self._changed.wait()
             if self._failure is not None:
                 raise self._failure
-            if self._is_stopped:
-                return None
-            self._expected -= 1
-            return self._arrivals.popleft()
+            return None if self._is_stopped else self._arrivals.popleft()
 
     def _tell(self, event: Event) -> None:
         with self._changed:
@@ -156,7 +130,6 @@ class ClusterCache:
                 return
             for action in self._planner.step(event):
                 self._do(action)
-            self._pinned_gauge.set(self._planner.pinned_bytes)
 
     def _do(self, action: Action) -> None:
         match action:
@@ -166,20 +139,13 @@ class ClusterCache:
                 self._memory.begin_read(action.cluster, is_prefetch=action.purpose == "prefetch")
             case Evict():
                 self._memory.evict(action.cluster)
-                self._metrics.searcher.evictions.inc()
             case Grant():
-                self._metrics.searcher.cluster_requests.labels(tier=action.tier).inc()
-                self._arrive(Arrival(cluster=action.cluster, tier=action.tier))
-            case PrefetchEnded():
-                self._metrics.searcher.prefetches.labels(result=action.result).inc()
-
-    def _arrive(self, arrival: Arrival) -> None:
-        self._arrivals.append(arrival)
-        self._changed.notify_all()
-
-    # ---- the engine's threads
+                self._requests.labels(tier=action.tier).inc()
+                self._arrivals.append(Arrival(action.cluster, action.tier))
+                self._changed.notify_all()
 
     def _hear(self, event: MemoryEvent) -> None:
+        """Called by the engine's threads."""
         match event:
             case ReadDone():
                 self._tell(ReadEnded(cluster=event.slice_id))
@@ -189,4 +155,4 @@ class ClusterCache:
                     self._failure = event.error
                     self._changed.notify_all()
             case _:
-                pass  # the bytes of a read that failed came back: the run is over
+                pass  # the bytes of a failed read are free again: the run is over

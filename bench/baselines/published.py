@@ -50,7 +50,7 @@ class PublishedSearch(CarpoolSearch):
         super().open(data, limits)
 
     def _executor(self) -> OpenExecutor:
-        from bench.baselines.build import query_by_query
+        from bench.baselines.query_by_query import query_by_query
 
         return query_by_query(self._prefetch)
 

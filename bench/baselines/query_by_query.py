@@ -1,23 +1,21 @@
-"""One query after the other, in the order of the groups (CaGR-RAG, Alg. 1 step 4): the published
-way, and the baseline.
-"""
+"""The baseline: one query after the other, in the order of the groups (CaGR-RAG, Alg. 1 step 4)."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
-from bench.baselines.cluster_cache import Arrival, ClusterCache
-from bench.baselines.read_steps import uncut
+from bench.baselines.cluster_cache import ClusterCache
+from bench.baselines.read_planner import PrefetchMode, ReadLimits, ReadPlanner
 from carpool.clock import Clock
 from schemas.record import ClusterId
-from schemas.retrieval import Probe
+from schemas.retrieval import Probe, Tier
+from searcher.build import PlaneParts
 from searcher.events import EventLog
-from searcher.executor import Finish, Search, SearchGroup, SearchResult
+from searcher.executor import Executor, Finish, Search, SearchGroup, SearchResult
 from searcher.plan.slices import SliceId
 from searcher.scoring.flat import FlatKernel
 from searcher.scoring.kernel import QueryBatch, Scoring
@@ -39,28 +37,26 @@ class QueryByQuery:
         self._is_stopped = False
 
     def join(self, group: SearchGroup) -> None:
-        """Takes in a group; see `Executor.join`."""
+        """Adds a group; see `Executor.join`."""
         with self._changed:
             self._waiting.append(group)
             self._changed.notify_all()
 
     def drop(self, keys: Collection[int]) -> None:
-        """Not used: a benchmark drops nothing and sets no deadlines."""
+        """Not implemented: no benchmark drops a query."""
         raise NotImplementedError
 
     def run(self, finish: Finish) -> None:
         """Searches group after group; see `Executor.run`. Raises the error of a failed read."""
         while (group := self._take()) is not None:
-            clusters = tuple(uncut(search.clusters) for search in group.searches)
-            self._cache.begin_group(clusters, uncut(group.next_query))
-            try:
-                for position, search in enumerate(group.searches):
-                    found = self._find(position, search)
-                    if self._is_stopped:
-                        return
-                    finish(search, found)
-            finally:
-                self._cache.end_group()
+            clusters = tuple(_slices(search.clusters) for search in group.searches)
+            self._cache.begin_group(clusters, _slices(group.next_query))
+            for search in group.searches:
+                found = self._find(search)
+                if self._is_stopped:
+                    return
+                finish(search, found)
+            self._cache.end_group()
 
     def stop(self) -> None:
         """Ends the query in progress too; see `Executor.stop`."""
@@ -79,29 +75,26 @@ class QueryByQuery:
                 self._changed.wait()
             return None if self._is_stopped else self._waiting.popleft()
 
-    def _find(self, position: int, search: Search) -> SearchResult:
+    def _find(self, search: Search) -> SearchResult:
         started_us = now_us = self._clock.now_us()
         search_us = 0
         slot = self._table.add(search.top_k)
-        arrivals: dict[ClusterId, Arrival] = {}
-        with closing(self._cache.query(position, uncut(search.clusters))) as arriving:
-            for arrival in arriving:
-                arrived_us = self._clock.now_us()
-                cluster = ClusterId(arrival.cluster)
-                arrivals[cluster] = arrival
-                self._score(cluster, search, slot)
-                now_us = self._clock.now_us()
-                search_us += now_us - arrived_us
-                self._events.scored(cluster, arrived_us, now_us)
+        tiers: dict[ClusterId, Tier] = {}
+        for slice_id, tier in self._cache.query(_slices(search.clusters)):
+            arrived_us = self._clock.now_us()
+            cluster = ClusterId(slice_id)
+            tiers[cluster] = tier
+            self._score(slice_id, search, slot)
+            now_us = self._clock.now_us()
+            search_us += now_us - arrived_us
+            self._events.scored(cluster, arrived_us, now_us)
         best = self._table.best(slot)
         self._table.remove(slot)
         ended_us = self._clock.now_us()
         search_us += ended_us - now_us
         return SearchResult(
             best=best,
-            probes=tuple(
-                Probe(cluster=c, tier=arrivals[c].tier) for c in search.clusters if c in arrivals
-            ),
+            probes=tuple(Probe(cluster=c, tier=tiers[c]) for c in search.clusters if c in tiers),
             skipped=(),
             errors=(),
             bytes_read=self._cache.query_read_bytes(),
@@ -110,9 +103,34 @@ class QueryByQuery:
             search_us=search_us,
         )
 
-    def _score(self, cluster: ClusterId, search: Search, slot: int) -> None:
+    def _score(self, cluster: SliceId, search: Search, slot: int) -> None:
         batch = QueryBatch(np.array([slot], np.intp), search.vector[None, :])
-        scorings = [Scoring(self._cache.pages(SliceId(cluster)), np.zeros(1, np.intp))]
+        scorings = [Scoring(self._cache.pages(cluster), np.zeros(1, np.intp))]
         floors, top_ks = self._table.floors(batch.slots), self._table.top_ks(batch.slots)
         candidates, _ = scan(self._kernel, scorings, batch, floors, top_ks)
         self._table.merge([candidates])
+
+
+def query_by_query(prefetch: PrefetchMode) -> Callable[[PlaneParts], Executor]:
+    """Returns the `executor` of `open_search_plane` that searches one query after the other.
+
+    The settings must not cut clusters (`slice_bytes_max` 0).
+    """
+
+    def make(parts: PlaneParts) -> Executor:
+        limits = ReadLimits(
+            budget_bytes=parts.memory.arena_bytes_total,
+            demand_reads_max=parts.settings.reads_in_flight_max,
+            prefetch_reads_max=parts.settings.prefetch_reads_max,
+            prefetch=prefetch,
+        )
+        planner = ReadPlanner(limits, parts.size_bytes(), parts.policy())
+        cache = ClusterCache(memory=parts.memory, planner=planner, metrics=parts.metrics)
+        return QueryByQuery(cache, parts.clock, parts.events)
+
+    return make
+
+
+def _slices(clusters: Iterable[ClusterId]) -> tuple[SliceId, ...]:
+    """The slices of clusters that are not cut: slice n is cluster n."""
+    return tuple(map(SliceId, clusters))

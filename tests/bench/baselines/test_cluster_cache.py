@@ -1,4 +1,4 @@
-"""The cluster cache over real memory: joined reads, errors, what is held, shutdown."""
+"""The cluster cache over real memory: joined reads, errors, the budget, shutdown."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from bench.baselines.cluster_cache import Arrival, ClusterCache
+from bench.baselines.cluster_cache import ClusterCache
 from bench.baselines.read_planner import ReadLimits, ReadPlanner
 from carpool.clock import SystemClock
 from carpool.disk.manifest import read_manifest
@@ -29,7 +29,7 @@ from searcher.store.memory import MemoryEngine
 from searcher.store.threads import ThreadEngine
 from tests.searcher.helpers import SmallIndex, random_index
 
-A, B, C, D = (SliceId(c) for c in range(4))
+A, B, C = (SliceId(c) for c in range(3))
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
 
 
 class Watched(ThreadEngine):
-    """Threads over a segment in memory; counts reads of whole clusters, and does what a test wants
-    before each.
-    """
+    """Threads over a segment in memory: counts reads of clusters, calls `before` in each."""
 
     def __init__(self, index: SmallIndex, before: Callable[[int], None] = lambda _: None) -> None:
         super().__init__(self._watch, depth=4, prefetch_depth=1, clock=SystemClock())
@@ -72,16 +70,18 @@ class Running:
     def sample(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"carpool_{name}", labels or None) or 0.0
 
+    def ask(self, *clusters: SliceId, then: tuple[SliceId, ...] = ()) -> dict[SliceId, str]:
+        """Searches a group of one query to its end; returns where each cluster was found."""
+        self.cache.begin_group((clusters,), then)
+        arrived = dict(self.cache.query(clusters))
+        self.cache.end_group()
+        self.cache.check_integrity()
+        return arrived
+
 
 @contextmanager
 def caching(
-    index: SmallIndex,
-    engine: Watched,
-    *,
-    budget_bytes: int = 8 << 20,
-    demand: int = 2,
-    prefetch: int = 1,
-    attempts: int = 2,
+    index: SmallIndex, engine: Watched, *, budget_bytes: int = 8 << 20, prefetch: int = 1
 ) -> Iterator[Running]:
     """Every cluster is one block read."""
     metrics = Metrics()
@@ -93,17 +93,18 @@ def caching(
         paths=["the.seg"],
         arena=Arena(budget_bytes, layout.page_bytes),
         engine=engine,
-        rules=ReadRules(attempts=attempts, timeout_us=60_000_000, watch_us=5_000),
+        rules=ReadRules(attempts=2, timeout_us=60_000_000, watch_us=5_000),
         metrics=metrics,
         clock=SystemClock(),
         events=NoEvents(),
     )
-    sizes = {
-        SliceId(extent.cluster): memory.arena_bytes(SliceId(extent.cluster))
-        for extent in index.extents
-    }
+    slices = [SliceId(extent.cluster) for extent in index.extents]
+    sizes = {number: memory.arena_bytes(number) for number in slices}
     limits = ReadLimits(
-        budget_bytes=memory.arena_bytes_total, demand_reads_max=demand, prefetch_reads_max=prefetch
+        budget_bytes=memory.arena_bytes_total,
+        demand_reads_max=2,
+        prefetch_reads_max=prefetch,
+        prefetch="overlapped",
     )
     cache = ClusterCache(memory=memory, planner=ReadPlanner(limits, sizes, Lru()), metrics=metrics)
     try:
@@ -113,73 +114,41 @@ def caching(
         assert memory.close(30)
 
 
-def ask(
-    cache: ClusterCache, *clusters: SliceId, then: tuple[SliceId, ...] = ()
-) -> dict[SliceId, Arrival]:
-    """A group of one query, searched to its end."""
-    cache.begin_group((clusters,), then)
-    with closing(cache.query(0, clusters)) as arriving:
-        arrived = {arrival.cluster: arrival for arrival in arriving}
-    cache.end_group()
-    cache.check_integrity()
-    return arrived
-
-
-def assert_(is_true: bool) -> None:
-    assert is_true
-
-
-def test_a_query_gets_every_cluster_with_the_rows_that_lie_on_disk(index: SmallIndex) -> None:
+def test_a_query_gets_every_cluster_with_the_rows_on_disk(index: SmallIndex) -> None:
     with caching(index, Watched(index)) as it:
         it.cache.begin_group(((A, B, C),), ())
-        seen = set()
-        for arrival in it.cache.query(0, (A, B, C)):
-            rows = dense(it.cache.pages(arrival.cluster))
-            assert rows.rows.tolist() == np.flatnonzero(index.assigned == arrival.cluster).tolist()
+        for cluster, tier in it.cache.query((A, B, C)):
+            assert tier == "ssd"
+            rows = dense(it.cache.pages(cluster))
+            assert rows.rows.tolist() == np.flatnonzero(index.assigned == cluster).tolist()
             assert np.array_equal(rows.vectors, index.vectors[rows.rows])
-            seen.add((arrival.cluster, arrival.tier))
-        assert seen == {(A, "ssd"), (B, "ssd"), (C, "ssd")}
         assert it.cache.query_read_bytes() == sum(index.extents[c].size_bytes for c in (A, B, C))
         it.cache.end_group()
-        assert {a.tier for a in ask(it.cache, A, B, C).values()} == {"ram"}
+        assert it.ask(A, B, C) == dict.fromkeys((A, B, C), "ram")
         assert it.cache.query_read_bytes() == 0
 
 
-def test_a_prefetch_in_flight_is_joined_by_the_demand_and_read_once(index: SmallIndex) -> None:
+def test_a_prefetch_in_flight_is_joined_and_one_that_waits_is_promoted(index: SmallIndex) -> None:
     go_on = threading.Event()
-    engine = Watched(index, lambda cluster: None if cluster != B else assert_(go_on.wait(30)))
-    with caching(index, engine) as it:
-        ask(it.cache, A, then=(B,))
-        engine.wait_for(B)
-        it.cache.begin_group(((B, A),), ())
-        arriving = it.cache.query(0, (B, A))
-        assert next(arriving).cluster == A  # B does not delay it
-        go_on.set()
-        assert [(a.cluster, a.tier) for a in arriving] == [(B, "ssd")]
-        assert it.cache.query_read_bytes() == 0
-        assert engine.reads == {A: 1, B: 1}
-        assert it.sample("prefetches_total", result="late") == 1
-        assert it.sample("bytes_read_total", purpose="demand") == index.extents[A].size_bytes
-        assert it.sample("bytes_read_total", purpose="prefetch") == index.extents[B].size_bytes
-        assert it.sample("cluster_requests_total", tier="ram") == 1
-        assert it.sample("cluster_requests_total", tier="ssd") == 2
 
+    def pause_at_b(cluster: int) -> None:
+        assert cluster != B or go_on.wait(30)
 
-def test_a_prefetch_that_waits_in_the_engine_is_promoted_when_a_query_wants_it(
-    index: SmallIndex,
-) -> None:
-    """Of two prefetches the engine begins one; the other begins when it is wanted, while the first
-    still hangs.
-    """
-    go_on = threading.Event()
-    engine = Watched(index, lambda cluster: None if cluster != B else assert_(go_on.wait(30)))
+    engine = Watched(index, pause_at_b)
     with caching(index, engine, prefetch=2) as it:
-        ask(it.cache, A, then=(B, C))
+        it.ask(A, then=(B, C))
         engine.wait_for(B)
-        assert engine.reads[C] == 0
-        it.cache.begin_group(((C,),), ())
-        assert [a.cluster for a in it.cache.query(0, (C,))] == [C]
+        assert engine.reads[C] == 0  # the engine begins one prefetch at a time
+        it.cache.begin_group(((B, C, A),), ())
+        arriving = it.cache.query((B, C, A))
+        assert [next(arriving).cluster, next(arriving).cluster] == [A, C]  # B does not delay them
         go_on.set()
+        assert list(arriving) == [(B, "ssd")]
+        assert it.cache.query_read_bytes() == 0
+        assert engine.reads == {A: 1, B: 1, C: 1}
+        assert it.sample("bytes_read_total", purpose="demand") == index.extents[A].size_bytes
+        assert it.sample("cluster_requests_total", tier="ram") == 1
+        assert it.sample("cluster_requests_total", tier="ssd") == 3
 
 
 def test_within_a_budget_of_two_clusters_any_sequence_of_queries_is_served(
@@ -188,97 +157,60 @@ def test_within_a_budget_of_two_clusters_any_sequence_of_queries_is_served(
     sizes = sorted(extent.size_bytes for extent in index.extents)
     budget_bytes = sizes[-1] + sizes[-2]
     peaks: list[float] = []
-    with caching(index, Watched(index), budget_bytes=budget_bytes, demand=3, prefetch=2) as it:
+    with caching(index, Watched(index), budget_bytes=budget_bytes, prefetch=2) as it:
         generator = np.random.default_rng(3)
         clusters = [
             tuple(SliceId(int(c)) for c in generator.permutation(8)[:4]) for _ in range(120)
         ]
         for now, then in itertools.pairwise(clusters):
-            arrived = ask(it.cache, *now, then=then)
-            assert arrived.keys() == set(now)
+            assert it.ask(*now, then=then).keys() == set(now)
             peaks.append(
                 sum(it.sample("resident_bytes", kind=kind) for kind in ("resident", "in_flight"))
             )
         assert sizes[-1] < max(peaks) <= budget_bytes == it.sample("budget_bytes")
 
 
-def test_a_read_that_fails_and_then_goes_through_is_not_noticed(index: SmallIndex) -> None:
-    failures = iter([True])
-
-    def fail_once(_: int) -> None:
-        if next(failures, False):
-            raise RetryableError("passing")
-
-    engine = Watched(index, fail_once)
-    with caching(index, engine, attempts=2) as it:
-        ask(it.cache, A)
-        assert engine.reads[A] == 2
-
-
-def test_a_read_that_fails_again_ends_the_search_with_its_error(index: SmallIndex) -> None:
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_read_that_fails_is_retried_and_then_ends_the_search_with_its_error(
+    index: SmallIndex, failures: int
+) -> None:
     def fail(cluster: int) -> None:
-        if cluster == B:
+        if cluster == B and engine.reads[B] <= failures:
             raise RetryableError("the cable is out")
 
     engine = Watched(index, fail)
-    with caching(index, engine, attempts=3) as it, pytest.raises(RetryableError, match="cable"):
-        ask(it.cache, A, B, C)
-    assert engine.reads[B] == 3
+    with caching(index, engine) as it:
+        if failures == 1:
+            assert it.ask(A, B, C).keys() == {A, B, C}
+        else:
+            with pytest.raises(RetryableError, match="cable"):
+                it.ask(A, B, C)
+    assert engine.reads[B] == 2
 
 
-def test_damage_is_never_retried_nor_granted_and_is_counted(index: SmallIndex) -> None:
+def test_damage_ends_the_search_without_a_retry(index: SmallIndex) -> None:
     engine = Watched(index)
     extent = index.extents[B]
     engine.segment[extent.offset_bytes + 50] ^= 1
-    with caching(index, engine) as it:
-        with pytest.raises(CorruptionError) as raised:
-            ask(it.cache, A, B)
-        assert (raised.value.path, raised.value.offset_bytes) == ("the.seg", extent.offset_bytes)
-        assert engine.reads[B] == 1
-        assert it.sample("clusters_damaged_total") == 1
+    with caching(index, engine) as it, pytest.raises(CorruptionError) as raised:
+        it.ask(A, B)
+    assert (raised.value.path, raised.value.offset_bytes) == ("the.seg", extent.offset_bytes)
+    assert engine.reads[B] == 1
 
 
-def test_a_query_that_is_given_up_frees_its_clusters(index: SmallIndex) -> None:
-    sizes = [extent.size_bytes for extent in index.extents]
-    with caching(index, Watched(index), budget_bytes=max(sizes)) as it:
-        it.cache.begin_group(((A, B), (C,)), ())
-        arriving = it.cache.query(0, (A, B))
-        next(arriving)
-        arriving.close()
-        assert [a.cluster for a in it.cache.query(1, (C,))] == [C]
-        it.cache.end_group()
-
-
-def test_stopping_ends_a_query_that_waits_and_closing_says_whether_the_reads_are_done(
-    index: SmallIndex,
-) -> None:
+def test_stopping_ends_a_query_that_waits(index: SmallIndex) -> None:
     go_on = threading.Event()
-    engine = Watched(index, lambda _: assert_(go_on.wait(30)))
+
+    def pause(_: int) -> None:
+        assert go_on.wait(30)
+
+    engine = Watched(index, pause)
     with caching(index, engine) as it:
-        arrived: list[Arrival] = []
-
-        def search() -> None:
-            it.cache.begin_group(((A, B),), ())
-            arrived.extend(it.cache.query(0, (A, B)))
-
-        thread = threading.Thread(target=search)
+        thread = threading.Thread(target=it.ask, args=(A, B))
         thread.start()
         engine.wait_for(A)
         it.cache.stop()
-        assert it.memory.close(0.0) is False
+        assert it.memory.close(0.0) is False  # reads are in flight
         thread.join(30)
         assert not thread.is_alive()
-        assert arrived == []
         go_on.set()
-
-
-def test_the_gauges_show_resident_and_pinned_bytes(index: SmallIndex) -> None:
-    with caching(index, Watched(index), budget_bytes=4096 * 3000) as it:
-        ask(it.cache, A, B)
-        it.cache.begin_group(((A,),), (B,))
-        list(it.cache.query(0, (A,)))
-        resident_bytes = index.extents[A].size_bytes + index.extents[B].size_bytes
-        assert it.sample("resident_bytes", kind="resident") == resident_bytes
-        assert it.sample("resident_bytes", kind="in_flight") == 0
-        assert it.sample("resident_bytes", kind="pinned") == index.extents[B].size_bytes
-        assert it.sample("budget_bytes") == 4096 * 3000
