@@ -8,7 +8,7 @@ from carpool.loop.stage import Unit
 from generator.answers import Generated, Timings
 from generator.llm.protocol import PromptRefused
 from generator.plan.dispatch import DispatchLimits
-from generator.plan.order import Prompt
+from generator.plan.queue import Prompt
 from generator.prompts import PreparedPrompt
 from generator.settings import GeneratorSettings, LlmSettings
 from schemas.retrieval import Retrieval

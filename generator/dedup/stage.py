@@ -24,7 +24,6 @@ from generator.plan.answer_dedup import (
     DedupAction,
     DedupQuery,
     GenerateAnswer,
-    LoggedAnswer,
     RefuseConflict,
     ReplayAnswer,
     SkipAnswered,
@@ -35,7 +34,6 @@ from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.errors import RecordError
-from schemas.record import Source
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS
 
@@ -236,7 +234,9 @@ class DedupStage:
         with self._lock:
             for message, answer in decoded:
                 if answer is not None:
-                    self._decided.extend(self._dedup.seen(_logged_answer(answer, message.source)))
+                    place = message.source
+                    seen = self._dedup.seen(answer, place.partition, place.offset)
+                    self._decided.extend(seen)
                 elif message.value is None and message.key is not None:
                     self._dedup.deleted(message.key.decode("utf-8", "replace"))
                 else:
@@ -305,17 +305,6 @@ def _dedup_query(unit: Unit[Retrieval]) -> DedupQuery:
         digest=query_digest(retrieval.query),
         partition=unit.source.partition,
         deadline_us=deadline_us_of(retrieval),
-    )
-
-
-def _logged_answer(answer: Answer, place: Source) -> LoggedAnswer:
-    return LoggedAnswer(
-        query_id=answer.query_id,
-        source=answer.source,
-        status=answer.status,
-        digest=answer.query_digest,
-        partition=place.partition,
-        offset=place.offset,
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from generator.plan.recent import Recent
-from schemas.answer import Status
+from schemas.answer import Answer
 from schemas.record import Source
 
 KEY_BYTES = 16
@@ -34,18 +34,6 @@ class DedupQuery:
     digest: str
     partition: int
     deadline_us: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoggedAnswer:
-    """An answer in the log, and its place."""
-
-    query_id: str
-    source: Source | None
-    status: Status
-    digest: str | None
-    partition: int
-    offset: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,8 +148,8 @@ class AnswerDedup:
         self._forget(entry)
         return self._advance((entry.query.query_id,))
 
-    def seen(self, answer: LoggedAnswer) -> tuple[DedupAction, ...]:
-        """The log shows an answer, of this member or another."""
+    def seen(self, answer: Answer, partition: int, offset: int) -> tuple[DedupAction, ...]:
+        """The log shows an answer at this place, of this member or another."""
         if answer.source is not None:
             key = _source_key(answer.query_id, answer.source)
             self._answered.put(key, True)
@@ -169,8 +157,8 @@ class AnswerDedup:
             entry = self._queries.get(same_id.open.get(key, -1)) if same_id is not None else None
             if entry is not None and entry.state == "handed_over":
                 self._forget(entry)
-        if answer.status == "ok" and answer.digest is not None:
-            stored = _StoredAnswer(answer.partition, answer.offset, _key(answer.digest))
+        if answer.status == "ok" and answer.query_digest is not None:
+            stored = _StoredAnswer(partition, offset, _key(answer.query_digest))
             self._ok.put(_key(answer.query_id), stored)
         return self._advance((answer.query_id,))
 

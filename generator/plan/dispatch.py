@@ -12,10 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from generator.plan.backoff import Backoff
 from generator.plan.health import CHECK, ServerHealth, ServerState
-from generator.plan.order import ArrivalOrder, Order, Prompt
-from generator.plan.queue import PromptQueue, QueuedPrompt
+from generator.plan.queue import Prompt, PromptQueue, QueuedPrompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,11 +146,14 @@ DispatchAction: TypeAlias = (
 class Dispatcher:
     """See the module. Not thread-safe: the caller locks. A step costs O(prompts)."""
 
-    def __init__(self, limits: DispatchLimits, order: Order | None = None) -> None:
+    def __init__(self, limits: DispatchLimits) -> None:
         self._limits = limits
-        backoff = Backoff(limits.backoff_us_min, limits.backoff_us_max)
-        self._health = ServerHealth(backoff, retry_after_us_max=limits.retry_after_us_max)
-        self._queue = PromptQueue(order if order is not None else ArrivalOrder())
+        self._health = ServerHealth(
+            backoff_us_min=limits.backoff_us_min,
+            backoff_us_max=limits.backoff_us_max,
+            retry_after_us_max=limits.retry_after_us_max,
+        )
+        self._queue = PromptQueue()
         self._in_flight: dict[int, QueuedPrompt] = {}
         self._answered = 0
         self._now_us = 0

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from generator.plan.backoff import Backoff
-
 ServerState = Literal["open", "paused", "probing"]
 CHECK: Literal["check"] = "check"
 Probe: TypeAlias = int | Literal["check"]
@@ -20,12 +18,18 @@ Probe: TypeAlias = int | Literal["check"]
 class ServerHealth:
     """A state machine over accepted and refused requests.
 
-    Read `state`, `probe` (None: no probe is out) and `paused_until_us` freely.
+    The pause after a refusal doubles with each refusal in a row, from `backoff_us_min` to
+    `backoff_us_max`. The server may ask for a longer one, up to `retry_after_us_max`. Read `state`,
+    `probe` (None: no probe is out) and `paused_until_us` freely.
     """
 
-    def __init__(self, backoff: Backoff, *, retry_after_us_max: int) -> None:
-        self._backoff = backoff
+    def __init__(
+        self, *, backoff_us_min: int, backoff_us_max: int, retry_after_us_max: int
+    ) -> None:
+        self._backoff_us_min = backoff_us_min
+        self._backoff_us_max = backoff_us_max
         self._retry_after_us_max = retry_after_us_max
+        self._backoff_us = backoff_us_min
         self.state: ServerState = "probing"
         self.probe: Probe | None = None
         self.paused_until_us = 0
@@ -45,7 +49,7 @@ class ServerHealth:
         if self.state == "probing" and self.probe == request:
             self.state, self.probe = "open", None
         if self.state == "open" and request != CHECK:
-            self._backoff.reset()
+            self._backoff_us = self._backoff_us_min
 
     def refused(self, retry_after_us: int | None, now_us: int) -> None:
         """The server refused a request: pause for the backoff, or for as long as the server asked.
@@ -58,7 +62,8 @@ class ServerHealth:
             self.paused_until_us = max(self.paused_until_us, now_us + asked_us)
             return
         self.state, self.probe = "paused", None
-        self.paused_until_us = now_us + max(self._backoff.next_us(), asked_us)
+        self.paused_until_us = now_us + max(self._backoff_us, asked_us)
+        self._backoff_us = min(2 * self._backoff_us, self._backoff_us_max)
 
     def cancelled(self, request: Probe) -> None:
         """A request was cancelled. If it was the probe, another probe must be sent."""

@@ -5,10 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from generator.plan.order import Order, Prompt
-
 OLDEST_EVERY = 16
 """Every 16th prompt sent is the one that waited longest, so no priority starves a prompt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """A prompt as the queue sees it. Lower `priority` is sooner; times are epoch microseconds."""
+
+    id: int
+    arrival_us: int
+    priority: int = 0
+    deadline_us: int | None = None
+
+    def is_late(self, now_us: int) -> bool:
+        """Returns whether the deadline has passed."""
+        return self.deadline_us is not None and now_us >= self.deadline_us
+
+    def urgency(self) -> tuple[int, bool, int, int, int]:
+        """Returns the key of the order: priority, deadline (none is last), arrival, id."""
+        return (
+            self.priority,
+            self.deadline_us is None,
+            self.deadline_us or 0,
+            self.arrival_us,
+            self.id,
+        )
 
 
 @dataclass(slots=True)
@@ -28,8 +50,7 @@ class QueuedPrompt:
 class PromptQueue:
     """The waiting prompts. Choosing one costs O(waiting)."""
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
+    def __init__(self) -> None:
         self._waiting: dict[int, QueuedPrompt] = {}
         self._taken = 0
 
@@ -60,7 +81,7 @@ class PromptQueue:
     def take_probe(self) -> QueuedPrompt:
         """Removes and returns the prompt to probe the server with; `has_probe` was True."""
         fit = [queued.prompt for queued in self if queued.failures == 0]
-        return self._take(self._order.first(fit))
+        return self._take(min(fit, key=Prompt.urgency))
 
     def take_next(self, now_us: int) -> QueuedPrompt | None:
         """Removes and returns the next prompt to send, or None if none may be sent now."""
@@ -69,7 +90,7 @@ class PromptQueue:
             return None
         if (self._taken + 1) % OLDEST_EVERY == 0:
             return self._take(min(ready, key=lambda prompt: (prompt.arrival_us, prompt.id)))
-        return self._take(self._order.first(ready))
+        return self._take(min(ready, key=Prompt.urgency))
 
     def has_ready(self, now_us: int) -> bool:
         """Returns whether a prompt may be sent now."""

@@ -17,14 +17,14 @@ from generator.plan.answer_dedup import (
     DedupAction,
     DedupQuery,
     GenerateAnswer,
-    LoggedAnswer,
     ReplayAnswer,
 )
 from generator.plan.query_digest import query_digest
 from generator.plan.recent import Recent
+from schemas.answer import Answer
 from schemas.query import Generation
 from schemas.record import Source
-from tests.records import a_query, a_source
+from tests.records import a_query, a_source, an_answer
 from tests.transcripts import Execute
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("dedup_*.txt"))
@@ -62,7 +62,7 @@ class DedupTranscript:
             case "end":
                 return dedup.ended(numbers[0], has_answer="without" not in arguments)
             case "log":
-                return dedup.seen(_logged(numbers[0], options))
+                return dedup.seen(_logged(options), 0, numbers[0])
             case "read":
                 return dedup.read(numbers[0])
             case "gone":
@@ -101,21 +101,19 @@ def _query(unit_id: int, options: Options) -> DedupQuery:
     )
 
 
-def _logged(offset: int, options: Options) -> LoggedAnswer:
-    return LoggedAnswer(
-        query_id=options.get("id", "q"),
+def _logged(options: Options) -> Answer:
+    return an_answer(
+        options.get("id", "q"),
+        options.get("status", "ok"),
         source=_source(options),
-        status=options.get("status", "ok"),  # type: ignore[arg-type]
-        digest=options.get("digest", "d") or None,
-        partition=0,
-        offset=offset,
+        query_digest=options.get("digest", "d") or None,
     )
 
 
 def test_the_oldest_ids_are_forgotten_and_the_newest_half_never() -> None:
     dedup = AnswerDedup(ids_max=20)
     for n in range(100):
-        dedup.seen(_logged(n, {"source": str(n), "id": f"q-{n}"}))
+        dedup.seen(_logged({"source": str(n), "id": f"q-{n}"}), 0, n)
     assert dedup.ids <= 20
     for n in range(90, 100):
         (action,) = dedup.arrived(_query(n, {"source": str(1_000 + n), "id": f"q-{n}"}))

@@ -1,8 +1,13 @@
-"""The dispatcher: order, deadlines, revocation, and that each query ends once."""
+"""The dispatcher: order, deadlines, revocation, and that each query ends once.
+
+Commands of its transcripts: `new` begins with another dispatcher, `open` with one whose server has
+passed a check. `TIME EVENT [ids] [option=value]` is one step at TIME, in microseconds. Its output
+is the actions, and the state after the step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.plan.backoff import Backoff
 from generator.plan.dispatch import (
     CancelRequest,
     CheckPassed,
@@ -30,33 +34,78 @@ from generator.plan.dispatch import (
     SendPrompt,
     TimePassed,
 )
-from generator.plan.order import ArrivalOrder, Prompt
-from generator.plan.queue import OLDEST_EVERY
-from tests.generator.dispatching import LIMITS, DispatchTranscript
+from generator.plan.queue import OLDEST_EVERY, Prompt
 from tests.transcripts import Execute
 
-
-def test_the_order_is_priority_then_deadline_then_arrival_then_id() -> None:
-    expected = [
-        Prompt(id=9, arrival_us=50, priority=-1),
-        Prompt(id=8, arrival_us=40, deadline_us=500),
-        Prompt(id=7, arrival_us=30, deadline_us=600),
-        Prompt(id=3, arrival_us=10),
-        Prompt(id=4, arrival_us=10),
-        Prompt(id=1, arrival_us=20),
-        Prompt(id=0, arrival_us=0, priority=1, deadline_us=100),
-    ]
-    waiting = sorted(expected, key=lambda prompt: prompt.id)
-    chosen = []
-    while waiting:
-        chosen.append(ArrivalOrder().first(waiting))
-        waiting.remove(chosen[-1])
-    assert chosen == expected
+LIMITS = DispatchLimits(
+    concurrency=2,
+    prompts_max=5,
+    backoff_us_min=100,
+    backoff_us_max=1_000,
+    retry_after_us_max=5_000,
+    failures_max=2,
+)
 
 
-@given(st.permutations([Prompt(id=id, arrival_us=id % 2, priority=id % 3) for id in range(6)]))
-def test_the_choice_does_not_depend_on_the_sequence_of_the_waiting(waiting: list[Prompt]) -> None:
-    assert ArrivalOrder().first(waiting).id == 0
+class DispatchTranscript:
+    """Executes the commands of one transcript."""
+
+    def execute(self, command: str) -> list[str]:
+        """Returns the actions of a command, one a line, and the state."""
+        first, *words = command.split()
+        options = {
+            name: int(value) for name, _, value in (word.partition("=") for word in words) if value
+        }
+        if first == "new":
+            self.dispatcher = Dispatcher(replace(LIMITS, **options))
+            return []
+        if first == "open":
+            self.dispatcher = open_dispatcher(**options)
+            return []
+        kind, *arguments = (word for word in words if "=" not in word)
+        ids = [int(argument) for argument in arguments if argument.isdigit()]
+        now_us = int(first)
+        output = []
+        for event in _events(kind, ids, options, "suspect" in arguments, now_us):
+            actions = self.dispatcher.step(event, now_us)
+            self.dispatcher.check_integrity()
+            output += [
+                f"{type(action).__name__} " + " ".join(str(getattr(action, name)) for name in names)
+                if (names := action.__slots__)
+                else type(action).__name__
+                for action in actions
+            ]
+        return [*output, self._state()]
+
+    def _state(self) -> str:
+        one = self.dispatcher
+        return (
+            f"{one.server}: {one.prompts} prompts, {one.in_flight} in flight, "
+            f"credit {one.credit()}, wakes at {one.wake_us()}"
+        )
+
+
+def _events(
+    kind: str, ids: list[int], options: dict[str, int], suspect: bool, now_us: int
+) -> list[DispatchEvent]:
+    match kind:
+        case "arrive":
+            prompts = (Prompt(id=id, arrival_us=now_us, **options) for id in ids)
+            return [PromptArrived(prompt=prompt) for prompt in prompts]
+        case "accept":
+            return [RequestAccepted(id=id) for id in ids]
+        case "end":
+            return [RequestEnded(id=id) for id in ids]
+        case "refuse":
+            refused = ids or [None]
+            return [RequestRefused(id=id, suspect=suspect, **options) for id in refused]
+        case "pass":
+            return [CheckPassed()]
+        case "revoke":
+            return [PromptsRevoked(ids=frozenset(ids))]
+        case "wait":
+            return [TimePassed()]
+    raise ValueError(f"no event {kind!r}")
 
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("dispatch_*.txt"))
@@ -67,27 +116,26 @@ def test_dispatch_transcript(path: Path, check_transcript: Callable[[Path, Execu
     check_transcript(path, DispatchTranscript().execute)
 
 
-def test_a_hundred_refusals_in_a_row_still_pause_for_the_maximum() -> None:
-    backoff = Backoff(100, 1_000)
-    assert [backoff.next_us() for _ in range(100)] == [100, 200, 400, 800] + 96 * [1_000]
-    backoff.reset()
-    assert backoff.next_us() == 100
-
-
-def test_a_prompt_that_comes_twice_is_a_fault_of_the_caller() -> None:
-    dispatcher = Dispatcher(LIMITS)
+def open_dispatcher(**limits: int) -> Dispatcher:
+    """A dispatcher without prompts, whose server has passed a check."""
+    dispatcher = Dispatcher(replace(LIMITS, **limits))
     dispatcher.step(TimePassed(), 0)
-    for id in (1, 2):
-        arrive(dispatcher, id)
     dispatcher.step(CheckPassed(), 0)
-    arrive(dispatcher, 3)
-    for id in (1, 3):
-        with pytest.raises(AssertionError, match="came twice"):
-            arrive(dispatcher, id)
+    return dispatcher
 
 
-def arrive(dispatcher: Dispatcher, id: int) -> None:
-    dispatcher.step(PromptArrived(prompt=Prompt(id=id, arrival_us=0)), 0)
+def sent_by(actions: tuple[DispatchAction, ...]) -> list[int]:
+    return [action.id for action in actions if isinstance(action, SendPrompt)]
+
+
+@pytest.mark.parametrize("place", ["in flight", "waiting"])
+def test_a_prompt_that_comes_twice_is_a_fault_of_the_caller(place: str) -> None:
+    dispatcher = open_dispatcher(concurrency=1)
+    dispatcher.step(PromptArrived(prompt=Prompt(id=1, arrival_us=0)), 0)
+    dispatcher.step(PromptArrived(prompt=Prompt(id=2, arrival_us=0)), 0)
+    twice = Prompt(id=1 if place == "in flight" else 2, arrival_us=0)
+    with pytest.raises(AssertionError, match="came twice"):
+        dispatcher.step(PromptArrived(prompt=twice), 0)
 
 
 STEPS = st.lists(
@@ -244,7 +292,7 @@ def test_over_any_history_each_query_ends_once_or_is_still_there(
         assert dispatcher.in_flight == len(accounts.running)
         for id in accounts.cancelled_now:
             assert id in was_running and id not in accounts.running
-        sent = [action for action in actions if isinstance(action, SendPrompt)]
+        sent = sent_by(actions)
         if not before_open and dispatcher.server != "open":
             assert len(sent) <= 1, "only a probe is sent to a server that refused"
         if dispatcher.server == "paused":
@@ -272,12 +320,9 @@ def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them_and_now_and_then
     ]
     for prompt in prompts:
         assert dispatcher.step(PromptArrived(prompt=prompt), 4) == ()
-    sent = [
-        action.id for action in dispatcher.step(CheckPassed(), 4) if isinstance(action, SendPrompt)
-    ]
+    sent = sent_by(dispatcher.step(CheckPassed(), 4))
     while dispatcher.in_flight:
-        actions = dispatcher.step(RequestEnded(id=sent[-1]), 5)
-        sent += [action.id for action in actions if isinstance(action, SendPrompt)]
+        sent += sent_by(dispatcher.step(RequestEnded(id=sent[-1]), 5))
     infinity = 1_000
     left = sorted(
         prompts, key=lambda p: (p.priority, p.deadline_us or infinity, p.arrival_us, p.id)
@@ -290,30 +335,12 @@ def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them_and_now_and_then
     assert sent == [prompt.id for prompt in plain]
 
 
-def test_no_priority_keeps_a_prompt_waiting_for_ever() -> None:
-    dispatcher = Dispatcher(replace(LIMITS, concurrency=1, prompts_max=100))
-    dispatcher.step(TimePassed(), 0)
-    dispatcher.step(CheckPassed(), 0)
+def test_no_prompt_waits_without_end_for_more_urgent_ones() -> None:
+    dispatcher = open_dispatcher(concurrency=1, prompts_max=100)
     dispatcher.step(PromptArrived(prompt=Prompt(id=0, arrival_us=1)), 1)
     dispatcher.step(PromptArrived(prompt=Prompt(id=1, arrival_us=2, priority=10_000)), 2)
     sent = [0]
     for id in range(2, 40):
         dispatcher.step(PromptArrived(prompt=Prompt(id=id, arrival_us=id + 1)), id + 1)
-        sent += [
-            action.id
-            for action in dispatcher.step(RequestEnded(id=sent[-1]), id + 1)
-            if isinstance(action, SendPrompt)
-        ]
+        sent += sent_by(dispatcher.step(RequestEnded(id=sent[-1]), id + 1))
     assert sent.index(1) < OLDEST_EVERY
-
-
-def test_the_order_that_is_passed_in_is_the_one_that_is_asked() -> None:
-    class LastFirst:
-        def first(self, waiting: Iterable[Prompt]) -> Prompt:
-            return max(waiting, key=lambda prompt: prompt.id)
-
-    dispatcher = Dispatcher(replace(LIMITS, concurrency=1), LastFirst())
-    dispatcher.step(TimePassed(), 0)
-    for id in (1, 2, 3):
-        arrive(dispatcher, id)
-    assert dispatcher.step(CheckPassed(), 0) == (SendPrompt(id=3, attempt=1),)
