@@ -1,1 +1,1 @@
-"""Which cluster leaves memory? One eviction policy a file, all behind `CachePolicy`."""
+"""Which cluster is evicted? One eviction policy a file; each implements `CachePolicy`."""

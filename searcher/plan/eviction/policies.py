@@ -1,4 +1,4 @@
-"""The eviction policies by name, as settings and benchmarks choose them."""
+"""The eviction policies by name."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ def make_policy(
     budget_bytes: int,
     read_latency_us: Mapping[SliceId, int],
 ) -> CachePolicy:
-    """Returns a new policy for clusters of these sizes (bytes in memory, every cluster of the
-    index).
+    """Returns a new policy for all clusters of an index; `size_bytes`: in memory.
 
-    `read_latency_us`: the profile of the index, empty where it has none: then `edgerag` counts
-    requests, and `gdsf` counts bytes as cost.
+    `read_latency_us`: the profile of the index. Where it is empty, `edgerag` counts requests, and
+    the cost of `gdsf` is bytes.
     """
     match name:
         case "lru":

@@ -1,9 +1,7 @@
-"""A ranking of resident clusters that is kept sorted, so that finding a victim is a walk and not a
-search.
+"""Eviction by rank: the base of the policies that give each cluster a number.
 
-Policies that rank by a number share it. The planner asks for a victim far more often than a rank
-changes, and most of what it finds first is protected: the walk runs over plain ids without a step
-of Python for each of them.
+Resident clusters are kept sorted by rank. The planner asks for a victim far more often than a rank
+changes, and it passes over many protected clusters: that pass runs without Python code for each.
 """
 
 from __future__ import annotations
@@ -17,11 +15,12 @@ from searcher.plan.slices import SliceId
 Rank = tuple[float, float]
 
 
-class Ranking:
-    """Clusters by rank, least first; the lower id of equals first.
+class RankedPolicy:
+    """Evicts the resident cluster of least rank; of equals, the one with the lower id.
 
-    Cost: `place`, `take` O(log n) comparisons and one move of n pointers, 1-2 us at 1,000 clusters;
-    `replace_all` O(n log n); `first` 25 ns for each protected cluster that it passes.
+    A subclass defines `touch` and `_rank`, and calls `_place` for a resident cluster whose rank
+    changed. Cost: `insert`, `remove`, `_place` O(log resident), 1-2 us at 1,000 clusters; `victim`
+    25 ns for each protected cluster that it passes.
     """
 
     def __init__(self) -> None:
@@ -29,53 +28,61 @@ class Ranking:
         self._sorted: list[tuple[Rank, SliceId]] = []
         self._order: list[SliceId] = []  # the clusters of `_sorted`, in its order
 
-    def __contains__(self, cluster: object) -> bool:
-        return cluster in self._ranks
+    def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
+        """Does nothing: this policy does not use the horizon."""
 
-    def __len__(self) -> int:
-        return len(self._ranks)
+    def insert(self, cluster: SliceId) -> None:
+        """Adds a cluster."""
+        assert cluster not in self._ranks, f"cluster {cluster} is resident already"
+        self._place(cluster)
 
-    def clusters(self) -> Set[SliceId]:
-        """Returns what is ranked; a view."""
-        return self._ranks.keys()
+    def remove(self, cluster: SliceId) -> None:
+        """Removes a cluster; its use count stays."""
+        self._take(cluster)
 
-    def rank(self, cluster: SliceId) -> Rank:
-        """Returns the rank of a cluster; `KeyError` when it has none."""
-        return self._ranks[cluster]
+    def victim(self, protected: Set[SliceId]) -> SliceId | None:
+        """Returns the cluster of least rank that is not protected; None if there is none."""
+        return next(filterfalse(protected.__contains__, self._order), None)
 
-    def place(self, cluster: SliceId, rank: Rank) -> None:
-        """Ranks a cluster, anew if it was ranked before."""
+    def residents(self) -> frozenset[SliceId]:
+        """Returns the resident clusters."""
+        return frozenset(self._ranks)
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where order, ranks and counts differ."""
+        self._check_order()
+        assert all(rank == self._rank(cluster) for cluster, rank in self._ranks.items())
+
+    def _check_order(self) -> None:
+        assert self._sorted == sorted((rank, cluster) for cluster, rank in self._ranks.items())
+        assert self._order == [cluster for _, cluster in self._sorted]
+
+    def _rank(self, cluster: SliceId) -> Rank:
+        raise NotImplementedError
+
+    def _place(self, cluster: SliceId) -> None:
+        """Sorts a cluster in, by its rank of now."""
+        rank = self._rank(cluster)
         if cluster in self._ranks:
             if self._ranks[cluster] == rank:
                 return
-            self.take(cluster)
+            self._take(cluster)
         entry = (rank, cluster)
         position = bisect_left(self._sorted, entry)
         self._ranks[cluster] = rank
         self._sorted.insert(position, entry)
         self._order.insert(position, cluster)
 
-    def take(self, cluster: SliceId) -> Rank:
-        """Takes a cluster out and returns the rank that it had; `KeyError` when it had none."""
+    def _place_all(self) -> None:
+        """Sorts all resident clusters anew. O(n log n)."""
+        self._ranks = {cluster: self._rank(cluster) for cluster in self._ranks}
+        self._sorted = sorted((rank, cluster) for cluster, rank in self._ranks.items())
+        self._order = [cluster for _, cluster in self._sorted]
+
+    def _take(self, cluster: SliceId) -> Rank:
+        """Takes a cluster out and returns its rank; `KeyError` if it is not resident."""
         rank = self._ranks.pop(cluster)
         position = bisect_left(self._sorted, (rank, cluster))
         del self._sorted[position]
         del self._order[position]
         return rank
-
-    def replace_all(self, ranks: Mapping[SliceId, Rank]) -> None:
-        """Ranks these clusters and no others."""
-        self._ranks = dict(ranks)
-        self._sorted = sorted((rank, cluster) for cluster, rank in ranks.items())
-        self._order = [cluster for _, cluster in self._sorted]
-
-    def first(self, protected: Set[SliceId]) -> SliceId | None:
-        """Returns the cluster of least rank that is not protected; None when there is none."""
-        return next(filterfalse(protected.__contains__, self._order), None)
-
-    def check_integrity(self) -> None:
-        """Raises `AssertionError` where the order is not that of the ranks."""
-        assert self._sorted == sorted((rank, cluster) for cluster, rank in self._ranks.items()), (
-            "out of order"
-        )
-        assert self._order == [cluster for _, cluster in self._sorted], "the walk is not the order"

@@ -1,15 +1,12 @@
-"""W-TinyLFU: a segmented LRU that a newcomer enters only if it is asked for more often than what
-would have to go.
+"""W-TinyLFU: a segmented LRU that admits a new cluster only if it is used more than the victim.
 
 Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy", ACM Transactions
-on Storage 13(4), 2017, section 4. The general policy here because most clusters that a window reads
-are wanted by that window only: admission by frequency keeps them out, where FIFO queues with a bit
-or two a cluster (SIEVE, S3-FIFO) let each pass through and read 5-13 % more bytes on real
-questions. Exact counters replace the sketch, since there are only nlist of them. The size of a
-cluster plays no part in a duel: uses are what a byte saves. Do not use it where a horizon is known
-(`farthest_next_use` reads a fifth to a quarter less), nor expect more than `lfu` gives while
-favourites last: it is the one that follows when they change. Cost: `touch`, `insert`, `remove`
-O(1), O(clusters seen) once a sample; `victim` 25 ns for each protected cluster it passes.
+on Storage 13(4), 2017, section 4. Most clusters that a window reads are needed by that window only;
+admission by frequency evicts them first. Deviations: exact counters replace the sketch, since there
+are only nlist of them, and a duel ignores sizes. Use it without a horizon, where popular clusters
+change. With a horizon `farthest_next_use` reads a fifth to a quarter less; where popular clusters
+last, `lfu` is as good. Cost: `touch`, `insert`, `remove` O(1), and O(clusters seen) once a sample;
+`victim` 25 ns for each protected cluster that it passes.
 """
 
 from __future__ import annotations
@@ -47,24 +44,22 @@ class _Segment:
 
 
 class TinyLfu:
-    """Segments: the window, then candidates, then probation, then main. Uses outlive eviction and
-    are halved now and then.
-    """
+    """Segments: window, candidates, probation, main. Uses outlive eviction and are halved at times."""
 
     def __init__(self, size_bytes: Mapping[SliceId, int], budget_bytes: int) -> None:
         """`size_bytes` has every cluster that may become resident."""
         self._window_bytes_max = int(_WINDOW_SHARE * budget_bytes)
         self._main_bytes_max = int(_MAIN_SHARE * (budget_bytes - self._window_bytes_max))
         self._window = _Segment(size_bytes)
-        self._candidates = _Segment(size_bytes)  # have left the window and won no duel yet
+        self._candidates = _Segment(size_bytes)  # have left the window, and won no duel so far
         self._probation = _Segment(size_bytes)
-        self._main = _Segment(size_bytes)  # asked for again since they left the window
+        self._main = _Segment(size_bytes)  # used again since they left the window
         self._uses: dict[SliceId, int] = {}
         self._sampled = 0
         self._sample = max(1, _SAMPLE_PER_CLUSTER * len(size_bytes))
 
     def touch(self, cluster: SliceId) -> None:
-        """Counts a use; what is asked for again after it left the window belongs to main."""
+        """Counts a use. A resident cluster outside the window moves to main."""
         self._count(cluster)
         segment = self._segment(cluster)
         if segment is None:
@@ -78,19 +73,17 @@ class TinyLfu:
             self._probation.push(self._main.pop())
 
     def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
-        """Knows nothing of the future."""
+        """Does nothing: this policy does not use the horizon."""
 
     def insert(self, cluster: SliceId) -> None:
-        """Adds a cluster to the window; what that pushes out becomes a candidate."""
+        """Adds a cluster to the window; the oldest of a full window become candidates."""
         assert self._segment(cluster) is None, f"cluster {cluster} is resident already"
         self._window.push(cluster)
         while self._window.bytes > self._window_bytes_max:
             self._candidates.push(self._window.pop())
 
     def remove(self, cluster: SliceId) -> None:
-        """Forgets that a cluster is resident; where it was not the oldest candidate, that one has
-        won its duel.
-        """
+        """Removes a cluster. If it was not the oldest candidate, that candidate has won its duel."""
         segment = self._segment(cluster)
         if segment is None:
             raise KeyError(cluster)
@@ -101,11 +94,10 @@ class TinyLfu:
             self._probation.push(oldest)
 
     def victim(self, protected: Set[SliceId]) -> SliceId | None:
-        """Returns the loser of a duel: the oldest candidate against the next to go from probation,
-        else from main.
+        """Returns the loser of a duel: oldest candidate against oldest of probation, else of main.
 
-        Where there is only one of the two, a second candidate takes the other's place, or the
-        oldest of the window goes.
+        Without one of the two, two candidates fight; with one cluster only, it is the victim; with
+        none, it is the oldest of the window.
         """
         window, candidates, probation, main = (
             filterfalse(protected.__contains__, segment.clusters) for segment in self._segments()
@@ -122,7 +114,7 @@ class TinyLfu:
         )
 
     def residents(self) -> frozenset[SliceId]:
-        """Returns what is resident."""
+        """Returns the resident clusters."""
         return frozenset().union(*(segment.clusters for segment in self._segments()))
 
     def check_integrity(self) -> None:
