@@ -1,7 +1,6 @@
-"""How do a cluster's bytes come off the disk? Readers: with O_DIRECT, from memory, and one that has
-nothing.
+"""How do bytes come from the disk? Block engines: io_uring, threads, from memory, and without data.
 
-*Invariant:* a reader fills the buffer that it is given, whole, or raises `CorruptionError` or
-`RetryableError`. *Invariant:* buffers belong to the cache; a reader keeps none. Absent on purpose:
-checksums (`carpool.disk.segment` checks every read), queues and threads (the cache has them).
+*Invariant:* a read ends once, with full buffers or with a `BlockError`. *Invariant:* an engine
+keeps no buffer of a read that has ended. Absent on purpose: checksums (`searcher.memory` verifies
+every block).
 """

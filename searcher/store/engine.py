@@ -1,6 +1,4 @@
-"""The seam of block engines: many reads in the kernel's hands at once, each told about when it has
-ended.
-"""
+"""The interface of block engines, which have many reads in progress at once."""
 
 from __future__ import annotations
 
@@ -11,18 +9,15 @@ from typing import Protocol
 from carpool.errors import CarpoolError, CorruptionError, RetryableError
 
 READ_BYTES_MAX = 1 << 20
-"""Of one block read, unless a setting says otherwise: large enough for a disk's full rate, small
-enough to be overtaken.
-"""
+"""Of one block read: large enough for a disk's full rate, small enough that others do not wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRead:
-    """One contiguous piece of a segment. `token` names it: unique among the reads that have not
-    ended.
+    """One contiguous piece of a segment. `token` is unique among the reads that have not ended.
 
     `file`: the segment's number. `buffers` are filled one after the other: writable, 4 KiB-aligned,
-    each a multiple of 4 KiB; nobody else touches them until the read has ended.
+    each a multiple of 4 KiB. Only the engine uses them until the read has ended.
     """
 
     token: int
@@ -38,66 +33,57 @@ class BlockRead:
 
 
 class CancelledRead(CarpoolError):
-    """The read was cancelled before the kernel got it. Not a fault."""
+    """The read was cancelled before it started. Not a fault."""
 
 
 BlockError = CorruptionError | RetryableError | CancelledRead
 OnDone = Callable[[int, BlockError | None, int], None]
-"""Told (token, what went wrong if anything, microseconds with the kernel)."""
+"""Called with token, error or None, and microseconds with the kernel."""
 
 
 class BlockEngine(Protocol):
     """Reads blocks. Every method may be called from any thread.
 
-    At most `depth` reads are with the kernel at a time. Demands go before prefetches; a prefetch is
-    given to the kernel only while no demand waits, and of them at most `prefetch_depth` are there:
-    a demand waits behind no more than that.
+    At most `depth` reads are in progress at a time. A prefetch starts only while no demand read
+    waits, and at most `prefetch_depth` of them are in progress: a demand read waits for no more.
     """
 
     def start(self, on_done: OnDone) -> None:
-        """Starts the engine; once. `on_done` is called exactly once for each read, in any order,
-        from an engine thread.
+        """Starts the engine; once. `on_done` is called exactly once for each read, in any order, on
+        a thread of the engine; it may submit, cancel and promote.
 
-        It may submit, cancel and promote. Without an error the buffers are full; damage within them
-        is not looked for.
+        Without an error the buffers are full. The engine does not verify their content.
         """
         ...
 
     def submit(self, reads: Sequence[BlockRead]) -> None:
-        """Takes in reads. Does not block."""
+        """Adds reads to the queue. Does not block."""
         ...
 
     def cancel(self, tokens: Sequence[int]) -> None:
-        """Drops what the kernel has not got yet: it ends with `CancelledRead`. The rest ends as if
-        nothing had been said.
-        """
+        """Ends reads that have not started with `CancelledRead`; the others continue."""
         ...
 
     def promote(self, tokens: Sequence[int]) -> None:
-        """Makes demands of prefetches, behind the demands that wait. Those that have ended are
-        passed over.
-        """
+        """Makes prefetches demand reads, after those that wait. Ignores reads that have ended."""
         ...
 
     def with_kernel_since(self, before_us: int) -> tuple[int, ...]:
-        """Returns the tokens of the reads that the kernel got before `before_us` and has not
-        ended.
-        """
+        """Returns the tokens of unfinished reads that started before `before_us`."""
         ...
 
     def give_up(self, tokens: Sequence[int]) -> None:
-        """Counts these reads, which the kernel does not return, no longer among the `depth`: others
-        may take their place.
+        """Does not count these reads, which hang, among the `depth` any more: others may start.
 
-        For as many reads as `depth` at a time; further ones keep their place. They still end, if
-        ever the kernel ends them.
+        That holds for `depth` reads at a time. A read that was given up still ends if the kernel
+        ends it.
         """
         ...
 
     def close(self, timeout_s: float) -> bool:
-        """Cancels what waits, and waits for the rest for up to `timeout_s`. What is submitted later
-        is cancelled, or ignored.
+        """Cancels reads that have not started, and waits up to `timeout_s` for the others.
 
-        Returns whether all reads have ended: until then files and buffers must not be freed.
+        Returns whether all reads have ended: before, files and buffers must not be freed. Reads
+        that are submitted later are cancelled or ignored.
         """
         ...

@@ -1,4 +1,4 @@
-"""Which engine reads: io_uring where the kernel has it and allows it, threads elsewhere."""
+"""Opens the engine that reads: io_uring where the kernel allows it, else threads."""
 
 from __future__ import annotations
 
@@ -20,23 +20,21 @@ EngineName = Literal["auto", "io_uring", "threads"]
 def open_engine(
     name: EngineName, files: SegmentFiles, *, depth: int, prefetch_depth: int, clock: Clock
 ) -> BlockEngine:
-    """Returns an engine over `files`, not started. Raises `ConfigError` where io_uring is asked for
-    and cannot be had.
+    """Returns an engine over `files`, not started.
 
-    Containers often forbid io_uring (seccomp), and old kernels lack it: with "auto" that is a line
-    in the log.
+    Containers often forbid io_uring (seccomp), and old kernels lack it. Then "auto" logs a warning,
+    and "io_uring" raises `ConfigError`.
     """
     if name != "threads":
         try:
-            from searcher.store.io_uring_engine import (
-                IoUringEngine,  # outside Linux it cannot be imported
-            )
+            # It can be imported on Linux only.
+            from searcher.store.io_uring_engine import IoUringEngine
 
             return IoUringEngine(files, depth=depth, prefetch_depth=prefetch_depth, clock=clock)
         except (ImportError, OSError) as error:
             if name == "io_uring":
                 raise ConfigError(
-                    f'[searcher] engine is "io_uring", which cannot be had here: {error}; '
+                    f'[searcher] engine is "io_uring", which does not work here: {error}; '
                     "containers often forbid it. Allow the "
                     'io_uring system calls, or set engine = "auto" (threads then)'
                 ) from error

@@ -26,9 +26,9 @@ the read fails with it; `RetryableError` if a second try may succeed. None: noth
 class FaultyDisk:
     """Implements `BlockEngine`. `fault` is called for each read that `inner` has ended.
 
-    `fault` may be replaced at any time. `seen`: every read that was submitted, with its buffers.
-    `clock` is the searcher's. A late read takes no place among the `depth` of `inner`. Release the
-    reads that hang before the end of a test.
+    `fault` may be replaced at any time. `seen`: every read that was submitted, with its buffers. A
+    late read does not count among the `depth` of `inner`. Release the reads that hang before the
+    end of a test.
     """
 
     inner: BlockEngine
@@ -81,11 +81,11 @@ class FaultyDisk:
         self.inner.submit(reads)
 
     def cancel(self, tokens: Sequence[int]) -> None:
-        """Cancels the reads that the inner engine has not begun."""
+        """Cancels the reads that the inner engine has not started."""
         self.inner.cancel(tokens)
 
     def promote(self, tokens: Sequence[int]) -> None:
-        """Makes demands of prefetches."""
+        """Makes prefetches demand reads."""
         self.inner.promote(tokens)
 
     def give_up(self, tokens: Sequence[int]) -> None:

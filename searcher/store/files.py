@@ -1,8 +1,7 @@
-"""The segment files: opened with O_DIRECT, past the page cache, and what a read of them that failed
-means.
+"""The segment files, opened with O_DIRECT so that reads bypass the page cache.
 
-With `direct_io="auto"`, on a file system without O_DIRECT or without a disk, they are read through
-the page cache, and what was read is dropped from it.
+With `direct_io="auto"`, on a file system without O_DIRECT or in memory, they are read through the
+page cache, and each read is dropped from it.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ _log = structlog.get_logger(__name__)
 
 
 class SegmentFiles:
-    """The files at `paths`, indexed by segment; one descriptor each, for all threads."""
+    """The files at `paths`, by segment; one descriptor each, for all threads."""
 
     def __init__(self, paths: Sequence[Path], direct_io: Literal["require", "auto"]) -> None:
-        """Opens them. Raises `ConfigError` where one cannot be opened, or O_DIRECT is required and
+        """Opens the files. Raises `ConfigError` where that fails, or O_DIRECT is required and
         refused.
         """
         self._paths = tuple(str(path) for path in paths)
@@ -61,7 +60,7 @@ class SegmentFiles:
         self.forget(read)
 
     def forget(self, read: BlockRead) -> None:
-        """Drops what was read from the page cache, where it had to go through it."""
+        """Drops a read from the page cache, unless it was direct."""
         if not self.is_direct:
             os.posix_fadvise(
                 self.descriptor(read.file),
@@ -71,14 +70,14 @@ class SegmentFiles:
             )
 
     def failure(self, read: BlockRead, done_bytes: int, error: OSError) -> RetryableError:
-        """Returns what an error of the kernel's means."""
+        """Returns the error of a read that the kernel failed."""
         return RetryableError(
             f"reading {self._paths[read.file]} at byte {read.offset_bytes + done_bytes} failed: "
-            f"{error.strerror}; if it goes on, check the disk"
+            f"{error.strerror}; if this continues, check the disk"
         )
 
     def cut_short(self, read: BlockRead, done_bytes: int) -> CorruptionError:
-        """Returns what the end of a file within a read means."""
+        """Returns the error of a read that reached the end of the file."""
         path, offset_bytes = self._paths[read.file], read.offset_bytes + done_bytes
         return CorruptionError(
             f"{path} ends at byte {offset_bytes}, within a cluster: the segment was cut short. Run "
@@ -99,7 +98,7 @@ class SegmentFiles:
                     return open_direct(path)
                 except NoDirectReadError as error:
                     self._refused(path, direct_io, error)
-            return os.open(path, os.O_RDONLY)  # one was refused, and they all lie in one folder
+            return os.open(path, os.O_RDONLY)  # O_DIRECT was refused, and all are in one folder
         except OSError as error:
             raise ConfigError(
                 f"cannot open {path}: {error.strerror}; check the folder of the index"
@@ -110,9 +109,9 @@ class SegmentFiles:
     ) -> None:
         if direct_io == "require":
             raise ConfigError(
-                f"the file system of {path} {error}, so what is read would stay in memory outside "
-                "the budget; move the index to "
-                'a local disk (ext4, xfs), or set [searcher] direct_io = "auto"'
+                f"the file system of {path} {error}, so reads would stay in memory outside the "
+                "budget; move the index to a local disk (ext4, xfs), or set [searcher] "
+                'direct_io = "auto"'
             ) from error
         _log.warning(
             "buffered reads",

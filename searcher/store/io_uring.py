@@ -1,9 +1,8 @@
-"""An io_uring by its system calls: a submission queue and a completion queue shared with the
-kernel; reads only.
+"""An io_uring for reads: a submission queue and a completion queue that the kernel shares.
 
-By `ctypes`, which lets go of the interpreter's lock during a call; the binding `liburing` 2026.3.30
-holds it, and keeps a reference to every buffer that it was ever given. For processors that keep
-loads in order: Python has no memory barriers.
+The system calls go through `ctypes`, which releases the GIL during a call; the binding `liburing`
+2026.3.30 does not, and keeps a reference to every buffer. Only for processors that keep loads in
+order: Python has no memory barriers.
 """
 
 from __future__ import annotations
@@ -19,11 +18,7 @@ from collections.abc import Sequence
 
 ORDERED_MACHINES = ("x86_64", "AMD64")
 
-_SETUP, _ENTER, _REGISTER = (
-    425,
-    426,
-    427,
-)  # the numbers of the system calls, the same on every architecture
+_SETUP, _ENTER, _REGISTER = 425, 426, 427  # system calls; the same on every architecture
 _REGISTER_EVENTFD = 4
 _SINGLE_MMAP = 1
 _SQES_OFFSET = 0x10000000
@@ -53,11 +48,11 @@ def _call(number: int, *arguments: int) -> int:
 
 
 class Ring:
-    """A ring with room for `entries` reads at a time. One thread at a time; nothing waits here."""
+    """A ring with room for `entries` reads at a time. For one thread at a time; never blocks."""
 
     def __init__(self, entries: int, eventfd: int) -> None:
-        """Makes the ring; the kernel adds to `eventfd` whenever a read has ended. Raises `OSError`
-        where it refuses.
+        """Makes the ring; the kernel adds to `eventfd` when a read ends. Raises `OSError` where it
+        refuses.
         """
         if platform.machine() not in ORDERED_MACHINES:
             raise OSError(
@@ -104,9 +99,9 @@ class Ring:
     def prepare_read(
         self, token: int, file: int, offset_bytes: int, buffers: Sequence[memoryview]
     ) -> object:
-        """Lines up a read of the descriptor `file`; there must be room.
+        """Adds a read of the descriptor `file` to the queue; there must be room.
 
-        Returns what must be kept, like the buffers, until the read has ended.
+        The result and the buffers must be kept until the read has ended.
         """
         vector = array("Q")
         for buffer in buffers:
@@ -131,8 +126,7 @@ class Ring:
         return vector
 
     def submit(self) -> bool:
-        """Hands over what is lined up. Returns whether all of it went; the kernel may be short of
-        memory for a moment.
+        """Submits the queue. Returns False where the kernel is short of memory: try again.
 
         Raises `OSError`.
         """
@@ -147,9 +141,7 @@ class Ring:
         return True
 
     def completions(self) -> list[tuple[int, int]]:
-        """Returns (token, bytes read, or less than zero an error number) of each read that has
-        ended, once.
-        """
+        """Returns the token of each read that has ended, once, and its bytes or, below 0, errno."""
         head, tail = self._cq_head.value, self._cq_tail.value
         ended = []
         while head != tail:
@@ -162,7 +154,7 @@ class Ring:
         return ended
 
     def close(self) -> None:
-        """Gives the ring back; no read may be with the kernel."""
+        """Frees the ring; no read may be in progress."""
         del self._sq_tail, self._cq_head, self._cq_tail
         self._queues.close()
         self._entries.close()

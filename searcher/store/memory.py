@@ -1,4 +1,4 @@
-"""An engine whose segments lie in memory: for simulations, tests, and an index that fits."""
+"""An engine whose segments are in memory, for tests and simulations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from searcher.store.threads import ThreadEngine
 
 
 class MemoryEngine(ThreadEngine):
-    """Copies blocks out of `segments`, the bytes of each segment's file, one after the other."""
+    """Copies blocks from `segments`, the bytes of each segment's file."""
 
     def __init__(self, segments: Sequence[bytes], *, clock: Clock) -> None:
         super().__init__(self._copy, depth=1, prefetch_depth=1, clock=clock)

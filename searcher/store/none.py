@@ -1,6 +1,4 @@
-"""An engine that has nothing: every read fails, as on a disk that is gone. Queries are answered
-`failed`, nothing crashes.
-"""
+"""An engine without data: every read fails, as on a disk that is gone."""
 
 from __future__ import annotations
 
@@ -19,6 +17,5 @@ class NoEngine(ThreadEngine):
 
 def _refuse(read: BlockRead) -> None:
     raise RetryableError(
-        f"segment {read.file} cannot be read at byte {read.offset_bytes}: there is nothing behind "
-        "this engine"
+        f"segment {read.file} cannot be read at byte {read.offset_bytes}: this engine has no data"
     )

@@ -1,6 +1,4 @@
-"""Who is read next: the order of demands and prefetches, and who is with the kernel. No lock of its
-own.
-"""
+"""The queue of an engine: which read starts next, and which are in progress. It has no lock."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from searcher.store.engine import BlockRead
 
 
 class WaitingReads:
-    """The books of an engine. Cost: O(1) a read."""
+    """Demand reads and prefetches that wait, and reads in progress. Cost: O(1) a read."""
 
     def __init__(self, *, depth: int, prefetch_depth: int) -> None:
         assert depth >= 1, "an engine of depth 0 reads nothing"
@@ -26,23 +24,21 @@ class WaitingReads:
 
     @property
     def with_kernel(self) -> int:
-        """Reads that were taken and have not ended, those given up included."""
+        """The number of reads in progress, including those given up."""
         return len(self._started_us)
 
     @property
     def given_up(self) -> int:
-        """Reads that were given up and have not ended; at most `depth`."""
+        """The number of reads that were given up and have not ended; at most `depth`."""
         return len(self._given_up)
 
     def put(self, reads: Sequence[BlockRead]) -> None:
-        """Lines up reads behind those of their kind."""
+        """Adds reads, after those of their kind."""
         for read in reads:
             (self._prefetches if read.is_prefetch else self._demands)[read.token] = read
 
     def take(self, now_us: int) -> BlockRead | None:
-        """Returns the read to give to the kernel now, None when there is none or the kernel has
-        enough.
-        """
+        """Returns the read to start now; None if none waits, or enough are in progress."""
         if self.with_kernel - self.given_up >= self._depth:
             return None
         if self._demands:
@@ -57,13 +53,13 @@ class WaitingReads:
         return read
 
     def end(self, token: int, now_us: int) -> int:
-        """The kernel is done with a read; returns how long it had it, in microseconds."""
+        """Ends a read in progress; returns how long it took, in microseconds."""
         self._prefetching.discard(token)
         self._given_up.discard(token)
         return now_us - self._started_us.pop(token)
 
     def cancel(self, tokens: Sequence[int]) -> list[int]:
-        """Drops what was not taken; returns its tokens."""
+        """Removes reads that have not started; returns their tokens."""
         return [
             token
             for token in tokens
@@ -72,11 +68,11 @@ class WaitingReads:
         ]
 
     def cancel_all(self) -> list[int]:
-        """Drops all that was not taken; returns its tokens."""
+        """Removes all reads that have not started; returns their tokens."""
         return self.cancel([*self._demands, *self._prefetches])
 
     def promote(self, tokens: Sequence[int]) -> None:
-        """Makes demands of prefetches, those that the kernel has included."""
+        """Makes prefetches demand reads, also those in progress."""
         for token in tokens:
             self._prefetching.discard(token)
             read = self._prefetches.pop(token, None)
@@ -84,14 +80,14 @@ class WaitingReads:
                 self._demands[token] = read
 
     def give_up(self, tokens: Sequence[int]) -> None:
-        """Makes room for others beside reads that do not end, for `depth` of them."""
+        """Does not count these reads in progress any more; at most `depth` of them."""
         for token in tokens:
             if token in self._started_us and self.given_up < self._depth:
                 self._given_up.add(token)
                 self._prefetching.discard(token)
 
     def started_before(self, before_us: int) -> tuple[int, ...]:
-        """Returns what was taken before `before_us` and has not ended."""
+        """Returns the tokens of reads in progress that started before `before_us`."""
         return tuple(
             token for token, started_us in self._started_us.items() if started_us < before_us
         )

@@ -20,7 +20,7 @@ class Gdsf(RankedPolicy):
     """Age plus frequency × cost / size. An eviction sets the uses of a cluster back to zero."""
 
     def __init__(self, cost: Mapping[SliceId, int], size_bytes: Mapping[SliceId, int]) -> None:
-        """`cost` of reading a cluster, in any unit. Without cost or size, its cost per byte is 1."""
+        """`cost` of reading a cluster, in any unit; without cost or size, it is 1 a byte."""
         super().__init__()
         self._cost_per_byte = {
             cluster: cost[cluster] / size

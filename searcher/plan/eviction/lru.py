@@ -16,7 +16,7 @@ from searcher.plan.slices import SliceId
 
 
 class Lru:
-    """Least recently used. An insertion counts as a use: a prefetched cluster is not evicted next."""
+    """Least recently used. An insertion counts as a use, also that of a prefetch."""
 
     def __init__(self) -> None:
         self._by_age: dict[SliceId, None] = {}

@@ -44,7 +44,7 @@ class _Segment:
 
 
 class TinyLfu:
-    """Segments: window, candidates, probation, main. Uses outlive eviction and are halved at times."""
+    """Segments: window, candidates, probation, main. Uses outlive eviction; aging halves them."""
 
     def __init__(self, size_bytes: Mapping[SliceId, int], budget_bytes: int) -> None:
         """`size_bytes` has every cluster that may become resident."""
@@ -83,7 +83,7 @@ class TinyLfu:
             self._candidates.push(self._window.pop())
 
     def remove(self, cluster: SliceId) -> None:
-        """Removes a cluster. If it was not the oldest candidate, that candidate has won its duel."""
+        """Removes a cluster. If it is not the oldest candidate, that one has won its duel."""
         segment = self._segment(cluster)
         if segment is None:
             raise KeyError(cluster)
