@@ -29,7 +29,7 @@ def kmeans(
         niter=iterations,
         spherical=True,
         seed=seed,
-        min_points_per_centroid=1,  # small corpora are fine: only say nothing on standard error
+        min_points_per_centroid=1,  # no warning for small corpora
         max_points_per_centroid=len(rows),
     )
     trained.train(rows, init_centroids=start)
@@ -52,10 +52,10 @@ def balance_centroids(
 ) -> Float32:
     """Returns as many centroids, whose clusters are within the factors of `settings` if possible.
 
-    Judged by the rows of `sample`, (n, dim) float32: a random sample of 256 rows a cluster knows
-    sizes to 6 %. Each round splits by seeded k-means, lets all centroids settle, and is kept only
-    if it left less to mend: rows that are all alike cannot be split. Deterministic; memory: another
-    set of centroids and the largest cluster of the sample. Blocks.
+    `sample`: (n, dim) float32, random rows, 256 a cluster give sizes to 6 %. Each round splits by
+    seeded k-means, then trains all centroids a little, and is kept only if clusters became more
+    even: equal rows cannot be split. Deterministic. Memory: a second set of centroids and the
+    largest cluster of the sample. Blocks.
     """
     factors = {
         "max_factor": settings.cluster_rows_max_factor,

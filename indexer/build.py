@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from carpool.clock import Clock
 from carpool.disk.documents import (
@@ -18,13 +15,13 @@ from carpool.disk.documents import (
     DocumentWriter,
 )
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
-from carpool.embedding import EmbeddingSettings, fingerprint_of, load_embedder
+from carpool.embedding import fingerprint_of, load_embedder
 from carpool.errors import ConfigError
 from indexer.clustering import clustering_identity
 from indexer.corpus import CorpusReader, file_sha256
 from indexer.duplicates import IdLog, find_duplicates
 from indexer.plan.resume import Resume, plan_resume
-from indexer.plan.shards import plan_shards, remaining_shards
+from indexer.plan.shards import plan_shards
 from indexer.plan.state import (
     BuildIdentity,
     BuildState,
@@ -36,7 +33,7 @@ from indexer.plan.state import (
 )
 from indexer.progress import ProgressReport
 from indexer.sequential import drop_cached
-from indexer.settings import IndexerConfig, IndexerSettings
+from indexer.settings import IndexerConfig
 from indexer.stages import cluster_and_write
 from indexer.vectors import (
     Vectors,
@@ -57,8 +54,7 @@ class BuildRequest:
     """What to build. `nlist` 0: the default for the row count. `vectors`: an .npy file of vectors.
 
     `fingerprint` names the model that made `vectors`; empty: the model of the settings. `force`
-    replaces a complete index, `restart` throws away an interrupted build of another corpus or
-    model.
+    replaces a complete index, `restart` discards an interrupted build of another corpus or model.
     """
 
     corpus: Path
@@ -74,7 +70,7 @@ class BuildRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildReport:
-    """What came of a build."""
+    """The result of a build."""
 
     manifest: Manifest
     documents: DocumentsDone
@@ -85,9 +81,8 @@ def build_index(
 ) -> BuildReport:
     """Builds the requested index, or continues an interrupted build of it. Blocks.
 
-    Whenever it is killed, the same call goes on where it was and ends in the same bytes. Raises
-    `ConfigError` where something is missing or does not fit, and then leaves an index that was
-    there as it was.
+    After a kill the same call continues and ends in the same bytes. Raises `ConfigError` where
+    something is missing or does not fit; an existing index then stays as it is.
     """
     try:
         return _build(request, config, clock, progress)
@@ -96,8 +91,8 @@ def build_index(
             raise
         raise ConfigError(
             f"cannot write the index in {request.index_dir}: {error.strerror}; make room (vectors "
-            "take 4 * dimension bytes a "
-            "passage, twice while building) and run the same command again: it goes on where it was"
+            "take 4 * dimension bytes a passage, twice while building) and run the same command "
+            "again: it continues"
         ) from error
 
 
@@ -105,26 +100,18 @@ def _build(
     request: BuildRequest, config: IndexerConfig, clock: Clock, progress: ProgressReport
 ) -> BuildReport:
     if not (request.index_dir / BUILD_NAME).is_dir():
-        # Before corpus and vectors are read whole; where there is a workspace, what it holds must
-        # be known first.
+        # Refuse before the long reads of corpus and vectors. With a workspace, its state decides.
         _refuse_existing(request)
     identity = identify(request, config, progress)
     if (report := _roll_forward(request, identity, progress)) is not None:
         return report
     _refuse_existing(request)
     with Workspace(request.index_dir) as workspace:
-        state = _resume(
-            workspace,
-            request,
-            plan_resume(workspace.read_state(), identity, now_us=clock.now_us()),
-            progress,
-        )
-        documents = _ensure_documents(workspace, request, config, state, progress)
-        state = msgspec.structs.replace(state, documents=documents)
-        workspace.write_state(state)
-        state, vectors = _ensure_vectors(
-            workspace, request, config, state, documents.row_count, progress
-        )
+        build = _Build(workspace, request, config, progress)
+        state = build.resume(plan_resume(workspace.read_state(), identity, now_us=clock.now_us()))
+        documents = build.documents(state)
+        state = workspace.save_state(state, documents=documents)
+        state, vectors = build.vectors(state, documents.row_count)
         manifest = cluster_and_write(workspace, config.indexer, state, vectors, clock, progress)
         workspace.publish()
     return BuildReport(manifest=manifest, documents=documents)
@@ -176,14 +163,14 @@ def _refuse_existing(request: BuildRequest) -> None:
     if (request.index_dir / MANIFEST_NAME).exists() and not request.force:
         raise ConfigError(
             f"there is an index at {request.index_dir} already; it stays as it is. Give another "
-            "--out, or --force to replace it once the new one is complete"
+            "--out, or --force to replace it when the new one is complete"
         )
 
 
 def _roll_forward(
     request: BuildRequest, identity: BuildIdentity, progress: ProgressReport
 ) -> BuildReport | None:
-    """Finishes a build that was killed when the index was complete; None if it is another index."""
+    """Publishes the complete index of a killed build; None if it is not the requested index."""
     if not (request.index_dir / BUILD_NAME).is_dir():
         return None
     with Workspace(request.index_dir) as workspace:
@@ -202,128 +189,135 @@ def _roll_forward(
     return BuildReport(manifest=manifest, documents=state.documents)
 
 
-def _resume(
-    workspace: Workspace, request: BuildRequest, resume: Resume, progress: ProgressReport
-) -> BuildState:
-    """Clears away what cannot be kept, or refuses to; says what changed and what goes on."""
-    if resume.discards and workspace.has_leftovers and not request.restart:
-        raise ConfigError(
-            f"an interrupted build in {request.index_dir} is of something else:\n  "
-            + "\n  ".join(resume.changes)
-            + "\nGive what it was begun with to go on, --restart to throw its work away, or "
-            "another --out."
+@dataclass(frozen=True)
+class _Build:
+    """The first half of a build: documents, then vectors. Each step continues saved work."""
+
+    workspace: Workspace
+    request: BuildRequest
+    config: IndexerConfig
+    progress: ProgressReport
+
+    def resume(self, resume: Resume) -> BuildState:
+        """Removes what cannot be kept, or raises `ConfigError` where that needs `restart`."""
+        if resume.discards and self.workspace.has_leftovers and not self.request.restart:
+            raise ConfigError(
+                f"an interrupted build in {self.request.index_dir} is of something else:\n  "
+                + "\n  ".join(resume.changes)
+                + "\nGive the options that it was started with to continue it, --restart to "
+                "discard its work, or another --out."
+            )
+        for change in resume.changes:
+            self.progress.note(f"changed since the interrupted build: {change}")
+        if not resume.keeps_shards:
+            self.workspace.clear(keep_documents=resume.state.documents is not None)
+        return self.workspace.save_state(resume.state)
+
+    def documents(self, state: BuildState) -> DocumentsDone:
+        """Reads the corpus into the document store, unless an earlier run did."""
+        documents = state.documents
+        if documents is None:
+            documents = self._read_documents(state.identity.corpus)
+        else:
+            self.progress.note(
+                f"continuing an interrupted build: {documents.row_count:,} passages are read "
+                "already"
+            )
+        if self.request.strict and documents.problem_count:
+            raise ConfigError(describe_problems(documents) + "\nNothing was built (--strict).")
+        if not documents.row_count:
+            detail = "\n" + describe_problems(documents) if documents.problem_count else ""
+            raise ConfigError(
+                f"the corpus {self.request.corpus} has no passage that can be indexed{detail}\n"
+                'Give a file with a passage a line, such as {"id": "1", "title": "", "text": "..."}'
+            )
+        return documents
+
+    def _read_documents(self, corpus: CorpusIdentity) -> DocumentsDone:
+        """Reads the corpus, and reads it again without repeated ids if there are any.
+
+        Repeated ids are known at the end only: a set of all ids would grow with the corpus.
+        """
+        path = self.workspace.folder / IDS_NAME
+        with IdLog(path) as ids:
+            done = self._read_once(corpus, ids=ids)
+        duplicates = find_duplicates(path, memory_bytes=self.config.indexer.memory_bytes)
+        path.unlink()
+        if count := duplicates.count(1):
+            self.progress.note(
+                f"{count:,} lines have the id of an earlier line: reading again, without them"
+            )
+            done = self._read_once(corpus, duplicates=duplicates)
+        return done
+
+    def _read_once(
+        self, corpus: CorpusIdentity, *, ids: IdLog | None = None, duplicates: bytes = b""
+    ) -> DocumentsDone:
+        """Reads the corpus into a new document store, and the accepted ids into `ids`."""
+        limits, finished = self.config.indexer, self.workspace.finished
+        reader = CorpusReader(
+            self.request.corpus,
+            passage_bytes_max=limits.passage_bytes_max,
+            line_bytes_max=limits.line_bytes_max,
+            duplicates=duplicates,
         )
-    for change in resume.changes:
-        progress.note(f"changed since the interrupted build: {change}")
-    if not resume.keeps_shards:
-        workspace.clear(keep_documents=resume.state.documents is not None)
-    workspace.write_state(resume.state)
-    return resume.state
-
-
-def _ensure_documents(
-    workspace: Workspace,
-    request: BuildRequest,
-    config: IndexerConfig,
-    state: BuildState,
-    progress: ProgressReport,
-) -> DocumentsDone:
-    """Reads the corpus into the document store, unless an earlier life did."""
-    documents = state.documents
-    if documents is None:
-        documents = _read_documents(workspace, request, config, state.identity.corpus, progress)
-    else:
-        progress.note(
-            f"going on with an interrupted build: {documents.row_count:,} passages are read already"
+        self.progress.start("reading (bytes)", reader.size_bytes)
+        writer = DocumentWriter(finished, documents_build_id(corpus))
+        problems: list[LineProblem] = []
+        problem_count = position_bytes = 0
+        try:
+            for found in reader:
+                if isinstance(found, Document):
+                    writer.append(found)
+                    if ids is not None:
+                        ids.add(found.doc_id, reader.line_number)
+                else:
+                    problem_count += 1
+                    if len(problems) < limits.problems_listed:
+                        problems.append(found)
+                self.progress.advance(reader.position_bytes - position_bytes)
+                position_bytes = reader.position_bytes
+        except BaseException:
+            writer.abandon()
+            raise
+        writer.close()
+        for path in (self.request.corpus, finished / DOCUMENTS_NAME, finished / OFFSETS_NAME):
+            drop_cached(path)
+        self.progress.advance(reader.size_bytes - position_bytes)
+        return DocumentsDone(
+            row_count=writer.row_count, problem_count=problem_count, problems=tuple(problems)
         )
-    if request.strict and documents.problem_count:
-        raise ConfigError(describe_problems(documents) + "\nNothing was built (--strict).")
-    if not documents.row_count:
-        detail = "\n" + describe_problems(documents) if documents.problem_count else ""
-        raise ConfigError(
-            f"the corpus {request.corpus} has no passage that can be taken{detail}\n"
-            'Give a file with a passage a line, such as {"id": "1", "title": "", "text": "..."}'
-        )
-    return documents
 
+    def vectors(self, state: BuildState, row_count: int) -> tuple[BuildState, Vectors]:
+        """Embeds the missing vectors, or checks precomputed ones, unless an earlier run did."""
+        path = self.request.vectors
+        if path is None:
+            return self._embed(state, row_count)
+        vectors = open_precomputed(path, row_count)
+        if state.dimension is None:
+            self.progress.start("checking vectors", row_count)
+            check_stored(vectors, str(path), self.progress.advance)
+            state = self.workspace.save_state(state, dimension=vectors.dimension)
+        return state, vectors
 
-def _read_documents(
-    workspace: Workspace,
-    request: BuildRequest,
-    config: IndexerConfig,
-    corpus: CorpusIdentity,
-    progress: ProgressReport,
-) -> DocumentsDone:
-    """Reads the corpus; once more, without them, where passages bear the id of an earlier one.
-
-    Which do is known at its end only: to know it at each line takes a set of all ids, which grows
-    with the corpus.
-    """
-    limits = config.indexer
-    path = workspace.folder / IDS_NAME
-    ids = IdLog(path)
-    try:
-        done = _read_once(workspace, request, limits, corpus, progress, ids=ids)
-    finally:
-        ids.close()
-    duplicates = find_duplicates(path, memory_bytes=limits.memory_bytes)
-    path.unlink()
-    if duplicates.count:
-        progress.note(
-            f"{duplicates.count:,} lines have the id of an earlier line: reading again, without "
-            "them"
-        )
-        done = _read_once(workspace, request, limits, corpus, progress, duplicates=duplicates)
-    return done
-
-
-def _read_once(
-    workspace: Workspace,
-    request: BuildRequest,
-    limits: IndexerSettings,
-    corpus: CorpusIdentity,
-    progress: ProgressReport,
-    *,
-    ids: IdLog | None = None,
-    duplicates: Container[int] = (),
-) -> DocumentsDone:
-    """Reads the corpus into a new document store, and the accepted ids into `ids`."""
-    reader = CorpusReader(
-        request.corpus,
-        passage_bytes_max=limits.passage_bytes_max,
-        line_bytes_max=limits.line_bytes_max,
-        duplicates=duplicates,
-    )
-    progress.start("reading (bytes)", reader.size_bytes)
-    writer = DocumentWriter(workspace.finished, documents_build_id(corpus))
-    problems: list[LineProblem] = []
-    problem_count = position_bytes = 0
-    try:
-        for found in reader:
-            if isinstance(found, Document):
-                writer.append(found)
-                if ids is not None:
-                    ids.add(found.doc_id, reader.line_number)
-            else:
-                problem_count += 1
-                if len(problems) < limits.problems_listed:
-                    problems.append(found)
-            progress.advance(reader.position_bytes - position_bytes)
-            position_bytes = reader.position_bytes
-    except BaseException:
-        writer.abandon()
-        raise
-    writer.close()
-    for path in (
-        request.corpus,
-        workspace.finished / DOCUMENTS_NAME,
-        workspace.finished / OFFSETS_NAME,
-    ):
-        drop_cached(path)
-    progress.advance(reader.size_bytes - position_bytes)
-    return DocumentsDone(
-        row_count=writer.row_count, problem_count=problem_count, problems=tuple(problems)
-    )
+    def _embed(self, state: BuildState, row_count: int) -> tuple[BuildState, Vectors]:
+        """Embeds the missing shards; loads the model only if there are any."""
+        folder, dimension = self.workspace.shards, state.dimension
+        shards = plan_shards(row_count, state.identity.vectors.shard_rows)
+        present = present_shards(folder, shards, dimension) if dimension else frozenset()
+        remaining = [shard for shard in shards if shard.number not in present]
+        if remaining or dimension is None:
+            settings = self.config.embedding
+            self.progress.note(f"loading the model {settings.model}")
+            embedder = load_embedder(settings)
+            dimension = embedder.dimension
+            state = self.workspace.save_state(state, dimension=dimension)
+            remaining_rows = sum(shard.stop - shard.start for shard in remaining)
+            self.progress.start("embedding", row_count, row_count - remaining_rows)
+            build_id = documents_build_id(state.identity.corpus)
+            with DocumentStore(self.workspace.finished, row_count, build_id) as store:
+                embed_shards(folder, remaining, store, embedder, self.progress.advance)
+        return state, open_shards(folder, shards, dimension)
 
 
 def describe_problems(documents: DocumentsDone) -> str:
@@ -340,50 +334,3 @@ def describe_problems(documents: DocumentsDone) -> str:
             "(indexer.problems_listed)"
         )
     return "\n".join(lines)
-
-
-def _ensure_vectors(
-    workspace: Workspace,
-    request: BuildRequest,
-    config: IndexerConfig,
-    state: BuildState,
-    row_count: int,
-    progress: ProgressReport,
-) -> tuple[BuildState, Vectors]:
-    """Embeds the missing vectors, or checks precomputed ones, unless an earlier run did."""
-    if request.vectors is None:
-        return _embed(workspace, config.embedding, state, row_count, progress)
-    vectors = open_precomputed(request.vectors, row_count)
-    if state.dimension is None:
-        progress.start("checking vectors", row_count)
-        check_stored(vectors, str(request.vectors), progress.advance)
-        state = msgspec.structs.replace(state, dimension=vectors.dimension)
-        workspace.write_state(state)
-    return state, vectors
-
-
-def _embed(
-    workspace: Workspace,
-    settings: EmbeddingSettings,
-    state: BuildState,
-    row_count: int,
-    progress: ProgressReport,
-) -> tuple[BuildState, Vectors]:
-    """Embeds what is not embedded yet; the model is loaded only if something remains."""
-    shards = plan_shards(row_count, state.identity.vectors.shard_rows)
-    dimension = state.dimension
-    present = present_shards(workspace.shards, shards, dimension) if dimension else frozenset()
-    remaining = remaining_shards(shards, present)
-    if remaining or dimension is None:
-        progress.note(f"loading the model {settings.model}")
-        embedder = load_embedder(settings)
-        dimension = embedder.dimension
-        state = msgspec.structs.replace(state, dimension=dimension)
-        workspace.write_state(state)
-        progress.start(
-            "embedding", row_count, row_count - sum(shard.stop - shard.start for shard in remaining)
-        )
-        build_id = documents_build_id(state.identity.corpus)
-        with DocumentStore(workspace.finished, row_count, build_id) as store:
-            embed_shards(workspace.shards, remaining, store, embedder, progress.advance)
-    return state, open_shards(workspace.shards, shards, dimension)

@@ -47,8 +47,8 @@ def train_centroids(
 ) -> Float32:
     """Returns centroids: (nlist, dim) float32, row-normalised, trained on a seeded sample. Blocks.
 
-    The same vectors, settings and threads give the same bytes. Raises `ConfigError` where there are
-    fewer rows than clusters, or memory for fewer.
+    The same vectors, settings and threads give the same bytes. Raises `ConfigError` where the rows,
+    or the rows that fit memory, are fewer than the clusters.
     """
     if nlist > vectors.row_count:
         raise ConfigError(
@@ -59,7 +59,7 @@ def train_centroids(
     progress.start(f"training {nlist:,} clusters", settings.train_iterations)
     centroids = None
     for _ in range(settings.train_iterations):
-        # One round at a time, each from where the one before ended: so that progress can be told.
+        # One iteration a call, from the centroids of the call before, to report progress.
         centroids = kmeans(sample, nlist, iterations=1, seed=settings.seed, start=centroids)
         progress.advance(1)
     assert centroids is not None

@@ -6,7 +6,8 @@ import gzip
 import hashlib
 import unicodedata
 import zlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,8 +37,8 @@ _decoder = msgspec.json.Decoder(_Line)
 class CorpusReader:
     """Iterates over a corpus: a `Document` for a good line, a `LineProblem` for a bad one.
 
-    `position_bytes` of `size_bytes` of the file have been read; `line_number`, from 1, is that of
-    what was yielded last. Memory: one line. Raises `ConfigError` where the file cannot be read to
+    `position_bytes` of `size_bytes` of the file have been read. `line_number`, from 1, is the line
+    that was yielded last. Memory: one line. Raises `ConfigError` where the file cannot be read to
     its end.
     """
 
@@ -47,23 +48,22 @@ class CorpusReader:
         *,
         passage_bytes_max: int,
         line_bytes_max: int,
-        duplicates: Container[int] = (),
+        duplicates: bytes = b"",
     ) -> None:
-        """`duplicates`: numbers of lines that are bad for having the id of an earlier one
-        (`indexer.duplicates`).
-        """
+        """`duplicates`: the lines that have the id of an earlier line, of `find_duplicates`."""
         self._path = path
         self._passage_bytes_max = passage_bytes_max
         self._line_bytes_max = line_bytes_max
         self._duplicates = duplicates
-        self.size_bytes = _stat_size(path)
+        with _reading("corpus", path):
+            self.size_bytes = path.stat().st_size
         self.position_bytes = self.line_number = 0
 
     def __iter__(self) -> Iterator[Document | LineProblem]:
         """Yields documents and problems in the order of the lines. Blocks."""
         self.line_number = 0
-        try:
-            with self._path.open("rb") as raw:
+        with _reading("corpus", self._path), self._path.open("rb") as raw:
+            try:
                 for line in self._lines(raw):
                     self.line_number += 1
                     self.position_bytes = raw.tell()
@@ -74,15 +74,11 @@ class CorpusReader:
                             if isinstance(found, str)
                             else found
                         )
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ConfigError(
-                f"the corpus {self._path} is damaged or cut short after line {self.line_number} "
-                f"({error}); copy it again"
-            ) from error
-        except OSError as error:
-            raise ConfigError(
-                f"cannot read the corpus {self._path}: {error.strerror}; check the path"
-            ) from error
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise ConfigError(
+                    f"the corpus {self._path} is damaged or cut short after line "
+                    f"{self.line_number} ({error}); copy it again"
+                ) from error
 
     def _lines(self, raw: IO[bytes]) -> Iterator[bytes | None]:
         """Yields lines without their end; None for a line longer than allowed, which is skipped."""
@@ -116,7 +112,7 @@ class CorpusReader:
         document = Document(found.id, found.title or "", found.text)
         if why := self._unfit(document):
             return why
-        if self.line_number in self._duplicates:
+        if self._duplicates[self.line_number : self.line_number + 1] == b"\1":
             return f"duplicate id {_short(document.doc_id)}"
         return document
 
@@ -129,16 +125,16 @@ class CorpusReader:
         if not document.doc_id.strip():
             return "`id` is empty"
         if id_bytes > ID_BYTES_MAX:
-            return f"`id` has {id_bytes} bytes; at most {ID_BYTES_MAX} are taken"
+            return f"`id` has {id_bytes} bytes; at most {ID_BYTES_MAX} are accepted"
         if any(unicodedata.category(character) == "Cc" for character in document.doc_id):
-            return "`id` holds control characters"
+            return "`id` contains control characters"
         if not document.text.strip():
             return "`text` is empty"
         if passage_bytes > self._passage_bytes_max:
             return (
                 f"too long: title and text have {passage_bytes} bytes; at most "
-                f"{self._passage_bytes_max} are taken "
-                "(indexer.passage_bytes_max); split it into passages"
+                f"{self._passage_bytes_max} are accepted (indexer.passage_bytes_max); split it "
+                "into passages"
             )
         return None
 
@@ -153,25 +149,22 @@ def file_sha256(path: Path, what: str, on_bytes: Callable[[int], None] = lambda 
     digest = hashlib.sha256()
     block = memoryview(bytearray(BLOCK_BYTES))
     offset_bytes = 0
-    try:
-        with SequentialFile(path) as file:
-            while count := file.read_into(block, offset_bytes):
-                digest.update(block[:count])
-                offset_bytes += count
-                on_bytes(count)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the {what} {path}: {error.strerror}; check the path"
-        ) from error
+    with _reading(what, path), SequentialFile(path) as file:
+        while count := file.read_into(block, offset_bytes):
+            digest.update(block[:count])
+            offset_bytes += count
+            on_bytes(count)
     return digest.hexdigest()
 
 
-def _stat_size(path: Path) -> int:
+@contextmanager
+def _reading(what: str, path: Path) -> Iterator[None]:
+    """Turns an `OSError` into a `ConfigError` that names `what` and `path`."""
     try:
-        return path.stat().st_size
+        yield
     except OSError as error:
         raise ConfigError(
-            f"cannot read the corpus {path}: {error.strerror}; check the path"
+            f"cannot read the {what} {path}: {error.strerror}; check the path"
         ) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,39 +15,18 @@ from indexer.plan.passes import id_passes
 from indexer.sequential import SequentialFile, bytes_of
 
 DIGEST_BYTES = 16
-"""Of BLAKE2b: two different ids of a billion are taken for one with a chance of 1e-21."""
+"""Of BLAKE2b: the chance that any two of a billion ids have the same digest is 1e-21."""
 CHUNK_ENTRIES = 1 << 17
 _PENDING_BYTES = 1 << 20
 _ENTRY = struct.Struct(f"<{DIGEST_BYTES}sQ")
 _ENTRIES = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u8")])
 
 
-class DuplicateLines:
-    """A set of line numbers, one bit for each line up to the last one: lines with a repeated id."""
-
-    def __init__(self, lines: npt.NDArray[np.uint64] | None = None) -> None:
-        """`lines`: (n,) uint64, numbered from 1, distinct, in any order; None: no line is one."""
-        self.count = 0 if lines is None else len(lines)
-        self._bits = bytearray()
-        if lines is not None and len(lines):
-            self._bits = bytearray(int(lines.max()) // 8 + 1)
-            bits = np.left_shift(np.uint8(1), (lines % np.uint64(8)).astype(np.uint8))
-            np.bitwise_or.at(
-                np.frombuffer(self._bits, dtype=np.uint8),
-                (lines // np.uint64(8)).astype(np.int64),
-                bits,
-            )
-
-    def __contains__(self, line: object) -> bool:
-        """Whether line `line` is one."""
-        if not isinstance(line, int):
-            return False
-        place = line >> 3
-        return place < len(self._bits) and bool(self._bits[place] >> (line & 7) & 1)
-
-
 class IdLog:
-    """Writes the digest and the line number of each id to a file, 24 bytes a line. Not durable."""
+    """Writes the digest and the line number of each id to a file, 24 bytes a line. Not durable.
+
+    A context manager.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=_PENDING_BYTES)
@@ -56,16 +36,20 @@ class IdLog:
         digest = hashlib.blake2b(doc_id.encode(), digest_size=DIGEST_BYTES).digest()
         self._file.write(_ENTRY.pack(digest, line))
 
-    def close(self) -> None:
-        """Writes what is pending and closes the file; twice is harmless."""
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Writes the pending lines and closes the file."""
         self._file.close()
 
 
-def find_duplicates(path: Path, *, memory_bytes: int) -> DuplicateLines:
-    """Returns the lines of an `IdLog` whose id a line before them has. Blocks.
+def find_duplicates(path: Path, *, memory_bytes: int) -> bytes:
+    """Returns a byte for each line number: 1 where an earlier line of the `IdLog` has the same id.
 
-    Memory: `memory_bytes`, and a bit a line: where all digests do not fit, each pass over the file
-    sorts a share of them. Raises `CorruptionError` where the file ends in the middle of a line.
+    Ends after the last such line. Each pass over the file sorts a share of the digests, so memory
+    is `memory_bytes` and a byte a line. Blocks. Raises `CorruptionError` for a file that was cut.
     """
     size_bytes = path.stat().st_size
     if size_bytes % _ENTRY.size:
@@ -76,7 +60,10 @@ def find_duplicates(path: Path, *, memory_bytes: int) -> DuplicateLines:
     count = size_bytes // _ENTRY.size
     passes = id_passes(count, memory_bytes=memory_bytes)
     found = [_repeated(_share(path, count, number, passes)) for number in range(passes)]
-    return DuplicateLines(np.concatenate(found))
+    lines = np.concatenate(found).astype(np.int64)
+    is_repeated = np.zeros(int(lines.max(initial=-1)) + 1, dtype=np.uint8)
+    is_repeated[lines] = 1
+    return is_repeated.tobytes()
 
 
 def _share(path: Path, count: int, number: int, passes: int) -> npt.NDArray[np.void]:
@@ -97,9 +84,8 @@ def _share(path: Path, count: int, number: int, passes: int) -> npt.NDArray[np.v
 
 def _repeated(entries: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
     """The lines of `entries` whose digest an earlier entry has."""
-    order = np.lexsort(
-        (entries["low"], entries["high"])
-    )  # stable: equal digests stay in the order of their lines
+    # Stable: equal digests stay in the order of their lines.
+    order = np.lexsort((entries["low"], entries["high"]))
     high, low = entries["high"][order], entries["low"][order]
     is_repeated = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
     lines: npt.NDArray[np.uint64] = entries["line"][order[1:][is_repeated]].astype(np.uint64)

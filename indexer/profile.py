@@ -22,7 +22,7 @@ from carpool.errors import ConfigError, CorruptionError
 from indexer.progress import ProgressReport
 
 PIECE_BYTES = 8 << 20
-"""Read at once: any number of these is as fast as one read, and takes no more memory."""
+"""The largest read: several of these are as fast as one larger read, and take less memory."""
 
 
 def profile_index(
@@ -30,8 +30,8 @@ def profile_index(
 ) -> Manifest:
     """Measures an index and replaces the profile in its manifest, atomically. Blocks.
 
-    Raises `ConfigError` where there is no index, no O_DIRECT or no disk, or another index has come
-    in the meantime; `CorruptionError` where it is damaged. Whoever has the index open keeps the
+    Raises `ConfigError` where there is no index, no O_DIRECT or no disk, or the index was replaced
+    meanwhile; `CorruptionError` where it is damaged. A process that has the index open keeps the
     profile that it read.
     """
     if reads < 1:
@@ -50,8 +50,8 @@ def profile_index(
     except NoDirectReadError as error:
         raise ConfigError(
             f"the file system of {index_dir} {error}, so that a read would measure memory; the "
-            "profile stays as it "
-            "was. Copy the index to a local disk (ext4, xfs), and profile it there"
+            "profile stays as it was. Copy the index to a local disk (ext4, xfs), and profile it "
+            "there"
         ) from error
     profiled = msgspec.structs.replace(manifest, read_latency_us=latencies_us)
     if read_manifest(index_dir) != manifest:
@@ -72,15 +72,16 @@ def measure_reads(
 ) -> tuple[int, ...]:
     """Returns the median read time of each cluster, in microseconds, at least 1. Blocks.
 
-    Each round reads all clusters once, in a seeded order of its own: a cluster that was read a
-    moment ago would come from the disk's cache. Raises `NoDirectReadError` where the file system
-    has no O_DIRECT or no disk, `CorruptionError` for a segment that was cut short.
+    Each round reads all clusters once, in another seeded order: a cluster that was read just before
+    would come from the disk's cache. Raises `NoDirectReadError` where the file system has no
+    O_DIRECT or no disk, `CorruptionError` for a segment that was cut short.
     """
     segments = sorted({extent.segment for extent in extents})
     with ExitStack() as stack:
-        descriptors = {
-            segment: _open(folder / segment_name(segment), stack) for segment in segments
-        }
+        descriptors = {}
+        for segment in segments:
+            descriptors[segment] = open_direct(folder / segment_name(segment))
+            stack.callback(os.close, descriptors[segment])
         buffer = stack.enter_context(mmap.mmap(-1, PIECE_BYTES))
         view = stack.enter_context(memoryview(buffer))
         times_us: list[list[int]] = [[] for _ in extents]
@@ -92,12 +93,6 @@ def measure_reads(
                 times_us[number].append(clock.now_us() - before_us)
                 on_read(1)
     return tuple(max(1, round(statistics.median(times))) for times in times_us)
-
-
-def _open(path: Path, stack: ExitStack) -> int:
-    descriptor = open_direct(path)
-    stack.callback(os.close, descriptor)
-    return descriptor
 
 
 def _read(descriptor: int, extent: ClusterExtent, view: memoryview, folder: Path) -> None:

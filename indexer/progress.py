@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -24,36 +23,23 @@ from carpool.clock import Clock
 PLAIN_INTERVAL_US = 5_000_000
 
 
-class ProgressReport(Protocol):
-    """What a long piece of work tells about itself."""
+class ProgressReport:
+    """Takes the progress of a long piece of work; this base shows nothing."""
 
     def start(self, step: str, total: int, done: int = 0) -> None:
         """Begins a step of `total` units; an earlier run did `done` of them."""
-        ...
 
     def advance(self, count: int) -> None:
-        """`count` more units of the step are done."""
-        ...
+        """Reports `count` more finished units of the step."""
 
     def note(self, text: str) -> None:
-        """Something worth a line."""
-        ...
+        """Reports an event, in one line."""
 
 
-class SilentProgress:
-    """Says nothing; for programs and tests."""
-
-    def start(self, step: str, total: int, done: int = 0) -> None:
-        """Does nothing."""
-
-    def advance(self, count: int) -> None:
-        """Does nothing."""
-
-    def note(self, text: str) -> None:
-        """Does nothing."""
+SilentProgress = ProgressReport
 
 
-class PlainProgress:
+class PlainProgress(ProgressReport):
     """Writes a line at the start and the end of each step, and every few seconds: for logs."""
 
     def __init__(self, console: Console, clock: Clock) -> None:
@@ -71,7 +57,7 @@ class PlainProgress:
         )
 
     def advance(self, count: int) -> None:
-        """Counts, and says so when the last line is old or this is the end."""
+        """Counts, and writes a line every few seconds and at the end."""
         if not count:
             return
         self._done += count
@@ -106,7 +92,7 @@ class _Rate(ProgressColumn):
         return Text(f"{speed:,.0f}/s" if speed else "", style="progress.data.speed")
 
 
-class BarProgress:
+class BarProgress(ProgressReport):
     """A bar for each step; a context manager, for terminals."""
 
     def __init__(self, console: Console) -> None:
@@ -140,11 +126,6 @@ class BarProgress:
         self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Leaves the bars as they are."""
         self._bars.stop()

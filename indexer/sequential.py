@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -27,7 +26,7 @@ class SequentialFile:
         _advise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def read_into(self, buffer: memoryview, offset_bytes: int) -> int:
-        """Fills `buffer` (bytes) from `offset_bytes`; returns the bytes that were there. Blocks."""
+        """Fills `buffer` (bytes) from `offset_bytes`; returns how many were read. Blocks."""
         done = 0
         while done < len(buffer):
             count = os.preadv(self._descriptor, [buffer[done:]], offset_bytes + done)
@@ -37,7 +36,7 @@ class SequentialFile:
         end_bytes = offset_bytes + done
         # While the caller works on this block the disk reads the next one.
         _advise(self._descriptor, end_bytes, len(buffer), os.POSIX_FADV_WILLNEED)
-        # A page that the block shares with the one before it was kept then, and goes now.
+        # The first page of this block may also contain the end of the block before: drop it now.
         start_bytes = offset_bytes // _PAGE_BYTES * _PAGE_BYTES
         _advise(self._descriptor, start_bytes, end_bytes - start_bytes, os.POSIX_FADV_DONTNEED)
         return done
@@ -46,19 +45,14 @@ class SequentialFile:
         """Returns itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Closes the file and drops what the kernel has read ahead."""
         _advise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(self._descriptor)
 
 
 def drop_cached(path: Path) -> None:
-    """Drops a file's clean pages from the page cache. Says nothing where it cannot."""
+    """Drops a file's clean pages from the page cache, where the file system can."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _advise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -20,8 +20,7 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
             ge=1,
             le=8 << 20,
             description="Bytes of title and text of one passage. Too low refuses passages; too "
-            "high lets a retrieval with many "
-            "long passages outgrow the record that the brokers take (4 MiB).",
+            "high lets a retrieval with many long passages exceed the largest record (4 MiB).",
         ),
     ] = 32 << 10
     line_bytes_max: Annotated[
@@ -57,8 +56,7 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
             ge=1,
             le=100_000,
             description="Rows sampled to train each centroid. Too low gives poor clusters; too "
-            "high takes time, and memory: "
-            "nlist * this * dimension * 4 bytes, or memory_bytes where that is less.",
+            "high takes time and memory: nlist * this * dimension * 4 bytes, at most memory_bytes.",
         ),
     ] = 256
     train_iterations: Annotated[
@@ -75,10 +73,10 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=1.2,
             le=1e9,
-            description="Times the mean: clusters with more rows are far too large and split, for "
-            "the places of the smallest; 1e9 leaves them. Too low tears apart what is alike, which "
-            "costs recall at few probes; too high leaves clusters that take much of the searcher's "
-            "memory at once and make its slowest queries.",
+            description="Times the mean: a cluster with more rows is split, and the smallest is "
+            "dissolved instead; 1e9 splits none. Too low separates similar passages, which costs "
+            "recall at few probes; too high keeps clusters that take much memory of the searcher "
+            "and make its slowest queries.",
         ),
     ] = 2.5
     cluster_rows_min_factor: Annotated[
@@ -86,16 +84,16 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=0,
             le=0.8,
-            description="Times the mean: clusters with fewer rows are far too small and dissolved, "
-            "their rows go to the nearest others; 0 leaves them. Too low spends probes on next to "
-            "nothing, too high tears apart larger ones for their places.",
+            description="Times the mean: a cluster with fewer rows is dissolved, and its rows go "
+            "to the nearest others; 0 dissolves none. Too low spends probes on a few rows, too "
+            "high splits larger clusters instead.",
         ),
     ] = 0.25
     vector_dtype: Annotated[
         VectorDtype,
         msgspec.Meta(
             description='Numbers on disk: "float32" is exact; "float16" halves the bytes that are '
-            "read and kept, and moves a score by up to 0.0005, so that near ties may change places."
+            "read and kept, and changes a score by up to 0.0005, so near ties may swap."
         ),
     ] = "float32"
     memory_bytes: Annotated[
@@ -103,10 +101,10 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=4096,
             le=1 << 50,
-            description="Vectors in memory at once, to train with or to be written; before that, "
-            "ids that are compared. The process takes about 300 MB beside it, and 20 bytes a "
-            "passage. Too low reads the vectors more often, or cannot hold a cluster (an error "
-            "says so); too high outgrows the machine.",
+            description="Memory for vectors while clusters are trained and written, and before "
+            "for ids that are compared. The process takes about 300 MB more, and 20 bytes a "
+            "passage. Too low reads the vectors more often, or cannot contain a cluster (an error "
+            "says so); too high exceeds the memory of the machine.",
         ),
     ] = 1 << 30
     segment_bytes_max: Annotated[
@@ -115,8 +113,7 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
             ge=4096,
             le=1 << 50,
             description="Bytes of a segment, a file of whole clusters that is saved when it is "
-            "complete. Too low makes "
-            "many files, too high repeats more work when the build is killed.",
+            "complete. Too low makes many files, too high repeats more work after a kill.",
         ),
     ] = 256 << 20
     threads: Annotated[
@@ -124,8 +121,8 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=0,
             le=1024,
-            description="Threads FAISS trains and assigns with; 0 leaves it to FAISS (all cores). "
-            "Too low is slow, too high takes the cores from what runs beside it.",
+            description="Threads of FAISS for training and assignment; 0: as FAISS decides (all "
+            "cores). Too low is slow, too high takes the cores from other processes.",
         ),
     ] = 0
     profile_reads: Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faiss
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -35,10 +34,15 @@ def cluster_and_write(
     clock: Clock,
     progress: ProgressReport,
 ) -> Manifest:
-    """Returns the manifest of the finished index, before the move. Resumes saved work. Blocks."""
+    """Returns the manifest of the finished index, before the move. Continues saved work. Blocks."""
     if settings.threads:
         faiss.omp_set_num_threads(settings.threads)
-    _require_room_for_a_row(state, vectors.dimension)
+    try:
+        choose_layout(vectors.dimension, state.identity.layout.vector_dtype)
+    except ValueError as error:
+        raise ConfigError(
+            f"{error}; take a model with shorter vectors, or --vector-dtype float16"
+        ) from error
     state, centroids = _ensure_centroids(workspace, state, vectors, progress)
     state, assignment = _ensure_assignment(workspace, state, vectors, centroids, progress)
     plan = plan_segments(state.identity, vectors.dimension, centroids, assignment)
@@ -63,15 +67,6 @@ def cluster_and_write(
     )
 
 
-def _require_room_for_a_row(state: BuildState, dimension: int) -> None:
-    try:
-        choose_layout(dimension, state.identity.layout.vector_dtype)
-    except ValueError as error:
-        raise ConfigError(
-            f"{error}; take a model with shorter vectors, or --vector-dtype float16"
-        ) from error
-
-
 def _ensure_centroids(
     workspace: Workspace, state: BuildState, vectors: Vectors, progress: ProgressReport
 ) -> tuple[BuildState, Float32]:
@@ -83,9 +78,7 @@ def _ensure_centroids(
             return state, np.frombuffer(content, dtype="<f4").reshape(nlist, vectors.dimension)
     centroids = train_centroids(vectors, nlist, state.identity.clustering, progress)
     crc32 = workspace.save(CENTROIDS_NAME, bytes_of(centroids))
-    state = msgspec.structs.replace(state, centroids_crc32=crc32, assignment=None)
-    workspace.write_state(state)
-    return state, centroids
+    return workspace.save_state(state, centroids_crc32=crc32, assignment=None), centroids
 
 
 def _ensure_assignment(
@@ -106,6 +99,4 @@ def _ensure_assignment(
     assignment = assign_rows(vectors, centroids, progress.advance)
     crc32 = workspace.save(ASSIGNMENT_NAME, bytes_of(assignment.clusters))
     done = AssignmentDone(crc32=crc32, vectors_digest=assignment.vectors_digest)
-    state = msgspec.structs.replace(state, assignment=done)
-    workspace.write_state(state)
-    return state, assignment
+    return workspace.save_state(state, assignment=done), assignment

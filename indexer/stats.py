@@ -13,7 +13,7 @@ from carpool.disk.manifest import read_manifest
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How a number is spread over the clusters."""
+    """The distribution of a number over the clusters."""
 
     min: int
     p50: int

@@ -20,9 +20,7 @@ from indexer.plan.shards import Shard
 from indexer.sequential import SequentialFile, bytes_of, drop_cached
 
 NORM_TOLERANCE = 1e-2
-"""Float16 components move the norm of a normalised vector by far less; anything beyond was not
-normalised.
-"""
+"""Rounding to float16 changes the norm by far less; beyond it a vector was not normalised."""
 CHUNK_ROWS = 8192
 """Rows in memory at once while vectors are read: 12 MB at dimension 384."""
 
@@ -32,7 +30,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 class RowFile(NamedTuple):
-    """A file with `row_count` vectors, one behind the other from `offset_bytes`."""
+    """A file with `row_count` consecutive vectors from `offset_bytes`."""
 
     path: Path
     offset_bytes: int
@@ -42,8 +40,7 @@ class RowFile(NamedTuple):
 class Vectors:
     """(row_count, dimension) vectors in files, read from front to back one chunk at a time.
 
-    Nothing stays in the page cache either, so that a pass over vectors larger than memory costs
-    what the disk takes.
+    What was read is dropped from the page cache.
     """
 
     def __init__(
@@ -54,9 +51,7 @@ class Vectors:
         dtype: str = "<f4",
         are_normalised_again: bool = False,
     ) -> None:
-        """`dtype`: "<f4" or "<f2". `are_normalised_again`: rows are brought back to length one,
-        lost in rounding to float16.
-        """
+        """`dtype`: "<f4" or "<f2". `are_normalised_again`: rows rounded to float16 get length 1."""
         self._files = files
         self._dtype = np.dtype(dtype)
         self._are_normalised_again = are_normalised_again
@@ -106,7 +101,7 @@ class Vectors:
     ) -> None:
         """Copies the distinct `rows` into `taken`: (len(rows), dimension) float32 or float16.
 
-        One pass over the files; calls `on_rows` with the rows of each chunk that went by. Blocks.
+        One pass over the files; calls `on_rows` with the row count of each chunk. Blocks.
         """
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
@@ -117,12 +112,10 @@ class Vectors:
 
 
 class MemoryVectors(Vectors):
-    """Rows that are in memory already; for benchmarks and tests that cluster as a build does."""
+    """Rows in memory, for benchmarks and tests that cluster as a build does."""
 
     def __init__(self, rows: Float32) -> None:
-        """`rows`: (row_count, dimension) float32, row-normalised; lent for as long as this is
-        used.
-        """
+        """`rows`: (row_count, dimension) float32, row-normalised; not copied."""
         super().__init__([], dimension=rows.shape[1])
         self._rows = rows
         self.row_count = len(rows)
@@ -192,8 +185,7 @@ def open_shards(folder: Path, shards: Sequence[Shard], dimension: int) -> Vector
 def open_precomputed(path: Path, row_count: int | None = None) -> Vectors:
     """Returns the vectors of an .npy file: (row_count, dim) float16 or float32.
 
-    `row_count` None: however many there are.
-    Raises `ConfigError` where the file is something else. Looks at its header only.
+    `row_count` None: any number. Raises `ConfigError` for any other file. Reads its header only.
     """
     try:
         loaded = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -248,6 +240,6 @@ def check_vectors(vectors: Float32, first_row: int, source: str) -> None:
     if len(bad):
         raise ConfigError(
             f"the vector of row {first_row + int(bad[0])} from {source} has length "
-            f"{norms[bad[0]]:.4g}, not 1; the index "
-            "compares by inner product, so vectors must be normalised: divide each by its length"
+            f"{norms[bad[0]]:.4g}, not 1; the index compares by inner product, so vectors must be "
+            "normalised: divide each by its length"
         )

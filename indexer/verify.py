@@ -151,20 +151,20 @@ def _check_segment(
 
 
 def _check_rows(cluster: ClusterRows, seen: npt.NDArray[np.uint8]) -> list[str]:
-    """Counts the rows of a cluster in `seen`; what is wrong with them."""
+    """Counts the rows of a cluster in `seen`; returns what is wrong with them."""
     problems = []
     if cluster.rows.size and not (
         int(cluster.rows.min()) >= 0 and int(cluster.rows.max()) < len(seen)
     ):
         return [
-            f"cluster {cluster.cluster} holds a row number that the index does not have "
+            f"cluster {cluster.cluster} contains a row number that the index does not have "
             f"({len(seen)} rows)"
         ]
     rows, counts = np.unique(cluster.rows, return_counts=True)
-    # Counted to two, which is one too many, so that a byte a row will do.
+    # 2 stands for any larger count, so a byte a row is enough.
     seen[rows] = np.minimum(seen[rows] + counts, 2)
     if not (np.abs(np.linalg.norm(cluster.vectors, axis=1) - 1) <= NORM_TOLERANCE).all():
-        problems.append(f"cluster {cluster.cluster} holds a vector that is not normalised")
+        problems.append(f"cluster {cluster.cluster} contains a vector that is not normalised")
     return problems
 
 

@@ -7,8 +7,7 @@ import os
 import shutil
 import zlib
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -21,15 +20,15 @@ from indexer.plan.state import BuildState
 
 BUILD_NAME = ".build"
 SEGMENTS = "clusters*.seg"
-"""Every segment there can be; format v0 had one, clusters.seg."""
+"""Matches all segments, also the one of format v0, clusters.seg."""
 
 
 class Workspace:
     """Allows one build at a time in `index_dir`, by a lock. A context manager.
 
-    The files of the new index grow in `finished/`, beside an index that may be in use. `publish`
-    moves them into place, the manifest last; once `finished/` has a manifest, every later life only
-    has to repeat that move.
+    The files of the new index are written in `finished/`; an index in `index_dir` stays usable.
+    `publish` moves them into place, the manifest last. Once `finished/` has a manifest, a later run
+    only repeats that move.
     """
 
     def __init__(self, index_dir: Path) -> None:
@@ -60,33 +59,30 @@ class Workspace:
             ) from None
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Gives the lock back; what was built stays for the next life."""
+    def __exit__(self, *raised: object) -> None:
+        """Releases the lock; the saved work stays for the next run."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def read_state(self) -> BuildState | None:
-        """Returns the state of the interrupted build; None if there is none that can be read."""
+        """Returns the state of the interrupted build; None if there is no readable one."""
         try:
             return msgspec.json.decode(self._state_path.read_bytes(), type=BuildState)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
-    def write_state(self, state: BuildState) -> None:
-        """Remembers `state`. Atomic, durable."""
+    def save_state(self, state: BuildState, **changes: Any) -> BuildState:
+        """Saves `state` with `changes` of its fields, and returns it. Atomic, durable."""
+        state = msgspec.structs.replace(state, **changes)
         write_atomically(
             self._state_path, msgspec.json.format(msgspec.json.encode(state), indent=1)
         )
+        return state
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether an earlier life left anything that was embedded."""
+        """Whether an earlier run left embedded vectors."""
         return any(self.shards.glob("shard-*.f32"))
 
     def clear(self, *, keep_documents: bool) -> None:
@@ -103,7 +99,7 @@ class Workspace:
         return zlib.crc32(content)
 
     def load(self, name: str, crc32: int) -> bytes | None:
-        """Returns what was saved with this checksum, None where that is not what is there."""
+        """Returns the saved content; None if it is missing or has another checksum."""
         try:
             content = (self.folder / name).read_bytes()
         except OSError:
@@ -122,8 +118,8 @@ class Workspace:
     def publish(self) -> None:
         """Moves the finished index into place and removes the workspace. Can be repeated.
 
-        In the moment between the removal of the old manifest and the new one in its place there is
-        no index here, so nobody can open a mixture. Who has the old one open keeps it.
+        The old manifest is removed first, so a mixture of two indexes cannot be opened. A process
+        that has the old index open keeps its files.
         """
         names = index_files(read_manifest(self.finished).segment_count)
         (self.index_dir / MANIFEST_NAME).unlink(missing_ok=True)
@@ -132,7 +128,7 @@ class Workspace:
             if path.name not in names:
                 path.unlink()  # the old index had more
         for name in names:
-            # Missing here means moved already, by a life that was killed in this loop.
+            # A missing file was moved already, by a run that was killed in this loop.
             if (self.finished / name).is_file():
                 (self.finished / name).replace(self.index_dir / name)
         fsync_folder(self.index_dir)
@@ -141,10 +137,9 @@ class Workspace:
         self.remove()
 
     def is_published(self, state: BuildState | None) -> bool:
-        """Whether the move into place was made and only the removal of the workspace is missing.
+        """Whether the index was moved into place and only the workspace is left to remove.
 
-        Its documents were here and are not any more, or not even its state is left; and there is an
-        index.
+        Then there is an index, and the workspace has no documents any more, or no state.
         """
         documents_left = (self.finished / DOCUMENTS_NAME).is_file()
         moved = state is None or (state.documents is not None and not documents_left)

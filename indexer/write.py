@@ -35,7 +35,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the segments will be: which rows, where, sealed how."""
+    """The segments to write: page layout, place of each cluster, and build id."""
 
     layout: PageLayout
     build_id: int
@@ -43,7 +43,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def documents_build_id(corpus: CorpusIdentity) -> int:
-    """Returns what seals the documents of a corpus: the same for the same documents."""
+    """Returns the build id of the documents of a corpus: the same for the same documents."""
     return build_id_of(msgspec.json.encode(corpus))
 
 
@@ -87,7 +87,14 @@ def write_clusters(
         progress.note(
             f"{writer.next_cluster:,} of {len(plan.extents):,} clusters were written before"
         )
-    passes = _plan_passes(plan.layout, writer.remaining, memory_bytes)
+    counts = [extent.row_count for extent in writer.remaining]
+    if memory_bytes < (least_bytes := memory_min_bytes(plan.layout, counts)):
+        raise ConfigError(
+            f"indexer.memory_bytes is {memory_bytes}, too little to write the largest cluster "
+            f"({max(counts):,} rows); give at least {least_bytes}, or more and so smaller clusters "
+            "(--nlist)"
+        )
+    passes = plan_passes(plan.layout, counts, memory_bytes=memory_bytes)
     order = np.argsort(clusters, kind="stable")
     ends = np.cumsum([extent.row_count for extent in plan.extents])
     first = writer.next_cluster
@@ -110,20 +117,6 @@ def write_clusters(
     for name in entries:
         drop_cached(folder / name)
     return entries
-
-
-def _plan_passes(
-    layout: PageLayout, remaining: Sequence[ClusterExtent], memory_bytes: int
-) -> tuple[range, ...]:
-    counts = [extent.row_count for extent in remaining]
-    try:
-        return plan_passes(layout, counts, memory_bytes=memory_bytes)
-    except ValueError as error:
-        raise ConfigError(
-            f"indexer.memory_bytes is {memory_bytes}, too little to write the largest cluster "
-            f"({max(counts):,} rows); give at "
-            f"least {memory_min_bytes(layout, counts)}, or more and so smaller clusters (--nlist)"
-        ) from error
 
 
 def _write_pass(
@@ -167,7 +160,7 @@ def finish(
     names = index_files(len(segments))
     for path in folder.iterdir():
         if path.name not in names:
-            path.unlink()  # of an earlier life that wanted other segments
+            path.unlink()  # of an earlier run with other segments
     files = {name: segments[name] if name in segments else _entry(folder / name) for name in names}
     fingerprint = centroids_fingerprint(centroids)
     manifest = Manifest(
@@ -209,7 +202,7 @@ def _profile(
     clock: Clock,
     progress: ProgressReport,
 ) -> tuple[int, ...]:
-    """The read latency of each cluster; empty if it is not wanted or cannot be measured."""
+    """The read latency of each cluster; empty if it is off or cannot be measured."""
     if not reads:
         return ()
     progress.start("profiling reads", reads * len(extents))

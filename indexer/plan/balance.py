@@ -17,10 +17,10 @@ class Balance(NamedTuple):
 def plan_balance(counts: Sequence[int], *, max_factor: float, min_factor: float) -> Balance:
     """Returns the clusters to split and to dissolve, given their rows; none if all are even.
 
-    A cluster is far too large above `max_factor` times the mean, far too small below `min_factor`
-    times it. While there is one of either, the smallest cluster is dissolved for a piece of the one
-    whose pieces are largest, as long as the new piece is larger than what was dissolved. Ties go by
-    cluster. Costs n log n.
+    A cluster is too large above `max_factor` times the mean, too small below `min_factor` times it.
+    While there is one of either, the smallest cluster is dissolved and the cluster with the largest
+    pieces gets one more piece, if that piece is larger than the dissolved cluster. Ties are broken
+    by cluster number. O(n log n).
     """
     mean = sum(counts) / len(counts)
     smallest_first = sorted(range(len(counts)), key=lambda cluster: (counts[cluster], cluster))

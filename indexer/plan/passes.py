@@ -8,17 +8,11 @@ from collections.abc import Sequence
 from carpool.disk.pages import PageLayout
 
 ROW_OVERHEAD_BYTES = 24
-"""Of a row that is collected, beside its vector: its number, its place, and the number again in the
-order of places.
-"""
+"""Memory of a collected row besides its vector: its number, its position, and the number again."""
 ID_BYTES = 112
-"""Of an id that is looked for among others: what is read of it, its digest sorted, and the room to
-sort in.
-"""
+"""Memory of an id while repeated ids are found: the entry, its sorted digest, and the sort."""
 ID_MEMORY_MIN_BYTES = 16 << 20
-"""Taken for ids even where a build is told to take less: next to what the process has anyway, and
-few passes.
-"""
+"""The least memory for ids, whatever the setting: little beside the process, and few passes."""
 
 
 def sample_rows_max(
@@ -47,7 +41,8 @@ def encode_bytes(layout: PageLayout, row_count: int) -> int:
 
 def memory_min_bytes(layout: PageLayout, row_counts: Sequence[int]) -> int:
     """Returns the least `memory_bytes` for clusters of `row_counts` rows."""
-    return max(pass_bytes(layout, count) + encode_bytes(layout, count) for count in row_counts)
+    needed = (pass_bytes(layout, count) + encode_bytes(layout, count) for count in row_counts)
+    return max(needed, default=0)
 
 
 def plan_passes(
@@ -55,24 +50,18 @@ def plan_passes(
 ) -> tuple[range, ...]:
     """Returns for each pass the positions in `row_counts` of the clusters that it collects.
 
-    Raises `ValueError` where a cluster does not fit alone (`memory_min_bytes`).
+    `memory_bytes` is at least `memory_min_bytes`, so each cluster fits alone.
     """
     passes = []
-    first, held_bytes, encode_max_bytes = 0, 0, 0
+    first, collected_bytes, encode_max_bytes = 0, 0, 0
     for position, row_count in enumerate(row_counts):
-        taken_bytes, encode_need_bytes = (
-            pass_bytes(layout, row_count),
-            encode_bytes(layout, row_count),
-        )
-        if taken_bytes + encode_need_bytes > memory_bytes:
-            raise ValueError(
-                f"{row_count} rows take {taken_bytes + encode_need_bytes} bytes, not {memory_bytes}"
-            )
-        if held_bytes + taken_bytes + max(encode_max_bytes, encode_need_bytes) > memory_bytes:
+        rows_bytes, needed_bytes = pass_bytes(layout, row_count), encode_bytes(layout, row_count)
+        assert rows_bytes + needed_bytes <= memory_bytes, "a cluster does not fit alone"
+        if collected_bytes + rows_bytes + max(encode_max_bytes, needed_bytes) > memory_bytes:
             passes.append(range(first, position))
-            first, held_bytes, encode_max_bytes = position, 0, 0
-        held_bytes += taken_bytes
-        encode_max_bytes = max(encode_max_bytes, encode_need_bytes)
+            first, collected_bytes, encode_max_bytes = position, 0, 0
+        collected_bytes += rows_bytes
+        encode_max_bytes = max(encode_max_bytes, needed_bytes)
     if first < len(row_counts):
         passes.append(range(first, len(row_counts)))
     return tuple(passes)

@@ -12,7 +12,7 @@ STATE_FORMAT = "v1"
 
 
 class Resume(NamedTuple):
-    """How a build starts: its state, whether saved shards are kept, and what changed, in words."""
+    """How a build starts: its state, whether saved shards are kept, and the changes in words."""
 
     state: BuildState
     keeps_shards: bool
@@ -20,15 +20,15 @@ class Resume(NamedTuple):
 
     @property
     def discards(self) -> bool:
-        """Whether work of the earlier build would be thrown away."""
+        """Whether work of the earlier build would be discarded."""
         return bool(self.changes) and not self.keeps_shards
 
 
 def plan_resume(found: BuildState | None, wanted: BuildIdentity, *, now_us: int) -> Resume:
-    """Returns what is kept of the build `found` for one of `wanted`.
+    """Returns what a build of `wanted` keeps of the interrupted build `found`.
 
-    Another corpus keeps nothing, another model the documents, other clusters also the vectors,
-    another layout all but segments.
+    With another corpus: nothing. With another model: the documents. With other clusters: documents
+    and vectors. With another layout: all but the segments.
     """
     fresh = BuildState(format=STATE_FORMAT, started_us=now_us, identity=wanted)
     if found is None:

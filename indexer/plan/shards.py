@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 
@@ -16,14 +14,9 @@ class Shard(NamedTuple):
 
 
 def plan_shards(row_count: int, shard_rows: int) -> tuple[Shard, ...]:
-    """Returns the shards of `row_count` rows. Every run embeds the same batches."""
+    """Returns the shards of `row_count` rows. They are the same in every run."""
     starts = range(0, row_count, shard_rows)
     return tuple(
         Shard(number, start, min(start + shard_rows, row_count))
         for number, start in enumerate(starts)
     )
-
-
-def remaining_shards(shards: Sequence[Shard], present: AbstractSet[int]) -> tuple[Shard, ...]:
-    """Returns the shards whose number is not in `present`, in order."""
-    return tuple(shard for shard in shards if shard.number not in present)

@@ -40,14 +40,14 @@ class ClusteringIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayoutIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides how the clusters lie in files."""
+    """What decides how clusters are stored in files."""
 
     vector_dtype: VectorDtype
     segment_bytes_max: int
 
 
 class BuildIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the bytes of an index depend on, less the time that its build began."""
+    """All that the bytes of an index depend on, except the start time of its build."""
 
     corpus: CorpusIdentity
     vectors: VectorsIdentity
@@ -56,14 +56,14 @@ class BuildIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the corpus that was not taken, numbered from 1, and why."""
+    """A line of the corpus that was skipped, numbered from 1, and why."""
 
     line: int
     why: str
 
 
 class DocumentsDone(msgspec.Struct, frozen=True, kw_only=True):
-    """The corpus is read, its documents are on disk. `problems`: the first of `problem_count`."""
+    """The corpus is read and its documents are saved. `problems`: the first of `problem_count`."""
 
     row_count: int
     problem_count: int
@@ -78,11 +78,11 @@ class AssignmentDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a build that is under way.
+    """The saved state of an unfinished build.
 
-    `dimension` is known once the model was loaded, or once all precomputed vectors were looked at.
-    `centroids_crc32` and `assignment` are there once those files are saved; finished segments speak
-    for themselves.
+    `dimension` is set when the model is loaded or the precomputed vectors are checked,
+    `centroids_crc32` and `assignment` when those files are saved. Finished segments are found by
+    their files.
     """
 
     format: str

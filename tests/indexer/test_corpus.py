@@ -75,7 +75,9 @@ def test_a_line_that_is_told_to_be_a_duplicate_is_a_bad_line_unless_it_is_bad_an
     path.write_bytes(
         GOOD + b"\n\n" + line(id="a", text="again") + b"\nnonsense\n" + line(id="b", text="y")
     )
-    reader = CorpusReader(path, passage_bytes_max=60, line_bytes_max=400, duplicates={3, 4})
+    reader = CorpusReader(
+        path, passage_bytes_max=60, line_bytes_max=400, duplicates=bytes([0, 0, 0, 1, 1])
+    )
     numbered = [(reader.line_number, found) for found in reader]
     assert [number for number, _ in numbered] == [1, 3, 4, 5]
     first, repeated, nonsense, last = (found for _, found in numbered)
