@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from bench.baselines.contestant import (
     Limits,
     SearchData,
 )
+from bench.core.plane_counts import BusyTimes, bytes_read
 from schemas.record import ClusterId
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 GROWTH_BYTES = 12 << 20
 """How much the process may grow outside the budget after `open`: scores, results, stacks."""
 READ_TIMEOUT_MS = 60_000
-"""A late read on a machine that stands still is a latency to report, not a skipped cluster."""
+"""A read that is late because the machine pauses is reported as latency, and skips no cluster."""
 
 
 def cache_budget(limits: Limits, clusters_bytes: int) -> int:
@@ -54,28 +54,10 @@ def cache_budget(limits: Limits, clusters_bytes: int) -> int:
     return budget_bytes
 
 
-class BusyDisk:
-    """An `EventLog` that adds up the time in which at least one cluster was being read."""
-
-    def __init__(self) -> None:
-        self.busy_us = 0
-        self._last_us = 0
-        self._lock = threading.Lock()
-
-    def read(self, cluster: ClusterId, purpose: str, started_us: int, ended_us: int) -> None:
-        """Adds the part that no earlier read has covered. Reads end nearly in order."""
-        with self._lock:
-            self.busy_us += max(0, ended_us - max(started_us, self._last_us))
-            self._last_us = max(self._last_us, ended_us)
-
-    def scored(self, cluster: ClusterId, started_us: int, ended_us: int) -> None:
-        """Does nothing."""
-
-
 class CarpoolSearch:
     """The search plane with `settings` of `[searcher]`, each window joined as one group.
 
-    `uses_horizon`: the executor is told what the next windows want.
+    `uses_horizon`: the executor knows what the next windows want.
     """
 
     def __init__(self, *, uses_horizon: bool = False, **settings: Any) -> None:
@@ -85,25 +67,24 @@ class CarpoolSearch:
         self._numbers: dict[int, int] = {}
         self._next_key = 0
         self._top_k = 0
-        self._busy = BusyDisk()
+        self._busy = BusyTimes()
 
     def open(self, data: SearchData, limits: Limits) -> None:
         """Opens the index with the budget of `cache_budget`; reads no cluster."""
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+        from bench.data.clusters import clusters_bytes, open_clusters
         from carpool.clock import SystemClock
-        from carpool.disk.index import open_index
         from carpool.telemetry.metrics import Metrics
         from searcher.build import open_search_plane
         from searcher.local import SearchThread
         from searcher.settings import SearcherSettings
 
         threadpool_limits(limits=1, user_api="blas")
-        index = open_index(data.index_dir)
-        index.close()
+        index = open_clusters(data.index_dir)
         executor = self._executor()
         settings = SearcherSettings(
-            budget_bytes=cache_budget(limits, sum(extent.size_bytes for extent in index.extents)),
+            budget_bytes=cache_budget(limits, clusters_bytes(index)),
             scoring_threads=limits.threads,
             read_timeout_ms=READ_TIMEOUT_MS,
             **self._settings,
@@ -131,13 +112,9 @@ class CarpoolSearch:
     def counters(self) -> ContestantCounters:
         """Returns bytes, hits and misses by the searcher's own metrics."""
         count = partial(self._metrics.registry.get_sample_value)
-        read = [
-            count("carpool_bytes_read_total", {"purpose": purpose}) or 0
-            for purpose in ("demand", "prefetch")
-        ]
         return ContestantCounters(
-            bytes_read=int(sum(read)),
-            disk_busy_us=self._busy.busy_us,
+            bytes_read=sum(bytes_read(self._metrics)),
+            disk_busy_us=self._busy.read_us,
             cache_hits=int(count("carpool_cluster_requests_total", {"tier": "ram"}) or 0),
             cache_misses=int(count("carpool_cluster_requests_total", {"tier": "ssd"}) or 0),
             cache_bytes=int(count("carpool_budget_bytes") or 0),

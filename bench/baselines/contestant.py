@@ -56,9 +56,6 @@ class SearchData:
 
     index_dir: Path
     prepared_dir: Path
-    dimension: int
-    nlist: int
-    row_count: int
     top_k: int
     queries: Float32
     probes: Int32

@@ -37,24 +37,28 @@ def make_lists(data: SearchData, folder: Path) -> None:
     """
     import faiss
 
-    from bench.data.index_view import open_view
+    from bench.data.clusters import open_clusters, read_clusters
 
-    view = open_view(data.index_dir)
-    sizes = np.zeros(view.nlist, dtype=np.uint64)
+    index_read = open_clusters(data.index_dir)
+    centroids = index_read.centroids
+    nlist, dimension = centroids.shape
+    sizes = np.zeros(nlist, dtype=np.uint64)
     path = folder / LISTS_NAME
     with path.open("wb") as file:
-        for cluster in view.clusters():  # in ascending order, as set_all_lists_sizes expects them
+        for cluster in read_clusters(
+            index_read
+        ):  # in ascending order, as set_all_lists_sizes expects them
             sizes[cluster.cluster] = len(cluster.rows)
             file.write(np.ascontiguousarray(cluster.vectors, dtype="<f4").data)
             file.write(np.ascontiguousarray(cluster.rows, dtype="<i8").data)
-    lists = faiss.OnDiskInvertedLists(view.nlist, view.dimension * 4, str(path))
+    lists = faiss.OnDiskInvertedLists(nlist, dimension * 4, str(path))
     lists.set_all_lists_sizes(faiss.swig_ptr(sizes))
     lists.totsize = path.stat().st_size
-    quantizer = faiss.IndexFlatIP(view.dimension)
-    quantizer.add(np.ascontiguousarray(view.centroids))
-    index = faiss.IndexIVFFlat(quantizer, view.dimension, view.nlist, faiss.METRIC_INNER_PRODUCT)
+    quantizer = faiss.IndexFlatIP(dimension)
+    quantizer.add(np.ascontiguousarray(centroids))
+    index = faiss.IndexIVFFlat(quantizer, dimension, nlist, faiss.METRIC_INNER_PRODUCT)
     index.is_trained = True
-    index.ntotal = view.row_count
+    index.ntotal = index_read.manifest.row_count
     index.replace_invlists(lists)
     faiss.write_index(index, str(folder / INDEX_NAME))
 
@@ -82,8 +86,8 @@ class FaissIvf:
         index: Any = faiss.read_index(str(folder / INDEX_NAME), flags)
         if self._in_memory:
             mapped = index.invlists
-            lists: Any = faiss.ArrayInvertedLists(data.nlist, mapped.code_size)
-            mapped.copy_subset_to(lists, mapped.SUBSET_TYPE_ID_RANGE, 0, data.row_count)
+            lists: Any = faiss.ArrayInvertedLists(index.nlist, mapped.code_size)
+            mapped.copy_subset_to(lists, mapped.SUBSET_TYPE_ID_RANGE, 0, index.ntotal)
             index.replace_invlists(lists)
             self._lists = lists  # the index does not keep it alive
         index.nprobe = data.probes.shape[1]

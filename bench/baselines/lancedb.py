@@ -62,21 +62,21 @@ def make_table(data: SearchData, folder: Path, *, kind: Kind) -> None:
     Needs twice the vectors on disk, and memory for one cluster. Raises `ConfigError` without the
     packages lancedb and pylance.
     """
-    from bench.data.index_view import open_view
+    from bench.data.clusters import open_clusters, read_clusters
 
     os.environ.setdefault("LANCE_LOG", "error")  # it warns about a table that it is to make
     lance, arrow = _load("lance"), _load("pyarrow")
-    view = open_view(data.index_dir)
+    index = open_clusters(data.index_dir)
+    shape = row_count, dimension = index.manifest.row_count, index.manifest.dimension
     scratch = folder / "rows.f32"
-    shape = (view.row_count, view.dimension)
     rows: Float32 = np.memmap(scratch, dtype="<f4", mode="w+", shape=shape)
-    for cluster in view.clusters():
+    for cluster in read_clusters(index):
         rows[cluster.rows] = cluster.vectors
-    vector_type = arrow.list_(arrow.float32(), view.dimension)
+    vector_type = arrow.list_(arrow.float32(), dimension)
     schema = arrow.schema([(ROW, arrow.int64()), (VECTOR, vector_type)])
 
     def batches() -> Iterator[Any]:
-        for start in range(0, view.row_count, WRITE_ROWS):
+        for start in range(0, row_count, WRITE_ROWS):
             chunk = np.ascontiguousarray(rows[start : start + WRITE_ROWS])
             numbers = arrow.array(np.arange(start, start + len(chunk), dtype=np.int64))
             vectors = arrow.FixedSizeListArray.from_arrays(
@@ -88,9 +88,14 @@ def make_table(data: SearchData, folder: Path, *, kind: Kind) -> None:
     table = lance.write_dataset(reader, str(folder / f"{TABLE}.lance"), schema=schema)
     scratch.unlink()
     options = {"num_bits": RQ_BITS} if kind == "IVF_RQ" else {}
-    centroids = np.ascontiguousarray(view.centroids, dtype=np.float32)
+    centroids = np.ascontiguousarray(index.centroids, dtype=np.float32)
     table.create_index(
-        VECTOR, kind, metric=METRIC, num_partitions=view.nlist, ivf_centroids=centroids, **options
+        VECTOR,
+        kind,
+        metric=METRIC,
+        num_partitions=len(centroids),
+        ivf_centroids=centroids,
+        **options,
     )
 
 

@@ -40,9 +40,6 @@ class SearchFiles(msgspec.Struct, frozen=True, kw_only=True):
     index_dir: str
     prepared_dir: str
     folder: str
-    dimension: int
-    nlist: int
-    row_count: int
     top_k: int
 
     def load(self) -> SearchData:
@@ -52,9 +49,6 @@ class SearchFiles(msgspec.Struct, frozen=True, kw_only=True):
         return SearchData(
             index_dir=Path(self.index_dir),
             prepared_dir=Path(self.prepared_dir),
-            dimension=self.dimension,
-            nlist=self.nlist,
-            row_count=self.row_count,
             top_k=self.top_k,
             queries=np.asarray(queries),
             probes=np.load(folder / PROBES_NAME, allow_pickle=False),

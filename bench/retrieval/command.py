@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.core.machine import data_file
 from bench.core.progress import progress_bars
 from bench.core.report import RunStart, finish
-from bench.data.index_view import IndexView
+from bench.data.clusters import clusters_bytes, vectors_bytes
 from bench.retrieval.plan import SearchPlan
 from bench.retrieval.questions import question_paths, read_question_vectors
 from bench.retrieval.report import (
@@ -27,6 +27,7 @@ from bench.retrieval.report import (
 )
 from bench.retrieval.run import SearchRun
 from bench.retrieval.summary import BASELINES, summarise
+from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 
 
@@ -117,15 +118,16 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _searched(view: IndexView, plan: SearchPlan) -> IndexSearched:
+def _searched(view: OpenIndex, plan: SearchPlan) -> IndexSearched:
+    manifest = view.manifest
     return IndexSearched(
         dir_name=view.dir.name,
-        index_version=view.manifest.index_version,
-        row_count=view.row_count,
-        dimension=view.dimension,
-        nlist=view.nlist,
-        vectors_bytes=view.vectors_bytes,
-        clusters_bytes=view.clusters_bytes,
+        index_version=manifest.index_version,
+        row_count=manifest.row_count,
+        dimension=manifest.dimension,
+        nlist=manifest.nlist,
+        vectors_bytes=vectors_bytes(view),
+        clusters_bytes=clusters_bytes(view),
         budget_bytes=plan.budget_bytes(view),
-        embedding_model=view.manifest.embedding_model_name,
+        embedding_model=manifest.embedding_model_name,
     )

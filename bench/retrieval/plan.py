@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 
 from bench.baselines.contestant import ContestantEntry, Limits
-from bench.data.index_view import IndexView
+from bench.data.clusters import clusters_bytes, vectors_bytes
 from bench.retrieval.cgroup import LimitedBy
+from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 
 DISK_S = 0.5
@@ -60,14 +61,14 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the index of a seed."""
         return self.indexes[seed if len(self.indexes) > 1 else 0]
 
-    def budget_bytes(self, view: IndexView) -> int:
+    def budget_bytes(self, view: OpenIndex) -> int:
         """Returns the limit in bytes for an index; the static oracle keeps as much."""
         if self.cache_share is not None:
-            return int(self.cache_share * view.clusters_bytes)
+            return int(self.cache_share * clusters_bytes(view))
         assert self.memory_share is not None
-        return int(self.memory_share * view.vectors_bytes)
+        return int(self.memory_share * vectors_bytes(view))
 
-    def limits(self, view: IndexView, entry: ContestantEntry, window: int) -> Limits:
+    def limits(self, view: OpenIndex, entry: ContestantEntry, window: int) -> Limits:
         """Returns what a contestant may use."""
         budget_bytes = self.budget_bytes(view)
         is_cache = self.cache_share is not None

@@ -19,7 +19,7 @@ from bench.baselines.registry import ENTRIES, REFERENCE
 from bench.core.agreement import Agreement
 from bench.core.progress import Tell, silent
 from bench.data import oracles
-from bench.data.index_view import IndexView, open_view
+from bench.data.clusters import open_clusters
 from bench.micro.disk import DiskRead, measure_disk
 from bench.retrieval.cells import Cell, DiskBlock, OracleCell, SearchCells
 from bench.retrieval.child import IDS_NAME, PROBES_NAME, QUERIES_NAME, ChildRequest, SearchFiles
@@ -29,6 +29,7 @@ from bench.retrieval.plan import SearchPlan, check_cache_budgets, order_of
 from bench.retrieval.processes import run_child
 from bench.retrieval.questions import QuestionVectors, choose_questions
 from carpool.disk.centroids import probe
+from carpool.disk.index import OpenIndex
 from carpool.errors import CarpoolError, ConfigError
 from searcher.plan.cut import Slices
 from searcher.settings import SearcherSettings
@@ -43,7 +44,7 @@ class _SeedData:
     """The data of a seed, ready on disk. `unprepared`: why a preparation failed, by its name."""
 
     seed: int
-    view: IndexView
+    view: OpenIndex
     probes: Int32
     files: SearchFiles
     folder: Path
@@ -78,15 +79,16 @@ class SearchRun:
                 "or once for each seed"
             )
         self._tell, self._note, self._on_cell = tell, note, on_cell
-        self.views = [open_view(plan.index_of(seed)) for seed in range(plan.seeds)]
+        self.views = [open_clusters(plan.index_of(seed)) for seed in range(plan.seeds)]
         self._queries = []
         for seed, view in enumerate(self.views):
-            if plan.nprobe > view.nlist:
+            nlist, dimension = view.centroids.shape
+            if plan.nprobe > nlist:
                 raise ConfigError(
-                    f"--nprobe {plan.nprobe} is more than the {view.nlist} clusters of {view.dir}"
+                    f"--nprobe {plan.nprobe} is more than the {nlist} clusters of {view.dir}"
                 )
             questions = asked[seed if len(asked) > 1 else 0]
-            self._queries.append(choose_questions(questions, view.dimension, plan.queries, seed))
+            self._queries.append(choose_questions(questions, dimension, plan.queries, seed))
 
     def run(self) -> SearchCells:
         """Runs every cell and returns the results. Blocks for as long as the cells take."""
@@ -158,8 +160,8 @@ class SearchRun:
         self.results.disk.append(DiskBlock(seed=seed.seed, window=window, rates=rates))
 
     def _compute_oracles(self, seed: _SeedData, window: int) -> None:
-        sizes = seed.view.cluster_bytes
-        counts = oracles.window_counts(seed.probes, window, seed.view.nlist)
+        sizes = np.array([extent.size_bytes for extent in seed.view.extents], dtype=np.int64)
+        counts = oracles.window_counts(seed.probes, window, len(sizes))
         budget_bytes = self.plan.budget_bytes(seed.view)
         for name, found in (
             ("oracle-window", oracles.oracle_window(counts, sizes)),
@@ -192,9 +194,6 @@ class SearchRun:
                 index_dir=str(view.dir.absolute()),
                 prepared_dir=str(prepared_dir.absolute()),
                 folder=str(folder.absolute()),
-                dimension=view.dimension,
-                nlist=view.nlist,
-                row_count=view.row_count,
                 top_k=self.plan.top_k,
             ),
             folder=folder,
@@ -245,7 +244,7 @@ class SearchRun:
             )
 
 
-def searcher_reads(view: IndexView) -> tuple[DiskRead, ...]:
+def searcher_reads(view: OpenIndex) -> tuple[DiskRead, ...]:
     """Returns the reads of the searcher: the slices of every cluster."""
     slices = Slices(view.extents, view.layout, SearcherSettings().slice_bytes_max)
     return tuple(
@@ -258,7 +257,7 @@ def searcher_reads(view: IndexView) -> tuple[DiskRead, ...]:
     )
 
 
-def _folder_name(view: IndexView) -> str:
+def _folder_name(view: OpenIndex) -> str:
     version = view.manifest.index_version
     kept = [letter if letter.isalnum() or letter in "-." else "-" for letter in version]
     return f"{''.join(kept)}-{hashlib.sha256(str(view.dir.absolute()).encode()).hexdigest()[:8]}"

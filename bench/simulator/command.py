@@ -13,11 +13,12 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.progress import progress_bars
 from bench.core.report import RunStart, finish
+from bench.data.clusters import open_clusters
 from bench.data.evaluation import EvaluationData, Float32, find_data
 from bench.data.index import BenchIndex, corpus_index
 from bench.data.trace import read_questions
 from bench.simulator.agreement import OFF_MAX, Comparison, SimulatorAgreement, compare, is_close
-from carpool.disk.index import OpenIndex, open_index
+from carpool.disk.index import OpenIndex
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
 
@@ -51,8 +52,7 @@ def simulator(data: Path | None, options: SimulatorOptions, json_file: Path | No
             embedding=EmbeddingSettings(),
             note=console.print,
         )
-    index = open_index(index_dir)
-    index.close()  # the documents are not needed
+    index = open_clusters(index_dir)
     vectors = _questions(found, index, options)
     with threadpool_limits(limits=1, user_api="blas"), progress_bars(console) as tell:
         agreements = [compare(index, vectors, each, tell) for each in options.compared]

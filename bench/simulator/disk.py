@@ -33,7 +33,6 @@ class SimulatedDisk:
         self._served: dict[int, float] = {}  # token to bytes left, oldest first
         self._size: dict[int, int] = {}
         self._ended: list[tuple[float, int]] = []  # when the read is done, token
-        self.busy_us = 0.0
 
     def give(self, token: int, size_bytes: int) -> None:
         """Begins a read."""
@@ -52,7 +51,6 @@ class SimulatedDisk:
         while (end_us := self._next_last_byte_us()) is not None:
             moment_us = min(end_us, max(now_us, self._now_us))
             share = (moment_us - self._now_us) * self._costs.bytes_per_us / len(self._served)
-            self.busy_us += moment_us - self._now_us
             self._now_us = moment_us
             for token, left_bytes in [*self._served.items()]:
                 self._served[token] = max(0.0, left_bytes - share)

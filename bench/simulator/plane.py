@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
+from bench.data.clusters import clusters_bytes
 from bench.data.evaluation import Float32
 from bench.data.trace import Trace, trace_over
 from carpool.clock import SystemClock
@@ -94,8 +95,7 @@ def compared_plane(
     index: OpenIndex, settings: SearcherSettings, budget_share: float
 ) -> ComparedPlane:
     """Returns what both sides get: `settings` with this share of all clusters' bytes."""
-    total_bytes = sum(extent.size_bytes for extent in index.extents)
-    budget_bytes = int(budget_share * total_bytes)
+    budget_bytes = int(budget_share * clusters_bytes(index))
     return ComparedPlane(
         index,
         structs.replace(settings, budget_bytes=budget_bytes, read_timeout_ms=READ_TIMEOUT_MS),

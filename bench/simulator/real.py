@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from bench.core.plane_counts import BusyTimes, bytes_read
 from bench.data.evaluation import Float32
 from bench.data.trace import Trace, soonest
 from bench.simulator.plane import ComparedPlane
@@ -32,24 +32,6 @@ class RealRun(NamedTuple):
     scoring_us: int
 
 
-class ScoringTime:
-    """An `EventLog` that adds up the time in which slices were scored."""
-
-    def __init__(self) -> None:
-        self.total_us = 0
-        self._last_us = 0
-        self._lock = threading.Lock()
-
-    def read(self, cluster: ClusterId, purpose: str, started_us: int, ended_us: int) -> None:
-        """Does nothing."""
-
-    def scored(self, cluster: ClusterId, started_us: int, ended_us: int) -> None:
-        """Adds the time, once for all slices of a sub-stage."""
-        with self._lock:
-            self.total_us += max(0, ended_us - max(started_us, self._last_us))
-            self._last_us = max(self._last_us, ended_us)
-
-
 def run_windows(
     compared: ComparedPlane, trace: Trace, questions: Float32, *, windows_ahead: int
 ) -> RealRun:
@@ -58,9 +40,9 @@ def run_windows(
     `questions`: (n, dim) float32, the vectors of its queries in their order. Raises what opening
     the plane raises, and `RetryableError` for a query without all of its clusters.
     """
-    metrics, scoring = Metrics(), ScoringTime()
+    metrics, busy = Metrics(), BusyTimes()
     latency_us: dict[int, float] = {}
-    thread = SearchThread(compared.open(metrics, scoring))
+    thread = SearchThread(compared.open(metrics, busy))
     try:
         for number, window in enumerate(trace.windows):
             first = len(latency_us)
@@ -81,13 +63,8 @@ def run_windows(
                 latency_us[key] = (time.perf_counter() - arrived_s) * 1e6
     finally:
         thread.close()
-    count = metrics.registry.get_sample_value
-    read = sum(
-        count("carpool_bytes_read_total", {"purpose": purpose}) or 0
-        for purpose in ("demand", "prefetch")
-    )
     ordered = tuple(latency_us[key] for key in sorted(latency_us))
-    return RealRun(int(read), ordered, scoring.total_us)
+    return RealRun(sum(bytes_read(metrics)), ordered, busy.scored_us)
 
 
 def _by_cluster(horizon: Mapping[SliceId, int]) -> dict[ClusterId, int]:

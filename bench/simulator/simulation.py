@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from bench.core.spread import Spread, spread
 from bench.data.trace import Trace, soonest
 from bench.simulator.costs import ComputeCosts, SliceTask
 from bench.simulator.reads import SimulatedReads
@@ -29,25 +28,13 @@ from searcher.plan.substage import SubstageBudget
 class SimulationOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a simulated run did.
 
-    `reads`: slices in the order in which their reads began, `ahead` of them for the horizon;
-    `hits`, `misses`: slices that were resident, or not, when a query arrived that wanted them;
-    `latency_us`: of each query, by its number.
+    `reads`: slices in the order in which their reads began. `latency_us`: of each query, by its
+    number.
     """
 
     bytes_read: int
     reads: tuple[SliceId, ...]
-    ahead: int
-    hits: int
-    misses: int
     latency_us: tuple[float, ...]
-    duration_us: float
-
-    @property
-    def latency_ms(self) -> Spread:
-        """The spread of the latencies."""
-        found = spread(us / 1_000 for us in self.latency_us)
-        assert found is not None, "nothing was asked"
-        return found
 
 
 class ClusterMajorSimulation:
@@ -74,7 +61,6 @@ class ClusterMajorSimulation:
         self._latency_us: list[float] = []
         self._waiting: dict[int, float] = {}  # when each query joined
         self._order: list[SliceId] = []
-        self._ahead = self._hits = self._misses = 0
 
     def run(self) -> SimulationOutcome:
         """Searches everything."""
@@ -91,21 +77,14 @@ class ClusterMajorSimulation:
         return SimulationOutcome(
             bytes_read=self._reads.bytes_read,
             reads=tuple(self._order),
-            ahead=self._ahead,
-            hits=self._hits,
-            misses=self._misses,
             latency_us=tuple(self._latency_us),
-            duration_us=self._now_us,
         )
 
     def _join(self, number: int, first: int) -> None:
         self._take_ended()
         window = self._trace.windows[number]
-        for at, slices in enumerate(window):
+        for at in range(len(window)):
             self._waiting[first + at] = self._now_us
-            hits = sum(map(self._planner.is_resident, slices))
-            self._hits += hits
-            self._misses += len(slices) - hits
         self._now_us += self._costs.join_us
         horizon = soonest(self._trace.windows[number + 1 : number + 1 + self._windows_ahead])
         queries = tuple(Wanted(query=first + at, slices=slices) for at, slices in enumerate(window))
@@ -154,7 +133,6 @@ class ClusterMajorSimulation:
             case Read():
                 is_prefetch = action.query is None
                 self._order.append(action.slice_id)
-                self._ahead += is_prefetch
                 self._reads.begin(action.slice_id, is_prefetch=is_prefetch)
             case Promote():
                 self._reads.promote(action.slice_id)

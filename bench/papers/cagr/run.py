@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from bench.core.machine import this_machine, this_revision
+from bench.core.plane_counts import bytes_read
 from bench.core.progress import Tell
 from bench.data.evaluation import Float32
 from bench.papers.cagr.engine import FigureEngine, open_engine_of
@@ -108,10 +108,7 @@ class FigureRunner:
 
     def totals(self) -> dict[str, int]:
         """Returns counters since the start; see `RunTotals`."""
-        sample = partial(self.engine.metrics.registry.get_sample_value, "carpool_bytes_read_total")
-        demanded, prefetched = (
-            int(sample({"purpose": purpose}) or 0) for purpose in ("demand", "prefetch")
-        )
+        demanded, prefetched = bytes_read(self.engine.metrics)
         return {
             "duration_us": self._clock.now_us(),
             "bytes_read": demanded + prefetched,

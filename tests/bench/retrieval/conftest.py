@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench.baselines.contestant import SearchData
-from bench.data.index_view import open_view
+from bench.data.clusters import open_clusters
 from bench.retrieval.plan import SearchPlan
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
@@ -62,14 +62,11 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def data(tiny_index: Path, tmp_path_factory: pytest.TempPathFactory) -> SearchData:
     """The tiny index, with 50 queries."""
-    view = open_view(tiny_index)
+    view = open_clusters(tiny_index)
     queries = unit_rows(np.random.default_rng(3), QUERIES)
     return SearchData(
         index_dir=tiny_index,
         prepared_dir=tmp_path_factory.mktemp("prepared"),
-        dimension=DIMENSION,
-        nlist=NLIST,
-        row_count=ROWS,
         top_k=5,
         queries=queries,
         probes=probe(view.centroids, queries, 3),

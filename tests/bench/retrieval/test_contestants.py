@@ -15,7 +15,7 @@ from bench.baselines.lancedb import INDEX_CACHE_BYTES_MIN, LanceDb, index_cache_
 from bench.baselines.published import Grouping, PublishedSearch
 from bench.baselines.registry import ENTRIES, chosen_names
 from bench.core.memory import memory_of
-from bench.data.index_view import open_view
+from bench.data.clusters import clusters_bytes, open_clusters, read_clusters
 from bench.retrieval.measure import windows_of
 from carpool.errors import ConfigError
 
@@ -35,9 +35,11 @@ def search_all(contestant: Contestant, data: SearchData, window: int) -> list[li
 
 def expected(data: SearchData) -> list[list[int]]:
     """The best rows of the probed clusters, one query after the other."""
-    vectors = np.empty((data.row_count, data.dimension), np.float32)
-    cluster_of = np.empty(data.row_count, np.int64)
-    for cluster in open_view(data.index_dir).clusters():
+    index = open_clusters(data.index_dir)
+    row_count = index.manifest.row_count
+    vectors = np.empty((row_count, data.queries.shape[1]), np.float32)
+    cluster_of = np.empty(row_count, np.int64)
+    for cluster in read_clusters(index):
         vectors[cluster.rows], cluster_of[cluster.rows] = cluster.vectors, cluster.cluster
     best = []
     for query, probes in zip(data.queries, data.probes, strict=True):
@@ -71,14 +73,14 @@ def test_it_finds_what_scoring_every_probed_row_finds(name: str, data: SearchDat
         shared = [len(set(one) & set(other)) for one, other in zip(found[0], best, strict=True)]
         assert np.mean(shared) > 0.97 * data.top_k
     if entry.has_cache_budget:  # everything fits, so it is read once
-        assert counters.bytes_read == open_view(data.index_dir).clusters_bytes
+        assert counters.bytes_read == clusters_bytes(open_clusters(data.index_dir))
         assert counters.cache_hits
         assert counters.cache_misses
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_cache_keeps_its_budget(name: str, data: SearchData) -> None:
-    budget_bytes = open_view(data.index_dir).clusters_bytes // 2
+    budget_bytes = clusters_bytes(open_clusters(data.index_dir)) // 2
     contestant = ENTRIES[name].make()
     contestant.open(data, Limits(memory_bytes=None, threads=1, window=7, cache_bytes=budget_bytes))
     try:
@@ -89,7 +91,7 @@ def test_a_cache_keeps_its_budget(name: str, data: SearchData) -> None:
     assert counters.cache_bytes is not None
     assert counters.cache_bytes <= budget_bytes
     assert counters.bytes_read is not None
-    assert counters.bytes_read > open_view(data.index_dir).clusters_bytes
+    assert counters.bytes_read > clusters_bytes(open_clusters(data.index_dir))
 
 
 @pytest.mark.parametrize(

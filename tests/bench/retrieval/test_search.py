@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from bench.baselines.contestant import Limits, SearchData
 from bench.baselines.registry import ENTRIES
 from bench.cli import app
+from bench.data.clusters import open_clusters
 from bench.data.grown.fitted import fitted_count
-from bench.data.index_view import open_view
 from bench.micro.disk import measure_disk
 from bench.retrieval.child import ChildRequest, SearchFiles
 from bench.retrieval.command import parse_windows, search
@@ -87,9 +87,6 @@ def test_a_process_that_takes_too_long_or_fails_is_a_result(
         index_dir=str(data.index_dir),
         prepared_dir=str(tmp_path),
         folder=str(tmp_path),
-        dimension=16,
-        nlist=8,
-        row_count=400,
         top_k=5,
     )
     limits = Limits(memory_bytes=None, threads=1, window=5)
@@ -217,7 +214,7 @@ def test_the_kernel_counts_what_a_direct_read_reads(tiny_index: Path) -> None:
     before = process_read_bytes()
     try:
         rates = measure_disk(
-            searcher_reads(open_view(tiny_index)), seed=0, depths=(1, 2), duration_s=0.02
+            searcher_reads(open_clusters(tiny_index)), seed=0, depths=(1, 2), duration_s=0.02
         )
     except ConfigError as error:
         pytest.skip(f"no O_DIRECT here: {error}")

@@ -95,7 +95,7 @@ def test_the_latency_of_a_lone_query_is_the_sum_of_its_costs() -> None:
     outcome = simulate(trace, disk, budget_share=1, read_ahead_share=1, prefetch_share=0)
     # Joined at 7; A is read by 207 and B by 407, and A is scored meanwhile. A row costs 0.13 us.
     assert list(outcome.latency_us) == [pytest.approx(407 + 2.6 + 100)]
-    assert (outcome.bytes_read, outcome.hits, outcome.misses, outcome.ahead) == (3 * PAGE, 0, 2, 0)
+    assert (outcome.bytes_read, outcome.reads) == (3 * PAGE, (A, B))
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
@@ -104,13 +104,9 @@ def test_every_policy_answers_every_query_and_what_is_read_adds_up(policy: Polic
     outcome = simulate(trace, DISKS["an SSD"], policy=policy)
     assert len(outcome.latency_us) == sum(map(len, trace.windows))
     assert outcome.bytes_read == sum(trace.size_bytes[cluster] for cluster in outcome.reads)
-    assert outcome.hits + outcome.misses == sum(
-        len(query) for window in trace.windows for query in window
-    )
     assert outcome.bytes_read <= sum(
         trace.size_bytes[c] for clusters in trace.wanted() for c in clusters
     )
-    assert outcome.latency_ms.p50 > 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -138,7 +134,6 @@ def test_a_disk_that_serves_in_order_ends_each_read_with_its_overhead() -> None:
     disk.advance(250)
     assert disk.take_ended() == [2]
     assert disk.next_us() is None
-    assert disk.busy_us == 150
 
 
 def test_reads_in_service_share_the_rate_and_the_next_one_waits() -> None:
