@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -115,12 +115,6 @@ def write_report(report: msgspec.Struct, path: Path) -> None:
         ) from error
 
 
-def print_promises(console: Console, promises: Mapping[str, bool]) -> None:
-    """Prints each promise and whether it was kept."""
-    for promise, is_kept in promises.items():
-        console.print(f"{'[green]holds [/]' if is_kept else '[red]BROKEN[/]'} {promise}")
-
-
 def finish(report: Report, json_file: Path | None, show: Callable[[Console], None]) -> bool:
     """Writes the JSON, prints tables and promises, and returns whether every promise was kept.
 
@@ -133,5 +127,6 @@ def finish(report: Report, json_file: Path | None, show: Callable[[Console], Non
     if not console.is_terminal:
         console = Console(file=file, width=TABLE_WIDTH)
     show(console)
-    print_promises(console, report.promises)
+    for promise, is_kept in report.promises.items():
+        console.print(f"{'[green]holds [/]' if is_kept else '[red]BROKEN[/]'} {promise}")
     return report.holds

@@ -1,8 +1,7 @@
-"""The evaluation data: corpus, claims with their evidence, questions, and their vectors, out of one
-folder.
+"""The evaluation data: a folder with a corpus, claims and their evidence, questions, and vectors.
 
-`CORPUS` and its vectors, `CLAIMS` with `EVIDENCE`, `TRAFFIC`; vectors lie in `embeddings/`, rows as
-in the file of the same name. Any corpus may stand behind these names; ids of evidence are ids of
+`CORPUS`, `CLAIMS` with `EVIDENCE`, `TRAFFIC`; their vectors are in `embeddings/`, one row for each
+line of the file of the same name. Any corpus may have these names; ids of evidence are ids of
 passages.
 """
 
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -29,34 +28,36 @@ EVIDENCE = "qrels-fever.tsv"
 TRAFFIC = "queries-hotpotqa"
 
 
-class _Passage(msgspec.Struct):
+class CorpusPassage(msgspec.Struct, frozen=True):
+    """A passage as a line of the corpus has it."""
+
     id: str | int
+    title: str = ""
+    text: str = ""
 
 
 class EvaluationData(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder of evaluation data. Files are looked for when they are asked for: each command needs
-    its own.
-    """
+    """A folder of evaluation data. A missing file is an error only where it is asked for."""
 
     folder: Path
 
     @property
     def corpus_path(self) -> Path:
         """The passages, JSON lines."""
-        return self._there(f"{CORPUS}.jsonl.gz")
+        return self._existing(f"{CORPUS}.jsonl.gz")
 
     def vectors_path(self, name: str) -> Path:
         """The vectors of `name`, (rows, dim) floats in a .npy file."""
-        return self._there(f"embeddings/{name}.npy")
+        return self._existing(f"embeddings/{name}.npy")
 
     def questions_path(self, name: str) -> Path:
         """The questions `name`, JSON lines."""
-        return self._there(f"{name}.jsonl.gz")
+        return self._existing(f"{name}.jsonl.gz")
 
     @property
     def evidence_path(self) -> Path:
         """Lines of query id, tab, passage id."""
-        return self._there(EVIDENCE)
+        return self._existing(EVIDENCE)
 
     def questions(self, name: str, limit: int | None = None) -> tuple[Question, ...]:
         """Returns the questions `name`, or the first `limit` of them."""
@@ -66,7 +67,7 @@ class EvaluationData(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the passages that are evidence, by query id."""
         return read_evidence(self.evidence_path)
 
-    def _there(self, name: str) -> Path:
+    def _existing(self, name: str) -> Path:
         path = self.folder / name
         if not path.is_file():
             raise ConfigError(
@@ -77,8 +78,9 @@ class EvaluationData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_data(folder: Path | None, environ: Mapping[str, str] = os.environ) -> EvaluationData:
-    """Returns the data in `folder`, else in the folder that CARPOOL_DATA names. Raises
-    `ConfigError` without either.
+    """Returns the data in `folder`, else in the folder that CARPOOL_DATA names.
+
+    Raises `ConfigError` where there is neither.
     """
     named = folder or (Path(environ[DATA_VARIABLE]) if environ.get(DATA_VARIABLE) else None)
     if named is None:
@@ -91,9 +93,7 @@ def find_data(folder: Path | None, environ: Mapping[str, str] = os.environ) -> E
 
 
 def read_evidence(path: Path) -> dict[str, frozenset[str]]:
-    """Returns passage ids by query id out of tab-separated lines. Raises `ConfigError` that names a
-    line that is not.
-    """
+    """Returns passage ids by query id. Raises `ConfigError` that names a bad line."""
     evidence: dict[str, frozenset[str]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
@@ -105,25 +105,33 @@ def read_evidence(path: Path) -> dict[str, frozenset[str]]:
     return evidence
 
 
-def read_passage_ids(path: Path) -> tuple[str, ...]:
-    """Returns the ids of a corpus of JSON lines (gzip or not), in order. Raises `ConfigError` that
-    names a bad line.
+def read_passages(path: Path) -> tuple[CorpusPassage, ...]:
+    """Returns the passages of a gzip file of JSON lines, in order.
+
+    Raises `ConfigError` that names a bad line, or a file that cannot be read.
     """
-    decoder = msgspec.json.Decoder(_Passage)
-    ids = []
-    for number, line in enumerate(_lines(path), start=1):
-        if line.strip():
-            try:
-                ids.append(str(decoder.decode(line).id))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{path}:{number}: not a passage: {error}") from error
-    return tuple(ids)
+    decoder = msgspec.json.Decoder(CorpusPassage)
+    passages: list[CorpusPassage] = []
+    number = 0
+    try:
+        with gzip.open(path, "rb") as lines:
+            for line in lines:
+                number += 1
+                if line.strip():
+                    passages.append(decoder.decode(line))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}:{number}: not a passage: {error}") from error
+    except (OSError, EOFError) as error:
+        raise ConfigError(
+            f"cannot read the passages {path} ({error}); copy the data again"
+        ) from error
+    return tuple(passages)
 
 
 def read_vectors(path: Path) -> Float32:
     """Returns (rows, dim) float32, row-normalised, of a .npy file of floats.
 
-    Raises `ConfigError` that names the file where it holds no rows, or a row that has no direction.
+    Raises `ConfigError` that names the file where it has no rows, or a row without a direction.
     """
     try:
         loaded = np.load(path, allow_pickle=False)
@@ -140,8 +148,9 @@ def read_vectors(path: Path) -> Float32:
 
 
 def normalised(vectors: Float32) -> Float32:
-    """Returns `vectors`, (rows, dim) float32, each divided by its length. Raises `ConfigError` that
-    names a row that has none.
+    """Returns `vectors`, (rows, dim) float32, each divided by its length.
+
+    Raises `ConfigError` that names a row whose length is zero or not finite.
     """
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     wrong = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
@@ -152,8 +161,3 @@ def normalised(vectors: Float32) -> Float32:
         )
     divided: Float32 = (vectors / lengths).astype(np.float32)
     return divided
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        yield from file

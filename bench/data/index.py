@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from bench.core.report import IndexFacts
-from bench.data.evaluation import CORPUS, EvaluationData, Float32, read_passage_ids, read_vectors
+from bench.data.evaluation import CORPUS, EvaluationData, Float32, read_passages, read_vectors
 from bench.data.exact import MemorySearch
 from carpool.clock import SystemClock
 from carpool.disk.centroids import read_centroids
@@ -72,7 +72,7 @@ def corpus_index(
     fingerprint = fingerprint_of(embedding)
     if (index_dir / MANIFEST_NAME).exists():
         found = BenchIndex(dir=index_dir, manifest=read_manifest(index_dir))
-        rows = len(read_passage_ids(data.corpus_path))
+        rows = len(read_passages(data.corpus_path))
         wanted = {"embedding_model": fingerprint, "nlist": nlist, "row_count": rows}
         wrong = [
             f"{name} is {getattr(found.manifest, name)}, not {value}"
@@ -135,10 +135,9 @@ def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: 
 
 def memory_search(data: EvaluationData, index: BenchIndex) -> MemorySearch:
     """Returns FAISS over the vectors and centroids of the index."""
+    ids = [str(passage.id) for passage in read_passages(data.corpus_path)]
     vectors = read_vectors(data.vectors_path(CORPUS))
-    return MemorySearch(
-        read_passage_ids(data.corpus_path), vectors, read_centroids(index.dir, index.manifest)
-    )
+    return MemorySearch(ids, vectors, read_centroids(index.dir, index.manifest))
 
 
 def _build(

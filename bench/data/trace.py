@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +15,7 @@ from carpool.disk.pages import choose_layout
 from indexer.clustering import assign_rows, clustering_identity, train_centroids
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerSettings
-from indexer.vectors import MemoryVectors
+from indexer.vectors import MemoryVectors, Vectors
 from searcher.plan.slices import SliceId
 
 Clusters = tuple[SliceId, ...]
@@ -80,26 +80,37 @@ def cut(queries: Sequence[Clusters], window: int) -> tuple[TraceWindow, ...]:
 
 
 class Clustered(NamedTuple):
-    """Clusters of some vectors: `centroids` (nlist, dim) float32, `assigned` (rows,) int64."""
+    """Clusters of some vectors: `centroids` (nlist, dim) float32, `clusters` (rows,) int64."""
 
     centroids: Float32
-    assigned: npt.NDArray[np.int64]
+    clusters: npt.NDArray[np.int64]
 
 
-def cluster(vectors: Float32, *, nlist: int, seed: int) -> Clustered:
-    """Clusters (rows, dim) float32, row-normalised, as the indexer does. Blocks."""
-    rows = MemoryVectors(vectors)
-    identity = clustering_identity(IndexerSettings(train_iterations=10), nlist=nlist, seed=seed)
-    centroids = train_centroids(rows, nlist, identity, SilentProgress())
-    return Clustered(
-        centroids, assign_rows(rows, centroids, lambda _: None).clusters.astype(np.int64)
-    )
+def cluster(
+    vectors: Vectors,
+    *,
+    nlist: int,
+    seed: int,
+    settings: IndexerSettings,
+    on_rows: Callable[[int], None] = lambda _: None,
+) -> Clustered:
+    """Returns clusters of row-normalised vectors, made as `carpool index build` does. Blocks."""
+    identity = clustering_identity(settings, nlist=nlist, seed=seed)
+    centroids = train_centroids(vectors, nlist, identity, SilentProgress())
+    clusters = assign_rows(vectors, centroids, on_rows).clusters
+    return Clustered(centroids, clusters.astype(np.int64))
+
+
+def cluster_quickly(vectors: Float32, *, nlist: int, seed: int) -> Clustered:
+    """Returns clusters of (rows, dim) float32, row-normalised, trained in 10 rounds. Blocks."""
+    settings = IndexerSettings(train_iterations=10)
+    return cluster(MemoryVectors(vectors), nlist=nlist, seed=seed, settings=settings)
 
 
 def trace_of(clustered: Clustered, questions: Float32, *, nprobe: int, window: int) -> Trace:
     """Returns the trace of `questions`, (n, dim) float32, row-normalised, over float32 pages."""
     nlist, dimension = clustered.centroids.shape
-    rows = np.bincount(clustered.assigned, minlength=nlist).tolist()
+    rows = np.bincount(clustered.clusters, minlength=nlist).tolist()
     layout = choose_layout(dimension, "float32", rows)
     return trace_over(
         clustered.centroids,
@@ -139,5 +150,5 @@ def question_trace(
     data: EvaluationData, *, nlist: int, nprobe: int, window: int, seed: int
 ) -> Trace:
     """Returns the questions of the data over its passages, both in an order of `seed`. Blocks."""
-    clustered = cluster(read_vectors(data.vectors_path(CORPUS)), nlist=nlist, seed=seed)
+    clustered = cluster_quickly(read_vectors(data.vectors_path(CORPUS)), nlist=nlist, seed=seed)
     return trace_of(clustered, read_questions(data, seed), nprobe=nprobe, window=window)

@@ -18,7 +18,7 @@ from bench.core.machine import data_file
 from bench.core.report import RunStart, finish
 from bench.core.spread import Spread, spread
 from bench.data.evaluation import CORPUS, Float32, find_data, read_vectors
-from bench.data.trace import cluster
+from bench.data.trace import cluster_quickly
 from bench.micro.grouping_replay import QueryClusters, ReplayRow, replay
 from carpool.disk.centroids import probe
 from grouper.plan.grouping import LINKAGE_NAMES, GroupingPolicy, PolicyName, grouping_policy
@@ -97,8 +97,8 @@ def measure(corpus: Float32, questions: Float32, options: GroupingOptions) -> Gr
 
 def trained(corpus: Float32, nlist: int, seed: int) -> tuple[Float32, npt.NDArray[np.int64]]:
     """Returns centroids, (nlist, dim) float32, and the bytes of each cluster: (nlist,) int64."""
-    found = cluster(corpus, nlist=nlist, seed=seed)
-    rows = np.bincount(found.assigned, minlength=nlist).astype(np.int64)
+    found = cluster_quickly(corpus, nlist=nlist, seed=seed)
+    rows = np.bincount(found.clusters, minlength=nlist).astype(np.int64)
     return found.centroids, rows * (corpus.shape[1] * 4 + ROW_NUMBER_BYTES)
 
 

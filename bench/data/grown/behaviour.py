@@ -11,10 +11,7 @@ import numpy.typing as npt
 
 from bench.data.evaluation import Float32
 from bench.data.grown.sources import Int64
-from indexer.clustering import assign_rows, clustering_identity, train_centroids
-from indexer.progress import SilentProgress
-from indexer.settings import IndexerSettings
-from indexer.vectors import open_precomputed
+from bench.data.trace import Clustered
 
 NLIST = 100
 NPROBES = (5, 10, 20, 32)
@@ -29,13 +26,6 @@ CHUNK_ROWS = 16_384
 FIRST_CHUNK_ROWS = 1024
 
 OnRows = Callable[[int], None]
-
-
-class Clustering(msgspec.Struct, frozen=True, kw_only=True):
-    """Clusters of a set. `centroids`: (nlist, dim) float32; `clusters`: (rows,) int64, of rows."""
-
-    centroids: Float32
-    clusters: Int64
 
 
 class Nearest(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,21 +81,6 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
         return ceilings and abs(self.touched_difference) <= TOUCHED_TOLERANCE * part
 
 
-def cluster(path: Path, nlist: int, seed: int, on_rows: OnRows = lambda _: None) -> Clustering:
-    """Returns clusters of the .npy at `path`, made as `carpool index build` makes them. Blocks."""
-    vectors = open_precomputed(path)
-    centroids = train_centroids(
-        vectors,
-        nlist,
-        clustering_identity(IndexerSettings(), nlist=nlist, seed=seed),
-        SilentProgress(),
-    )
-    return Clustering(
-        centroids=centroids,
-        clusters=assign_rows(vectors, centroids, on_rows).clusters.astype(np.int64),
-    )
-
-
 def nearest(path: Path, questions: Float32, on_rows: OnRows = lambda _: None) -> Nearest:
     """Returns the exact top 10 of `questions`, (n, dim) float32, in one pass over a .npy file.
 
@@ -143,7 +118,7 @@ def read_chunks(path: Path) -> Iterator[tuple[int, Float32]]:
 
 def behaviour(
     found: Nearest,
-    clustering: Clustering,
+    clustering: Clustered,
     questions: Float32,
     seed: int,
     nprobes: Sequence[int] = NPROBES,

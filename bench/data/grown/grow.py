@@ -14,9 +14,7 @@ from bench.data.grown.behaviour import (
     NLIST,
     Acceptance,
     Behaviour,
-    Clustering,
     behaviour,
-    cluster,
     nearest,
 )
 from bench.data.grown.fit import FITTED_PART, Trial, first_spread, next_spread
@@ -30,9 +28,12 @@ from bench.data.grown.output import (
 )
 from bench.data.grown.recipe import Recipe
 from bench.data.grown.sources import RealQuestions, Sources, load_questions, load_sources
+from bench.data.trace import Clustered, cluster
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
 from indexer.corpus import file_sha256
+from indexer.settings import IndexerSettings
+from indexer.vectors import open_precomputed
 
 ROWS_MIN = 10 * NLIST
 DOCUMENT_BYTES = 250
@@ -90,11 +91,17 @@ class _Growth(msgspec.Struct, frozen=True, kw_only=True):
         """Where the grown vectors are written."""
         return self.partial / VECTORS_NAME
 
-    def cluster(self, path: Path) -> Clustering:
+    def cluster(self, path: Path) -> Clustered:
         """Clusters the vectors at `path`."""
-        return cluster(path, NLIST, self.request.seed, self._counted("rows assigned"))
+        return cluster(
+            open_precomputed(path),
+            nlist=NLIST,
+            seed=self.request.seed,
+            settings=IndexerSettings(),
+            on_rows=self._counted("rows assigned"),
+        )
 
-    def behaviour(self, path: Path, clustering: Clustering, questions: Float32) -> Behaviour:
+    def behaviour(self, path: Path, clustering: Clustered, questions: Float32) -> Behaviour:
         """Measures how the vectors at `path` behave."""
         found = nearest(path, questions, self._counted("rows compared"))
         return behaviour(found, clustering, questions, self.request.seed)
@@ -212,8 +219,8 @@ def _grow(growth: _Growth) -> GrownSet:
 
 
 def _fit(
-    growth: _Growth, real_clustering: Clustering
-) -> tuple[Recipe, tuple[Trial, ...], Clustering]:
+    growth: _Growth, real_clustering: Clustered
+) -> tuple[Recipe, tuple[Trial, ...], Clustered]:
     """Writes sets until one fits or rounds are used up.
 
     Returns the recipe of the last, all trials, and its clusters.

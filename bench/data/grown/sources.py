@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import msgspec
@@ -10,7 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.core.progress import Tell
-from bench.data.evaluation import CORPUS, EvaluationData, Float32, normalised, read_vectors
+from bench.data.evaluation import (
+    CORPUS,
+    EvaluationData,
+    Float32,
+    normalised,
+    read_passages,
+    read_vectors,
+)
 from bench.data.grown.sentences import Sentences, embed_sentences
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
@@ -21,11 +27,6 @@ NEIGHBOURS = 64
 _NEIGHBOURS_CHUNK_ROWS = 2048
 
 Int64 = npt.NDArray[np.int64]
-
-
-class _TitledPassage(msgspec.Struct):
-    title: str = ""
-    text: str = ""
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +72,7 @@ def load_sources(
     Raises `ConfigError` where a file is missing or the vectors are not those of the passages.
     """
     vectors = read_vectors(data.vectors_path(CORPUS))
-    passages = _read_passages(data.corpus_path)
+    passages = read_passages(data.corpus_path)
     if len(passages) != len(vectors):
         raise ConfigError(
             f"{data.folder} has {len(passages)} passages and {len(vectors)} vectors; copy the data "
@@ -144,22 +145,3 @@ def load_questions(data: EvaluationData, seed: int) -> RealQuestions:
     return RealQuestions(
         ids=tuple(ids[row] for row in order), vectors=np.ascontiguousarray(joined[order])
     )
-
-
-def _read_passages(path: Path) -> list[_TitledPassage]:
-    decoder = msgspec.json.Decoder(_TitledPassage)
-    passages: list[_TitledPassage] = []
-    number = 0
-    try:
-        with gzip.open(path, "rb") as lines:
-            for line in lines:
-                number += 1
-                if line.strip():
-                    passages.append(decoder.decode(line))
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}:{number}: not a passage: {error}") from error
-    except (OSError, EOFError) as error:
-        raise ConfigError(
-            f"cannot read the passages {path} ({error}); copy the data again"
-        ) from error
-    return passages

@@ -14,15 +14,14 @@ from bench.data.grown.behaviour import (
     FIRST_CHUNK_ROWS,
     Acceptance,
     Behaviour,
-    Clustering,
     Nearest,
     behaviour,
     nearest,
-    read_chunks,
 )
 from bench.data.grown.fit import Trial, next_spread
 from bench.data.grown.sentences import SENTENCES_MAX, embed_sentences, split_sentences
 from bench.data.grown.sources import nearest_passages
+from bench.data.trace import Clustered
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
 
@@ -55,20 +54,6 @@ def test_the_nearest_rows_are_those_of_a_full_sort(
     assert found.scores.tolist() == np.take_along_axis(scores, expected, axis=1).tolist()
 
 
-@pytest.mark.parametrize(
-    "rows", [1, FIRST_CHUNK_ROWS, 3 * FIRST_CHUNK_ROWS, 3 * FIRST_CHUNK_ROWS + 1, 40_000]
-)
-def test_chunks_cover_a_file_once_in_order(tmp_path: Path, rows: int) -> None:
-    values = np.arange(1, rows + 1, dtype=np.float32)
-    np.save(tmp_path / "v.npy", np.stack([values, np.ones(rows, dtype=np.float32)], axis=1))
-    chunks = list(read_chunks(tmp_path / "v.npy"))
-    assert [start for start, _ in chunks] == np.cumsum(
-        [0, *(len(chunk) for _, chunk in chunks[:-1])]
-    ).tolist()
-    joined = np.concatenate([chunk for _, chunk in chunks])
-    assert joined[:, 0] / joined[:, 1] == pytest.approx(values, rel=1e-5)
-
-
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_ceilings_are_the_shares_of_the_nearest_in_the_probed_clusters(seed: int) -> None:
@@ -79,7 +64,7 @@ def test_ceilings_are_the_shares_of_the_nearest_in_the_probed_clusters(seed: int
     best = np.argsort(-scores, axis=1)[:, :10]
     found = behaviour(
         Nearest(scores=np.take_along_axis(scores, best, axis=1), rows=best),
-        Clustering(centroids=centroids, clusters=clusters),
+        Clustered(centroids=centroids, clusters=clusters),
         asked,
         seed=0,
         nprobes=(1, 3, 12),
@@ -93,24 +78,6 @@ def test_ceilings_are_the_shares_of_the_nearest_in_the_probed_clusters(seed: int
         ]
         assert ceiling == pytest.approx(np.mean(inside))
     assert found.ceilings[-1] == 1
-
-
-def test_a_window_touches_what_its_questions_probe() -> None:
-    """Ten questions of each of two kinds: every window of 20 holds all of them, and they probe 10
-    clusters each.
-    """
-    centroids = np.eye(20, dtype=np.float32)
-    first, second = np.repeat([1.0, 0.0], 10), np.repeat([0.0, 1.0], 10)
-    questions = np.array(
-        [first + np.arange(20) * 1e-3] * 10 + [second + np.arange(20) * 1e-3] * 10, dtype=np.float32
-    )
-    clustering = Clustering(centroids=centroids, clusters=np.zeros(30, dtype=np.int64))
-    for asked, touched in ((20, 20), (10, 10)):
-        none = Nearest(
-            scores=np.zeros((asked, 10), dtype=np.float32),
-            rows=np.zeros((asked, 10), dtype=np.int64),
-        )
-        assert behaviour(none, clustering, questions[:asked], seed=0).touched == touched
 
 
 def _behaviour(ceilings: tuple[float, ...], touched: float) -> Behaviour:
@@ -162,13 +129,6 @@ def test_the_search_finds_the_spread_of_any_falling_line(
         spread = next_spread(trials)
     assert abs(trials[-1].excess) < 0.005
     assert all(trial.spread > 0 for trial in trials)
-
-
-def test_the_search_steps_outwards_until_it_has_both_sides() -> None:
-    assert next_spread([Trial(spread=1.0, excess=0.1)]) > 1
-    assert next_spread([Trial(spread=1.0, excess=-0.1)]) < 1
-    both = [Trial(spread=1.0, excess=0.03), Trial(spread=4.0, excess=-0.03)]
-    assert next_spread(both) == pytest.approx(2)
 
 
 def test_neighbours_are_the_nearest_passages_without_the_passage_itself() -> None:

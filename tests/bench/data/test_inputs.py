@@ -15,7 +15,7 @@ import pytest
 
 from bench.core.machine import data_file, this_machine, this_revision
 from bench.core.memory import MemoryWatch, memory_of
-from bench.data.evaluation import find_data, read_evidence, read_passage_ids, read_vectors
+from bench.data.evaluation import find_data, read_evidence, read_passages, read_vectors
 from bench.data.index import nprobes_to_try
 from carpool.errors import ConfigError
 
@@ -39,13 +39,16 @@ def test_evidence_is_a_set_of_passages_a_query_and_a_bad_line_is_named(tmp_path:
         read_evidence(path)
 
 
-def test_passage_ids_keep_the_order_of_the_corpus_and_a_bad_line_is_named(tmp_path: Path) -> None:
+def test_passages_keep_the_order_of_the_corpus_and_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"id": "b", "text": "x"}\n{"id": 7}\n'))
-    assert read_passage_ids(path) == ("b", "7")
+    assert [passage.id for passage in read_passages(path)] == ["b", 7]
     path.write_bytes(gzip.compress(b'{"id": "b"}\n{"text": "x"}\n'))
     with pytest.raises(ConfigError, match=":2: not a passage"):
-        read_passage_ids(path)
+        read_passages(path)
+    path.write_bytes(b"not gzip")
+    with pytest.raises(ConfigError, match="cannot read the passages"):
+        read_passages(path)
 
 
 def test_half_precision_vectors_come_out_at_length_one(tmp_path: Path) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from bench.baselines.carpool import GROWTH_BYTES, CarpoolSearch, cache_budget
 from bench.baselines.contestant import Contestant, FoundRows, Limits, SearchData
-from bench.baselines.lancedb import INDEX_CACHE_BYTES_MIN, LanceDb, index_cache_bytes
 from bench.baselines.published import Grouping, PublishedSearch
 from bench.baselines.registry import ENTRIES, chosen_names
 from bench.core.memory import memory_of
@@ -136,23 +134,6 @@ def test_only_contestants_that_say_so_use_the_horizon(data: SearchData) -> None:
     for uses_horizon in (True, False):
         (group,) = CarpoolSearch(uses_horizon=uses_horizon)._groups(window)
         assert bool(group.horizon) is uses_horizon
-
-
-def test_lancedb_says_what_to_install(data: SearchData, without_lance: None) -> None:
-    with pytest.raises(ConfigError, match=r"lancedb is not installed.*carpool\[bench\]"):
-        LanceDb(kind="IVF_FLAT", batched=False).open(data, UNLIMITED)
-
-
-@pytest.fixture
-def without_lance(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a machine where the package is not installed: Python then refuses the import."""
-    monkeypatch.setitem(__import__("sys").modules, "lancedb", None)
-    yield
-
-
-def test_the_cache_of_lancedb_takes_what_the_limit_leaves() -> None:
-    assert index_cache_bytes(1 << 30) - index_cache_bytes(1 << 29) == 1 << 29
-    assert index_cache_bytes(100 << 20) == INDEX_CACHE_BYTES_MIN
 
 
 def test_contestants_are_chosen_by_name() -> None:

@@ -15,7 +15,7 @@ from bench.baselines.contestant import (
     Limits,
     SearchData,
 )
-from bench.retrieval.measure import counted_since, measure, monotonic_us, windows_of
+from bench.retrieval.measure import measure, monotonic_us, windows_of
 
 
 class Echo:
@@ -92,11 +92,3 @@ def test_a_window_shows_the_next_four(data: SearchData) -> None:
     assert [len(window.queries) for window in windows] == [8, 8, 8, 8, 8, 8, 2]
     assert [len(window.ahead) for window in windows] == [4, 4, 4, 3, 2, 1, 0]
     assert (windows[0].ahead[0] == data.probes[8:16]).all()
-
-
-def test_counters_are_of_a_phase() -> None:
-    before = ContestantCounters(bytes_read=10, cache_bytes=7)
-    now = ContestantCounters(bytes_read=15, cache_hits=2, cache_bytes=8)
-    assert counted_since(now, before) == ContestantCounters(
-        bytes_read=5, cache_hits=2, cache_bytes=8
-    )

@@ -24,7 +24,7 @@ from bench.micro.disk import measure_disk
 from bench.retrieval.child import ChildRequest, SearchFiles
 from bench.retrieval.command import parse_windows, search
 from bench.retrieval.kernel import process_read_bytes
-from bench.retrieval.plan import check_cache_budgets, order_of
+from bench.retrieval.plan import check_cache_budgets
 from bench.retrieval.processes import run_child
 from bench.retrieval.questions import choose_questions, question_paths, read_question_vectors
 from bench.retrieval.run import SearchRun, searcher_reads
@@ -200,14 +200,6 @@ def test_plans_that_cannot_run_are_refused(
     for text in ("", "20,x", "0", "20,20"):
         with pytest.raises(ConfigError, match="give window sizes"):
             parse_windows(text)
-
-
-def test_each_block_has_an_order_of_its_own() -> None:
-    names = list("abcdefgh")
-    orders = [tuple(order_of(names, seed, window)) for seed in range(3) for window in (20, 100)]
-    assert len(set(orders)) == 6
-    assert all(sorted(order) == names for order in orders)
-    assert order_of(names, 1, 20) == order_of(names, 1, 20)
 
 
 def test_the_kernel_counts_what_a_direct_read_reads(tiny_index: Path) -> None:
