@@ -14,8 +14,8 @@ from carpool.errors import ConfigError
 from cli.answers import answer_text, citation_lines, timing_line
 from cli.console import output, print_json, print_json_line
 from cli.exit_codes import FAILED
-from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
-from cli.settings import ClientSide, load_client_side
+from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
+from cli.settings import ClientSide
 from producers import Client
 from producers.build_query import QuestionArgs
 from schemas.answer import Answer, PartialAnswer
@@ -23,10 +23,8 @@ from schemas.query import Generation
 
 ANSWERED = ("ok", "partial")
 
-TopKOption = typer.Option(
-    None, "--top-k", min=1, max=100, help="Passages for the model.", show_default=False
-)
-NprobeOption = typer.Option(None, "--nprobe", min=1, help="Clusters to search.", show_default=False)
+TopKOption = typer.Option(None, "--top-k", min=1, max=100, help="Passages for the model.")
+NprobeOption = typer.Option(None, "--nprobe", min=1, help="Clusters to search.")
 PriorityOption = typer.Option(0, "--priority", min=-1_000, max=1_000, help="Lower is sooner.")
 
 
@@ -35,7 +33,7 @@ def ask(
     top_k: int | None = TopKOption,
     nprobe: int | None = NprobeOption,
     max_tokens: int | None = typer.Option(
-        None, "--max-tokens", min=1, help="Length of the answer.", show_default=False
+        None, "--max-tokens", min=1, help="Length of the answer."
     ),
     priority: int = PriorityOption,
     timeout: float | None = typer.Option(
@@ -43,7 +41,6 @@ def ask(
         "--timeout",
         metavar="SECONDS",
         help="How long to wait; also the deadline. Default: client.answer_timeout_ms.",
-        show_default=False,
     ),
     bootstrap: BesideOption = None,
     as_json: JsonOption = False,
@@ -61,7 +58,7 @@ def ask(
       carpool ask "Who wrote Moby-Dick?" --top-k 3 --timeout 20 --json
       carpool ask "Who wrote Moby-Dick?" --bootstrap kafka:9092
     """
-    settings = load_client_side(given(config, assignments, kafka={"bootstrap": bootstrap}))
+    settings = client_side(bootstrap, config, assignments)
     arguments: QuestionArgs = {
         "top_k": top_k,
         "nprobe": nprobe,
@@ -128,9 +125,7 @@ def publish(
     question: str = typer.Argument(
         help="The question, in quotes; - reads one a line from standard input."
     ),
-    query_id: str | None = typer.Option(
-        None, "--id", help="Its id. Default: a new UUID.", show_default=False
-    ),
+    query_id: str | None = typer.Option(None, "--id", help="Its id. Default: a new UUID."),
     top_k: int | None = TopKOption,
     nprobe: int | None = NprobeOption,
     priority: int = PriorityOption,
@@ -144,7 +139,6 @@ def publish(
         "--deadline",
         metavar="SECONDS",
         help="The answer is of no use later than this from now.",
-        show_default=False,
     ),
     bootstrap: BesideOption = None,
     as_json: JsonOption = False,
@@ -160,7 +154,7 @@ def publish(
       carpool publish "When was the Eiffel Tower built?"
       cat questions.txt | carpool publish - --batch
     """
-    settings = load_client_side(given(config, assignments, kafka={"bootstrap": bootstrap}))
+    settings = client_side(bootstrap, config, assignments)
     texts = [line.strip() for line in sys.stdin if line.strip()] if question == "-" else [question]
     if query_id is not None and len(texts) != 1:
         raise ConfigError(f"--id names one question, and there are {len(texts)}")

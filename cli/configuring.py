@@ -34,9 +34,7 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config(
-    section: str | None = typer.Argument(
-        None, help="One section; default: all.", show_default=False
-    ),
+    section: str | None = typer.Argument(None, help="One section; default: all."),
     shape: Literal["text", "toml"] = typer.Option(
         "text", "--format", help="toml: a settings file, with comments."
     ),

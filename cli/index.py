@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from carpool.clock import SystemClock
+from cli.console import facts, output, people, print_json
 from cli.exit_codes import FAILED
 from cli.options import ConfigOption, JsonOption, SetOption, given
 from cli.settings import load
@@ -83,7 +81,6 @@ _VectorDtype = Annotated[
         metavar="float32|float16",
         help="Numbers on disk. float16 halves every read, and may swap results whose scores "
         "differ by under 0.001. Default: indexer.vector_dtype (float32, exact).",
-        show_default=False,
     ),
 ]
 _Strict = Annotated[
@@ -158,7 +155,7 @@ def build(
         vectors=vectors,
         fingerprint=fingerprint,
     )
-    console = Console(stderr=True)
+    console = people()
     with _progress(console) as progress:
         report = build_index(request, settings, SystemClock(), progress)
     _print_build(report, out, console, as_json=as_json)
@@ -173,7 +170,6 @@ def profile(
             min=1,
             max=1000,
             help="Times each cluster is read; the median counts. Default: indexer.profile_reads.",
-            show_default=False,
         ),
     ] = None,
     config: ConfigOption = None,
@@ -197,13 +193,13 @@ def profile(
     from indexer.stats import index_stats
 
     settings = load(IndexerConfig, given(config, assignments, indexer={"profile_reads": reads}))
-    with _progress(Console(stderr=True)) as progress:
+    with _progress(people()) as progress:
         profile_index(
             index_dir, reads=settings.indexer.profile_reads, clock=SystemClock(), progress=progress
         )
     found = index_stats(index_dir)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         _print_stats(index_dir, found)
 
@@ -218,11 +214,10 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
     """
     from indexer.verify import verify_index
 
-    console = Console(stderr=True)
-    with _progress(console) as progress:
+    with _progress(people()) as progress:
         report = verify_index(index_dir, progress)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "ok": not report.problems,
                 "problems": report.problems,
@@ -252,7 +247,7 @@ def stats(index_dir: IndexDir, as_json: JsonOption = False) -> None:
 
     found = index_stats(index_dir)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         _print_stats(index_dir, found)
 
@@ -269,13 +264,8 @@ def _progress(console: Console) -> Iterator[ProgressReport]:
         yield PlainProgress(console, SystemClock())
 
 
-def _print_json(value: Any) -> None:
-    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-    sys.stdout.buffer.flush()
-
-
 def _print_verdict(index_dir: Path, problems: tuple[str, ...], what: str) -> None:
-    console = Console()
+    console = output()
     if not problems:
         console.print(f"[green]whole[/green]: {what}; every checksum and count is right")
         return
@@ -284,7 +274,7 @@ def _print_verdict(index_dir: Path, problems: tuple[str, ...], what: str) -> Non
         f"[red]damaged[/red]: {count} in {index_dir}; restore it from a copy or build it again"
     )
     for problem in problems[:PROBLEMS_SHOWN]:
-        console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  {problem}", markup=False, soft_wrap=True)
     if len(problems) > PROBLEMS_SHOWN:
         console.print(f"  and {len(problems) - PROBLEMS_SHOWN} more (--json lists all)")
 
@@ -294,21 +284,11 @@ def _print_build(report: BuildReport, index_dir: Path, console: Console, *, as_j
     from indexer.stats import index_stats
 
     if report.documents.problem_count:
-        console.print(
-            describe_problems(report.documents),
-            markup=False,
-            highlight=False,
-            style="yellow",
-            soft_wrap=True,
-        )
-        console.print(
-            "They were skipped; --strict refuses a corpus that has any.",
-            style="yellow",
-            soft_wrap=True,
-        )
+        console.print(describe_problems(report.documents), markup=False, style="yellow")
+        console.print("They were skipped; --strict refuses a corpus that has any.", style="yellow")
     stats = index_stats(index_dir)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "index": stats,
                 "bad_lines": report.documents.problem_count,
@@ -320,44 +300,28 @@ def _print_build(report: BuildReport, index_dir: Path, console: Console, *, as_j
 
 
 def _print_stats(index_dir: Path, found: IndexStats) -> None:
-    table = Table(
-        title=f"{index_dir}",
-        title_justify="left",
-        show_header=False,
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    table.add_row("version", f"{found.index_version}, format {found.format}")
-    table.add_row(
-        "passages",
-        f"{found.row_count:,} of dimension {found.dimension}, {found.codec} {found.vector_dtype}",
-    )
-    table.add_row("model", f"{found.embedding_model_name} ({found.embedding_model})")
-    table.add_row(
-        "clusters",
-        f"{found.nlist:,} (centroids {found.centroids_fingerprint}), {found.clusters_empty} empty",
-    )
-    table.add_row("probed by default", f"{found.nprobe_default} clusters a query")
-    table.add_row("passages a cluster", _spread(found.cluster_rows, ""))
-    table.add_row(
-        "evenness",
-        f"largest {found.cluster_rows_max_factor}x the mean, smallest "
+    rows = {
+        "version": f"{found.index_version}, format {found.format}",
+        "passages": f"{found.row_count:,} of dimension {found.dimension}, {found.codec} "
+        f"{found.vector_dtype}",
+        "model": f"{found.embedding_model_name} ({found.embedding_model})",
+        "clusters": f"{found.nlist:,} (centroids {found.centroids_fingerprint}), "
+        f"{found.clusters_empty} empty",
+        "probed by default": f"{found.nprobe_default} clusters a query",
+        "passages a cluster": _spread(found.cluster_rows, ""),
+        "evenness": f"largest {found.cluster_rows_max_factor}x the mean, smallest "
         f"{found.cluster_rows_min_factor}x, skew {found.cluster_skew}",
-    )
-    table.add_row("bytes a cluster", _spread(found.cluster_size_bytes, ""))
+        "bytes a cluster": _spread(found.cluster_size_bytes, ""),
+    }
     if found.read_latency_us is not None:
-        table.add_row("read of a cluster", _spread(found.read_latency_us, " us"))
-    table.add_row(
-        "pages",
+        rows["read of a cluster"] = _spread(found.read_latency_us, " us")
+    rows["pages"] = (
         f"{found.page_bytes:,} bytes, {found.rows_per_page} passages each, "
-        f"{100 * found.page_use:.1f} % used, in {found.segment_count} segments",
+        f"{100 * found.page_use:.1f} % used, in {found.segment_count} segments"
     )
-    for name, size_bytes in found.files_bytes.items():
-        table.add_row(name, f"{size_bytes:,} bytes")
-    table.add_row("together", f"{found.size_bytes:,} bytes")
-    Console().print(table)
+    rows |= {name: f"{size_bytes:,} bytes" for name, size_bytes in found.files_bytes.items()}
+    rows["together"] = f"{found.size_bytes:,} bytes"
+    output().print(facts(rows, title=str(index_dir)))
 
 
 def _spread(spread: Spread, unit: str) -> str:

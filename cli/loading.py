@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from cli.asking import NprobeOption, TopKOption
-from cli.console import output, people, print_json
+from cli.console import facts, output, people, print_json
 from cli.exit_codes import FAILED
-from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
-from cli.settings import ClientSide, load_client_side
+from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
+from cli.settings import ClientSide
 from producers import Client
 from producers.arrival_times import ArrivalProcess, bounded, even, poisson, recorded
 from producers.publish_queries import Publisher
@@ -38,46 +37,30 @@ _RATE = typer.Option(
 _ARRIVALS = typer.Option(
     "poisson", "--arrivals", help="When they come; recorded: at the file's `at_ms`."
 )
-_DURATION = typer.Option(
-    None, "--duration", metavar="SECONDS", help="How long.", show_default=False
-)
-_LIMIT = typer.Option(
-    None,
-    "--limit",
-    min=1,
-    help="How many at most. Default: each question once.",
-    show_default=False,
-)
+_DURATION = typer.Option(None, "--duration", metavar="SECONDS", help="How long.")
+_LIMIT = typer.Option(None, "--limit", min=1, help="How many at most. Default: each question once.")
 _SEED = typer.Option(
     0, "--seed", help="Of the Poisson process: the same seed sends at the same times."
 )
 _VECTORS = typer.Option(
-    None,
-    "--vectors",
-    metavar="FILE.npy",
-    help="A vector a question, sent instead of its text.",
-    show_default=False,
+    None, "--vectors", metavar="FILE.npy", help="A vector a question, sent instead of its text."
 )
 _FINGERPRINT = typer.Option(
     None,
     "--fingerprint",
     metavar="HEX",
     help="With --vectors: of the model that made them (`carpool index stats`).",
-    show_default=False,
 )
 _KEEP_TEXT = typer.Option(
     False, "--keep-text", help="With --vectors: send the text too; the generator needs it."
 )
 _KEEP_IDS = typer.Option(False, "--keep-ids", help="Publish the file's ids, not new ones.")
-_DEADLINE = typer.Option(
-    None, "--deadline", metavar="SECONDS", help="From the intended time.", show_default=False
-)
+_DEADLINE = typer.Option(None, "--deadline", metavar="SECONDS", help="From the intended time.")
 _RECORD = typer.Option(
     None,
     "--record",
     metavar="FILE",
     help="Write id, intended and actual time of each question there, as JSON lines.",
-    show_default=False,
 )
 
 
@@ -112,7 +95,7 @@ def load(
       carpool load questions.jsonl --arrivals recorded --rate 2
       carpool load questions.jsonl --vectors questions.npy --fingerprint 1f0c... --rate 200
     """
-    settings = load_client_side(given(config, assignments, kafka={"bootstrap": bootstrap}))
+    settings = client_side(bootstrap, config, assignments)
     if (vectors is None) != (fingerprint is None):
         raise ConfigError(
             "--vectors and --fingerprint belong together: a vector means nothing without its model"
@@ -151,20 +134,19 @@ def _send(
 ) -> LoadSummary:
     publisher = Publisher(settings.kafka, settings.client)
     timeout_s = settings.client.publish_timeout_ms / 1_000
-    recorder = _Recorder(record)
     try:
-        return run_load(
-            publisher,
-            rows,
-            times_us,
-            plan=plan,
-            clock=SystemClock(),
-            on_sent=recorder.sent,
-            on_progress=_progress(people()),
-            flush_timeout_s=timeout_s,
-        )
+        with _recorder(record) as on_sent:
+            return run_load(
+                publisher,
+                rows,
+                times_us,
+                plan=plan,
+                clock=SystemClock(),
+                on_sent=on_sent,
+                on_progress=_progress(people()),
+                flush_timeout_s=timeout_s,
+            )
     finally:
-        recorder.close()
         publisher.close(timeout_s)
 
 
@@ -190,28 +172,25 @@ async def _check_brokers(settings: ClientSide) -> None:
         pass
 
 
-class _Recorder:
-    """Writes the sent questions as JSON lines, or nothing. Raises `ConfigError` without a file."""
+@contextmanager
+def _recorder(path: Path | None) -> Iterator[Callable[[SentQuestion], None] | None]:
+    """Yields a function that writes each sent question to `path` as a JSON line, if there is one.
 
-    def __init__(self, path: Path | None) -> None:
-        self._file: IO[bytes] | None = None
-        if path is not None:
-            try:
-                self._file = path.open("wb")
-            except OSError as error:
-                raise ConfigError(
-                    f"cannot write {path}: {error.strerror}; check --record"
-                ) from error
+    Raises `ConfigError` when the file cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; check --record") from error
+    with file:
 
-    def sent(self, sent: SentQuestion) -> None:
-        """Writes one line."""
-        if self._file is not None:
-            self._file.write(msgspec.json.encode(sent) + b"\n")
+        def write(sent: SentQuestion) -> None:
+            file.write(msgspec.json.encode(sent) + b"\n")
 
-    def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
+        yield write
 
 
 def _progress(console: Console) -> Callable[[LoadProgress], None]:
@@ -234,18 +213,14 @@ def _progress(console: Console) -> Callable[[LoadProgress], None]:
 
 
 def _print_summary(summary: LoadSummary) -> None:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_row(
-        "sent",
-        f"{summary.sent:,} in {summary.duration_s:,.1f} s ({summary.rate_per_s:,.1f} a second)",
-    )
-    table.add_row("acknowledged", f"{summary.acknowledged:,}")
-    table.add_row(
-        "errors",
-        f"{summary.errors:,}"
-        + (f", the first: {summary.first_error}" if summary.first_error else ""),
-    )
-    table.add_row("unacknowledged", f"{summary.unacknowledged:,}")
-    table.add_row("latest", f"{summary.behind_ms_max:,.1f} ms behind its time")
-    table.add_row("ids", f"{summary.run_id}-0, {summary.run_id}-1, ...")
-    output().print(table)
+    first = f", the first: {summary.first_error}" if summary.first_error else ""
+    rows = {
+        "sent": f"{summary.sent:,} in {summary.duration_s:,.1f} s "
+        f"({summary.rate_per_s:,.1f} a second)",
+        "acknowledged": f"{summary.acknowledged:,}",
+        "errors": f"{summary.errors:,}{first}",
+        "unacknowledged": f"{summary.unacknowledged:,}",
+        "latest": f"{summary.behind_ms_max:,.1f} ms behind its time",
+        "ids": f"{summary.run_id}-0, {summary.run_id}-1, ...",
+    }
+    output().print(facts(rows))

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from carpool.errors import ConfigError
-from cli.settings import CONFIG_VARIABLE, Given, parse_assignments
+from cli.settings import CONFIG_VARIABLE, ClientSide, Given, load_client_side, parse_assignments
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        "--config", "-c", help=f"Settings file (TOML); also {CONFIG_VARIABLE}.", show_default=False
-    ),
+    typer.Option("--config", "-c", help=f"Settings file (TOML); also {CONFIG_VARIABLE}."),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -25,18 +22,13 @@ SetOption = Annotated[
         "-s",
         metavar="SECTION.NAME=VALUE",
         help="One setting; wins over file and environment.",
-        show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 BootstrapOption = Annotated[
     str | None,
     typer.Option(
-        "--bootstrap",
-        "-b",
-        metavar="HOST:PORT",
-        help="Brokers. Default: kafka.bootstrap.",
-        show_default=False,
+        "--bootstrap", "-b", metavar="HOST:PORT", help="Brokers. Default: kafka.bootstrap."
     ),
 ]
 
@@ -47,7 +39,6 @@ BesideOption = Annotated[
         "-b",
         metavar="HOST:PORT",
         help="Brokers. Default: those of a running `carpool up`.",
-        show_default=False,
     ),
 ]
 
@@ -71,17 +62,18 @@ def given(config: Path | None, assignments: list[str] | None, **flags: dict[str,
     return found.with_flags(own)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Passed:
-    """The settings options of a call, for the processes that it starts."""
+def client_side(
+    bootstrap: str | None, config: Path | None, assignments: list[str] | None, **kafka: Any
+) -> ClientSide:
+    """Returns the settings of a command that talks to running services.
 
-    config: Path | None
-    assignments: tuple[str, ...]
+    `kafka`: more settings of that section which the command has as options.
+    """
+    flags = {"bootstrap": bootstrap, **kafka}
+    return load_client_side(given(config, assignments, kafka=flags))
 
-    def arguments(self) -> list[str]:
-        """Returns the options as arguments of a command line."""
-        config = [] if self.config is None else ["--config", str(self.config)]
-        return [
-            *config,
-            *(part for assignment in self.assignments for part in ("--set", assignment)),
-        ]
+
+def passed_on(config: Path | None, assignments: list[str] | None) -> list[str]:
+    """Returns the settings options of a call as arguments for the processes that it starts."""
+    file = [] if config is None else ["--config", str(config)]
+    return file + [part for assignment in assignments or () for part in ("--set", assignment)]

@@ -17,9 +17,8 @@ from carpool.errors import ConfigError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import LIMITS
 from cli.all_settings import CarpoolSettings
-from cli.console import output, people
+from cli.console import output, people, table
 from cli.demo import DemoRun, conclude
-from cli.options import Passed
 from cli.runfile import Run, RunFile
 from cli.stack import STOP_ORDER, StackPlan, broker_spec, service_specs, vllm_spec
 from cli.supervise import ChildView, Interrupted, Supervisor
@@ -37,7 +36,7 @@ STATE_STYLES = {
 def run_everything(
     settings: CarpoolSettings,
     plan: StackPlan,
-    passed: Passed,
+    passed: Sequence[str],
     questions: Sequence[str],
     *,
     stays: bool,
@@ -97,7 +96,7 @@ def _start(
     supervisor: Supervisor,
     settings: CarpoolSettings,
     plan: StackPlan,
-    passed: Passed,
+    passed: Sequence[str],
     console: Console,
 ) -> None:
     with _live_list(supervisor, console) as show:
@@ -169,10 +168,10 @@ def _line(view: ChildView) -> str:
 
 
 def _table(views: Sequence[ChildView]) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    made = table()
     for view in views:
         state = f"[{STATE_STYLES[view.state]}]{view.state}[/]"
-        table.add_row(
+        made.add_row(
             f"[bold]{view.name}[/]", state, f"{view.since_s:.1f} s", view.missing or view.address
         )
-    return table
+    return made

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
 import typer
 
-from carpool.kafka.settings import KafkaSettings
-from carpool.loop.priority.intake_queues import PriorityClass
+from carpool.loop.priority.intake_queues import Intake, PriorityClass
+from carpool.loop.stage import R
 from cli.options import BootstrapOption, ConfigOption, SetOption, given
-from cli.settings import Given, load
+from cli.settings import load
+from schemas.answer import Stage as StageName
 from schemas.codec import decode, decode_query
 from schemas.group import Group
-from schemas.query import Query
 from schemas.retrieval import Retrieval
-from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS
+from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS, Topic
 
-IndexOption = typer.Option(
-    None, "--index", metavar="DIR", help="Folder of the index.", show_default=False
-)
+# The services' packages are imported by the commands that need them.
+if TYPE_CHECKING:
+    from carpool.clock import Clock
+    from carpool.loop.stage import Stage
+    from carpool.telemetry.metrics import Metrics
+    from cli.all_settings import CarpoolSettings
+
+INPUTS: dict[str, Topic] = {"grouper": QUERIES, "searcher": GROUPS, "generator": RETRIEVALS}
+"""The services in the order of the work, and the topic that each reads; `BATCH` has its second."""
+
+IndexOption = typer.Option(None, "--index", metavar="DIR", help="Folder of the index.")
 PortOption = typer.Option(
-    None, "--port", help="Port of /healthz, /readyz, /metrics; 0: a free one.", show_default=False
+    None, "--port", help="Port of /healthz, /readyz, /metrics; 0: a free one."
 )
 
 
@@ -39,14 +51,21 @@ def grouper(
     Example:
       carpool grouper --index .carpool/index --set grouper.policy=agglomerative
     """
-    run_grouper(
-        given(
-            config,
-            assignments,
-            kafka={"bootstrap": bootstrap},
-            index={"dir": index},
-            http={"port": port},
-        )
+    settings = _settings(config, assignments, bootstrap, port, index={"dir": index})
+    from grouper.service import build_stage
+
+    _run(
+        "grouper",
+        settings,
+        lambda metrics, clock: build_stage(
+            settings.grouper, settings.index, settings.embedding, metrics, clock
+        ),
+        settings.grouper.intake_queries_max,
+        Intake(
+            topic=QUERIES.name,
+            decode=lambda message: decode_query(message.value, message.headers, message.source),
+            bad_input="refuse",
+        ),
     )
 
 
@@ -66,23 +85,29 @@ def searcher(
     Example:
       carpool searcher --index .carpool/index --set searcher.budget_bytes=1073741824
     """
-    run_searcher(
-        given(
-            config,
-            assignments,
-            kafka={"bootstrap": bootstrap},
-            index={"dir": index},
-            http={"port": port},
-        )
+    settings = _settings(config, assignments, bootstrap, port, index={"dir": index})
+    from searcher.service import build_stage
+
+    _run(
+        "searcher",
+        settings,
+        lambda metrics, clock: build_stage(settings.searcher, settings.index, metrics, clock),
+        settings.searcher.queries_in_hand_max,
+        Intake(
+            topic=GROUPS.name,
+            decode=lambda message: decode(Group, message.value, message.headers),
+            bad_input="stop",
+            parts=lambda group: len(group.queries),
+        ),
     )
 
 
 def generator(
     bootstrap: BootstrapOption = None,
     llm_url: str | None = typer.Option(
-        None, "--llm-url", metavar="URL", help="The LLM server's API.", show_default=False
+        None, "--llm-url", metavar="URL", help="The LLM server's API."
     ),
-    model: str | None = typer.Option(None, "--model", help="Its model's name.", show_default=False),
+    model: str | None = typer.Option(None, "--model", help="Its model's name."),
     port: int | None = PortOption,
     config: ConfigOption = None,
     assignments: SetOption = None,
@@ -97,117 +122,65 @@ def generator(
     Example:
       carpool generator --llm-url http://127.0.0.1:8000/v1 --model my-model
     """
-    flags = {"base_url": llm_url, "model": model}
-    run_generator(
-        given(config, assignments, kafka={"bootstrap": bootstrap}, llm=flags, http={"port": port})
-    )
-
-
-def batch_class(topic: str, kafka: KafkaSettings, queries_max: int) -> tuple[PriorityClass, ...]:
-    """Returns the class `batch` of a topic for a service that takes in `queries_max` queries."""
-    unfinished_max = max(1, int(kafka.batch_held_share * queries_max))
-    return (
-        PriorityClass(
-            topic=BATCH[topic].name,
-            unfinished_max=unfinished_max,
-            cpu_wait_us_max=kafka.batch_cpu_wait_us_max,
-        ),
-    )
-
-
-def run_grouper(chosen: Given) -> None:
-    """Runs the grouper until a stop signal. Raises `CarpoolError`."""
-    from carpool.kafka.records import Message
-    from carpool.loop.priority.intake_queues import Intake
-    from carpool.run_service import run_service
-    from cli.all_settings import CarpoolSettings
-    from grouper.service import build_stage
-
-    settings = load(CarpoolSettings, chosen)
-
-    def decode_message(message: Message) -> Query:
-        return decode_query(message.value, message.headers, message.source)
-
-    run_service(
-        name="grouper",
-        intake=Intake(
-            topic=QUERIES.name,
-            decode=decode_message,
-            bad_input="refuse",
-            weight=settings.kafka.interactive_weight,
-            extra_classes=batch_class(
-                QUERIES.name, settings.kafka, settings.grouper.intake_queries_max
-            ),
-        ),
-        build_stage=lambda metrics, clock: build_stage(
-            settings.grouper, settings.index, settings.embedding, metrics, clock
-        ),
-        kafka=settings.kafka,
-        http=settings.http,
-        logs=settings.log,
-    )
-
-
-def run_searcher(chosen: Given) -> None:
-    """Runs the searcher until a stop signal. Raises `CarpoolError`."""
-    from carpool.loop.priority.intake_queues import Intake
-    from carpool.run_service import run_service
-    from cli.all_settings import CarpoolSettings
-    from searcher.service import build_stage
-
-    settings = load(CarpoolSettings, chosen)
-
-    run_service(
-        name="searcher",
-        intake=Intake(
-            topic=GROUPS.name,
-            decode=lambda message: decode(Group, message.value, message.headers),
-            bad_input="stop",
-            weight=settings.kafka.interactive_weight,
-            extra_classes=batch_class(
-                GROUPS.name, settings.kafka, settings.searcher.queries_in_hand_max
-            ),
-            parts=lambda group: len(group.queries),
-        ),
-        build_stage=lambda metrics, clock: build_stage(
-            settings.searcher, settings.index, metrics, clock
-        ),
-        kafka=settings.kafka,
-        http=settings.http,
-        logs=settings.log,
-    )
-
-
-def run_generator(chosen: Given) -> None:
-    """Runs the generator until a stop signal. Raises `CarpoolError`."""
-    from carpool.loop.priority.intake_queues import Intake
-    from carpool.run_service import run_service
-    from cli.all_settings import CarpoolSettings
+    llm = {"base_url": llm_url, "model": model}
+    settings = _settings(config, assignments, bootstrap, port, llm=llm)
     from generator.dedup.answers_log import answers_log
     from generator.dedup.stage import DedupStage
     from generator.service import build_stage
 
-    settings = load(CarpoolSettings, chosen)
-
-    run_service(
-        name="generator",
-        intake=Intake(
-            topic=RETRIEVALS.name,
-            decode=lambda message: decode(Retrieval, message.value, message.headers),
-            bad_input="stop",
-            weight=settings.kafka.interactive_weight,
-            extra_classes=batch_class(
-                RETRIEVALS.name, settings.kafka, settings.generator.intake_records_max
-            ),
-        ),
-        build_stage=lambda metrics, clock: DedupStage(
+    _run(
+        "generator",
+        settings,
+        lambda metrics, clock: DedupStage(
             build_stage(settings.generator, settings.llm, metrics, clock),
             answers_log(settings.kafka, clock),
             settings.generator,
             metrics,
             clock,
         ),
-        kafka=settings.kafka,
+        settings.generator.intake_records_max,
+        Intake(
+            topic=RETRIEVALS.name,
+            decode=lambda message: decode(Retrieval, message.value, message.headers),
+            bad_input="stop",
+        ),
+    )
+
+
+def _settings(
+    config: Any, assignments: Any, bootstrap: str | None, port: int | None, **flags: dict[str, Any]
+) -> CarpoolSettings:
+    from cli.all_settings import CarpoolSettings
+
+    flags |= {"kafka": {"bootstrap": bootstrap}, "http": {"port": port}}
+    return load(CarpoolSettings, given(config, assignments, **flags))
+
+
+def _run(
+    name: StageName,
+    settings: CarpoolSettings,
+    build_stage: Callable[[Metrics, Clock], Stage[R]],
+    queries_max: int,
+    intake: Intake[R],
+) -> None:
+    """Runs a service until a stop signal. Raises `CarpoolError`.
+
+    `intake` reads the topic of the class `interactive`; the class `batch` is added here, with a
+    share of `queries_max`, the queries that the service takes in.
+    """
+    from carpool.run_service import run_service
+
+    kafka = settings.kafka
+    batch = PriorityClass(
+        topic=BATCH[intake.topic].name,
+        unfinished_max=max(1, int(kafka.batch_held_share * queries_max)),
+        cpu_wait_us_max=kafka.batch_cpu_wait_us_max,
+    )
+    run_service(
+        name=name,
+        intake=replace(intake, weight=kafka.interactive_weight, extra_classes=(batch,)),
+        build_stage=build_stage,
+        kafka=kafka,
         http=settings.http,
         logs=settings.log,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,14 +18,14 @@ from carpool.vllm import VllmSettings, check_vllm, model_name, vllm_command, vll
 from cli.all_settings import CarpoolSettings
 from cli.child import ChildSpec
 from cli.http import get, health_probe, port_probe, ready_probe
-from cli.options import Passed
+from cli.services import INPUTS
 from cli.up_settings import UpSettings
 
 LOOPBACK = "127.0.0.1"
 EMBEDDED = "embedded"
 LOCAL_BACKOFF_MS_MAX = 2_000
 BROKER, VLLM = "broker", "vLLM"
-SERVICES = ("grouper", "searcher", "generator")
+SERVICES = tuple(INPUTS)
 STOP_ORDER = (*SERVICES, VLLM, BROKER)
 """Those that make work end first, so that what they hold is finished by those behind them."""
 
@@ -129,7 +130,9 @@ def vllm_spec(plan: StackPlan, settings: CarpoolSettings) -> ChildSpec:
     )
 
 
-def service_specs(plan: StackPlan, settings: CarpoolSettings, passed: Passed) -> list[ChildSpec]:
+def service_specs(
+    plan: StackPlan, settings: CarpoolSettings, passed: Sequence[str]
+) -> list[ChildSpec]:
     """Returns the three services, with the settings of this call and the plan's addresses."""
     own = [
         f"kafka.bootstrap={plan.bootstrap}",
@@ -147,7 +150,7 @@ def service_specs(plan: StackPlan, settings: CarpoolSettings, passed: Passed) ->
     specs = []
     for name in SERVICES:
         address = f"{LOOPBACK}:{plan.ports[name]}"
-        arguments = [*passed.arguments(), *(part for text in own for part in ("--set", text))]
+        arguments = [*passed, *(part for text in own for part in ("--set", text))]
         specs.append(
             ChildSpec(
                 name=name,

@@ -10,19 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from carpool.errors import CarpoolError
-from cli.console import output, print_json
+from cli.console import output, print_json, table
 from cli.exit_codes import FAILED
-from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
+from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
 from cli.runfile import RunFile
-from cli.settings import ClientSide, load_client_side
+from cli.services import INPUTS
+from cli.settings import ClientSide
 from cli.status_groups import Brokers
 from cli.status_services import ask_service
 from cli.status_values import GroupStatus, ServiceStatus
 from cli.status_verdict import who_is_stuck
-from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS
-
-SERVICES = {"grouper": QUERIES.name, "searcher": GROUPS.name, "generator": RETRIEVALS.name}
-"""Each service, and the topic that it reads; the class batch has another topic."""
+from schemas.topics import BATCH
 
 LOOK_S = 1.0
 """How long apart the two looks are that tell whether something moves."""
@@ -53,7 +51,6 @@ def status(
         metavar="NAME=HOST:PORT",
         help="A service's HTTP address, once for each of its processes. Default: those of `carpool "
         "up`, or its default ports.",
-        show_default=False,
     ),
     stuck_after_s: float = typer.Option(
         30.0,
@@ -78,16 +75,16 @@ def status(
       carpool status --json
       carpool status --url searcher=10.0.0.6:9464 --url searcher=10.0.0.7:9464
     """
-    settings = load_client_side(given(config, assignments, kafka={"bootstrap": bootstrap}))
+    settings = client_side(bootstrap, config, assignments)
     services = [
-        ask_service(name, address, SERVICES[name])
+        ask_service(name, address, INPUTS[name].name)
         for name, address in _addresses(settings, urls or [])
     ]
     missing, broker_error = _topics(settings)
     groups, groups_error = (None, None) if missing is None else _groups(settings)
     stuck = [
         sentence
-        for name, group in zip(SERVICES, groups or (), strict=False)
+        for name, group in zip(INPUTS, groups or (), strict=False)
         if (
             sentence := who_is_stuck(
                 name,
@@ -122,16 +119,16 @@ def _addresses(settings: ClientSide, urls: list[str]) -> list[tuple[str, str]]:
     if urls:
         pairs = [url.partition("=") for url in urls]
         for name, equals, address in pairs:
-            if not equals or name not in SERVICES or ":" not in address:
+            if not equals or name not in INPUTS or ":" not in address:
                 raise typer.BadParameter(
-                    f"--url {name}{equals}{address}: write one of {', '.join(SERVICES)}=HOST:PORT"
+                    f"--url {name}{equals}{address}: write one of {', '.join(INPUTS)}=HOST:PORT"
                 )
         return [(name, address) for name, _, address in pairs]
     run = RunFile(Path(settings.up.state_dir)).read()
     if run is not None:
-        return [(name, address) for name, address in run.http.items() if name in SERVICES]
+        return [(name, address) for name, address in run.http.items() if name in INPUTS]
     ports = (settings.up.grouper_port, settings.up.searcher_port, settings.up.generator_port)
-    return [(name, f"127.0.0.1:{port}") for name, port in zip(SERVICES, ports, strict=True)]
+    return [(name, f"127.0.0.1:{port}") for name, port in zip(INPUTS, ports, strict=True)]
 
 
 def _topics(settings: ClientSide) -> tuple[list[str] | None, str | None]:
@@ -146,10 +143,10 @@ def _topics(settings: ClientSide) -> tuple[list[str] | None, str | None]:
 
 
 def _groups(settings: ClientSide) -> tuple[list[GroupStatus] | None, str | None]:
-    """The consumer groups of `SERVICES`, in their order."""
+    """The consumer groups of `INPUTS`, in their order."""
     reads = {
-        settings.kafka.group_of(name): (topic, BATCH[topic].name)
-        for name, topic in SERVICES.items()
+        settings.kafka.group_of(name): (topic.name, BATCH[topic.name].name)
+        for name, topic in INPUTS.items()
     }
     try:
         return Brokers(settings.kafka).groups(reads, look_s=LOOK_S), None
@@ -187,29 +184,29 @@ def _print(found: Status) -> None:
 
 
 def _services_table(services: list[ServiceStatus]) -> Table:
-    table = _table(
+    made = table(
         "service", "state", "waiting", "in flight", "taken in", "refused", "answers", "address"
     )
     for service in services:
         style = {"ready": "green", "down": "red"}.get(service.state, "yellow")
         counts = (service.lag_records, service.in_flight, service.consumed, service.dead_letters)
-        table.add_row(
+        made.add_row(
             service.name,
             Text(service.state + (", paused" if service.is_paused else ""), style=style),
             *("" if count is None else f"{count:,}" for count in counts),
             ", ".join(f"{count:,} {name}" for name, count in sorted(service.answers.items())),
             Text(service.address, style="dim"),
         )
-    return table
+    return made
 
 
 def _partitions_table(groups: list[GroupStatus]) -> Table:
     """Returns every partition with waiting records."""
-    table = _table("partition", "waiting", "oldest", "moves", "member")
+    made = table("partition", "waiting", "oldest", "moves", "member")
     for group in groups:
         for partition in group.partitions:
             if partition.waiting:
-                table.add_row(
+                made.add_row(
                     f"{partition.topic}[{partition.number}]",
                     f"{partition.waiting:,}",
                     "" if partition.oldest_s is None else f"{partition.oldest_s:,.1f} s",
@@ -218,11 +215,4 @@ def _partitions_table(groups: list[GroupStatus]) -> Table:
                     else Text("no", style="yellow"),
                     partition.member or Text("nobody", style="red"),
                 )
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, header_style="dim")
-    return table
+    return made

@@ -8,18 +8,15 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from carpool.kafka.settings import KafkaSettings
-from cli.console import output, print_json
+from cli.console import output, print_json, table
 from cli.exit_codes import FAILED
-from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
-from cli.settings import load_client_side
-from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS, TOPICS
+from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
+from cli.services import INPUTS
+from schemas.topics import BATCH, TOPICS
 
 HOUR_MS = 3_600_000
-INPUTS = {"grouper": QUERIES, "searcher": GROUPS, "generator": RETRIEVALS}
-"""The topic that each service reads; beside it, that of the class `batch`."""
 
 app = typer.Typer(
     name="topics",
@@ -30,16 +27,11 @@ app = typer.Typer(
 
 PartitionsOption = Annotated[
     int | None,
-    typer.Option("--partitions", min=1, help="Partitions of the keyed topics.", show_default=False),
+    typer.Option("--partitions", min=1, help="Partitions of the keyed topics."),
 ]
 ReplicationOption = Annotated[
     int | None,
-    typer.Option(
-        "--replication",
-        min=0,
-        help="Copies of each; 0: three, or as many as brokers.",
-        show_default=False,
-    ),
+    typer.Option("--replication", min=0, help="Copies of each; 0: three, or as many as brokers."),
 ]
 
 
@@ -62,7 +54,13 @@ def create(
     """
     from carpool.kafka.admin import create_topics
 
-    kafka = _settings(bootstrap, config, assignments, partitions, replication)
+    kafka = client_side(
+        bootstrap,
+        config,
+        assignments,
+        partitions=partitions,
+        replication_factor=replication,
+    ).kafka
     created = create_topics(kafka)
     states = _states(kafka)
     drifted = {state["topic"]: state["drift"] for state in states if state["drift"]}
@@ -89,23 +87,20 @@ def list_topics(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(TOPICS)
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("topic", "partition by", "keeps", "largest", "what"):
-        table.add_column(
-            column, header_style="dim", min_width=16 if column == "what" else None, overflow="fold"
-        )
+    made = table("topic", "partition by", "keeps", "largest", "what")
+    made.columns[-1].min_width = 16
     for topic in TOPICS:
         keeps = f"{topic.retention_ms // HOUR_MS} h" + (
             ", then compacted" if topic.cleanup == "compact" else ""
         )
-        table.add_row(
+        made.add_row(
             topic.name,
             topic.partition_by,
             keeps,
             f"{topic.max_message_bytes // 1024:,} KiB",
             topic.purpose,
         )
-    output().print(table)
+    output().print(made)
 
 
 @app.command()
@@ -121,19 +116,17 @@ def describe(
     Example:
       carpool topics describe --bootstrap kafka:9092
     """
-    states = _states(_settings(bootstrap, config, assignments))
+    states = _states(client_side(bootstrap, config, assignments).kafka)
     if as_json:
         print_json(states)
     else:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for column in ("topic", "partitions", "copies", "differs"):
-            table.add_column(column, header_style="dim", overflow="fold")
+        made = table("topic", "partitions", "copies", "differs")
         for state in states:
             differs = (
                 f"[yellow]{'; '.join(state['drift'])}[/]" if state["drift"] else "[green]no[/]"
             )
-            table.add_row(state["topic"], str(state["partitions"]), str(state["replicas"]), differs)
-        output().print(table)
+            made.add_row(state["topic"], str(state["partitions"]), str(state["replicas"]), differs)
+        output().print(made)
     if any(state["drift"] for state in states):
         raise typer.Exit(FAILED)
 
@@ -156,7 +149,7 @@ def check(
     """
     from carpool.kafka.deployment import check_deployment
 
-    kafka = _settings(bootstrap, config, assignments)
+    kafka = client_side(bootstrap, config, assignments).kafka
     found = {
         service: check_deployment(
             kafka,
@@ -185,17 +178,6 @@ def check(
         output().print(f"delivery: {first.delivery.replace('_', ' ')}; {first.promise}")
     if problems:
         raise typer.Exit(FAILED)
-
-
-def _settings(
-    bootstrap: str | None,
-    config: Any,
-    assignments: list[str] | None,
-    partitions: int | None = None,
-    replication: int | None = None,
-) -> KafkaSettings:
-    flags = {"bootstrap": bootstrap, "partitions": partitions, "replication_factor": replication}
-    return load_client_side(given(config, assignments, kafka=flags)).kafka
 
 
 def _states(kafka: KafkaSettings) -> list[dict[str, Any]]:

@@ -8,40 +8,25 @@ from pathlib import Path
 import typer
 
 from cli.console import people
-from cli.options import ConfigOption, Passed, SetOption, given
+from cli.options import ConfigOption, SetOption, given, passed_on
 from cli.settings import load, names_no_brokers
 from cli.supervise import Interrupted
 
-_INDEX = typer.Option(
-    None, "--index", metavar="DIR", help="Folder of the index.", show_default=False
-)
+_INDEX = typer.Option(None, "--index", metavar="DIR", help="Folder of the index.")
 _MODEL = typer.Option(
     None,
     "--model",
     metavar="NAME|DIR",
     help="Embedding model: the one that the index was built with.",
-    show_default=False,
 )
 _LLM = typer.Option(
-    None,
-    "--llm",
-    metavar="DIR",
-    help="Folder of the language model that vLLM is to serve.",
-    show_default=False,
+    None, "--llm", metavar="DIR", help="Folder of the language model that vLLM is to serve."
 )
 _LLM_URL = typer.Option(
-    None,
-    "--llm-url",
-    metavar="URL",
-    help="An LLM server that runs already: no vLLM is started.",
-    show_default=False,
+    None, "--llm-url", metavar="URL", help="An LLM server that runs already: no vLLM is started."
 )
 _LLM_MODEL = typer.Option(
-    None,
-    "--llm-model",
-    metavar="NAME",
-    help="With --llm-url: the model to ask for.",
-    show_default=False,
+    None, "--llm-model", metavar="NAME", help="With --llm-url: the model to ask for."
 )
 _BOOTSTRAP = typer.Option(
     None,
@@ -49,7 +34,6 @@ _BOOTSTRAP = typer.Option(
     "-b",
     metavar="HOST:PORT",
     help="Brokers that run already; `embedded`: start one, the default.",
-    show_default=False,
 )
 _DEMO = typer.Option(
     None,
@@ -57,17 +41,13 @@ _DEMO = typer.Option(
     "--demo-questions",
     metavar="FILE",
     help="Ask these questions, one a line, once all is ready.",
-    show_default=False,
 )
 _EXIT_AFTER_DEMO = typer.Option(
     None,
     "--exit-after-demo/--stay",
     help="After the questions: end, or stay. Default: stay on a terminal.",
-    show_default=False,
 )
-_STATE_DIR = typer.Option(
-    None, "--state-dir", metavar="DIR", help="Folder for logs and run.json.", show_default=False
-)
+_STATE_DIR = typer.Option(None, "--state-dir", metavar="DIR", help="Folder for logs and run.json.")
 
 
 def up(
@@ -119,7 +99,7 @@ def up(
     settings = load(CarpoolSettings, chosen)
     plan = make_plan(settings, is_embedded=is_embedded, llm_url=llm_url)
     stays = sys.stdout.isatty() if exit_after_demo is None else not exit_after_demo
-    passed = Passed(config=config, assignments=tuple(assignments or ()))
+    passed = passed_on(config, assignments)
     try:
         run_everything(settings, plan, passed, questions, stays=stays or not questions)
     except Interrupted:

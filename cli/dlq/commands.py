@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from itertools import islice
-from pathlib import Path
 from typing import Annotated
 
 import structlog
@@ -13,7 +12,6 @@ import typer
 
 from carpool.clock import SystemClock
 from carpool.dead_letters.box import DeadLetterBox, Sent
-from carpool.dead_letters.letter import DeadLetter
 from carpool.dead_letters.selection import Selection
 from carpool.kafka.librdkafka import LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
@@ -40,10 +38,10 @@ from cli.dlq.showing import (
     topics_table,
 )
 from cli.exit_codes import FAILED
-from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, given
-from cli.settings import load_client_side
+from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
 from schemas.deadletter import Action
 
+CLOCK = SystemClock()
 LISTED_MAX = 1_000
 """Letters that are listed without --limit; they are kept in memory."""
 
@@ -88,7 +86,7 @@ AgainOption = Annotated[
 ]
 LimitOption = Annotated[
     int | None,
-    typer.Option("--limit", "-n", min=1, help="At most so many, the first.", show_default=False),
+    typer.Option("--limit", "-n", min=1, help="At most so many, the first."),
 ]
 
 
@@ -119,10 +117,8 @@ def list_letters(
       carpool dlq list --letters --reason wrong_model --since 1d
       carpool dlq list --json
     """
-    clock = SystemClock()
-    box = DeadLetterBox(_settings(bootstrap, config, assignments), clock)
+    settings = client_side(bootstrap, config, assignments).kafka
     meant = selection(
-        now_us=clock.now_us(),
         topics=topics,
         partitions=partitions,
         reasons=reasons,
@@ -130,14 +126,12 @@ def list_letters(
         until=until,
         marked=marked or not each,  # counts say how many were replayed and dropped
     )
+    if each:
+        _list_letters(settings, meant, limit, as_json=as_json)
+        return
+    box = DeadLetterBox(settings, CLOCK)
     names = [name for name in box.topics() if meant.takes_topic(name)]
     marks = box.marks()
-    now_ms = clock.now_us() // 1_000
-    if each:
-        with ProgressLine() as progress:
-            letters = list(islice(box.selected(meant, marks, progress.read), limit or LISTED_MAX))
-        _print_letters(letters, now_ms, limit, as_json=as_json)
-        return
     with ProgressLine() as progress:
         counts = [
             count(name, filter(meant.takes, box.letters(name, marks, progress.read)), marked=marked)
@@ -146,6 +140,7 @@ def list_letters(
     if as_json:
         print_json(counts)
         return
+    now_ms = CLOCK.now_us() // 1_000
     output().print(topics_table(counts, now_ms))
     for topic in counts:
         if topic.reasons:
@@ -178,7 +173,7 @@ def show(
       carpool dlq show rag.queries.v1.dlq/2/17 --hex
       carpool dlq show 2/17 --raw > record.bin
     """
-    box = DeadLetterBox(_settings(bootstrap, config, assignments), SystemClock())
+    box = DeadLetterBox(client_side(bootstrap, config, assignments).kafka, CLOCK)
     letter = box.letter(parse_place(place))
     if raw:
         sys.stdout.buffer.write(letter.value)
@@ -209,7 +204,6 @@ def replay(
             min=0.001,
             help="A new deadline, seconds from now; else the first one holds, and what is late is "
             "answered `expired`.",
-            show_default=False,
         ),
     ] = None,
     dry_run: DryRunOption = False,
@@ -230,9 +224,7 @@ def replay(
       carpool dlq replay --reason llm_refused --since 2h --dry-run
       carpool dlq replay --all --deadline-s 300
     """
-    clock = SystemClock()
     meant = selection(
-        now_us=clock.now_us(),
         places=places,
         topics=topics,
         partitions=partitions,
@@ -244,10 +236,10 @@ def replay(
         marked=again,
     )
     _check_asked(meant, everything)
-    settings = _settings(bootstrap, config, assignments)
-    deadline_ms = None if deadline_s is None else clock.now_us() // 1_000 + int(deadline_s * 1_000)
+    settings = client_side(bootstrap, config, assignments).kafka
+    deadline_ms = None if deadline_s is None else CLOCK.now_us() // 1_000 + int(deadline_s * 1_000)
     if dry_run:
-        _show_meant(settings, meant, limit, as_json=as_json)
+        _list_letters(settings, meant, limit, as_json=as_json)
         return
     sent = _mark(settings, meant, "replayed", limit=limit, deadline_ms=deadline_ms)
     if as_json:
@@ -299,7 +291,6 @@ def drop(
       carpool dlq drop --all --truncate
     """
     meant = selection(
-        now_us=SystemClock().now_us(),
         places=places,
         topics=topics,
         partitions=partitions,
@@ -310,13 +301,13 @@ def drop(
         until=until,
     )
     _check_asked(meant, everything or truncate)
-    settings = _settings(bootstrap, config, assignments)
+    settings = client_side(bootstrap, config, assignments).kafka
     if dry_run:
-        _show_meant(settings, meant, limit, as_json=as_json)
+        _list_letters(settings, meant, limit, as_json=as_json)
         return
     is_asked = everything or meant.is_narrow
     dropped = _mark(settings, meant, "dropped", limit=limit).marked if is_asked else 0
-    begins = _truncate(DeadLetterBox(settings, SystemClock()), meant) if truncate else {}
+    begins = _truncate(DeadLetterBox(settings, CLOCK), meant) if truncate else {}
     if as_json:
         print_json({"dropped": dropped} | ({"begins_at": begins} if truncate else {}))
     else:
@@ -336,14 +327,18 @@ def _check_asked(meant: Selection, everything: bool) -> None:
         )
 
 
-def _show_meant(
+def _list_letters(
     settings: KafkaSettings, meant: Selection, limit: int | None, *, as_json: bool
 ) -> None:
-    clock = SystemClock()
-    box = DeadLetterBox(settings, clock)
+    box = DeadLetterBox(settings, CLOCK)
     with ProgressLine() as progress:
         letters = list(islice(box.selected(meant, box.marks(), progress.read), limit or LISTED_MAX))
-    _print_letters(letters, clock.now_us() // 1_000, limit, as_json=as_json)
+    if as_json:
+        print_json([letter_json(letter) for letter in letters])
+    else:
+        output().print(letters_table(letters, CLOCK.now_us() // 1_000))
+    if limit is None and len(letters) == LISTED_MAX:
+        people().print(f"the first {LISTED_MAX:,}; --limit shows more", style="dim")
 
 
 def _mark(
@@ -354,7 +349,7 @@ def _mark(
     limit: int | None,
     deadline_ms: int | None = None,
 ) -> Sent:
-    box = DeadLetterBox(settings, SystemClock())
+    box = DeadLetterBox(settings, CLOCK)
     box.topics()  # says what is missing before anything is begun
     producer = LibrdkafkaTransactionalProducer(settings, f"{settings.group_prefix}-dlq")
     try:
@@ -371,20 +366,3 @@ def _truncate(box: DeadLetterBox, meant: Selection) -> dict[str, dict[int, int]]
     marks = box.marks()
     begins = {name: box.truncate(name, marks) for name in box.topics() if meant.takes_topic(name)}
     return {name: partitions for name, partitions in begins.items() if partitions}
-
-
-def _print_letters(
-    letters: list[DeadLetter], now_ms: int, limit: int | None, *, as_json: bool
-) -> None:
-    if as_json:
-        print_json([letter_json(letter) for letter in letters])
-    else:
-        output().print(letters_table(letters, now_ms))
-    if limit is None and len(letters) == LISTED_MAX:
-        people().print(f"the first {LISTED_MAX:,}; --limit shows more", style="dim")
-
-
-def _settings(
-    bootstrap: str | None, config: Path | None, assignments: list[str] | None
-) -> KafkaSettings:
-    return load_client_side(given(config, assignments, kafka={"bootstrap": bootstrap})).kafka

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from carpool.clock import SystemClock
 from carpool.dead_letters.selection import Place, Selection
 from schemas.topics import DEAD_LETTER_SUFFIX, QUERIES_DEAD
 
@@ -21,56 +22,42 @@ PlacesArgument = Annotated[
         metavar="[TOPIC/]PARTITION/OFFSET...",
         help="Letters by their place, as `list --letters` shows it. Without a topic: "
         f"{QUERIES_DEAD.name}.",
-        show_default=False,
     ),
 ]
 TopicOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--topic",
-        "-t",
-        help="Dead-letter topic, or the topic it is for. Default: all.",
-        show_default=False,
-    ),
+    typer.Option("--topic", "-t", help="Dead-letter topic, or the topic it is for. Default: all."),
 ]
 PartitionOption = Annotated[
     list[int] | None,
-    typer.Option("--partition", "-p", min=0, help="Only this partition.", show_default=False),
+    typer.Option("--partition", "-p", min=0, help="Only this partition."),
 ]
 FromOption = Annotated[
     int | None,
-    typer.Option(
-        "--from-offset", min=0, help="First offset, in each partition.", show_default=False
-    ),
+    typer.Option("--from-offset", min=0, help="First offset, in each partition."),
 ]
 ToOption = Annotated[
     int | None,
-    typer.Option("--to-offset", min=0, help="Last offset, in each partition.", show_default=False),
+    typer.Option("--to-offset", min=0, help="Last offset, in each partition."),
 ]
 ReasonOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--reason", "-r", help="Only for this reason, as `list` shows it.", show_default=False
-    ),
+    typer.Option("--reason", "-r", help="Only for this reason, as `list` shows it."),
 ]
 SinceOption = Annotated[
     str | None,
     typer.Option(
-        "--since",
-        metavar="AGE|TIME",
-        help="Not older than 30m, 2h, 3d; or 2026-11-22T10:00Z.",
-        show_default=False,
+        "--since", metavar="AGE|TIME", help="Not older than 30m, 2h, 3d; or 2026-11-22T10:00Z."
     ),
 ]
 UntilOption = Annotated[
     str | None,
-    typer.Option("--until", metavar="AGE|TIME", help="Not newer than that.", show_default=False),
+    typer.Option("--until", metavar="AGE|TIME", help="Not newer than that."),
 ]
 
 
 def selection(
     *,
-    now_us: int,
     places: list[str] | None = None,
     topics: list[str] | None = None,
     partitions: list[int] | None = None,
@@ -81,9 +68,8 @@ def selection(
     until: str | None = None,
     marked: bool = False,
 ) -> Selection:
-    """Returns the selection. Raises `typer.BadParameter` for a place, age or time that is not
-    valid.
-    """
+    """Returns the selection; ages count from now. Raises `typer.BadParameter`."""
+    now_us = SystemClock().now_us()
     return Selection(
         topics=frozenset(dead_letter_topic(topic) for topic in topics or ()),
         places=frozenset(parse_place(place) for place in places or ()),

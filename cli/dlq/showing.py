@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from carpool.dead_letters.letter import DeadLetter, place_text
+from cli.console import table
 
 STARS = "********"
 SECRET = re.compile(
@@ -20,6 +21,7 @@ SECRET = re.compile(
 HEX_WIDTH = 16
 TEXT_CHARS_MAX = 8_192
 HEX_BYTES_MAX = 1_024
+MESSAGE_CHARS_MAX = 200
 
 
 class ReasonCount(msgspec.Struct, kw_only=True):
@@ -83,9 +85,10 @@ def _note(counted: TopicCount, reasons: dict[str, ReasonCount], letter: DeadLett
 
 def topics_table(topics: Sequence[TopicCount], now_ms: int) -> Table:
     """Returns one row for each topic."""
-    table = _table("topic", "open", "replayed", "dropped", "oldest open", "newest open")
+    names = ("topic", "open", "replayed", "dropped", "oldest open", "newest open")
+    made = table(*names, right=("open",))
     for topic in topics:
-        table.add_row(
+        made.add_row(
             topic.topic,
             Text(f"{topic.open:,}", style="yellow" if topic.open else "green"),
             f"{topic.replayed:,}",
@@ -93,53 +96,36 @@ def topics_table(topics: Sequence[TopicCount], now_ms: int) -> Table:
             age(topic.oldest_ms, now_ms),
             age(topic.newest_ms, now_ms),
         )
-    return table
+    return made
 
 
 def reasons_table(topic: TopicCount, now_ms: int) -> Table:
     """Returns one row for each reason, with its newest letter as an example."""
-    table = _table("reason", "letters", "newest", "for example", "")
+    made = table("reason", "letters", "newest", "for example", "", right=("letters",))
     for each in topic.reasons:
-        example = Text(
-            _harmless(each.message[:160]), overflow="ellipsis", no_wrap=True, style="dim"
-        )
-        table.add_row(
-            Text(each.reason),
-            f"{each.letters:,}",
-            age(each.newest_ms, now_ms),
-            each.newest,
-            example,
-        )
-    return table
+        newest = age(each.newest_ms, now_ms)
+        why = _one_line(each.message)
+        made.add_row(Text(each.reason), f"{each.letters:,}", newest, each.newest, why)
+    return made
 
 
 def letters_table(letters: Iterable[DeadLetter], now_ms: int) -> Table:
     """Returns one row for each letter."""
-    table = _table("letter", "age", "reason", "done", "bytes", "why")
+    made = table("letter", "age", "reason", "done", "bytes", "why", right=("bytes",))
     for letter in letters:
-        done = letter.mark.action if letter.mark else ""
-        why = Text(_harmless(letter.message[:200]), overflow="ellipsis", no_wrap=True, style="dim")
-        written = age(letter.place.timestamp_ms, now_ms)
-        table.add_row(
+        made.add_row(
             place_text(letter.place),
-            written,
+            age(letter.place.timestamp_ms, now_ms),
             Text(letter.reason),
-            done,
+            letter.mark.action if letter.mark else "",
             f"{len(letter.value):,}",
-            why,
+            _one_line(letter.message),
         )
-    return table
+    return made
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(
-            column,
-            header_style="dim",
-            justify="right" if column in ("open", "letters", "bytes") else "left",
-        )
-    return table
+def _one_line(message: str) -> Text:
+    return Text(_harmless(message[:MESSAGE_CHARS_MAX]), "dim", overflow="ellipsis", no_wrap=True)
 
 
 def age(moment_ms: int | None, now_ms: int) -> str:

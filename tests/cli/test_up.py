@@ -135,12 +135,13 @@ def up(folder: Path, llm_url: str, *more: str) -> subprocess.Popen[str]:
 
 
 def processes_of(folder: Path) -> set[int]:
-    """Every living process that was started in this folder."""
+    """Every other living process whose working directory is this folder."""
     found = set()
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if (
                 entry.name.isdigit()
+                and int(entry.name) != os.getpid()
                 and (entry / "cwd").resolve() == folder
                 and (entry / "stat").read_text().split()[2] != "Z"
             ):
