@@ -47,7 +47,7 @@ WorkOption = Annotated[
     ),
 ]
 ServiceSettingOption = Annotated[
-    list[str] | None,
+    list[str],
     typer.Option(
         "--set",
         metavar="SECTION.NAME=VALUE",

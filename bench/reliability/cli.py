@@ -4,28 +4,98 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 import typer
 
+from bench.core.command import command
 from bench.core.options import WORK, BootstrapOption, JsonOption, ServiceSettingOption, WorkOption
 
 
-def chaos(
+class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of chaos."""
+
     queries: Annotated[
         int, typer.Option("--queries", min=1, help="Questions, published over the whole run.")
-    ] = 20_000,
+    ] = 20_000
     kills: Annotated[
         int, typer.Option("--kills", min=1, help="Kills and pauses of services and brokers.")
-    ] = 60,
+    ] = 60
     seed: Annotated[
         int, typer.Option("--seed", help="Seed of victims, kinds and times of faults.")
-    ] = 0,
+    ] = 0
     minutes: Annotated[
         float, typer.Option("--minutes", min=0.1, help="Time in which the questions are published.")
-    ] = 10.0,
-    work: WorkOption = WORK,
-    settings: ServiceSettingOption = None,
-    json_file: JsonOption = None,
-) -> None:
+    ] = 10.0
+    work: WorkOption = WORK
+    settings: ServiceSettingOption = []
+    json_file: JsonOption = None
+
+
+class RebalanceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of rebalance."""
+
+    rate_per_s: Annotated[
+        float, typer.Option("--rate", min=6, help="Queries a second, over six partitions.")
+    ] = 240.0
+    phase_s: Annotated[
+        float,
+        typer.Option(
+            "--phase", min=1, help="Seconds of load after each change, and of each baseline."
+        ),
+    ] = 5.0
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="Times from one member to three and back.")
+    ] = 2
+    warm_up: Annotated[
+        int,
+        typer.Option(
+            "--warm-up", min=0, help="Rounds before that are not measured: Java compiles its code."
+        ),
+    ] = 1
+    kills: Annotated[
+        int,
+        typer.Option(
+            "--kills", min=0, help="Members killed inside a transaction that contains offsets."
+        ),
+    ] = 3
+    work: WorkOption = WORK
+    settings: ServiceSettingOption = []
+    json_file: JsonOption = None
+
+
+class PrioritiesOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of priorities."""
+
+    bootstrap: BootstrapOption = None
+    work: WorkOption = WORK
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, help="Batch questions that are queued first.")
+    ] = 20_000
+    rate_per_s: Annotated[
+        float, typer.Option("--rate", min=0.1, help="Interactive questions a second.")
+    ] = 20.0
+    tenant_rate_per_s: Annotated[
+        float,
+        typer.Option(
+            "--tenant-rate", min=1, help="Questions a second of both tenants; nine tenths are loud."
+        ),
+    ] = 200.0
+    duration_s: Annotated[
+        float, typer.Option("--seconds", min=1, help="How long each condition is measured.")
+    ] = 20.0
+    warm_up_s: Annotated[
+        float,
+        typer.Option(
+            "--warm-up", min=1, help="Seconds of load before that are not measured: Java compiles."
+        ),
+    ] = 60.0
+    settings: ServiceSettingOption = []
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of questions and arrivals.")] = 0
+    json_file: JsonOption = None
+
+
+@command
+def chaos(options: ChaosOptions) -> bool:
     """Is anything lost or repeated while services and brokers are killed and paused?
 
     Starts three brokers of Apache Kafka from KAFKA_HOME and two of each service, publishes
@@ -43,44 +113,13 @@ def chaos(
 
     Example:  carpool bench chaos --queries 20000 --kills 60 --seed 0 --json chaos.json
     """
-    from bench.reliability.chaos.command import ChaosOptions, run
+    from bench.reliability.chaos.command import run
 
-    options = ChaosOptions(
-        queries=queries, kills=kills, seed=seed, minutes=minutes, settings=tuple(settings or ())
-    )
-    if not run(options, work, json_file):
-        raise typer.Exit(1)
+    return run(options)
 
 
-def rebalance(
-    rate: Annotated[
-        float, typer.Option("--rate", min=6, help="Queries a second, over six partitions.")
-    ] = 240.0,
-    phase: Annotated[
-        float,
-        typer.Option(
-            "--phase", min=1, help="Seconds of load after each change, and of each baseline."
-        ),
-    ] = 5.0,
-    rounds: Annotated[
-        int, typer.Option("--rounds", min=1, help="Times from one member to three and back.")
-    ] = 2,
-    warm_up: Annotated[
-        int,
-        typer.Option(
-            "--warm-up", min=0, help="Rounds before that are not measured: Java compiles its code."
-        ),
-    ] = 1,
-    kills: Annotated[
-        int,
-        typer.Option(
-            "--kills", min=0, help="Members killed inside a transaction that contains offsets."
-        ),
-    ] = 3,
-    work: WorkOption = WORK,
-    settings: ServiceSettingOption = None,
-    json_file: JsonOption = None,
-) -> None:
+@command
+def rebalance(options: RebalanceOptions) -> bool:
     """How long do partitions pause when members of a service join, leave and are killed under load?
 
     Starts one broker of Apache Kafka from KAFKA_HOME and generators without an LLM; all services
@@ -97,48 +136,13 @@ def rebalance(
 
     Example:  carpool bench rebalance --json rebalance.json
     """
-    from bench.reliability.rebalance.command import RebalanceOptions, run
+    from bench.reliability.rebalance.command import run
 
-    options = RebalanceOptions(
-        rate_per_s=rate,
-        phase_s=phase,
-        rounds=rounds,
-        warm_up=warm_up,
-        kills=kills,
-        settings=tuple(settings or ()),
-    )
-    if not run(options, work, json_file):
-        raise typer.Exit(1)
+    return run(options)
 
 
-def priorities(
-    bootstrap: BootstrapOption = None,
-    work: WorkOption = WORK,
-    batch: Annotated[
-        int, typer.Option("--batch", min=1, help="Batch questions that are queued first.")
-    ] = 20_000,
-    rate: Annotated[
-        float, typer.Option("--rate", min=0.1, help="Interactive questions a second.")
-    ] = 20.0,
-    tenant_rate: Annotated[
-        float,
-        typer.Option(
-            "--tenant-rate", min=1, help="Questions a second of both tenants; nine tenths are loud."
-        ),
-    ] = 200.0,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=1, help="How long each condition is measured.")
-    ] = 20.0,
-    warm_up: Annotated[
-        float,
-        typer.Option(
-            "--warm-up", min=1, help="Seconds of load before that are not measured: Java compiles."
-        ),
-    ] = 60.0,
-    settings: ServiceSettingOption = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of questions and arrivals.")] = 0,
-    json_file: JsonOption = None,
-) -> None:
+@command
+def priorities(options: PrioritiesOptions) -> bool:
     """Do batch questions, or a tenant that asks a lot, make others wait?
 
     The whole way through grouper, searcher and generator without models, over a made-up index, on
@@ -152,16 +156,6 @@ def priorities(
 
     Example:  KAFKA_HOME=kafka carpool bench priorities --seconds 30 --json priorities.json
     """
-    from bench.reliability.priorities import PrioritiesOptions, run
+    from bench.reliability.priorities import run
 
-    options = PrioritiesOptions(
-        batch=batch,
-        rate_per_s=rate,
-        tenant_rate_per_s=tenant_rate,
-        duration_s=seconds,
-        warm_up_s=warm_up,
-        seed=seed,
-        settings=tuple(settings or ()),
-    )
-    if not run(options, bootstrap, work, json_file):
-        raise typer.Exit(1)
+    return run(options)

@@ -19,12 +19,13 @@ from rich.table import Table
 from bench.core.accounting import Accounting, account
 from bench.core.kafka import started_broker
 from bench.core.progress import Tell, progress_bars
-from bench.core.report import Report, RunStart, finish
+from bench.core.services_run import begin_run
 from bench.core.session import STALLED_S, SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
-from bench.core.stack import SERVICES, parse_settings
+from bench.core.stack import SERVICES
 from bench.data.index import BenchIndex, index_of_texts
 from bench.data.made_up import ENVIRONMENT, MODEL
+from bench.reliability.cli import PrioritiesOptions
 from bench.services.results import answers_of
 from carpool.testing.kafka import KAFKA_JAVA, KafkaServer, kafka_home
 from producers.read_questions import Question
@@ -41,18 +42,6 @@ WARM_UP_SHARE = 5
 
 BATCH_SLOWDOWN_MAX = 2.0
 TENANT_SLOWDOWN_MAX = 1.5
-
-
-class PrioritiesOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options. `rate_per_s`: of interactive questions; `tenant_rate_per_s`: of both tenants."""
-
-    batch: int
-    rate_per_s: float
-    tenant_rate_per_s: float
-    duration_s: float
-    warm_up_s: float
-    seed: int
-    settings: tuple[str, ...] = ()
 
 
 class ConditionResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,45 +115,32 @@ def made_up_index(folder: Path) -> BenchIndex:
     return index_of_texts(texts, index_dir=folder, nlist=NLIST, model=MODEL)
 
 
-def run(
-    options: PrioritiesOptions, bootstrap: str | None, work: Path, json_file: Path | None
-) -> bool:
-    """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
-    index = made_up_index((work / "priorities-index").resolve())
-    with progress_bars() as tell:
-        report = run_priorities(options, bootstrap, index, (work / "priorities").resolve(), tell)
-    return finish(report, json_file, lambda console: print_priorities(console, report.results))
+def run(options: PrioritiesOptions) -> bool:
+    """Runs all conditions in turn on the same services; returns whether every promise was kept.
 
-
-def run_priorities(
-    options: PrioritiesOptions,
-    bootstrap: str | None,
-    index: BenchIndex,
-    work_dir: Path,
-    tell: Tell,
-) -> Report:
-    """Runs all conditions in turn on the same services. Blocks. Raises `CarpoolError`."""
-    start = RunStart.now()
-    given = parse_settings(options.settings)
-    services = {**ENVIRONMENT, "CARPOOL_GENERATOR_PARTIALS": "false", **given}
+    Blocks. Raises `CarpoolError`.
+    """
+    default = "embedded" if kafka_home() is None else started_broker()
+    run = begin_run("priorities", options, options.bootstrap or default)
+    index = made_up_index((options.work / "priorities-index").resolve())
+    run.settings.update({**ENVIRONMENT, "CARPOOL_GENERATOR_PARTIALS": "false", **run.settings})
     with (
-        brokers_of(bootstrap, work_dir / "kafka") as brokers,
+        progress_bars() as tell,
+        brokers_of(options.bootstrap, run.folder / "kafka") as brokers,
         open_session(
             bootstrap=brokers,
             index_dir=index.dir,
-            work_dir=work_dir,
+            work_dir=run.folder,
             services=SERVICES,
-            settings=services,
+            settings=run.settings,
         ) as session,
     ):
         result = _Conditions(session, options, tell).measure()
-    return start.report(
-        "priorities",
-        settings=msgspec.to_builtins(options) | {"services": services},
+    return run.finish(
+        lambda console: print_priorities(console, result),
         promises=result.promises(),
         results=result,
         index=index.facts,
-        broker=bootstrap or ("embedded" if brokers is None else started_broker()),
     )
 
 

@@ -16,12 +16,11 @@ from rich.table import Table
 from bench.core.accounting import Accounting
 from bench.core.agreement import Agreement, Ranking, agreement, compare
 from bench.core.progress import Tell, progress_bars
-from bench.core.report import finish
-from bench.core.session import open_session
 from bench.data.evaluation import CLAIMS, Float32
 from bench.data.exact import MemorySearch
 from bench.data.index import memory_search, nprobes_to_try
-from bench.services.corpus import CorpusOptions, CorpusRun, open_run
+from bench.services.cli import ClaimsOptions
+from bench.services.corpus import CorpusRun, open_run
 from bench.services.results import (
     answers_of,
     final_retrievals,
@@ -41,12 +40,6 @@ SERVICES = ("grouper", "searcher")
 FIRST = 5
 RATE_PER_S = 100.0
 SETTLE_S = 2.0
-
-
-class ClaimsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of claims. `nprobe` None: the index's."""
-
-    nprobe: int | None
 
 
 class ClaimsResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,44 +73,34 @@ class ServedClaims(msgspec.Struct, frozen=True, kw_only=True):
     accounting: Accounting
 
 
-def run(options: CorpusOptions, claims: ClaimsOptions) -> bool:
+def run(options: ClaimsOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
-    run = open_run(options, "claims")
+    run = open_run("claims", options)
     search = memory_search(run.data, run.index)
     with progress_bars() as tell:
-        served = _serve(run, claims, run.questions(CLAIMS), tell)
-    nprobe = claims.nprobe or run.index.manifest.nprobe_default
+        served = _serve(run, run.questions(CLAIMS), tell)
+    manifest = run.index.manifest
     result = judge(
         served,
         run.data.evidence(),
         search,
-        nprobe=nprobe,
-        nprobes=nprobes_to_try(run.index.manifest.nlist, run.index.manifest.nprobe_default),
+        nprobe=options.nprobe or manifest.nprobe_default,
+        nprobes=nprobes_to_try(manifest.nlist, manifest.nprobe_default),
     )
-    report = run.report(
-        "claims",
-        options=claims,
-        files=(run.data.questions_path(CLAIMS), run.data.evidence_path),
+    return run.finish(
+        lambda console: print_claims(console, result),
         promises=result.promises(),
         results=result,
+        **run.facts(run.data.questions_path(CLAIMS), run.data.evidence_path),
     )
-    return finish(report, options.json_file, lambda console: print_claims(console, result))
 
 
-def _serve(
-    run: CorpusRun, options: ClaimsOptions, claims: Sequence[Question], tell: Tell
-) -> ServedClaims:
+def _serve(run: CorpusRun, claims: Sequence[Question], tell: Tell) -> ServedClaims:
     """Publishes the claims and reads what the services write about them."""
-    with open_session(
-        bootstrap=run.options.bootstrap,
-        index_dir=run.index.dir,
-        work_dir=run.work_dir,
-        services=SERVICES,
-        settings=run.settings,
-    ) as session:
+    with run.session(SERVICES, run.index, run.folder) as session:
         load = session.ask(
             claims,
-            msgspec.structs.replace(run.plan, nprobe=options.nprobe),
+            msgspec.structs.replace(run.plan, nprobe=run.options.nprobe),
             rate_per_s=RATE_PER_S,
             settle_s=SETTLE_S,
             on_sent=lambda done: tell("claims sent", done, len(claims)),

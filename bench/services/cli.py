@@ -5,85 +5,139 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
+from bench.core.command import command
 from bench.core.options import (
     WORK,
     BootstrapOption,
     DataOption,
     JsonOption,
+    NlistOption,
     ServiceSettingOption,
     WorkOption,
 )
 
-IndexOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--index",
-        metavar="DIR",
-        help="The index, built there from the precomputed vectors if absent. Default: under "
-        "--work.",
-        show_default=False,
-    ),
-]
-NlistOption = Annotated[int, typer.Option("--nlist", min=1, help="Clusters of the index.")]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="Embedding model, a name or a folder: the one of the precomputed vectors. Default: "
-        "the services'.",
-        show_default=False,
-    ),
-]
-LimitOption = Annotated[
-    int | None,
-    typer.Option("--limit", min=1, help="Only the first of the questions.", show_default=False),
-]
-SeedOption = Annotated[int, typer.Option("--seed", help="Seed of clusters and arrivals.")]
-NprobeOption = Annotated[
-    int | None,
-    typer.Option(
-        "--nprobe", min=1, help="Clusters to probe. Default: the index's.", show_default=False
-    ),
-]
-TextRateOption = Annotated[
-    float,
-    typer.Option("--text-rate", min=0, help="Questions a second as text; 0 leaves this run out."),
-]
-VectorRateOption = Annotated[
-    float,
-    typer.Option(
-        "--vector-rate", min=0, help="Questions a second as vectors; 0 leaves this run out."
-    ),
-]
-BudgetShareOption = Annotated[
-    float,
-    typer.Option(
-        "--budget-share",
-        min=0.001,
-        max=10,
-        help="The searcher's budget as a share of all clusters' bytes.",
-    ),
-]
-FootprintOption = Annotated[
-    bool, typer.Option(help="Measure the searcher's memory on an index with almost nothing too.")
-]
+
+class CorpusOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of claims and traffic."""
+
+    data: DataOption = None
+    bootstrap: BootstrapOption = None
+    index: Annotated[
+        Path | None,
+        typer.Option(
+            "--index",
+            metavar="DIR",
+            help="The index, built there from the precomputed vectors if absent. Default: under "
+            "--work.",
+            show_default=False,
+        ),
+    ] = None
+    work: WorkOption = WORK
+    nlist: NlistOption = 100
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Embedding model, a name or a folder: the one of the precomputed vectors. "
+            "Default: the services'.",
+            show_default=False,
+        ),
+    ] = None
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, help="Only the first of the questions.", show_default=False),
+    ] = None
+    settings: ServiceSettingOption = []
+    seed: Annotated[int, typer.Option("--seed", help="Seed of clusters and arrivals.")] = 0
+    json_file: JsonOption = None
 
 
-def claims(
-    data: DataOption = None,
-    bootstrap: BootstrapOption = None,
-    index: IndexOption = None,
-    work: WorkOption = WORK,
-    nlist: NlistOption = 100,
-    model: ModelOption = None,
-    limit: LimitOption = None,
-    nprobe: NprobeOption = None,
-    settings: ServiceSettingOption = None,
-    seed: SeedOption = 0,
-    json_file: JsonOption = None,
-) -> None:
+class ClaimsOptions(CorpusOptions, frozen=True, kw_only=True):
+    """Options of claims."""
+
+    nprobe: Annotated[
+        int | None,
+        typer.Option(
+            "--nprobe", min=1, help="Clusters to probe. Default: the index's.", show_default=False
+        ),
+    ] = None
+
+
+class TrafficOptions(CorpusOptions, frozen=True, kw_only=True):
+    """Options of traffic."""
+
+    text_rate_per_s: Annotated[
+        float,
+        typer.Option(
+            "--text-rate", min=0, help="Questions a second as text; 0 leaves this run out."
+        ),
+    ] = 50.0
+    vector_rate_per_s: Annotated[
+        float,
+        typer.Option(
+            "--vector-rate", min=0, help="Questions a second as vectors; 0 leaves this run out."
+        ),
+    ] = 200.0
+    budget_share: Annotated[
+        float,
+        typer.Option(
+            "--budget-share",
+            min=0.001,
+            max=10,
+            help="The searcher's budget as a share of all clusters' bytes.",
+        ),
+    ] = 0.4
+    footprint: Annotated[
+        bool,
+        typer.Option(
+            "--footprint/--no-footprint",
+            help="Measure the searcher's memory on an index with almost nothing too.",
+        ),
+    ] = True
+
+
+class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of overhead."""
+
+    rate_per_s: Annotated[float, typer.Option("--rate", min=0.1, help="Questions a second.")] = (
+        200.0
+    )
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds",
+            min=0.1,
+            help="Measured load of each contestant, and as much of its bare hops.",
+        ),
+    ] = 60.0
+    warm_up_s: Annotated[
+        float,
+        typer.Option(
+            "--warm-up",
+            min=0,
+            help="Seconds of load before that are not measured, for each side: Java compiles.",
+        ),
+    ] = 90.0
+    contestants: Annotated[
+        list[str],
+        typer.Option(
+            "--contestant",
+            metavar="NAME",
+            help="Only this one: exactly-once-1, exactly-once-3 or at-least-once-1; may be "
+            "repeated.",
+            show_default=False,
+        ),
+    ] = []
+    work: WorkOption = WORK
+    settings: ServiceSettingOption = []
+    json_file: JsonOption = None
+
+
+@command
+def claims(options: ClaimsOptions) -> bool:
     """Do the services find what an exact search finds, and is it evidence?
 
     Publishes FEVER's claims and compares each retrieval with FAISS IVF-Flat in memory: same
@@ -95,42 +149,13 @@ def claims(
 
     Example:  carpool bench claims --data DATA --json claims.json
     """
-    from bench.services import claims as bench
-    from bench.services.corpus import CorpusOptions
+    from bench.services.claims import run
 
-    options = CorpusOptions(
-        data=data,
-        bootstrap=bootstrap,
-        index=index,
-        work=work,
-        nlist=nlist,
-        model=model,
-        settings=tuple(settings or ()),
-        seed=seed,
-        limit=limit,
-        json_file=json_file,
-    )
-    own = bench.ClaimsOptions(nprobe=nprobe)
-    if not bench.run(options, own):
-        raise typer.Exit(1)
+    return run(options)
 
 
-def traffic(
-    data: DataOption = None,
-    bootstrap: BootstrapOption = None,
-    index: IndexOption = None,
-    work: WorkOption = WORK,
-    nlist: NlistOption = 100,
-    model: ModelOption = None,
-    limit: LimitOption = None,
-    text_rate: TextRateOption = 50.0,
-    vector_rate: VectorRateOption = 200.0,
-    budget_share: BudgetShareOption = 0.4,
-    footprint: FootprintOption = True,
-    settings: ServiceSettingOption = None,
-    seed: SeedOption = 0,
-    json_file: JsonOption = None,
-) -> None:
+@command
+def traffic(options: TrafficOptions) -> bool:
     """How fast, and with how many bytes from disk, is a stream of questions searched?
 
     Publishes HotpotQA's questions twice: as text, which the grouper embeds, then as vectors. The
@@ -143,63 +168,13 @@ def traffic(
 
     Example:  carpool bench traffic --data DATA --text-rate 0 --vector-rate 500
     """
-    from bench.services import traffic as bench
-    from bench.services.corpus import CorpusOptions
+    from bench.services.traffic import run
 
-    options = CorpusOptions(
-        data=data,
-        bootstrap=bootstrap,
-        index=index,
-        work=work,
-        nlist=nlist,
-        model=model,
-        settings=tuple(settings or ()),
-        seed=seed,
-        limit=limit,
-        json_file=json_file,
-    )
-    own = bench.TrafficOptions(
-        text_rate_per_s=text_rate,
-        vector_rate_per_s=vector_rate,
-        budget_share=budget_share,
-        footprint=footprint,
-    )
-    if not bench.run(options, own):
-        raise typer.Exit(1)
+    return run(options)
 
 
-def overhead(
-    rate: Annotated[float, typer.Option("--rate", min=0.1, help="Questions a second.")] = 200.0,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            "--seconds",
-            min=0.1,
-            help="Measured load of each contestant, and as much of its bare hops.",
-        ),
-    ] = 60.0,
-    warm_up: Annotated[
-        float,
-        typer.Option(
-            "--warm-up",
-            min=0,
-            help="Seconds of load before that are not measured, for each side: Java compiles.",
-        ),
-    ] = 90.0,
-    contestants: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--contestant",
-            metavar="NAME",
-            help="Only this one: exactly-once-1, exactly-once-3 or at-least-once-1; may be "
-            "repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    work: WorkOption = WORK,
-    settings: ServiceSettingOption = None,
-    json_file: JsonOption = None,
-) -> None:
+@command
+def overhead(options: OverheadOptions) -> bool:
     """What does the way through the services cost: exactly once and at least once?
 
     Starts Apache Kafka from KAFKA_HOME, one broker or three, the services on a small index, and
@@ -216,14 +191,6 @@ def overhead(
 
     Example:  carpool bench overhead --json overhead.json
     """
-    from bench.services.overhead.command import OverheadOptions, run
+    from bench.services.overhead.command import run
 
-    options = OverheadOptions(
-        rate_per_s=rate,
-        seconds=seconds,
-        warm_up_s=warm_up,
-        settings=tuple(settings or ()),
-        contestants=tuple(contestants or ()),
-    )
-    if not run(options, work, json_file):
-        raise typer.Exit(1)
+    return run(options)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-from rich.console import Console
-
 from bench.core.machine import data_file
-from bench.core.report import Report, RunStart
-from bench.core.stack import parse_settings
+from bench.core.services_run import ServicesRun, begin_run
+from bench.core.session import Session, open_session
 from bench.data.evaluation import CORPUS, EvaluationData, find_data
 from bench.data.index import BenchIndex, corpus_index
+from bench.services.cli import CorpusOptions
 from carpool.embedding import EmbeddingSettings
 from carpool.settings import environment_name
 from producers.read_questions import NpyRows, Question, with_vectors
@@ -22,34 +21,12 @@ from producers.send_load import LoadPlan
 Kind = Literal["text", "vectors"]
 
 
-class CorpusOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of claims and traffic.
+class CorpusRun(ServicesRun, frozen=True, kw_only=True):
+    """A run on the corpus."""
 
-    `model` None: the services' default. `settings`: SECTION.NAME=VALUE each.
-    """
-
-    data: Path | None
-    bootstrap: str | None
-    index: Path | None
-    work: Path
-    nlist: int
-    model: str | None
-    settings: tuple[str, ...]
-    seed: int
-    limit: int | None
-    json_file: Path | None
-
-
-class CorpusRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run on the corpus. `settings`: environment variables of the services."""
-
-    options: CorpusOptions
-    start: RunStart
     data: EvaluationData
     index: BenchIndex
     embedding: EmbeddingSettings
-    work_dir: Path
-    settings: dict[str, str]
 
     @property
     def plan(self) -> LoadPlan:
@@ -63,37 +40,30 @@ class CorpusRun(msgspec.Struct, frozen=True, kw_only=True):
             return tuple(questions)
         return with_vectors(questions, NpyRows(self.data.vectors_path(name)), keep_text=False)
 
-    def report(
-        self,
-        benchmark: str,
-        *,
-        options: msgspec.Struct,
-        files: Sequence[Path],
-        promises: dict[str, bool],
-        results: Any,
-    ) -> Report:
-        """Returns the report. `options`: of this benchmark; `files`: data besides the corpus."""
-        read = (self.data.corpus_path, self.data.vectors_path(CORPUS), *files)
-        common = {"limit": self.options.limit, "seed": self.options.seed, "services": self.settings}
-        return self.start.report(
-            benchmark,
-            settings=msgspec.to_builtins(options) | common,
-            promises=promises,
-            results=results,
-            data=tuple(data_file(path) for path in read),
-            index=self.index.facts,
-            broker=self.options.bootstrap or "embedded",
+    def session(
+        self, services: Sequence[str], index: BenchIndex, folder: Path
+    ) -> AbstractContextManager[Session]:
+        """Returns a session with `services` on `index`; see `open_session`."""
+        return open_session(
+            bootstrap=self.options.bootstrap,
+            index_dir=index.dir,
+            work_dir=folder,
+            services=services,
+            settings=self.settings,
         )
 
+    def facts(self, *files: Path) -> dict[str, Any]:
+        """Returns what the report says of the data and the index. `files`: besides the corpus."""
+        read = (self.data.corpus_path, self.data.vectors_path(CORPUS), *files)
+        return {"data": tuple(data_file(path) for path in read), "index": self.index.facts}
 
-def open_run(options: CorpusOptions, benchmark: str) -> CorpusRun:
+
+def open_run(benchmark: str, options: CorpusOptions) -> CorpusRun:
     """Returns the run; builds the index if absent, which blocks. Raises `CarpoolError`."""
-    start = RunStart.now()
-    console = Console(stderr=True, highlight=False)
     data = find_data(options.data)
+    run = begin_run(benchmark, options, options.bootstrap or "embedded")
     embedding = EmbeddingSettings(model=options.model) if options.model else EmbeddingSettings()
-    work_dir = (options.work / benchmark).resolve()
-    work_dir.mkdir(parents=True, exist_ok=True)
+    run.folder.mkdir(parents=True, exist_ok=True)
     index_dir = options.index or options.work / f"index-{options.nlist}-{options.seed}"
     index = corpus_index(
         data,
@@ -101,16 +71,8 @@ def open_run(options: CorpusOptions, benchmark: str) -> CorpusRun:
         nlist=options.nlist,
         seed=options.seed,
         embedding=embedding,
-        note=console.print,
+        note=run.note,
     )
-    console.print(f"logs of the services: {work_dir}")
-    model = {environment_name("embedding", "model"): embedding.model}
-    return CorpusRun(
-        options=options,
-        start=start,
-        data=data,
-        index=index,
-        embedding=embedding,
-        work_dir=work_dir,
-        settings=model | parse_settings(options.settings),
-    )
+    run.settings.setdefault(environment_name("embedding", "model"), embedding.model)
+    begun = {name: getattr(run, name) for name in run.__struct_fields__}
+    return CorpusRun(**begun, data=data, index=index, embedding=embedding)

@@ -6,7 +6,6 @@ The load is open: a question is sent at its time, and its time counts from when 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 import msgspec
 from rich.console import Console
@@ -15,13 +14,13 @@ from rich.table import Table
 from bench.core.accounting import Accounting
 from bench.core.memory import MemoryPeaks, MemoryUse, MemoryWatch, memory_of
 from bench.core.progress import Tell, progress_bars
-from bench.core.report import finish
-from bench.core.session import STALLED_S, SentLoad, Session, open_session
+from bench.core.session import STALLED_S, SentLoad, Session
 from bench.core.spread import Spread
 from bench.core.stack import ServiceProcess
 from bench.data.evaluation import TRAFFIC
-from bench.data.index import BenchIndex, tiny_index
-from bench.services.corpus import CorpusOptions, CorpusRun, Kind, open_run
+from bench.data.index import tiny_index
+from bench.services.cli import TrafficOptions
+from bench.services.corpus import CorpusRun, Kind, open_run
 from bench.services.figures import (
     CacheUse,
     Trip,
@@ -47,15 +46,6 @@ FOOTPRINT_RATE_PER_S = 200.0
 MIB = 1024 * 1024
 FOOTPRINT_BYTES_MAX = 150 * MIB
 GROUPER_BYTES_MAX = 900 * MIB
-
-
-class TrafficOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of traffic. A rate of 0 leaves its run out."""
-
-    text_rate_per_s: float
-    vector_rate_per_s: float
-    budget_share: float
-    footprint: bool
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,40 +93,36 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     beside_budget_bytes: int
 
 
-def run(options: CorpusOptions, traffic: TrafficOptions) -> bool:
+def run(options: TrafficOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
-    run = open_run(options, "traffic")
-    budget_bytes = int(run.index.segment_bytes * traffic.budget_share)
+    run = open_run("traffic", options)
+    budget_bytes = int(run.index.segment_bytes * options.budget_share)
     budget_name = environment_name("searcher", "budget_bytes")
     if budget_name in run.settings:
         raise ConfigError("set the searcher's budget with --budget-share, not with --set")
     run.settings[budget_name] = str(budget_bytes)
     rates: dict[Kind, float] = {
-        "text": traffic.text_rate_per_s,
-        "vectors": traffic.vector_rate_per_s,
+        "text": options.text_rate_per_s,
+        "vectors": options.vector_rate_per_s,
     }
     footprint = None
     with progress_bars() as tell:
         results = [measure(run, kind, rate, tell) for kind, rate in rates.items() if rate > 0]
-        if traffic.footprint:
-            rate = traffic.vector_rate_per_s or FOOTPRINT_RATE_PER_S
+        if options.footprint:
+            rate = options.vector_rate_per_s or FOOTPRINT_RATE_PER_S
             footprint = measure_footprint(run, rate, tell)
-    report = run.report(
-        "traffic",
-        options=traffic,
-        files=(run.data.questions_path(TRAFFIC), run.data.vectors_path(TRAFFIC)),
+    return run.finish(
+        lambda console: print_traffic(console, results, footprint),
         promises=traffic_promises(results, footprint, budget_bytes),
         results={"budget_bytes": budget_bytes, "runs": results, "footprint": footprint},
-    )
-    return finish(
-        report, options.json_file, lambda console: print_traffic(console, results, footprint)
+        **run.facts(run.data.questions_path(TRAFFIC), run.data.vectors_path(TRAFFIC)),
     )
 
 
 def measure(run: CorpusRun, kind: Kind, rate_per_s: float, tell: Tell) -> TrafficResult:
     """Runs one load. Blocks. Raises `CarpoolError` when the run itself failed."""
     questions = run.questions(TRAFFIC, kind)
-    with _session(run, run.index, kind) as session:
+    with run.session(SERVICES, run.index, run.folder / kind) as session:
         searcher = session.stack["searcher"]
         with MemoryWatch({name: session.stack[name].pid for name in SERVICES}) as watch:
             session.ask(questions[:WARM_UP], run.plan, rate_per_s=rate_per_s)
@@ -201,9 +187,9 @@ def measure_footprint(run: CorpusRun, rate_per_s: float, tell: Tell) -> Footprin
     """
     questions = run.questions(TRAFFIC, "vectors")
     tiny = tiny_index(
-        run.data, work_dir=run.work_dir, nlist=run.options.nlist, embedding=run.embedding
+        run.data, work_dir=run.folder, nlist=run.options.nlist, embedding=run.embedding
     )
-    with _session(run, tiny, "vectors") as session:
+    with run.session(SERVICES, tiny, run.folder / "vectors") as session:
         searcher = session.stack["searcher"]
         at_rest = memory_of(searcher.pid)
         searcher.stop()
@@ -229,16 +215,6 @@ def measure_footprint(run: CorpusRun, rate_per_s: float, tell: Tell) -> Footprin
         at_rest=at_rest,
         in_use=in_use,
         beside_budget_bytes=in_use.anonymous_bytes_max - tiny.segment_bytes,
-    )
-
-
-def _session(run: CorpusRun, index: BenchIndex, kind: Kind) -> AbstractContextManager[Session]:
-    return open_session(
-        bootstrap=run.options.bootstrap,
-        index_dir=index.dir,
-        work_dir=run.work_dir / kind,
-        services=SERVICES,
-        settings=run.settings,
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import cycle, islice
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -45,18 +45,9 @@ def load_questions(data: EvaluationData, dataset: FigureDataset, queries: int) -
 
 
 def batches(
-    texts: Sequence[str], *, batch_min: int, batch_max: int, rng: np.random.Generator
+    texts: Iterable[str], *, batch_min: int, batch_max: int, rng: np.random.Generator
 ) -> Iterator[tuple[str, ...]]:
     """Yields `texts` in batches of a random size, both bounds included (section 4.1, Traffic)."""
     rest = iter(texts)
     while batch := tuple(islice(rest, int(rng.integers(batch_min, batch_max + 1)))):
         yield batch
-
-
-def endless(
-    texts: Sequence[str], *, batch_min: int, batch_max: int, rng: np.random.Generator
-) -> Iterator[tuple[str, ...]]:
-    """Yields such batches without end, for warming up."""
-    rest = cycle(texts)
-    while True:
-        yield tuple(islice(rest, int(rng.integers(batch_min, batch_max + 1))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from bench.data.evaluation import Float32
 from bench.papers.cagr.engine import FigureEngine, open_engine_of
 from bench.papers.cagr.outcome import FigureRun, RunTotals, Series
 from bench.papers.cagr.plan import RunSpec
-from bench.papers.cagr.questions import FigureQuestions, batches, endless
+from bench.papers.cagr.questions import FigureQuestions, batches
 from bench.retrieval.kernel import process_read_bytes
 from carpool.clock import Clock, SystemClock
 from carpool.disk.centroids import probe
@@ -46,21 +47,6 @@ class _Answer(NamedTuple):
     used_bytes: int
 
 
-class _QueryRow(NamedTuple):
-    """A query after it was searched; see `Series`."""
-
-    batch: int
-    group: int
-    encode_us: int
-    load_us: int
-    search_us: int
-    batch_us: int
-    hits: int
-    read_bytes: int
-    probed_bytes: int
-    used_bytes: int
-
-
 class FigureRunner:
     """Asks batches of texts. Owns `engine`; `index` and `embedder` belong to the caller."""
 
@@ -80,8 +66,8 @@ class FigureRunner:
             linkage="single",
         )
 
-    def ask(self, texts: Iterable[str]) -> list[_QueryRow]:
-        """Searches a batch and returns its queries in their order. Blocks."""
+    def ask(self, texts: Iterable[str]) -> list[dict[str, int]]:
+        """Searches a batch and returns a row for each query: see `Series`. Blocks."""
         arrived_us = self._clock.now_us()
         encoded = [self._encode(text) for text in texts]
         began_us = self._clock.now_us()
@@ -170,20 +156,22 @@ class FigureRunner:
         used_bytes = self.engine.plane.memory.used_bytes
         return search.key, _Answer(found, self._clock.now_us(), used_bytes)
 
-    def _row(self, group: int, query: _Encoded, answer: _Answer, arrived_us: int) -> _QueryRow:
+    def _row(self, group: int, query: _Encoded, answer: _Answer, arrived_us: int) -> dict[str, int]:
         found = answer.found
-        return _QueryRow(
-            batch=self._batch,
-            group=group,
-            encode_us=query.encode_us,
-            load_us=found.load_us,
-            search_us=found.search_us,
-            batch_us=answer.ended_us - arrived_us,
-            hits=sum(probed.tier == "ram" for probed in found.probes),
-            read_bytes=found.bytes_read,
-            probed_bytes=sum(self._index.extents[cluster].size_bytes for cluster in query.clusters),
-            used_bytes=answer.used_bytes,
-        )
+        return {
+            "batch": self._batch,
+            "group": group,
+            "encode_us": query.encode_us,
+            "load_us": found.load_us,
+            "search_us": found.search_us,
+            "batch_us": answer.ended_us - arrived_us,
+            "hits": sum(probed.tier == "ram" for probed in found.probes),
+            "read_bytes": found.bytes_read,
+            "probed_bytes": sum(
+                self._index.extents[cluster].size_bytes for cluster in query.clusters
+            ),
+            "used_bytes": answer.used_bytes,
+        }
 
 
 def make_run(
@@ -199,7 +187,7 @@ def make_run(
     try:
         warm_up_queries, warm_up_us = _warm_up(spec, runner, questions, tell)
         before = runner.totals()
-        rows: list[_QueryRow] = []
+        rows: list[dict[str, int]] = []
         rng = np.random.default_rng(spec.seed)
         for batch in batches(
             questions.measured, batch_min=spec.batch_min, batch_max=spec.batch_max, rng=rng
@@ -216,16 +204,18 @@ def make_run(
         started=started,
         machine=this_machine(),
         revision=this_revision(),
-        batch_sizes=tuple(np.unique([row.batch for row in rows], return_counts=True)[1].tolist()),
+        batch_sizes=tuple(
+            np.unique([row["batch"] for row in rows], return_counts=True)[1].tolist()
+        ),
         totals=RunTotals(
-            used_bytes_mean=int(np.mean([row.used_bytes for row in rows])),
-            used_bytes_max=max(row.used_bytes for row in rows),
+            used_bytes_mean=int(np.mean([row["used_bytes"] for row in rows])),
+            used_bytes_max=max(row["used_bytes"] for row in rows),
             warm_up_queries=warm_up_queries,
             warm_up_us=warm_up_us,
             **{name: after[name] - before[name] for name in after},
         ),
         series=Series(
-            **{name: tuple(getattr(row, name) for row in rows) for name in Series.__struct_fields__}
+            **{name: tuple(row[name] for row in rows) for name in Series.__struct_fields__}
         ),
     )
 
@@ -240,8 +230,8 @@ def _warm_up(
     clock: Clock = SystemClock()
     began_us, asked = clock.now_us(), 0
     rng = np.random.default_rng([spec.seed, 1])
-    for batch in endless(
-        questions.warm_up, batch_min=spec.batch_min, batch_max=spec.batch_max, rng=rng
+    for batch in batches(
+        cycle(questions.warm_up), batch_min=spec.batch_min, batch_max=spec.batch_max, rng=rng
     ):
         took_us = clock.now_us() - began_us
         if took_us >= spec.warm_up_s * 1e6:

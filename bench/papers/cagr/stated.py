@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bench.papers.cagr.plan import FigureDataset
-
 STATED: dict[int, tuple[str, ...]] = {
     1: (
         "queries 1 and 10 share more than 60 % (all-MiniLM-L6-v2, section 2.4.1)",
@@ -29,10 +27,3 @@ STATED: dict[int, tuple[str, ...]] = {
         "(section 4.4)",
     ),
 }
-
-P99_MS: dict[FigureDataset, tuple[float, float]] = {
-    "nq": (936.0, 462.1),
-    "hotpotqa": (1536.5, 744.5),
-    "fever": (1287.0, 758.4),
-}
-"""Figure 6 (a), section 4.3: EdgeRAG, CaGR-RAG."""

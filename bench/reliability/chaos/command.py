@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.core.kafka import require_kafka, started_broker
-from bench.core.report import RunStart, finish
+from bench.core.services_run import begin_run
 from bench.core.spread import Spread, spread
-from bench.core.stack import parse_settings
 from bench.data.made_up import made_up_index, made_up_questions
 from bench.reliability.chaos.faults import quiet_after_s
 from bench.reliability.chaos.plan import in_transaction_min, plan_faults
 from bench.reliability.chaos.run import ChaosRun, broker_names, members, run_chaos
+from bench.reliability.cli import ChaosOptions
 
 BROKERS = 3
 TIME_MAX_S = 900.0
-
-
-class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options. `minutes`: of load; `kills`: faults; `settings`: SECTION.NAME=VALUE each."""
-
-    queries: int
-    kills: int
-    seed: int
-    minutes: float
-    settings: tuple[str, ...]
 
 
 class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,17 +37,13 @@ class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
     quiet_after_s: dict[str, Spread]
 
 
-def run(options: ChaosOptions, work: Path, json_file: Path | None) -> bool:
+def run(options: ChaosOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Blocks for minutes.
 
     Raises `CarpoolError`.
     """
-    require_kafka()
-    start = RunStart.now()
-    notes = Console(stderr=True, highlight=False)
-    folder = (work / "chaos").resolve()
-    index = made_up_index(folder)
-    settings = parse_settings(options.settings)
+    run = begin_run("chaos", options)
+    index = made_up_index(run.folder)
     duration_s = options.minutes * 60
     plan = plan_faults(
         options.kills,
@@ -68,7 +52,6 @@ def run(options: ChaosOptions, work: Path, json_file: Path | None) -> bool:
         members=members(),
         brokers=broker_names(BROKERS),
     )
-    notes.print(f"logs of the services: {folder}")
     result = summarise(
         run_chaos(
             index,
@@ -76,20 +59,18 @@ def run(options: ChaosOptions, work: Path, json_file: Path | None) -> bool:
             plan,
             rate_per_s=options.queries / duration_s,
             seed=options.seed,
-            folder=folder,
-            settings=settings,
-            note=notes.print,
+            folder=run.folder,
+            settings=run.settings,
+            note=run.note,
         )
     )
-    report = start.report(
-        "chaos",
-        settings=msgspec.to_builtins(options) | {"services": settings, "brokers": BROKERS},
+    return run.finish(
+        lambda console: print_chaos(console, result),
+        settings={"brokers": BROKERS},
         promises=promises(result, kills=options.kills),
         results=result,
         index=index.facts,
-        broker=started_broker(),
     )
-    return finish(report, json_file, lambda console: print_chaos(console, result))
 
 
 def summarise(run: ChaosRun) -> ChaosResult:

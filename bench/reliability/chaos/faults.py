@@ -53,27 +53,21 @@ class RunState(Protocol):
 
     def now_s(self) -> float:
         """Returns the seconds since the run began."""
-        ...
 
     def published(self) -> int:
         """Returns the number of questions sent so far."""
-        ...
 
     def answered(self) -> int:
         """Returns the number of questions with a committed answer so far."""
-        ...
 
     def in_flight(self, member: str) -> int:
         """Returns the records that a member has in flight; 0 when it does not answer."""
-        ...
 
     def transaction(self, member: str) -> DescribedTransaction | None:
         """Returns the transaction of a member, as its coordinator describes it."""
-        ...
 
     def brokers_are_whole(self) -> bool:
         """Whether every broker is up and has every copy of every partition."""
-        ...
 
 
 @dataclass(slots=True)

@@ -110,7 +110,7 @@ class _SteadyLoad(threading.Thread):
 
 
 class _LiveRun:
-    """The running cluster, services and load, as the fault injector reads them (`RunState`)."""
+    """The running cluster, services and load, as the fault injector reads them."""
 
     def __init__(
         self,
@@ -141,28 +141,22 @@ class _LiveRun:
         self._load.start()
 
     def now_s(self) -> float:
-        """See `RunState`."""
         return (self._clock.now_us() - self.started_us) / 1_000_000
 
     def published(self) -> int:
-        """See `RunState`."""
         return len(self._load.sent)
 
     def answered(self) -> int:
-        """See `RunState`."""
         return self._recorder.distinct(ANSWERS.name)
 
     def in_flight(self, member: str) -> int:
-        """See `RunState`."""
         return int(self._stack[member].metric("carpool_units_in_flight"))
 
     def transaction(self, member: str) -> DescribedTransaction | None:
-        """See `RunState`."""
         group = self._kafka.group_of(member.partition("-")[0])
         return describe_transaction(self._cluster.bootstrap, transactional_id(group, member))
 
     def brokers_are_whole(self) -> bool:
-        """See `RunState`."""
         names = [name for name in self.supervisor.processes if name.startswith(BROKER)]
         all_up = all(self.supervisor.is_up(name) for name in names)
         return all_up and self._cluster.missing_copies() == 0
@@ -297,7 +291,7 @@ def broker_names(count: int) -> list[str]:
 def _supervised_members(stack: Stack) -> Iterator[SupervisedProcess]:
     for name in members():
         process = stack[name]
-        # Of a topic with one partition, one of two members never becomes ready: alive is enough.
+        # Of two members of a topic with one partition, one never becomes ready.
         is_up = partial(_is_alive, process)
         yield SupervisedProcess(name=name, process=process, start=process.start, is_up=is_up)
 

@@ -18,19 +18,15 @@ class FaultTarget(Protocol):
     @property
     def is_running(self) -> bool:
         """Whether it exists, paused or not."""
-        ...
 
     def kill(self) -> None:
         """Ends it as a crash does."""
-        ...
 
     def pause(self) -> None:
         """Stops it as a stall does."""
-        ...
 
     def resume(self) -> None:
         """Continues it."""
-        ...
 
 
 class UnplannedExit(msgspec.Struct, frozen=True, kw_only=True):

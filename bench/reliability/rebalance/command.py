@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.core.kafka import require_kafka, started_broker
-from bench.core.report import RunStart, finish
-from bench.core.stack import parse_settings
+from bench.core.services_run import begin_run
+from bench.reliability.cli import RebalanceOptions
 from bench.reliability.rebalance.member_group import MemberGroup, open_group
 from bench.reliability.rebalance.outcome import (
     Change,
@@ -34,38 +31,18 @@ SESSION_S = SESSION_TIMEOUT_MS / 1_000
 AFTER_KILL_S = SESSION_S + 6.0
 
 
-class RebalanceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options. `phase_s`: load after each change; `settings`: SECTION.NAME=VALUE each."""
-
-    rate_per_s: float
-    phase_s: float
-    rounds: int
-    warm_up: int
-    kills: int
-    settings: tuple[str, ...]
-
-
-def run(options: RebalanceOptions, work: Path, json_file: Path | None) -> bool:
+def run(options: RebalanceOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Blocks for minutes.
 
     Raises `CarpoolError`.
     """
-    require_kafka()
-    start = RunStart.now()
-    notes = Console(stderr=True, highlight=False)
-    folder = (work / "rebalance").resolve()
-    settings = parse_settings(options.settings)
-    notes.print(f"logs of the members: {folder}")
-    with open_group(folder, members=3, rate_per_s=options.rate_per_s, settings=settings) as group:
-        result = measure(group, options, notes.print)
-    report = start.report(
-        "rebalance",
-        settings=msgspec.to_builtins(options) | {"services": settings},
-        promises=promises(result),
-        results=result,
-        broker=started_broker(),
+    run = begin_run("rebalance", options)
+    rate_per_s = options.rate_per_s
+    with open_group(run.folder, members=3, rate_per_s=rate_per_s, settings=run.settings) as group:
+        result = measure(group, options, run.note)
+    return run.finish(
+        lambda console: print_result(console, result), promises=promises(result), results=result
     )
-    return finish(report, json_file, lambda console: print_result(console, result))
 
 
 def measure(

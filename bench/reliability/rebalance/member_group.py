@@ -183,7 +183,7 @@ def open_group(
     *,
     members: int,
     rate_per_s: float,
-    settings: Mapping[str, str] | None = None,
+    settings: Mapping[str, str],
 ) -> Iterator[MemberGroup]:
     """Yields an empty group on a new broker; all processes end with the block. Blocks."""
     with fresh_folder(folder / "kafka") as data, KafkaServer(data) as server:
@@ -198,7 +198,7 @@ def open_group(
             work_dir=folder,
             services=(SERVICE,),
             members=members,
-            settings={**prefix, **ENVIRONMENT, **(settings or {})},
+            settings={**prefix, **ENVIRONMENT, **settings},
         )
         with TopicRecorder(kafka, [ANSWERS.name], SystemClock(), from_beginning=True) as recorder:
             load = RetrievalLoad(server.bootstrap, partitions=PARTITIONS, rate_per_s=rate_per_s)

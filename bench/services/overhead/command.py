@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.core.kafka import require_kafka, started_broker
-from bench.core.report import RunStart, finish
+from bench.core.services_run import begin_run
 from bench.core.spread import Spread
-from bench.core.stack import parse_settings
 from bench.data.made_up import made_up_index, made_up_questions
+from bench.services.cli import OverheadOptions
 from bench.services.overhead.contestants import DeliveryContestant, chosen
 from bench.services.overhead.outcome import STAGES, Cost, MeasuredLoad, SideResult, cost, promises
 from bench.services.overhead.sides import BothSides, open_sides
@@ -22,44 +19,23 @@ TURNS = ("carpool", "bare", "bare", "carpool")
 """Which side is measured, in turn: drift of the machine meets both sides alike."""
 
 
-class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options. `seconds`: measured load of each side of a contestant.
-
-    `contestants`: short names, none for all. `settings`: SECTION.NAME=VALUE each.
-    """
-
-    rate_per_s: float
-    seconds: float
-    warm_up_s: float
-    settings: tuple[str, ...]
-    contestants: tuple[str, ...] = ()
-
-
-def run(options: OverheadOptions, work: Path, json_file: Path | None) -> bool:
+def run(options: OverheadOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
     contestants = chosen(options.contestants)
-    require_kafka()
-    start = RunStart.now()
-    notes = Console(stderr=True, highlight=False)
-    folder = (work / "overhead").resolve()
-    index = made_up_index(folder)
-    settings = parse_settings(options.settings)
-    notes.print(f"logs of services, bare hops and brokers: {folder}")
+    run = begin_run("overhead", options)
+    index = made_up_index(run.folder)
     costs = []
     for contestant in contestants:
-        notes.print(contestant.name)
-        log_folder = folder / contestant.short_name
-        with open_sides(contestant, index, folder=log_folder, settings=settings) as sides:
+        run.note(contestant.name)
+        log_folder = run.folder / contestant.short_name
+        with open_sides(contestant, index, folder=log_folder, settings=run.settings) as sides:
             costs.append(measure(contestant, sides, options))
-    report = start.report(
-        "overhead",
-        settings=msgspec.to_builtins(options) | {"services": settings},
+    return run.finish(
+        lambda console: print_costs(console, costs),
         promises=promises(costs, options.rate_per_s),
         results=costs,
         index=index.facts,
-        broker=started_broker(),
     )
-    return finish(report, json_file, lambda console: print_costs(console, costs))
 
 
 def measure(contestant: DeliveryContestant, sides: BothSides, options: OverheadOptions) -> Cost:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -81,41 +81,28 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     ratio: Ratio | None
 
 
-KeysOf = Callable[[ReceivedRecord], Iterable[str]]
-"""Returns the question ids of a record."""
+def reads(records: Iterable[ReceivedRecord]) -> list[tuple[str, int]]:
+    """Returns (question id, time of reading) of each record, whose key is the id."""
+    return [(record.key, record.received_us) for record in records]
 
 
-def own_key(record: ReceivedRecord) -> tuple[str, ...]:
-    """Returns the key of a record."""
-    return (record.key,)
-
-
-def queries_of_group(record: ReceivedRecord) -> Iterable[str]:
-    """Returns the ids of the queries of a group."""
-    group = decode(Group, record.value, record.headers)
-    return (grouped.query.query_id for grouped in group.queries)
+def reads_of_groups(records: Iterable[ReceivedRecord]) -> list[tuple[str, int]]:
+    """Returns (question id, time of reading) of each query of each group."""
+    return [
+        (grouped.query.query_id, record.received_us)
+        for record in records
+        for grouped in decode(Group, record.value, record.headers).queries
+    ]
 
 
 def journeys(
-    sent: Mapping[str, SentQuestion],
-    hops: Sequence[Iterable[ReceivedRecord]],
-    *,
-    first_keys: KeysOf = own_key,
+    sent: Mapping[str, SentQuestion], hops: Sequence[Sequence[tuple[str, int]]]
 ) -> tuple[Journey, ...]:
     """Returns the journeys of the questions with a record after each of three hops.
 
-    The first record of a question counts. `first_keys`: the question ids of a record after the
-    first hop.
+    `hops`: the reads after each hop, in order; the first of a question counts.
     """
-    times: list[dict[str, int]] = []
-    for number, records in enumerate(hops):
-        keys_of = first_keys if number == 0 else own_key
-        first: dict[str, int] = {}
-        for record in records:
-            for key in keys_of(record):
-                first.setdefault(key, record.received_us)
-        times.append(first)
-    one, two, three = times
+    one, two, three = (dict(reversed(found)) for found in hops)
     return tuple(
         Journey(
             intended_us=question.intended_us,

@@ -18,7 +18,7 @@ from bench.data.index import BenchIndex
 from bench.data.made_up import ENVIRONMENT
 from bench.services.overhead.bare_chain import NAMES, open_bare_chain
 from bench.services.overhead.contestants import DeliveryContestant
-from bench.services.overhead.outcome import Journey, MeasuredLoad, journeys, queries_of_group
+from bench.services.overhead.outcome import Journey, MeasuredLoad, journeys, reads, reads_of_groups
 from bench.services.results import answer_accounting, answers_of
 from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster
 from producers.read_questions import Question
@@ -115,18 +115,16 @@ def open_sides(
 
 
 def _of_services(session: Session, sent: Mapping[str, SentQuestion]) -> SideOutcome:
-    topics = (GROUPS.name, RETRIEVALS.name, ANSWERS.name)
-    records = [session.recorder.records(topic) for topic in topics]
-    answers = answers_of(records[-1], sent.keys())
-    return (
-        answer_accounting(sent.keys(), answers),
-        journeys(sent, records, first_keys=queries_of_group),
+    groups, retrievals, answers = (
+        session.recorder.records(topic) for topic in (GROUPS.name, RETRIEVALS.name, ANSWERS.name)
     )
+    accounting = answer_accounting(sent.keys(), answers_of(answers, sent.keys()))
+    return accounting, journeys(sent, (reads_of_groups(groups), reads(retrievals), reads(answers)))
 
 
 def _of_hops(session: Session, sent: Mapping[str, SentQuestion]) -> SideOutcome:
-    copies = [session.recorder.records(topic) for topic in NAMES[1:]]
-    return account(sent, (record.key for record in copies[-1])), journeys(sent, copies)
+    copies = [reads(session.recorder.records(topic)) for topic in NAMES[1:]]
+    return account(sent, (query_id for query_id, _ in copies[-1])), journeys(sent, copies)
 
 
 def _cpu_s(pids: Mapping[str, int]) -> dict[str, float]:

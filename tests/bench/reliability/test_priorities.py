@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 from bench.core.accounting import account
-from bench.core.progress import silent
 from bench.core.spread import spread
+from bench.reliability.cli import PrioritiesOptions
 from bench.reliability.priorities import (
     ConditionResult,
-    PrioritiesOptions,
     PrioritiesResult,
-    made_up_index,
-    print_priorities,
-    run_priorities,
+    run,
 )
 
 ONE_ANSWER = "each question has one answer"
@@ -67,34 +64,28 @@ def test_each_promise_breaks_by_itself(changes: dict[str, object], broken: str |
     assert [name for name, is_kept in promises.items() if not is_kept] == [broken] * bool(broken)
 
 
-def test_the_table_names_every_condition() -> None:
-    console = Console(width=120)
-    with console.capture() as shown:
-        print_priorities(console, replace(RESULT, batch=condition("batch")))
-    for each in RESULT.conditions():
-        assert each.condition in shown.get()
-    assert "nothing came back" in shown.get()
-
-
 @pytest.mark.kafka
 @pytest.mark.timeout(180)
 def test_a_small_run_answers_each_question_once_in_every_condition(
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:
+    path = tmp_path / "priorities.json"
     options = PrioritiesOptions(
+        bootstrap=kafka_bootstrap,
+        work=tmp_path,
         batch=60,
         rate_per_s=10,
         tenant_rate_per_s=10,
         duration_s=2,
         warm_up_s=1,
         seed=3,
+        json_file=path,
     )
-    index = made_up_index(tmp_path / "index")
-    report = run_priorities(options, kafka_bootstrap, index, tmp_path / "run", silent)
-    assert report.promises[ONE_ANSWER]
-    results: PrioritiesResult = report.results
-    assert results.batch.accounting.published == 60
-    assert results.loud_tenant.accounting.published == 18
-    assert results.quiet_tenant_beside_loud.accounting.published == 2
-    assert results.interactive_alone.total_ms is not None
-    assert results.interactive_alone.total_ms.count == 20
+    run(options)
+    report = json.loads(path.read_text())
+    assert report["promises"][ONE_ANSWER]
+    results = report["results"]
+    assert results["batch"]["accounting"]["published"] == 60
+    assert results["loud_tenant"]["accounting"]["published"] == 18
+    assert results["quiet_tenant_beside_loud"]["accounting"]["published"] == 2
+    assert results["interactive_alone"]["total_ms"]["count"] == 20

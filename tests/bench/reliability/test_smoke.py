@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.reliability.chaos import command as chaos
+from bench.reliability.cli import ChaosOptions, RebalanceOptions
 from bench.reliability.rebalance import command as rebalance
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
@@ -16,8 +17,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 def test_four_faults_lose_and_repeat_nothing(tmp_path: Path) -> None:
     report = tmp_path / "chaos.json"
-    options = chaos.ChaosOptions(queries=300, kills=4, seed=0, minutes=0.75, settings=())
-    is_kept = chaos.run(options, tmp_path, report)
+    options = ChaosOptions(queries=300, kills=4, minutes=0.75, work=tmp_path, json_file=report)
+    is_kept = chaos.run(options)
     found = json.loads(report.read_text())
     assert [promise for promise, is_kept in found["promises"].items() if not is_kept] == []
     assert is_kept
@@ -29,10 +30,10 @@ def test_four_faults_lose_and_repeat_nothing(tmp_path: Path) -> None:
 
 def test_each_change_and_each_kill_is_reported_with_its_partitions(tmp_path: Path) -> None:
     report = tmp_path / "rebalance.json"
-    options = rebalance.RebalanceOptions(
-        rate_per_s=60, phase_s=3, rounds=1, warm_up=0, kills=1, settings=()
+    options = RebalanceOptions(
+        rate_per_s=60, phase_s=3, rounds=1, warm_up=0, kills=1, work=tmp_path, json_file=report
     )
-    rebalance.run(options, tmp_path, report)
+    rebalance.run(options)
     found = json.loads(report.read_text())
     results = found["results"]
     assert [each["change"]["what"] for each in results["pauses"]] == [

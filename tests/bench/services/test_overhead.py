@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from msgspec.structs import replace
 
 from bench.core.accounting import account
-from bench.services.overhead.bare_chain import NAMES, hop_processes
-from bench.services.overhead.bare_hop import Hop, copied, ends_of, records_of
+from bench.services.overhead.bare_hop import copied, ends_of, records_of
 from bench.services.overhead.contestants import DeliveryContestant, chosen
 from bench.services.overhead.outcome import (
     Journey,
@@ -20,7 +17,8 @@ from bench.services.overhead.outcome import (
     cost,
     journeys,
     promises,
-    queries_of_group,
+    reads,
+    reads_of_groups,
     side_result,
 )
 from carpool.errors import ConfigError
@@ -53,11 +51,11 @@ BARE = [load_of(5, 10, 15)]
 def test_a_journey_counts_from_the_intended_time_and_its_stages_add_up() -> None:
     group = a_group(a_grouped_query("a"), a_grouped_query("other"))
     hops = [
-        [received("", group, 30_000)],
-        [received("a", a_retrieval("a"), 45_000)],
-        [received("a", an_answer("a"), at_us) for at_us in (50_000, 99_000)],
+        reads_of_groups([received("", group, 30_000)]),
+        reads([received("a", a_retrieval("a"), 45_000)]),
+        reads([received("a", an_answer("a"), at_us) for at_us in (50_000, 99_000)]),
     ]
-    (journey,) = journeys(SENT, hops, first_keys=queries_of_group)
+    (journey,) = journeys(SENT, hops)
     stages = journey.stages_ms()
     assert list(stages.values()) == [2.0, 18.0, 15.0, 5.0, 40.0]
     assert sum(stages.values()) == 2 * stages["total"]
@@ -65,7 +63,7 @@ def test_a_journey_counts_from_the_intended_time_and_its_stages_add_up() -> None
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_a_question_without_a_record_after_each_hop_has_no_journey(missing: int) -> None:
-    hops = [[received("a", an_answer("a"), 20_000)] for _ in range(3)]
+    hops = [[("a", 20_000)] for _ in range(3)]
     assert len(journeys(SENT, hops)) == 1
     hops[missing] = []
     assert journeys(SENT, hops) == ()
@@ -148,10 +146,3 @@ def test_a_hop_copies_records_and_continues_after_the_last_and_ends_on_a_fatal_e
     assert {(at.partition, at.offset) for at in ends_of(found)} == {(0, 6), (1, 8)}
     with pytest.raises(KafkaException):
         records_of([fatal])
-
-
-def test_hops_form_a_chain() -> None:
-    hops = hop_processes("at_least_once", bootstrap="127.0.0.1:1", folder=Path(), settings={})
-    found = [msgspec.json.decode(hop.command[-1], type=Hop) for hop in hops.values()]
-    ways = [[hop.source, hop.target] for hop in found]
-    assert ways == [[NAMES[0], NAMES[1]], [NAMES[1], NAMES[2]], [NAMES[2], NAMES[3]]]

@@ -11,7 +11,7 @@ import pytest
 
 from bench.data.evaluation import CLAIMS, CORPUS, EVIDENCE, TRAFFIC
 from bench.services import claims, traffic
-from bench.services.corpus import CorpusOptions
+from bench.services.cli import ClaimsOptions, OverheadOptions, TrafficOptions
 from bench.services.overhead import command
 from bench.services.overhead.outcome import STAGES
 from carpool.embedding import HashingEmbedder
@@ -26,7 +26,7 @@ WORDS = "river castle comet violin harbour desert engine orchard glacier market 
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> CorpusOptions:
+def corpus(tmp_path: Path) -> dict[str, Any]:
     """Passages of three words each, claims that repeat one, and questions of two words."""
     try:
         find_broker_binary()
@@ -45,28 +45,19 @@ def corpus(tmp_path: Path) -> CorpusOptions:
         rows = [{"id": f"{prefix}-{row}", "text": text} | title for row, text in enumerate(found)]
         write_embedded(folder, name, rows, HashingEmbedder(DIMENSION).encode(found))
     (folder / EVIDENCE).write_text("".join(f"c-{row}\tp-{row * 20}\n" for row in range(12)))
-    return CorpusOptions(
-        data=folder,
-        bootstrap=None,
-        index=None,
-        work=tmp_path / "work",
-        nlist=12,
-        model=f"hashing:{DIMENSION}",
-        settings=("searcher.direct_io=auto",),
-        seed=0,
-        limit=None,
-        json_file=tmp_path / "report.json",
-    )
+    return {
+        "data": folder,
+        "work": tmp_path / "work",
+        "nlist": 12,
+        "model": f"hashing:{DIMENSION}",
+        "settings": ["searcher.direct_io=auto"],
+        "json_file": tmp_path / "report.json",
+    }
 
 
-def report_of(options: CorpusOptions) -> Any:
-    assert options.json_file is not None
-    return json.loads(options.json_file.read_text())
-
-
-def test_claims_are_found_as_faiss_finds_them(corpus: CorpusOptions) -> None:
-    assert claims.run(corpus, claims.ClaimsOptions(nprobe=4))
-    report = report_of(corpus)
+def test_claims_are_found_as_faiss_finds_them(corpus: dict[str, Any]) -> None:
+    assert claims.run(ClaimsOptions(**corpus, nprobe=4))
+    report = json.loads(corpus["json_file"].read_text())
     results = report["results"]
     assert results["retrievals"]["answered"] == 12
     assert results["ids"]["same"] + results["ids"]["tied"] == 12
@@ -76,12 +67,9 @@ def test_claims_are_found_as_faiss_finds_them(corpus: CorpusOptions) -> None:
     assert files >= {f"{CORPUS}.jsonl.gz", f"{CLAIMS}.jsonl.gz", EVIDENCE}
 
 
-def test_traffic_comes_back_once_and_records_agree_with_metrics(corpus: CorpusOptions) -> None:
-    own = traffic.TrafficOptions(
-        text_rate_per_s=100, vector_rate_per_s=200, budget_share=0.5, footprint=True
-    )
-    traffic.run(corpus, own)
-    report = report_of(corpus)
+def test_traffic_comes_back_once_and_records_agree_with_metrics(corpus: dict[str, Any]) -> None:
+    traffic.run(TrafficOptions(**corpus, text_rate_per_s=100, budget_share=0.5))
+    report = json.loads(corpus["json_file"].read_text())
     services_say = {"kafka_wait", "window_wait", "group", "queue_search", "load", "search"}
     for run in report["results"]["runs"]:
         assert run["retrievals"]["answered"] == run["stages_ms"]["total"]["count"] == 60
@@ -96,14 +84,15 @@ def test_traffic_comes_back_once_and_records_agree_with_metrics(corpus: CorpusOp
 @pytest.mark.kafka
 def test_overhead_measures_both_sides_of_both_deliveries(tmp_path: Path) -> None:
     report = tmp_path / "overhead.json"
-    options = command.OverheadOptions(
+    options = OverheadOptions(
         rate_per_s=20,
         seconds=4,
         warm_up_s=1,
-        settings=(),
-        contestants=("exactly-once-1", "at-least-once-1"),
+        contestants=["exactly-once-1", "at-least-once-1"],
+        work=tmp_path,
+        json_file=report,
     )
-    command.run(options, tmp_path, report)
+    command.run(options)
     found = json.loads(report.read_text())
     assert len(found["results"]) == 2
     hops = {"hop 1", "hop 2", "hop 3"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from itertools import cycle
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from bench.papers.cagr.engine import open_engine_of
 from bench.papers.cagr.outcome import FigureRun
 from bench.papers.cagr.overlap import overlap_of
 from bench.papers.cagr.plan import NUMBERS, FigureLoad, PaperSettings, RunSpec, runs_of
-from bench.papers.cagr.questions import FigureQuestions, batches, endless, load_questions
+from bench.papers.cagr.questions import FigureQuestions, batches, load_questions
 from bench.papers.cagr.run import make_run
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
@@ -182,7 +183,7 @@ def test_batches_hold_20_to_100_queries_and_warming_up_never_ends() -> None:
     assert (
         min(lengths) < 30 and max(lengths) > 90 and all(20 <= length <= 100 for length in lengths)
     )
-    again = endless(texts[:7], **sizes, rng=np.random.default_rng(0))
+    again = batches(cycle(texts[:7]), **sizes, rng=np.random.default_rng(0))
     assert [text for _ in range(3) for text in next(again)][:15] == (texts[:7] * 3)[:15]
 
 

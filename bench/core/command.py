@@ -1,0 +1,51 @@
+"""Commands whose options are the fields of a record, so that each option is declared once.
+
+Light to import.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import msgspec
+import typer
+
+NOT_REPORTED = ("bootstrap", "data", "index", "json_file", "model", "nlist", "work")
+"""Options that say where a run reads and writes; the report names these facts elsewhere."""
+
+
+def command(run: Callable[[Any], bool]) -> Callable[..., None]:
+    """Returns `run` as a command of typer: one option for each field of its argument `options`.
+
+    The command exits with status 1 when `run` returns False: a promise was broken.
+    """
+    record = get_type_hints(run)["options"]
+    types = get_type_hints(record, include_extras=True)
+
+    def asked(**given: Any) -> None:
+        if not run(record(**given)):
+            raise typer.Exit(1)
+
+    asked.__name__, asked.__doc__, asked.__annotations__ = run.__name__, run.__doc__, types
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=[] if field.default is msgspec.NODEFAULT else field.default,
+            annotation=types[field.name],
+        )
+        for field in msgspec.structs.fields(record)
+    ]
+    vars(asked)["__signature__"] = inspect.Signature(parameters)
+    return asked
+
+
+def reported(options: msgspec.Struct) -> dict[str, Any]:
+    """Returns `options` for the report, without folders, files and brokers."""
+    return {
+        name: value
+        for name, value in msgspec.to_builtins(options, enc_hook=str).items()
+        if name not in NOT_REPORTED
+    }
