@@ -1,9 +1,9 @@
-"""The dead letters of a cluster: read to the end, replayed to their source, dropped.
+"""Reads the dead letters of a cluster, replays them to their source, and drops them.
 
 Kafka deletes records from the beginning of a partition only, so a letter stays until its retention
-ends. What was replayed or dropped is marked in a topic that outlives the letters
-(`rag.dlq.marks.v1`), and marked letters are skipped. A replayed record and its mark are written in
-one transaction, under an id that only one process can have.
+ends. A letter that was replayed or dropped gets a mark in `rag.dlq.marks.v1`, which has a longer
+retention, and marked letters are skipped. A replayed record and its mark are written in one
+transaction, under an id that only one process can have.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as RawPartition
-from confluent_kafka.admin import AdminClient
 
 from carpool.clock import Clock
-from carpool.dead_letters.letter import DeadLetter, place_text, read_letter, replay_output
+from carpool.dead_letters.letter import DeadLetter, read_letter, replay_output
 from carpool.dead_letters.selection import Place, Selection
 from carpool.errors import AbortedError, ConfigError, RecordError, RetryableError
-from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import TransactionalProducerClient
+from carpool.kafka.cluster import quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -39,7 +38,7 @@ READER_NAME = "dlq"
 
 Marks = dict[Place, DeadLetterMark]
 Progress = Callable[[int, int], None]
-"""Told how many records of a topic were read, and of about how many."""
+"""Is called with the number of records read of a topic, and the approximate total."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ class DeadLetterBox:
     def letters(
         self, topic: str, marks: Marks, progress: Progress = lambda read, of: None
     ) -> Iterator[DeadLetter]:
-        """Yields every letter of a topic as it is now, each partition in order."""
+        """Yields every letter of a topic, those of each partition in order."""
         for message in self._read(topic, progress):
             at = message.source
             yield read_letter(message, marks.get((at.topic, at.partition, at.offset)))
@@ -110,7 +109,7 @@ class DeadLetterBox:
         with self._reader() as reader:
             message = None
             if at in reader.partitions(topic):
-                with suppress(SilentBrokersError):  # beyond the end, of some brokers
+                with suppress(SilentBrokersError):  # some brokers, beyond the end
                     message = reader.read_one(at, offset, timeout_s=ONE_RECORD_S)
         if message is None:
             raise ConfigError(
@@ -122,7 +121,7 @@ class DeadLetterBox:
     def selected(
         self, selection: Selection, marks: Marks, progress: Progress = lambda read, of: None
     ) -> Iterator[DeadLetter]:
-        """Yields the letters that are meant, topic by topic."""
+        """Yields the selected letters, topic by topic."""
         for topic in self.topics():
             if selection.takes_topic(topic):
                 yield from (
@@ -140,9 +139,9 @@ class DeadLetterBox:
         deadline_ms: int | None = None,
         done: Callable[[int], None] = lambda count: None,
     ) -> Sent:
-        """Replays or drops letters: each with its mark, or not at all; `done` counts each batch.
+        """Replays or drops letters, each together with its mark. `done` counts each batch.
 
-        `producer` was started before the marks were read, so that no other process replays the same
+        `producer` was started before the marks were read, so no other process replays the same
         letters. Raises `RetryableError` when the brokers do not accept a batch: earlier batches are
         done, and the same call continues.
         """
@@ -161,7 +160,7 @@ class DeadLetterBox:
     def _mark(self, letter: DeadLetter, action: Action) -> Output:
         now_us = self._clock.now_us()
         mark = DeadLetterMark(letter=letter.place, action=action, marked_us=now_us)
-        place = place_text(letter.place)
+        place = letter.place.place
         value, headers = encode(
             mark, event_id=f"{place}/{action}/{now_us}", source="carpool/dlq", time_us=now_us
         )
@@ -187,7 +186,7 @@ class DeadLetterBox:
             for partition, offset in first_kept.items()
             if offset > bounds[partition][0]
         }
-        admin = AdminClient(client_config(self._settings) | {"log_level": 0})
+        admin = quiet_admin(self._settings)
         places = [RawPartition(topic, partition, offset) for partition, offset in wanted.items()]
         for place, future in (
             admin.delete_records(places, request_timeout=self._timeout_s) if places else {}
@@ -197,8 +196,8 @@ class DeadLetterBox:
             except KafkaException as error:
                 raise ConfigError(
                     f"the brokers do not remove records of {topic}[{place.partition}]: "
-                    f"{error.args[0].str()}. The letters stay marked as dropped, and go with the "
-                    "topic's retention (the embedded broker cannot remove records)"
+                    f"{error.args[0].str()}. The letters stay marked as dropped, and are deleted "
+                    "after the topic's retention (the embedded broker cannot remove records)"
                 ) from error
         return wanted
 
@@ -229,7 +228,7 @@ def _commit(producer: TransactionalProducerClient, outputs: list[Output]) -> Non
             _insist(producer.abort)
             if not left:
                 raise RetryableError(
-                    f"the brokers did not take it, {TRIES} times: {error}"
+                    f"the brokers did not accept it, {TRIES} times: {error}"
                 ) from error
 
 

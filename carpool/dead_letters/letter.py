@@ -1,4 +1,4 @@
-"""A dead letter: made from a record, and read back from its topic."""
+"""Makes a dead letter from a record, and reads it back from its topic."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from schemas.record import Headers, Source
 from schemas.topics import DEAD_LETTER_SUFFIX, QUERIES_DEAD, TOPICS
 
 CUT_NOTES_BYTES = 256
-"""What the two headers that say what was cut take, and longer length fields."""
+"""Limit of the two headers that say what was cut, and of longer length fields."""
 HEADER_FRAME_BYTES = 10
 """The two length fields of a header, at most."""
 
 NOT_REPLAYED = (ATTEMPT_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER, REPLAYED_FROM_HEADER)
-"""Headers that a replayed record begins without: it is a new try, of its own."""
+"""Headers that a replayed record does not have: its attempts begin again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +54,8 @@ def make_letter(
 ) -> Output:
     """Returns the letter of the record at `source`, for the partition of the same number.
 
-    A letter that outgrows its topic (the record was compressed) is cut, and says so: value first,
-    then headers, then key.
+    A letter that is too large for its topic (the record was compressed) is cut, the value first,
+    then headers, then the key. Its headers name what was cut.
     """
     topic = source.topic + DEAD_LETTER_SUFFIX
     ours = dead_letter_headers(
@@ -102,8 +102,8 @@ def _cut(
 class DeadLetter:
     """A letter in its topic.
 
-    `headers`: those of the record; `errors`: our `rag.errors.*` without the prefix; `mark`: None
-    for a letter that was neither replayed nor dropped.
+    `headers`: those of the record; `errors`: `rag.errors.*` without the prefix; `mark`: None for a
+    letter that was neither replayed nor dropped.
     """
 
     place: Source
@@ -115,7 +115,7 @@ class DeadLetter:
 
     @property
     def topic(self) -> str:
-        """The topic of the record, by the name of the letter's topic: headers can be forged."""
+        """The topic of the record, from the name of the letter's topic: headers can be forged."""
         return self.place.topic.removesuffix(DEAD_LETTER_SUFFIX)
 
     @property
@@ -125,7 +125,7 @@ class DeadLetter:
 
     @property
     def message(self) -> str:
-        """Why, in words."""
+        """Why the record was rejected, in words."""
         return self.errors.get("exception.message", "")
 
     @property
@@ -138,7 +138,7 @@ class DeadLetter:
 
 
 def read_letter(message: Message, mark: DeadLetterMark | None = None) -> DeadLetter:
-    """Returns any record of a dead-letter topic as a letter; what is missing is empty."""
+    """Returns any record of a dead-letter topic as a letter; missing fields are empty."""
     headers, errors = split_headers(message.headers)
     return DeadLetter(
         place=message.source,
@@ -151,7 +151,7 @@ def read_letter(message: Message, mark: DeadLetterMark | None = None) -> DeadLet
 
 
 def replay_output(letter: DeadLetter, *, deadline_ms: int | None = None) -> Output:
-    """Returns the record that sends a letter back to its topic, by its key, as first written.
+    """Returns the record that sends a letter back to its topic, as it was first written.
 
     `deadline_ms`, epoch milliseconds, replaces a deadline that has passed: a header has priority
     over the body.
@@ -160,10 +160,5 @@ def replay_output(letter: DeadLetter, *, deadline_ms: int | None = None) -> Outp
     headers = tuple(header for header in letter.headers if header[0] not in left_out)
     if deadline_ms is not None:
         headers += ((DEADLINE_HEADER, str(deadline_ms).encode()),)
-    headers += ((REPLAYED_FROM_HEADER, place_text(letter.place).encode()),)
+    headers += ((REPLAYED_FROM_HEADER, letter.place.place.encode()),)
     return Output(topic=letter.topic, key=letter.key, value=letter.value, headers=headers)
-
-
-def place_text(place: Source) -> str:
-    """Returns the place of a record as people write it: topic/partition/offset."""
-    return place.place

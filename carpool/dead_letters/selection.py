@@ -1,4 +1,4 @@
-"""Which letters are selected: by place, partition, offset, reason and age. Pure."""
+"""Selects letters by place, partition, offset, reason and age. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Place = tuple[str, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """What the selected letters have in common; an empty field or None selects all.
+    """The conditions of the selected letters; an empty field or None selects all.
 
-    Bounds are inclusive, times epoch milliseconds of when the letter was written. `marked`: also
-    letters that were replayed or dropped.
+    Bounds are inclusive; times, in epoch milliseconds, are of the writing of the letter. `marked`:
+    also letters that were replayed or dropped.
     """
 
     topics: frozenset[str] = frozenset()
@@ -30,19 +30,19 @@ class Selection:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether anything is asked for but topics, so that not all letters are meant."""
+        """Whether anything but topics is given, so that not all letters are selected."""
         bounds = (self.offset_min, self.offset_max, self.since_ms, self.until_ms)
         return bool(self.places or self.partitions or self.reasons) or any(
             bound is not None for bound in bounds
         )
 
     def takes_topic(self, topic: str) -> bool:
-        """Returns whether letters of this dead-letter topic may be meant."""
+        """Returns whether letters of this dead-letter topic may be selected."""
         named = self.topics | {place[0] for place in self.places}
         return not named or topic in named
 
     def takes(self, letter: DeadLetter) -> bool:
-        """Returns whether this letter is meant."""
+        """Returns whether this letter is selected."""
         at = letter.place
         return (
             self.takes_topic(at.topic)

@@ -1,17 +1,24 @@
-"""Topics at the brokers: made from the one list, and compared with it."""
+"""Creates topics from the list of `schemas.topics`, and compares those at the brokers with it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    ClusterMetadata,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from carpool.errors import ConfigError
-from carpool.kafka.checks import LANES
-from carpool.kafka.client_config import client_config
-from carpool.kafka.cluster import cluster_metadata
+from carpool.kafka.checks import LANES, TopicFacts
+from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
+from carpool.kafka.librdkafka.broker_config import settings_of
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import TOPICS, Topic
 
@@ -26,11 +33,6 @@ class TopicState:
     drift: tuple[str, ...]
 
 
-def partitions_of(topic: Topic, settings: KafkaSettings) -> int:
-    """Returns the partitions of a new topic."""
-    return LANES if topic.partition_by == "lane" else settings.partitions
-
-
 def topic_config(topic: Topic) -> dict[str, str]:
     """Returns the broker-side settings of a topic. Compaction begins after the retention."""
     config = {"max.message.bytes": str(topic.max_message_bytes), "cleanup.policy": topic.cleanup}
@@ -41,28 +43,25 @@ def topic_config(topic: Topic) -> dict[str, str]:
     return config
 
 
-def in_sync_config(replicas: int) -> dict[str, str]:
-    """Returns `min.insync.replicas`: one copy may be down, one copy alone is not enough."""
-    return {"min.insync.replicas": str(min(2, replicas - 1))} if replicas > 1 else {}
-
-
-def create_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS) -> list[str]:
+def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> list[str]:
     """Creates the missing topics and returns their names.
 
     Raises `RetryableError` when no broker answers, `ConfigError` when the brokers refuse.
     """
-    admin, timeout_s = _admin(settings)
+    admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
     metadata = cluster_metadata(admin, settings.bootstrap, timeout_s)
     replicas = settings.replication_factor or min(3, max(1, len(metadata.brokers)))
     missing = [topic for topic in topics if topic.name not in metadata.topics]
     if not missing:
         return []
+    # One copy may be down; one copy alone does not acknowledge.
+    in_sync = {"min.insync.replicas": str(min(2, replicas - 1))} if replicas > 1 else {}
     wanted = [
         NewTopic(
             topic.name,
-            num_partitions=partitions_of(topic, settings),
+            num_partitions=LANES if topic.partition_by == "lane" else settings.partitions,
             replication_factor=replicas,
-            config=topic_config(topic) | in_sync_config(replicas),
+            config=topic_config(topic) | in_sync,
         )
         for topic in missing
     ]
@@ -79,46 +78,53 @@ def create_topics(settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS) -
     return sorted(created)
 
 
-def describe_topics(
-    settings: KafkaSettings, topics: tuple[Topic, ...] = TOPICS
-) -> list[TopicState]:
+def describe_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> list[TopicState]:
     """Returns each topic at the brokers, with differences. Raises `RetryableError`."""
-    admin, timeout_s = _admin(settings)
+    admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
     metadata = cluster_metadata(admin, settings.bootstrap, timeout_s)
-    states = []
-    for topic in topics:
-        found = metadata.topics.get(topic.name)
-        if found is None or found.error is not None:
-            states.append(
-                TopicState(topic=topic, partitions=0, replicas=0, drift=("does not exist",))
-            )
-            continue
-        partitions = len(found.partitions)
-        replicas = min((len(each.replicas) for each in found.partitions.values()), default=0)
-        drift = _drift(admin, topic, timeout_s)
-        if topic.partition_by == "lane" and partitions != LANES:
-            drift = (f"has {partitions} partitions, and there is one lane", *drift)
-        states.append(
-            TopicState(topic=topic, partitions=partitions, replicas=replicas, drift=drift)
+    present = topic_facts(admin, metadata, topics, timeout_s)
+    absent = TopicFacts(partitions=0, replicas=0, config=None)
+    return [
+        TopicState(
+            topic=topic,
+            partitions=facts.partitions,
+            replicas=facts.replicas,
+            drift=_drift(topic, facts) if facts.partitions else ("does not exist",),
         )
-    return states
+        for topic in topics
+        for facts in (present.get(topic.name, absent),)
+    ]
 
 
-def _drift(admin: AdminClient, topic: Topic, timeout_s: float) -> tuple[str, ...]:
-    resource = ConfigResource(ResourceType.TOPIC, topic.name)
-    try:
-        entries = reply(admin.describe_configs([resource], request_timeout=timeout_s)[resource])
-    except KafkaException as error:
-        return (f"settings cannot be read: {error.args[0].str()}",)
-    return tuple(
-        f"{name} is {entries[name].value}, not {wanted}"
-        for name, wanted in topic_config(topic).items()
-        if name in entries and entries[name].value != wanted
-    )
+def topic_facts(
+    admin: AdminClient, metadata: ClusterMetadata, topics: Sequence[Topic], timeout_s: float
+) -> dict[str, TopicFacts]:
+    """Returns every topic of the cluster, with the settings of `topics` only. Blocks.
+
+    Raises `RetryableError` without an answer.
+    """
+    present = {name: found for name, found in metadata.topics.items() if found.error is None}
+    resources = [
+        ConfigResource(ResourceType.TOPIC, topic.name) for topic in topics if topic.name in present
+    ]
+    configs = settings_of(admin, resources, timeout_s)
+    return {
+        name: TopicFacts(
+            partitions=len(found.partitions),
+            replicas=min((len(each.replicas) for each in found.partitions.values()), default=0),
+            config=configs.get(name),
+        )
+        for name, found in present.items()
+    }
 
 
-def _admin(settings: KafkaSettings) -> tuple[AdminClient, float]:
-    # What fails is raised; librdkafka's own log lines would only bury it.
-    return AdminClient(
-        client_config(settings) | {"log_level": 0}
-    ), settings.request_timeout_ms / 1_000
+def _drift(topic: Topic, facts: TopicFacts) -> tuple[str, ...]:
+    drift = []
+    if topic.partition_by == "lane" and facts.partitions != LANES:
+        drift.append(f"has {facts.partitions} partitions, and there is one lane")
+    if facts.config is None:
+        return (*drift, "settings cannot be read: allow DescribeConfigs on the topic")
+    for name, wanted in topic_config(topic).items():
+        if facts.config.get(name, wanted) != wanted:
+            drift.append(f"{name} is {facts.config[name]}, not {wanted}")
+    return tuple(drift)

@@ -1,4 +1,4 @@
-"""Protocols of Kafka clients: what the loop and its delivery need of consumers and producers.
+"""The protocols of consumers and producers, as the loop and its delivery use them.
 
 Two implementations pass one conformance suite: `librdkafka` (real brokers) and `memory` (tests).
 """
@@ -22,7 +22,7 @@ class Position(NamedTuple):
 
 
 class RebalanceListener(Protocol):
-    """Told of assignments, from inside `poll`."""
+    """Is called when assignments change, inside `poll`."""
 
     def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
         """These partitions are assigned to this member, with their committed positions."""
@@ -40,8 +40,8 @@ class RebalanceListener(Protocol):
 class ConsumerClient(Protocol):
     """A member of a consumer group. All calls but `commit` come from the polling thread.
 
-    A client may lock itself while it polls (confluent-kafka does, unfairly), so a commit from
-    another thread could starve. `commit` therefore only queues a request for the polling thread.
+    A client may lock itself while it polls (confluent-kafka does), so a commit from another thread
+    could wait for long. `commit` therefore only queues a request for the polling thread.
     """
 
     def subscribe(
@@ -63,7 +63,7 @@ class ConsumerClient(Protocol):
         ...
 
     def resume(self, topics: frozenset[str] | None = None) -> None:
-        """Lets records of these topics flow again, or of all."""
+        """Resumes these topics, or all."""
         ...
 
     def pause_partitions(self, partitions: frozenset[TopicPartition]) -> None:
@@ -89,8 +89,8 @@ class ConsumerClient(Protocol):
     def membership(self, *, fresh: bool = False) -> Membership | None:
         """Returns the proof of membership for the broker; None for no member.
 
-        Polling thread only. The result is not older than this member's last rebalance; `fresh` asks
-        the client again, which takes longer.
+        Polling thread only. The result is not older than this member's last rebalance. `fresh`: do
+        not use the cache, which takes longer.
         """
         ...
 
@@ -101,17 +101,6 @@ class ConsumerClient(Protocol):
 
 class Membership(Protocol):
     """A member's place in its group (id and generation or epoch), opaque; for any thread."""
-
-
-class FenceInstance(Protocol):
-    """Ends the transactions of another instance id."""
-
-    def __call__(self, instance_id: str) -> None:
-        """Takes the instance's transactional id, which aborts its open transaction. Blocks.
-
-        Its member can commit no more. Raises `RetryableError` when no coordinator answers.
-        """
-        ...
 
 
 class TransactionalProducerClient(Protocol):
@@ -148,11 +137,11 @@ class TransactionalProducerClient(Protocol):
         ...
 
     def abort(self) -> None:
-        """Ends the transaction: none of it is seen, offsets included."""
+        """Ends the transaction: its records and offsets stay invisible."""
         ...
 
     def close(self) -> None:
-        """Disconnects; the next life or the transaction time-out aborts an open transaction."""
+        """Disconnects; the next start or the transaction time-out aborts an open transaction."""
         ...
 
 
@@ -168,7 +157,7 @@ class ProducerClient(Protocol):
         ...
 
     def close(self, timeout_s: float) -> int:
-        """Flushes for up to `timeout_s`; returns the records that did not make it."""
+        """Flushes for up to `timeout_s`; returns the number of records that were not written."""
         ...
 
 

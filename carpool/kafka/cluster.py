@@ -1,4 +1,4 @@
-"""The topics and brokers of a cluster, as its metadata names them."""
+"""Asks a cluster for its topics and brokers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ from confluent_kafka import Consumer, KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 from carpool.errors import RetryableError
+from carpool.kafka.client_config import client_config
+from carpool.kafka.settings import KafkaSettings
+
+
+def quiet_admin(settings: KafkaSettings) -> AdminClient:
+    """Returns an admin client that logs nothing: every failure is raised."""
+    return AdminClient(client_config(settings) | {"log_level": 0})
 
 
 def cluster_metadata(
-    client: AdminClient | Consumer, bootstrap: str, timeout_s: float
+    client: AdminClient | Consumer, bootstrap: str, timeout_s: float, topic: str | None = None
 ) -> ClusterMetadata:
-    """Returns the metadata of all topics. Blocks; raises `RetryableError` when no broker answers.
+    """Returns the metadata of one topic, or of all. Blocks.
 
-    All topics are asked for: some brokers create a topic that is asked for by its name.
+    Raises `RetryableError` when no broker answers. Some brokers create a topic that a request
+    names.
     """
     try:
-        return client.list_topics(timeout=timeout_s)
+        return client.list_topics(topic, timeout=timeout_s)
     except KafkaException as error:
         raise no_broker_answers(bootstrap, error) from error
 
@@ -27,12 +35,3 @@ def no_broker_answers(bootstrap: str, error: KafkaException) -> RetryableError:
         f"no broker answers at {bootstrap}: {error.args[0].str()}. Start one (`carpool up` starts "
         "its own), or give the right address with --bootstrap or CARPOOL_KAFKA_BOOTSTRAP."
     )
-
-
-def partitions_by_topic(metadata: ClusterMetadata) -> dict[str, tuple[int, ...]]:
-    """Returns the partitions of each topic that exists, in order."""
-    return {
-        name: tuple(sorted(topic.partitions))
-        for name, topic in metadata.topics.items()
-        if topic.error is None
-    }

@@ -1,4 +1,4 @@
-"""Asks the brokers for what `checks` judges: topics, settings, abilities, group offsets."""
+"""Asks the brokers for the facts that `checks` judges: topics, settings, group offsets."""
 
 from __future__ import annotations
 
@@ -8,22 +8,14 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as RawPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from carpool.errors import ConfigError
-from carpool.kafka.checks import (
-    WARN_SHARE,
-    BrokerFacts,
-    Deployment,
-    Standing,
-    TopicFacts,
-    Wish,
-    judge,
-)
-from carpool.kafka.client_config import client_config
-from carpool.kafka.cluster import cluster_metadata
+from carpool.kafka.admin import topic_facts
+from carpool.kafka.checks import WARN_SHARE, BrokerFacts, Deployment, Standing, Wish, judge
+from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
-from carpool.kafka.librdkafka.broker_config import broker_config, settings_of
+from carpool.kafka.librdkafka.broker_config import broker_config
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -42,9 +34,20 @@ def check_deployment(
 
     Raises `RetryableError` when no broker answers.
     """
-    return judge(
-        settings, wish, topics, ask_brokers(settings, topics, group=group, inputs=frozenset(inputs))
+    admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
+    metadata = cluster_metadata(admin, settings.bootstrap, timeout_s)
+    config = broker_config(admin, metadata.brokers, timeout_s)
+    found = topic_facts(admin, metadata, topics, timeout_s)
+    partitions = {
+        TopicPartition(name, number): _retention_ms(found[name].config)
+        for name in sorted(found.keys() & set(inputs))
+        for number in metadata.topics[name].partitions
+    }
+    standings = _standings(admin, settings, group, partitions) if partitions else {}
+    facts = BrokerFacts(
+        brokers=len(metadata.brokers), config=config, topics=found, standings=standings
     )
+    return judge(settings, wish, topics, facts)
 
 
 def require_fit(deployment: Deployment) -> None:
@@ -55,42 +58,8 @@ def require_fit(deployment: Deployment) -> None:
         )
 
 
-def ask_brokers(
-    settings: KafkaSettings, topics: Sequence[Topic], *, group: str, inputs: frozenset[str]
-) -> BrokerFacts:
-    """Returns the brokers' answers, without what they refuse. Raises `RetryableError`."""
-    # What fails is raised; librdkafka's own log lines would only bury it.
-    admin = AdminClient(client_config(settings) | {"log_level": 0})
-    timeout_s = settings.request_timeout_ms / 1_000
-    metadata = cluster_metadata(admin, settings.bootstrap, timeout_s)
-    present = {name: found for name, found in metadata.topics.items() if found.error is None}
-    config = broker_config(admin, metadata.brokers, timeout_s)
-    resources = [
-        ConfigResource(ResourceType.TOPIC, topic.name) for topic in topics if topic.name in present
-    ]
-    configs = settings_of(admin, resources, timeout_s)
-    partitions = {
-        TopicPartition(name, number): _retention_ms(configs.get(name))
-        for name in sorted(inputs & present.keys())
-        for number in present[name].partitions
-    }
-    return BrokerFacts(
-        brokers=len(metadata.brokers),
-        config=config,
-        topics={
-            name: TopicFacts(
-                partitions=len(found.partitions),
-                replicas=min((len(each.replicas) for each in found.partitions.values()), default=0),
-                config=configs.get(name),
-            )
-            for name, found in present.items()
-        },
-        standings=_standings(admin, settings, group, partitions) if partitions else {},
-    )
-
-
 def _retention_ms(config: Mapping[str, str] | None) -> int | None:
-    """How long unread records are kept; None: forever, or unknown."""
+    """The retention of the topic; None: unlimited or unknown."""
     text = (config or {}).get("retention.ms", "")
     return int(text) if text.isdigit() else None
 

@@ -13,18 +13,16 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from carpool.errors import ConfigError
 
 LIMITS = (
-    "the embedded broker keeps records in memory only: they are gone when it stops; it has no "
-    "transactions, so delivery "
-    "is at least once; use Apache Kafka (--bootstrap) for anything that must last"
+    "the embedded broker keeps records in memory only: they are lost when it stops; it has no "
+    "transactions, so delivery is at least once; use Apache Kafka (--bootstrap) for records that "
+    "must last"
 )
 _PORTS = range(20_000, 32_768)
-"""Below the ports of outgoing connections (Linux: from 32768), which could take a free port first.
-"""
+"""Below the ports of outgoing connections (Linux: from 32768), which could use a free port."""
 
 
 def find_broker_binary() -> Path:
@@ -53,15 +51,15 @@ def broker_command(port: int) -> list[str]:
 
 
 def broker_environment() -> dict[str, str]:
-    """Returns a clean environment: the broker reads settings from any other."""
+    """Returns an environment without settings: the broker reads settings from variables."""
     return {"PATH": os.environ.get("PATH", ""), "RUST_LOG": "warn"}
 
 
 class EmbeddedBroker:
-    """A broker as a child process on loopback. A context manager: it ends with its owner."""
+    """A broker as a child process on loopback. A context manager that stops it."""
 
     def __init__(self, *, port: int = 0, log_file: Path | None = None) -> None:
-        """Chooses a free port for 0. Nothing runs before `start`."""
+        """`port` 0: a free one is chosen. Starts nothing."""
         self.port = port or free_port()
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,7 +73,7 @@ class EmbeddedBroker:
         """Starts the broker and waits for connections. Raises `ConfigError` with the reason."""
         if _answers(self.port):
             raise ConfigError(
-                f"port {self.port} is taken, so the embedded broker cannot use it; choose another "
+                f"port {self.port} is in use, so the embedded broker cannot use it; choose another "
                 "port"
             )
         output = self._log_file.open("ab") if self._log_file else subprocess.DEVNULL
@@ -115,12 +113,7 @@ class EmbeddedBroker:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Stops it."""
         self.stop()
 

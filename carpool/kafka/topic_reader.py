@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition as RawPartition
 from carpool.clock import Clock
 from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.client_config import PROTOCOL_OVERHEAD_BYTES, client_config
-from carpool.kafka.cluster import cluster_metadata, partitions_by_topic
+from carpool.kafka.cluster import cluster_metadata
 from carpool.kafka.raw_records import message_of
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -85,7 +85,11 @@ class TopicReader:
     def topics(self) -> dict[str, tuple[int, ...]]:
         """Returns every topic and its partitions. Raises `RetryableError` without a broker."""
         metadata = cluster_metadata(self._consumer, self._bootstrap, self._timeout_s)
-        return partitions_by_topic(metadata)
+        return {
+            name: tuple(sorted(topic.partitions))
+            for name, topic in metadata.topics.items()
+            if topic.error is None
+        }
 
     def partitions(self, topic: str, *, patience_s: float = 0.0) -> list[TopicPartition]:
         """Returns the partitions of a topic. Raises `ConfigError` when it does not exist.

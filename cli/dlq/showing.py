@@ -11,7 +11,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from carpool.dead_letters.letter import DeadLetter, place_text
+from carpool.dead_letters.letter import DeadLetter
 from cli.console import table
 
 STARS = "********"
@@ -79,7 +79,7 @@ def _note(counted: TopicCount, reasons: dict[str, ReasonCount], letter: DeadLett
     reason = reasons.setdefault(letter.reason, ReasonCount(reason=letter.reason))
     reason.letters += 1
     if written_ms >= reason.newest_ms:
-        reason.newest_ms, reason.newest = written_ms, place_text(letter.place)
+        reason.newest_ms, reason.newest = written_ms, letter.place.place
         reason.message = letter.message
 
 
@@ -114,7 +114,7 @@ def letters_table(letters: Iterable[DeadLetter], now_ms: int) -> Table:
     made = table("letter", "age", "reason", "done", "bytes", "why", right=("bytes",))
     for letter in letters:
         made.add_row(
-            place_text(letter.place),
+            letter.place.place,
             age(letter.place.timestamp_ms, now_ms),
             Text(letter.reason),
             letter.mark.action if letter.mark else "",
@@ -141,7 +141,7 @@ def age(moment_ms: int | None, now_ms: int) -> str:
 
 def letter_text(letter: DeadLetter, *, as_hex: bool) -> Text:
     """Returns one letter in full: reason, headers (secrets as stars), value as text or hex."""
-    lines = [Text(place_text(letter.place), style="bold")]
+    lines = [Text(letter.place.place, style="bold")]
     written = _time(letter.place.timestamp_ms)
     lines.append(_row("written", written))
     if letter.mark is not None:

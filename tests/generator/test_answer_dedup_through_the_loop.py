@@ -116,7 +116,7 @@ class Service(Life):
             )
 
         self.consumer = (
-            MemoryConsumer(broker, GROUP, own_instance_id="one", fence=lambda instance_id: None)
+            MemoryConsumer(broker, GROUP, own_instance_id="one")
             if exactly_once
             else MemoryConsumer(broker, GROUP)
         )

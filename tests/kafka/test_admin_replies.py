@@ -6,48 +6,55 @@ import gc
 import threading
 import time
 from concurrent.futures import Future
+from typing import ClassVar
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from carpool.kafka.librdkafka import end_offsets
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
 from carpool.kafka.records import TopicPartition
+from carpool.kafka.settings import KafkaSettings
 
 AT = TopicPartition("questions", 0)
+
+
+SETTINGS = KafkaSettings(bootstrap="127.0.0.1:1", request_timeout_ms=1_000)
 
 
 class Watched(AdminClient):
     """Notes on which thread it ends."""
 
-    def __init__(self, ended_on: list[int]) -> None:
-        super().__init__({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
-        self._ended_on = ended_on
+    ended_on: ClassVar[list[int]] = []
 
     def __del__(self) -> None:
-        self._ended_on.append(threading.get_ident())
+        self.ended_on.append(threading.get_ident())
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_a_client_whose_question_is_open_ends_where_it_is_dropped(is_closed: bool) -> None:
-    ended_on: list[int] = []
-    ends = EndOffsets(lambda: Watched(ended_on), request_timeout_s=20.0)
+def test_a_client_with_an_open_request_ends_on_the_thread_that_drops_it(
+    is_closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(end_offsets, "AdminClient", Watched)
+    monkeypatch.setattr(Watched, "ended_on", [])
+    ends = EndOffsets(SETTINGS)
     assert ends.known([AT], ask=True) == {}
     assert not ends._ends.is_idle
-    gc.disable()  # what is dropped must go without it
+    gc.disable()  # the client must end without it
     try:
         if is_closed:
             ends.close()
         else:
             del ends
-        assert ended_on == [threading.get_ident()]
+        assert Watched.ended_on == [threading.get_ident()]
     finally:
         gc.enable()
 
 
 def test_a_question_that_no_broker_answers_can_be_asked_again() -> None:
-    ends = EndOffsets(lambda: Watched([]), request_timeout_s=0.2)
+    ends = EndOffsets(SETTINGS)
     ends.known([AT], ask=True)
     until_s = time.monotonic() + 20
     while not ends._ends.is_idle:

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import Abilities
-from carpool.kafka.deployment import ask_brokers, check_deployment
+from carpool.kafka.deployment import check_deployment
 from carpool.kafka.embedded import free_port
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import QUERIES, TOPICS
@@ -90,4 +90,4 @@ def test_records_that_are_gone_before_they_were_read_are_found_at_the_start(
 def test_with_no_broker_the_error_says_where_none_answers() -> None:
     settings = KafkaSettings(bootstrap=f"127.0.0.1:{free_port()}", request_timeout_ms=1_000)
     with pytest.raises(RetryableError, match="no broker answers at 127"):
-        ask_brokers(settings, TOPICS, group="g", inputs=frozenset())
+        check_deployment(settings, "auto", TOPICS, group="g", inputs=())

@@ -10,7 +10,6 @@ from carpool.dead_letters.letter import (
     DeadLetter,
     Reason,
     make_letter,
-    place_text,
     read_letter,
     replay_output,
 )
@@ -235,10 +234,6 @@ def test_letters_are_selected_by(selection: Selection, names: set[str]) -> None:
         selection
         not in (Selection(), Selection(marked=True), Selection(topics=frozenset({"another.dlq"})))
     )
-
-
-def test_a_place_is_written_as_people_write_it() -> None:
-    assert place_text(SOURCE) == "rag.queries.v1/2/99"
 
 
 def test_every_dead_letter_topic_takes_what_its_source_takes_and_what_we_add() -> None:

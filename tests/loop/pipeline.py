@@ -165,12 +165,7 @@ class Member:
         self.steps = steps
         self.instance_id = instance_id
         self.service = service
-        self.consumer = MemoryConsumer(
-            broker,
-            group,
-            own_instance_id=instance_id,
-            fence=lambda dead: MemoryTransactionalProducer(broker, f"{group}-{dead}").start(),
-        )
+        self.consumer = MemoryConsumer(broker, group, own_instance_id=instance_id)
         self.stage = service.build(pipeline.index, metrics, pipeline.clock)
         if service.name == "generator":
             reader = MemoryAnswersLog(broker)

@@ -144,12 +144,7 @@ class Bench:
         instance_id = f"member-{self.members}"
         is_exact = self.delivery == "exactly_once"
         consumer = (
-            MemoryConsumer(
-                self.broker,
-                GROUP,
-                own_instance_id=instance_id,
-                fence=lambda dead: self.producer(dead).start(),
-            )
+            MemoryConsumer(self.broker, GROUP, own_instance_id=instance_id)
             if is_exact
             else MemoryConsumer(self.broker, GROUP)
         )

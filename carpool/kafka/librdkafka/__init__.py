@@ -2,11 +2,10 @@
 
 from carpool.kafka.librdkafka.consumer import LibrdkafkaConsumer
 from carpool.kafka.librdkafka.producer import LibrdkafkaProducer
-from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer, fence_instance
+from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer
 
 __all__ = [
     "LibrdkafkaConsumer",
     "LibrdkafkaProducer",
     "LibrdkafkaTransactionalProducer",
-    "fence_instance",
 ]

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
 import structlog
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    Consumer,
-    KafkaError,
-    KafkaException,
-)
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException
 from confluent_kafka import Message as RawMessage
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
@@ -23,13 +18,12 @@ from carpool.errors import ConfigError, DeploymentError, FencedError
 from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import (
     CommitResult,
-    FenceInstance,
     Membership,
     Position,
     RebalanceListener,
     partitions_text,
 )
-from carpool.kafka.cluster import no_broker_answers
+from carpool.kafka.cluster import cluster_metadata
 from carpool.kafka.instance_id import configured_instance_id
 from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
@@ -60,22 +54,19 @@ class LibrdkafkaConsumer:
         clock: Clock,
         *,
         own_instance_id: str | None = None,
-        fence: FenceInstance | None = None,
     ) -> None:
         """Connects in `subscribe`.
 
-        `own_instance_id` and `fence` are for members that commit in transactions. Such a member
-        takes over partitions that a dead member's transaction blocks, and commits its instance id
-        for every partition before it calls the listener.
+        `own_instance_id` is for members that commit in transactions. Such a member fences a dead
+        member whose transaction blocks its partitions, and commits its instance id for every
+        partition before it calls the listener.
         """
         self._settings = settings
         self._group = group
         self._timeout_s = settings.request_timeout_ms / 1_000
         self._name = own_instance_id or configured_instance_id(settings)
         self._handover = (
-            None
-            if own_instance_id is None or fence is None
-            else PartitionHandover(settings, group, own_instance_id, fence)
+            None if own_instance_id is None else PartitionHandover(settings, group, own_instance_id)
         )
         self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
         self._result: CommitResult | None = None
@@ -86,13 +77,9 @@ class LibrdkafkaConsumer:
         self._assigned: set[TopicPartition] = set()
         self._was_assigned = False
         self._at_end: set[TopicPartition] = set()
-        self._passed: dict[
-            TopicPartition, int
-        ] = {}  # up to where nothing waits, whatever the position is
-        self._ends = EndOffsets(
-            lambda: AdminClient(client_config(settings), logger=StructlogBridge()),
-            request_timeout_s=self._timeout_s,
-        )
+        # Before these offsets no record waits, whatever the position is.
+        self._passed: dict[TopicPartition, int] = {}
+        self._ends = EndOffsets(settings)
         self._paused: frozenset[str] = frozenset()
         self._held: frozenset[TopicPartition] = frozenset()
         self._listener: RebalanceListener | None = None
@@ -108,10 +95,7 @@ class LibrdkafkaConsumer:
         address = self._settings.bootstrap
         admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
         for wanted in (topic, *extra_topics):
-            try:
-                metadata = admin.list_topics(wanted, timeout=self._timeout_s)
-            except KafkaException as error:
-                raise no_broker_answers(address, error) from error
+            metadata = cluster_metadata(admin, address, self._timeout_s, wanted)
             found = metadata.topics[wanted]
             if found.error is not None:
                 raise ConfigError(
@@ -124,10 +108,10 @@ class LibrdkafkaConsumer:
         self.protocol = protocol
         config = member_config(self._settings, self._group, protocol)
         config |= {
-            # operators see this name; other members check by it that this instance is alive
+            # Operators see this name, and other members see by it that this instance is alive.
             "client.id": self._name,
             "on_commit": self._committed,
-            # the pause between requests for offsets that a transaction blocks
+            # The pause between requests for offsets that a transaction blocks.
             "retry.backoff.ms": self._settings.retry_backoff_ms,
         }
         self._member = Consumer(config, logger=StructlogBridge())
@@ -135,8 +119,8 @@ class LibrdkafkaConsumer:
         self._consumer.subscribe(
             sorted(self._topics),
             on_assign=self._on_assign,
-            on_revoke=self._on_revoke,
-            on_lost=self._on_lost,
+            on_revoke=partial(self._drop, lost=False),
+            on_lost=partial(self._drop, lost=True),
         )
         log.info("joining the consumer group", group=self._group, protocol=protocol)
 
@@ -144,7 +128,7 @@ class LibrdkafkaConsumer:
     def _may_go_classic(self) -> bool:
         """Whether to fall back to cooperative-sticky.
 
-        Brokers may have the consumer protocol disabled, and say so in reply to the first heartbeat.
+        Brokers that have the consumer protocol disabled report it in reply to the first heartbeat.
         """
         return (
             self._settings.group_protocol == "auto"
@@ -159,29 +143,25 @@ class LibrdkafkaConsumer:
 
     def _on_assign(self, consumer: Consumer, partitions: list[RawPartition]) -> None:
         self._membership.forget()
-        # A partition whose commits cannot be read must not be read from a guess: the exception ends
-        # the process, or the intake.
+        # A partition must not be read from a guessed offset: the exception ends the process or the
+        # intake.
         try:
             positions = self._begin(consumer, partitions) if partitions else {}
         except Exception:
-            consumer.incremental_assign([])  # or confluent-kafka assigns them itself
+            consumer.incremental_assign([])  # otherwise confluent-kafka assigns the partitions
             raise
         consumer.incremental_assign(
             [
-                RawPartition(
-                    at.topic, at.partition, OFFSET_BEGINNING if now.offset is None else now.offset
-                )
+                RawPartition(*at, OFFSET_BEGINNING if now.offset is None else now.offset)
                 for at, now in positions.items()
             ]
         )
         self._assigned |= set(positions)
         self._was_assigned = True
         self._passed |= {at: now.offset for at, now in positions.items() if now.offset is not None}
-        if stopped := [
-            RawPartition(at.topic, at.partition) for at in positions if self._is_stopped(at)
-        ]:
+        if stopped := [RawPartition(*at) for at in positions if self._is_stopped(at)]:
             consumer.pause(stopped)
-        self._ask_brokers_of_those_that_stay(consumer)
+        self._fetch_retained(consumer)
         log.info("partitions assigned", partitions=partitions_text(positions))
         if self._listener is not None:
             self._listener.assigned(positions)
@@ -193,12 +173,6 @@ class LibrdkafkaConsumer:
             return read_committed(consumer, partitions, self._timeout_s)
         return self._handover.begin(consumer, partitions)
 
-    def _on_revoke(self, consumer: Consumer, partitions: list[RawPartition]) -> None:
-        self._drop(consumer, partitions, lost=False)
-
-    def _on_lost(self, consumer: Consumer, partitions: list[RawPartition]) -> None:
-        self._drop(consumer, partitions, lost=True)
-
     def _drop(self, consumer: Consumer, partitions: list[RawPartition], *, lost: bool) -> None:
         self._membership.forget()
         gone = frozenset(TopicPartition(raw.topic, raw.partition) for raw in partitions)
@@ -206,37 +180,35 @@ class LibrdkafkaConsumer:
         self._requests.clear()
         if self._listener is not None:
             self._listener.revoked(gone, lost=lost)
-            # requests made meanwhile may contain these partitions, and brokers would accept them
+            # Requests made meanwhile may contain these partitions, and brokers would accept them.
             self._requests.clear()
         self._assigned -= gone
         self._at_end -= gone
         self._passed = {at: offset for at, offset in self._passed.items() if at not in gone}
         consumer.incremental_unassign(partitions)
-        self._ask_brokers_of_those_that_stay(consumer)
+        self._fetch_retained(consumer)
 
-    def _ask_brokers_of_those_that_stay(self, consumer: Consumer) -> None:
+    def _fetch_retained(self, consumer: Consumer) -> None:
         """Makes librdkafka fetch retained partitions immediately.
 
-        librdkafka pauses all partitions during a rebalance. Its fetching thread of a broker then
-        sleeps for up to a second; resumed partitions do not wake it, a request to that broker and
-        its reply do. `_wake` might be too early here, because librdkafka resumes partitions later.
+        librdkafka pauses all partitions during a rebalance, and its fetching threads then sleep for
+        up to a second. A request to a broker and its reply wake the thread of that broker. `_wake`
+        could be too early here, because librdkafka resumes the partitions later.
         """
         if stay := [
             RawPartition(*at, OFFSET_END)
             for at in sorted(self._assigned)
             if not self._is_stopped(at)
         ]:
-            # Nobody needs the answer, and a broker that does not give it has nothing to fetch
-            # either.
+            # The answer is not used; from a broker that does not answer, nothing can be fetched.
             with suppress(KafkaException):
                 consumer.offsets_for_times(stay, ASK_S)
 
     def _wake(self) -> None:
-        """Wakes the fetching threads, which sleep for up to a second. Sends nothing, does not
-        block.
+        """Wakes the fetching threads, which sleep for up to a second. Does not block.
 
-        librdkafka wakes them when credentials are set; it has no other call for it. The credentials
-        stay the same.
+        Setting the credentials, here to the same values, is the only call that wakes them. It sends
+        nothing to the brokers.
         """
         self._consumer.set_sasl_credentials(
             self._settings.sasl_username, self._settings.sasl_password.value
@@ -248,21 +220,19 @@ class LibrdkafkaConsumer:
         raw = self._polled(timeout_s)
         while raw is not None and (event := raw.error()) is not None:
             self._event(raw, event)
-            raw = self._polled(
-                0.0
-            )  # the end of a partition often comes together with a record of another one
-        return None if raw is None else self._message(raw)
+            # The end of a partition often comes together with a record of another partition.
+            raw = self._polled(0.0)
+        if raw is None:
+            return None
+        message = message_of(raw, self._clock.now_us())
+        self._at_end.discard(TopicPartition(message.source.topic, message.source.partition))
+        return message
 
     def _polled(self, timeout_s: float) -> RawMessage | None:
         try:
             return self._consumer.poll(timeout_s)
         except KafkaException as error:
             raise sort_error(error.args[0]) from error
-
-    def _message(self, raw: RawMessage) -> Message:
-        message = message_of(raw, self._clock.now_us())
-        self._at_end.discard(TopicPartition(message.source.topic, message.source.partition))
-        return message
 
     def _event(self, raw: RawMessage, error: KafkaError) -> None:
         code = error.code()
@@ -278,10 +248,7 @@ class LibrdkafkaConsumer:
                 "--reset-offsets) to accept the loss."
             )
         elif code == KafkaError._FATAL and self._may_go_classic:
-            log.info(
-                "joining by the classic protocol",
-                error=error.str(),
-            )
+            log.info("joining by the classic protocol", error=error.str())
             self._consumer.close()
             self._join("classic")
         elif code == KafkaError._FATAL:
@@ -295,7 +262,8 @@ class LibrdkafkaConsumer:
         """Stops the flow of records, also from partitions that are assigned later."""
         if stopped := (self._topics if topics is None else topics) - self._paused:
             self._paused |= stopped
-            self._consumer.pause(self._raw_assigned(stopped))
+            assigned = [RawPartition(*at) for at in sorted(self._assigned) if at.topic in stopped]
+            self._consumer.pause(assigned)
 
     def resume(self, topics: frozenset[str] | None = None) -> None:
         """Lets records flow again."""
@@ -319,18 +287,11 @@ class LibrdkafkaConsumer:
     def _is_stopped(self, at: TopicPartition) -> bool:
         return at.topic in self._paused or at in self._held
 
-    def _raw_assigned(self, topics: frozenset[str]) -> list[RawPartition]:
-        return [
-            RawPartition(at.topic, at.partition)
-            for at in sorted(self._assigned)
-            if at.topic in topics
-        ]
-
     def waiting(self) -> dict[TopicPartition, int]:
-        """Returns the end of the log less the position; 0 where the end was reached.
+        """Returns the end of the log minus the position; 0 where the end was reached.
 
-        Transaction markers are not records. The ends of paused partitions are requested now and
-        then.
+        Transaction markers are not records. The brokers are asked for the ends of paused
+        partitions, at most every two seconds.
         """
         ends = self._ends.known(self._assigned, ask=bool(self._paused or self._held))
         done = {at for at in self._at_end if ends.get(at, 0) <= self._passed.get(at, 0)}
@@ -355,7 +316,7 @@ class LibrdkafkaConsumer:
                 self._committed(error.args[0], [])
 
     def _committed(self, error: KafkaError | None, partitions: list[RawPartition]) -> None:
-        """The result of a commit, from inside `poll`; a blocking commit has no callback."""
+        """Delivers the result of a commit, inside `poll`; a blocking commit has no callback."""
         on_result, self._result = self._result, None
         if on_result is not None:
             failed = error or next((raw.error for raw in partitions if raw.error is not None), None)

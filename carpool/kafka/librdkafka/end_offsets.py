@@ -1,10 +1,10 @@
-"""The ends of paused partitions: they are not fetched, so brokers must be asked."""
+"""Asks the brokers for the ends of paused partitions, which are not fetched."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 
@@ -12,7 +12,10 @@ from confluent_kafka import IsolationLevel, KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
+from carpool.kafka.client_config import client_config
+from carpool.kafka.librdkafka.convert import StructlogBridge
 from carpool.kafka.records import TopicPartition
+from carpool.kafka.settings import KafkaSettings
 
 ASK_EVERY_S = 2.0
 
@@ -20,10 +23,9 @@ ASK_EVERY_S = 2.0
 class EndOffsets:
     """Asks the brokers in the background, at most every two seconds. `known` never waits."""
 
-    def __init__(self, make_admin: Callable[[], AdminClient], *, request_timeout_s: float) -> None:
-        """`make_admin` is called with the first question."""
-        self._make_admin = make_admin
-        self._request_timeout_s = request_timeout_s
+    def __init__(self, settings: KafkaSettings) -> None:
+        """Connects with the first request."""
+        self._settings = settings
         self._admin: AdminClient | None = None
         self._ask_at_s = 0.0
         self._ends = _KnownEnds()
@@ -41,24 +43,24 @@ class EndOffsets:
     def _ask(self, partitions: frozenset[TopicPartition]) -> None:
         self._ask_at_s = time.monotonic() + ASK_EVERY_S
         if self._admin is None:
-            self._admin = self._make_admin()
+            self._admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
         try:
             futures = self._admin.list_offsets(
                 {RawPartition(at.topic, at.partition): OffsetSpec.latest() for at in partitions},
                 isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=self._request_timeout_s,
+                request_timeout=self._settings.request_timeout_ms / 1_000,
             )
         except KafkaException:
             return
         self._ends.await_all(futures)
 
     def close(self) -> None:
-        """Ends the client, and with it what was asked."""
+        """Ends the client and its open requests."""
         self._admin = None
 
 
 class _KnownEnds:
-    """The brokers' replies, without the client: it must not end on a thread of its own."""
+    """The brokers' replies. Does not reference the client (see `admin_replies`)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,9 +80,11 @@ class _KnownEnds:
         with self._lock:
             self._open += len(futures)
         for raw, future in futures.items():
-            future.add_done_callback(partial(self._tell, TopicPartition(raw.topic, raw.partition)))
+            future.add_done_callback(
+                partial(self._receive, TopicPartition(raw.topic, raw.partition))
+            )
 
-    def _tell(self, at: TopicPartition, future: Future[ListOffsetsResultInfo]) -> None:
+    def _receive(self, at: TopicPartition, future: Future[ListOffsetsResultInfo]) -> None:
         """Runs on a thread of the client. An error keeps the previous value."""
         error = future.exception()
         with self._lock:

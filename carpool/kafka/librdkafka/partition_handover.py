@@ -1,4 +1,4 @@
-"""Where to begin a newly assigned partition: waits, fences and claims (ADR 0007)."""
+"""Finds where to begin newly assigned partitions: waits, fences and claims (ADR 0007)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from confluent_kafka.admin import AdminClient
 
 from carpool.errors import CarpoolError, FencedError, RetryableError
 from carpool.kafka.client_config import client_config
-from carpool.kafka.clients import FenceInstance, Position, partitions_text
+from carpool.kafka.clients import Position, partitions_text
 from carpool.kafka.commit_metadata import instance_id_of
 from carpool.kafka.fencing import LIVING_WAIT_S, TAKEOVER_WAIT_S, claims, instances_to_fence
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.librdkafka.convert import LEFT_BEHIND, StructlogBridge, raw_offsets, sort_error
+from carpool.kafka.librdkafka.transactional import fence_instance
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 
@@ -38,7 +39,7 @@ UNFINISHED = frozenset(
 def read_committed(
     consumer: Consumer, partitions: Sequence[RawPartition], timeout_s: float
 ) -> dict[TopicPartition, Position]:
-    """Returns committed offsets. Raises `RetryableError` if a transaction still blocks them."""
+    """Returns committed offsets. Raises `RetryableError` while a transaction blocks them."""
     try:
         found = consumer.committed(
             [RawPartition(raw.topic, raw.partition) for raw in partitions], timeout=timeout_s
@@ -51,14 +52,11 @@ def read_committed(
 class PartitionHandover:
     """Reads, fences and claims for a transactional consumer. Blocks the polling thread."""
 
-    def __init__(
-        self, settings: KafkaSettings, group: str, own_instance_id: str, fence: FenceInstance
-    ) -> None:
+    def __init__(self, settings: KafkaSettings, group: str, own_instance_id: str) -> None:
         self._settings = settings
         self._timeout_s = settings.request_timeout_ms / 1_000
         self._group = group
         self._own_instance_id = own_instance_id
-        self._fence = fence
 
     def begin(
         self, consumer: Consumer, partitions: Sequence[RawPartition]
@@ -98,16 +96,16 @@ class PartitionHandover:
         try:
             commit_now(consumer, claimed)
         except FencedError as error:
-            # This member can commit nothing for these partitions; the next poll drops them.
+            # This member can commit nothing for these partitions; the next poll revokes them.
             log.warning("the group rebalanced before partitions could be claimed", error=str(error))
         return claimed
 
     def _fence_owners(
         self, consumer: Consumer, partitions: Sequence[RawPartition], *, spare_the_living: bool
     ) -> bool:
-        """Ends the transactions that block these offsets; returns whether there were any.
+        """Aborts the transactions that block these offsets; returns whether it fenced a member.
 
-        Transactions of this member, and of living ones if `spare_the_living`, are not ended.
+        Spares this member, and living members if `spare_the_living`.
         """
         last = self._last_committed(partitions)
         living = self._living() if spare_the_living else frozenset()
@@ -118,13 +116,17 @@ class PartitionHandover:
                 for at, position in last.items()
                 if instance_id_of(position.metadata) == instance_id
             ]
-            if self._are_blocked(consumer, theirs):
+            try:
+                raw = [RawPartition(*at) for at in theirs]
+                read_committed(consumer, raw, TAKEOVER_WAIT_S)
+            except RetryableError as error:
                 log.warning(
                     "a transaction blocks offsets: fencing its member",
                     partitions=partitions_text(theirs),
                     instance_id=instance_id,
+                    error=str(error),
                 )
-                self._fence(instance_id)
+                fence_instance(self._settings, self._group, instance_id)
                 fenced = True
         return fenced
 
@@ -143,23 +145,10 @@ class PartitionHandover:
         except KafkaException as error:
             raise _unread(error.args[0]) from error
 
-    @staticmethod
-    def _are_blocked(consumer: Consumer, partitions: Sequence[TopicPartition]) -> bool:
-        """Whether a transaction blocks the offsets of these partitions."""
-        try:
-            read_committed(
-                consumer,
-                [RawPartition(at.topic, at.partition) for at in partitions],
-                TAKEOVER_WAIT_S,
-            )
-        except RetryableError:
-            return True
-        return False
-
     def _from_the_start(self, consumer: Consumer, at: TopicPartition) -> Position:
         try:
             low, _ = consumer.get_watermark_offsets(
-                RawPartition(at.topic, at.partition), timeout=self._timeout_s, cached=False
+                RawPartition(*at), timeout=self._timeout_s, cached=False
             )
         except KafkaException as error:
             raise _unread(error.args[0]) from error

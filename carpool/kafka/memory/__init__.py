@@ -1,10 +1,9 @@
-"""A broker in memory, for tests of the loop: topics, consumer groups, commits with metadata,
-transactions.
+"""A broker in memory, for tests: topics, consumer groups, commits with metadata, transactions.
 
-It keeps what the loop relies on: records in order, cooperative rebalances inside `poll`, positions
-that survive members, commits refused to a member that left; transactional ids that fence, records
-of open and aborted transactions that are invisible, offsets that they block. Absent: retention,
-session time-outs (`expel` stands for one), the Java partitioner.
+It keeps records in order, rebalances cooperatively inside `poll`, stores committed positions and
+refuses commits of a member that left. Transactional ids fence; records of open and aborted
+transactions are invisible, and open transactions block offsets. Absent: retention, session
+time-outs (`expel` replaces them), the Java partitioner.
 """
 
 from carpool.kafka.memory.broker import MemoryBroker as MemoryBroker

@@ -82,7 +82,7 @@ class MemoryBroker:
                 raise fault.error
 
     def place(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
-        """Returns where a record belongs: where it says, or where the bytes of its key choose."""
+        """Returns the partition of a record: the given one, or one chosen by the key."""
         if topic not in self.partitions:
             raise ConfigError(f"topic {topic} does not exist; create it first")
         chosen = sum(key or b"") % self.partitions[topic] if partition is None else partition
@@ -131,7 +131,7 @@ class MemoryBroker:
         )
 
     def committed(self, group: str) -> dict[TopicPartition, Position]:
-        """Returns what a consumer group committed."""
+        """Returns the committed positions of a consumer group."""
         with self.lock:
             return dict(self.groups[group].positions) if group in self.groups else {}
 

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from carpool.errors import CarpoolError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import (
     CommitResult,
-    FenceInstance,
     Membership,
     Position,
     RebalanceListener,
     partitions_text,
 )
-from carpool.kafka.fencing import TAKEOVER_WAIT_S, claims, instances_to_fence
+from carpool.kafka.fencing import TAKEOVER_WAIT_S, claims, instances_to_fence, transactional_id
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.memory.groups import ConsumerGroup, MemoryMembership
 from carpool.kafka.records import Message, TopicPartition
@@ -31,14 +30,11 @@ class MemoryConsumer:
         group: str,
         *,
         own_instance_id: str | None = None,
-        fence: FenceInstance | None = None,
     ) -> None:
-        """`own_instance_id` and `fence`: for members that commit in transactions."""
-        assert (own_instance_id is None) == (fence is None), "one is of no use without the other"
+        """`own_instance_id`: for members that commit in transactions."""
         self._broker = broker
         self._group_name = group
         self._own_instance_id = own_instance_id
-        self._fence = fence
         self._listener: RebalanceListener | None = None
         self._joined: ConsumerGroup | None = None
         self._generation = 0
@@ -114,9 +110,8 @@ class MemoryConsumer:
             return
         self._requests.clear()
         assert self._listener is not None, "subscribe comes first"
-        self._listener.revoked(
-            gone, lost=lost
-        )  # without the broker's lock: it waits for a commit that needs it
+        # Without the broker's lock: the listener waits for a commit that needs it.
+        self._listener.revoked(gone, lost=lost)
         with self._broker.lock:
             for at in gone:
                 del self._next[at]
@@ -148,11 +143,11 @@ class MemoryConsumer:
         with self._broker.serve("read_offsets"):
             unstable = self._broker.transactions.unstable(self._group_name).intersection(came)
             known = {at: self._group.positions.get(at, Position(None, "")) for at in came}
-        if unstable and may_fence and self._fence is not None and self._own_instance_id is not None:
-            for instance_id in instances_to_fence(
-                (known[at] for at in unstable), self._own_instance_id
-            ):
-                self._fence(instance_id)
+        if unstable and may_fence and self._own_instance_id is not None:
+            owners = instances_to_fence((known[at] for at in unstable), self._own_instance_id)
+            for instance_id in owners:
+                with self._broker.serve("start"):
+                    self._broker.transactions.start(transactional_id(self._group_name, instance_id))
             return self._committed(came, may_fence=False)
         if unstable:
             raise RetryableError(f"a transaction blocks the offsets of {partitions_text(unstable)}")
@@ -170,21 +165,20 @@ class MemoryConsumer:
         try:
             self.commit_now(claimed)
         except FencedError:
-            # removed from the group: nothing can be committed for them, and the next poll drops
-            # them
+            # The group removed this member; its next poll revokes these partitions.
             return positions
         return claimed
 
     def pause(self, topics: frozenset[str] | None = None) -> None:
-        """Stops the flow of records."""
+        """Pauses these topics, or all."""
         self._paused |= frozenset(self._topics) if topics is None else topics
 
     def resume(self, topics: frozenset[str] | None = None) -> None:
-        """Lets records flow again."""
+        """Resumes these topics, or all."""
         self._paused -= frozenset(self._topics) if topics is None else topics
 
     def pause_partitions(self, partitions: frozenset[TopicPartition]) -> None:
-        """Stops the flow of records of these partitions."""
+        """Pauses exactly these partitions."""
         self._held = partitions
 
     def waiting(self) -> dict[TopicPartition, int]:
@@ -198,7 +192,7 @@ class MemoryConsumer:
             }
 
     def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
-        """Leaves a request, which the next `poll` serves."""
+        """Queues a request for the next `poll`."""
         self._requests.append((dict(offsets), on_result))
 
     def _serve_commits(self) -> None:
@@ -228,7 +222,7 @@ class MemoryConsumer:
             return MemoryMembership(self._group_name, self, self._generation)
 
     def close(self) -> None:
-        """Hands the partitions back and leaves."""
+        """Gives up the partitions and leaves the group."""
         with self._broker.lock:
             if self._joined is None or self not in self._joined.members:
                 return
@@ -238,7 +232,7 @@ class MemoryConsumer:
             self._group.leave(self)
 
     def crash(self) -> None:
-        """Leaves as a killed process does: nothing is handed back, nothing committed."""
+        """Leaves as a killed process does: calls no listener, commits nothing."""
         with self._broker.lock:
             self._next.clear()
             if self._joined is not None and self in self._joined.members:

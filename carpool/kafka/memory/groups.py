@@ -11,7 +11,7 @@ from carpool.kafka.records import TopicPartition
 
 
 class GroupMember(Protocol):
-    """A member as its group sees it: its target assignment, applied by its next poll."""
+    """A member of a group. Its next poll applies its target assignment."""
 
     target: frozenset[TopicPartition]
 
@@ -41,7 +41,7 @@ class ConsumerGroup:
         self._writes = 0
 
     def next_write(self) -> int:
-        """Returns the place of the next offset among all that were ever written."""
+        """Returns the number of the next offset among all that are written."""
         self._writes += 1
         return self._writes
 
@@ -55,7 +55,7 @@ class ConsumerGroup:
         self._commits.append({at: position for at, (_, position) in newer.items()})
 
     def is_current(self, membership: MemoryMembership) -> bool:
-        """Whether the group still goes by this membership."""
+        """Whether this membership is of the present generation."""
         return membership.generation == self.generation and membership.member in self.members
 
     def assign(self, owners: Mapping[TopicPartition, GroupMember]) -> None:
@@ -70,7 +70,7 @@ class ConsumerGroup:
         self._balance()
 
     def leave(self, member: GroupMember) -> None:
-        """Goes on without a member."""
+        """Removes a member and balances."""
         self.members.remove(member)
         member.target = frozenset()
         self._balance()

@@ -13,7 +13,7 @@ from schemas.record import Headers
 
 @dataclass(slots=True)
 class MemoryTransaction:
-    """What one transactional id added since `begin`; visible once `state` is committed."""
+    """The writes of one transaction; they are visible when `state` is committed."""
 
     began_us: int
     state: Literal["open", "committed", "aborted"] = "open"
@@ -53,7 +53,7 @@ class PartitionLog:
     def next_committed(self, offset: int) -> tuple[int, StoredRecord] | None:
         """Returns the first committed record from `offset` on, with its offset.
 
-        None at the last stable offset: records behind an open transaction are invisible, too.
+        None at the last stable offset: records after an open transaction are invisible, too.
         """
         for at in range(offset, len(self._entries)):
             entry = self._entries[at]
@@ -75,7 +75,7 @@ class PartitionLog:
         return next(is_open, len(self._entries))
 
     def committed(self) -> Iterator[tuple[int, StoredRecord]]:
-        """Yields every record that a reader of committed records sees, with its offset."""
+        """Yields every committed record with its offset."""
         found = self.next_committed(0)
         while found is not None:
             yield found

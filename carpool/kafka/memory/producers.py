@@ -49,13 +49,13 @@ class MemoryProducer:
             on_delivery(error)
 
     def close(self, timeout_s: float) -> int:
-        """Reports the rest."""
+        """Reports the remaining records."""
         self.poll(0)
         return 0
 
 
 class MemoryTransactionalProducer:
-    """A `TransactionalProducerClient` of a `MemoryBroker`. Dropped without `close`: a kill."""
+    """A `TransactionalProducerClient` of a `MemoryBroker`."""
 
     def __init__(self, broker: MemoryBroker, transactional_id: str) -> None:
         self._broker = broker
@@ -84,9 +84,7 @@ class MemoryTransactionalProducer:
             except ConfigError as missing:
                 self._refused = DeploymentError(str(missing))
                 return
-            self._broker.transactions.append(
-                self._id, epoch, place, key=output.key, value=output.value, headers=output.headers
-            )
+            self._broker.transactions.append(self._id, epoch, place, output)
 
     def send_offsets(
         self, offsets: Mapping[TopicPartition, Position], membership: Membership
@@ -99,7 +97,7 @@ class MemoryTransactionalProducer:
             self._broker.transactions.send_offsets(self._id, epoch, offsets, membership)
 
     def commit(self) -> None:
-        """Ends the transaction: all of it is seen."""
+        """Commits the transaction."""
         with self._call("commit") as epoch:
             if self._refused is not None:
                 raise self._refused
@@ -107,7 +105,7 @@ class MemoryTransactionalProducer:
         self._is_open = False
 
     def abort(self) -> None:
-        """Ends the transaction: none of it is seen."""
+        """Aborts the transaction."""
         assert self._is_open, "abort comes after begin"
         with self._broker.serve("abort"):
             self._broker.transactions.abort(self._id, self._started())
@@ -115,7 +113,7 @@ class MemoryTransactionalProducer:
         self._refused = None
 
     def close(self) -> None:
-        """Disconnects; an open transaction stays until the next life or its time-out."""
+        """Does nothing: an open transaction stays until the next start or its time-out."""
 
     @contextmanager
     def _call(self, name: Call) -> Iterator[int]:

@@ -12,8 +12,7 @@ from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
 from carpool.kafka.memory.groups import ConsumerGroup, MemoryMembership
 from carpool.kafka.memory.log import MemoryTransaction, PartitionLog, StoredRecord
-from carpool.kafka.records import TopicPartition
-from schemas.record import Headers
+from carpool.kafka.records import Output, TopicPartition
 
 
 @dataclass(slots=True)
@@ -42,32 +41,22 @@ class TransactionCoordinator:
         self._ids: dict[str, _TransactionalId] = {}
 
     def start(self, transactional_id: str) -> int:
-        """Returns the epoch of a new life; aborts the transaction of the previous one."""
+        """Returns the next epoch of the id, and aborts the transaction of the previous epoch."""
         known = self._ids.setdefault(transactional_id, _TransactionalId())
         known.epoch += 1
         self._end(known, "aborted")
         return known.epoch
 
-    def append(
-        self,
-        transactional_id: str,
-        epoch: int,
-        at: TopicPartition,
-        *,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers,
-    ) -> None:
-        """Adds a record to the id's transaction."""
+    def append(self, transactional_id: str, epoch: int, at: TopicPartition, output: Output) -> None:
+        """Adds a record to the transaction of the id."""
         transaction = self._open(transactional_id, epoch)
         transaction.partitions.add(at)
-        timestamp_ms = self._clock.now_us() // 1_000
         self._logs[at].append(
             StoredRecord(
-                key=key,
-                value=value,
-                headers=headers,
-                timestamp_ms=timestamp_ms,
+                key=output.key,
+                value=output.value,
+                headers=output.headers,
+                timestamp_ms=self._clock.now_us() // 1_000,
                 transaction=transaction,
             )
         )
@@ -96,11 +85,11 @@ class TransactionCoordinator:
             pending[at] = (group.next_write(), position)
 
     def commit(self, transactional_id: str, epoch: int) -> None:
-        """Ends the transaction: all of it is seen. Again: nothing happens."""
+        """Commits the transaction; a repeated call does nothing."""
         self._end(self._present(transactional_id, epoch), "committed")
 
     def abort(self, transactional_id: str, epoch: int) -> None:
-        """Ends the transaction: none of it is seen."""
+        """Aborts the transaction; a repeated call does nothing."""
         self._end(self._present(transactional_id, epoch), "aborted")
 
     def unstable(self, group: str) -> set[TopicPartition]:
@@ -114,7 +103,7 @@ class TransactionCoordinator:
         }
 
     def expire(self) -> None:
-        """Aborts the transactions that were open for too long, and fences who began them."""
+        """Aborts the transactions that were open for too long, and fences their producers."""
         now_us = self._clock.now_us()
         for known in self._ids.values():
             if (
@@ -134,7 +123,7 @@ class TransactionCoordinator:
         return known
 
     def _open(self, transactional_id: str, epoch: int) -> MemoryTransaction:
-        """Returns the id's transaction; its first record or offset begins it at the broker."""
+        """Returns the transaction of the id; the first record or offset begins it."""
         known = self._present(transactional_id, epoch)
         if known.transaction is None:
             known.transaction = MemoryTransaction(began_us=self._clock.now_us())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from carpool.clock import Clock
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.fencing import transactional_id
@@ -12,7 +10,6 @@ from carpool.kafka.librdkafka import (
     LibrdkafkaConsumer,
     LibrdkafkaProducer,
     LibrdkafkaTransactionalProducer,
-    fence_instance,
 )
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
@@ -36,9 +33,8 @@ def make_consumer(
     """Returns a member of the group. With transactions, it fences the member it takes over from."""
     if delivery == "at_least_once":
         return LibrdkafkaConsumer(settings, group, clock)
-    fence = partial(fence_instance, settings, group)
     return LibrdkafkaConsumer(
-        settings, group, clock, own_instance_id=configured_instance_id(settings), fence=fence
+        settings, group, clock, own_instance_id=configured_instance_id(settings)
     )
 
 

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer
 from confluent_kafka import TopicPartition as RawPartition
@@ -28,7 +27,6 @@ from carpool.kafka.librdkafka import (
     LibrdkafkaConsumer,
     LibrdkafkaProducer,
     LibrdkafkaTransactionalProducer,
-    fence_instance,
 )
 from carpool.kafka.memory import (
     MemoryBroker,
@@ -126,14 +124,7 @@ class InMemory(Broker):
         self.broker = MemoryBroker(SystemClock(), topics)
 
     def consumer(self, instance_id: str | None = None) -> MemoryConsumer:
-        if instance_id is None:
-            return MemoryConsumer(self.broker, self.group)
-        return MemoryConsumer(
-            self.broker,
-            self.group,
-            own_instance_id=instance_id,
-            fence=lambda instance_id: self.transactional(instance_id).start(),
-        )
+        return MemoryConsumer(self.broker, self.group, own_instance_id=instance_id)
 
     def producer(self) -> MemoryProducer:
         return MemoryProducer(self.broker)
@@ -177,13 +168,8 @@ class Reached(Broker):
         assert len(create_topics(settings, topics)) == len(topics)
 
     def consumer(self, instance_id: str | None = None) -> LibrdkafkaConsumer:
-        fence = partial(fence_instance, self.settings, self.group)
         return LibrdkafkaConsumer(
-            self.settings,
-            self.group,
-            SystemClock(),
-            own_instance_id=instance_id,
-            fence=None if instance_id is None else fence,
+            self.settings, self.group, SystemClock(), own_instance_id=instance_id
         )
 
     def producer(self) -> LibrdkafkaProducer:
