@@ -1,4 +1,4 @@
-"""Whole small indexes on disk, made by the real writers, and everything that reads them."""
+"""Writes small indexes with the product's writers, and reads them whole."""
 
 from __future__ import annotations
 
@@ -69,6 +69,11 @@ def make_content(
     )
 
 
+def entry_of(path: Path) -> FileEntry:
+    """The entry of a file in the manifest."""
+    return FileEntry(size_bytes=path.stat().st_size, crc32=file_crc32(path))
+
+
 def write_index(
     folder: Path,
     content: Content,
@@ -103,10 +108,7 @@ def write_index(
         documents.append(document)
     documents.close()
     small = (CENTROIDS_NAME, EXTENTS_NAME, DOCUMENTS_NAME, OFFSETS_NAME)
-    files = {
-        n: FileEntry(size_bytes=(folder / n).stat().st_size, crc32=file_crc32(folder / n))
-        for n in small
-    }
+    files = {name: entry_of(folder / name) for name in small}
     manifest = Manifest(
         format=FORMAT,
         index_version=f"v-{build_id:016x}",
@@ -161,5 +163,5 @@ def read_everything(folder: Path) -> tuple[list[ClusterRows], list[Document]]:
 
 
 def as_bytes(clusters: Sequence[ClusterRows], documents: Sequence[Document]) -> list[object]:
-    """What was read, as something that can be compared."""
+    """What was read, in a form that can be compared."""
     return [*((c.cluster, c.vectors.tobytes(), c.rows.tobytes()) for c in clusters), *documents]

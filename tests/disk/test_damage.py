@@ -57,7 +57,7 @@ def file_names(index: OpenIndex) -> list[str]:
 
 
 class Coverage:
-    """Which read of an open index verifies a byte of a file: the smallest one."""
+    """Finds the smallest read of an open index that verifies a byte of a file."""
 
     def __init__(self, index: OpenIndex) -> None:
         self.index = index
@@ -97,7 +97,7 @@ class Coverage:
 
 @contextmanager
 def flipped(path: Path, place: int, change: int) -> Iterator[None]:
-    """One byte of a file is another, for a while."""
+    """Changes one byte of a file, and restores it."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         byte = os.pread(descriptor, 1, place)
@@ -110,7 +110,7 @@ def flipped(path: Path, place: int, change: int) -> Iterator[None]:
 
 @contextmanager
 def exchanged(one: tuple[Path, int], other: tuple[Path, int], size_bytes: int) -> Iterator[None]:
-    """Two ranges of bytes are exchanged, for a while."""
+    """Exchanges two ranges of bytes, and restores them."""
 
     def exchange() -> None:
         contents = [path.read_bytes()[place : place + size_bytes] for path, place in (one, other)]
@@ -140,7 +140,7 @@ def seeded_flips(index: OpenIndex) -> list[tuple[str, int, int]]:
     ]
 
 
-def test_every_byte_of_every_file_is_under_a_seal(tmp_path: Path) -> None:
+def test_a_checksum_covers_every_byte_of_every_file(tmp_path: Path) -> None:
     write_index(tmp_path, CONTENT)
     with opened(tmp_path) as index:
         for segment, path in enumerate(index.segment_paths):
@@ -168,8 +168,7 @@ def test_ten_thousand_flipped_bytes_over_all_files_are_all_detected(tmp_path: Pa
             read = coverage.read(name, place)
             with flipped(tmp_path / name, place, change), pytest.raises(DETECTED):
                 read()
-        # The same through the whole path, for a sample: what the small reads showed is what a
-        # service would see.
+        # A sample through the whole read path of a service.
         for name, place, change in flips[:: FLIPS // FLIPS_THROUGH_EVERYTHING]:
             with (
                 flipped(tmp_path / name, place, change),
@@ -180,7 +179,7 @@ def test_ten_thousand_flipped_bytes_over_all_files_are_all_detected(tmp_path: Pa
 
 
 def file_named(name: str) -> str:
-    """The file that an error names; a wrong entry may point into the documents."""
+    """The file that an error names; a wrong entry may name the file of documents."""
     return "documents" if name.startswith("documents") else name
 
 

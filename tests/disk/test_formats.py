@@ -1,4 +1,4 @@
-"""The small files: manifest, centroids and documents; and who is nearest to whom."""
+"""The small files: manifest, centroids and documents; and probing."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_a_foreign_or_newer_format_is_refused_with_rebuild(tmp_path: Path, found
         b'{"format":"v1","crc32":1,"manifest":{}}',
     ],
 )
-def test_a_manifest_that_is_none_is_damage(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_manifest_is_damage(tmp_path: Path, content: bytes) -> None:
     (tmp_path / MANIFEST_NAME).write_bytes(content)
     with pytest.raises(CorruptionError, match="damaged"):
         read_manifest(tmp_path)
@@ -77,7 +77,7 @@ def test_documents_of_another_build_are_refused_at_open(tmp_path: Path) -> None:
                 store.get([row])
 
 
-def test_a_document_that_could_never_be_read_is_not_written(tmp_path: Path) -> None:
+def test_a_document_above_the_limit_is_not_written(tmp_path: Path) -> None:
     writer = DocumentWriter(tmp_path, 1)
     with pytest.raises(ValueError, match="at most"):
         writer.append(Document("big", "", "x" * (16 << 20)))
@@ -102,18 +102,18 @@ def test_probing_takes_the_largest_inner_products_first_and_ties_by_id() -> None
     count=st.integers(0, 600),
     nprobe=st.integers(1, 50),
 )
-def test_probing_in_chunks_is_the_dumb_sort_of_every_query(
+def test_probing_in_chunks_equals_a_stable_sort_for_every_query(
     seed: int, nlist: int, count: int, nprobe: int
 ) -> None:
     numbers = np.random.default_rng(seed)
-    # Small whole numbers: scores are exact, so ties are real and chunks cannot change them.
+    # Small whole numbers: scores are exact, so ties are equal in every chunk.
     centroids = numbers.integers(-3, 4, size=(nlist, 3)).astype(np.float32)
     queries = numbers.integers(-3, 4, size=(count, 3)).astype(np.float32)
-    dumb = [
+    simple = [
         sorted(range(nlist), key=lambda c: (-float(query @ centroids[c]), c))[:nprobe]
         for query in queries
     ]
-    assert probe(centroids, queries, nprobe).tolist() == dumb
+    assert probe(centroids, queries, nprobe).tolist() == simple
 
 
 def test_probing_refuses_no_probes_and_a_wrong_dimension() -> None:

@@ -1,4 +1,4 @@
-"""Rows go into sealed pages and come back; a page that is not where it was written does not."""
+"""Rows are read from pages as they were written; a page at another place fails its checksum."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_pages_of_large_clusters_are_nearly_full(
     dtype=dtypes,
     row_counts=st.lists(st.integers(0, 2000), min_size=1, max_size=20),
 )
-def test_a_page_is_the_smallest_with_which_an_index_is_hardly_larger_than_it_must_be(
+def test_the_smallest_page_within_the_margin_of_the_best_size_is_chosen(
     dimension: int, dtype: VectorDtype, row_counts: list[int]
 ) -> None:
     def size_bytes(page_bytes: int) -> float:
@@ -57,12 +57,7 @@ def test_a_page_is_the_smallest_with_which_an_index_is_hardly_larger_than_it_mus
     assert all(size_bytes(page_bytes) > 1.002 * least for page_bytes in range(4096, chosen, 4096))
 
 
-def test_small_clusters_get_small_pages() -> None:
-    row_counts = [10, 12, 17, 9, 25, 14, 18]
-    assert choose_layout(384, "float32", row_counts).page_bytes == 8192
-
-
-def test_a_dimension_that_never_fills_a_page_gets_the_best_one() -> None:
+def test_a_dimension_that_leaves_much_of_a_page_unused_gets_the_best_page() -> None:
     layout = choose_layout(8210, "float32")  # 32,848 bytes a row and its number: 89 % of 36 KiB
     assert (layout.page_bytes, layout.rows_per_page) == (36864, 1)
     with pytest.raises(ValueError, match="does not fit"):
@@ -70,7 +65,7 @@ def test_a_dimension_that_never_fills_a_page_gets_the_best_one() -> None:
 
 
 @given(dimension=st.integers(1, 3000), dtype=dtypes, pages=st.integers(1, 16))
-def test_no_page_could_hold_a_row_more(dimension: int, dtype: VectorDtype, pages: int) -> None:
+def test_no_further_row_fits_a_page(dimension: int, dtype: VectorDtype, pages: int) -> None:
     try:
         layout = PageLayout(dimension=dimension, vector_dtype=dtype, page_bytes=pages * 4096)
     except ValueError:
@@ -113,7 +108,7 @@ def test_rows_come_back_from_pages_in_one_piece_or_more(
         assert first_damaged_page(pages[cut:], seed=seed, first_page=cut) is None
 
 
-def test_a_vector_lies_in_one_page_and_its_number_beside_it() -> None:
+def test_a_vector_and_its_row_number_are_in_one_page() -> None:
     layout = PageLayout(dimension=300, vector_dtype="float32", page_bytes=4096)
     vectors = np.arange(2100, dtype=np.float32).reshape(7, 300)
     pages = encode_pages(layout, vectors, np.arange(7) + 100, seed=1)
@@ -125,7 +120,7 @@ def test_a_vector_lies_in_one_page_and_its_number_beside_it() -> None:
         assert int.from_bytes(pages[page, start : start + 8].tobytes(), "little") == 100 + row
 
 
-def test_a_page_passes_only_at_its_number_in_its_cluster_segment_and_build() -> None:
+def test_a_checksum_matches_only_at_the_place_of_its_page_in_cluster_segment_and_build() -> None:
     layout = PageLayout(dimension=8, vector_dtype="float32", page_bytes=4096)
     place = {"build_id": 2**64 - 1, "segment": 3, "cluster": 5}
     vectors, rows = np.ones((300, 8), np.float32), np.arange(300)
@@ -144,7 +139,7 @@ def test_a_page_passes_only_at_its_number_in_its_cluster_segment_and_build() -> 
     change=st.integers(1, 255),
     count=st.sampled_from([0, 1, 12, 15]),
 )
-def test_any_changed_byte_of_a_page_is_seen_padding_and_seal_included(
+def test_any_changed_byte_of_a_page_is_found_also_in_padding_and_checksum(
     place: int, change: int, count: int
 ) -> None:
     layout = PageLayout(dimension=100, vector_dtype="float32", page_bytes=4096)
@@ -155,13 +150,13 @@ def test_any_changed_byte_of_a_page_is_seen_padding_and_seal_included(
 
 
 @pytest.mark.parametrize("rows", [[-1, 0], [0, 2**40], [0]])
-def test_row_numbers_that_do_not_fit_are_not_written(rows: list[int]) -> None:
+def test_wrong_row_numbers_are_not_written(rows: list[int]) -> None:
     layout = PageLayout(dimension=3, vector_dtype="float32", page_bytes=4096)
     with pytest.raises(ValueError, match="row numbers"):
         encode_pages(layout, np.ones((2, 3), np.float32), np.array(rows), seed=0)
 
 
 @pytest.mark.parametrize("page_bytes", [0, 4095, 6000])
-def test_pages_that_are_not_aligned_or_hold_no_row_are_refused(page_bytes: int) -> None:
+def test_pages_that_are_not_aligned_or_too_small_for_a_row_are_refused(page_bytes: int) -> None:
     with pytest.raises(ValueError, match="too small"):
         PageLayout(dimension=8, vector_dtype="float32", page_bytes=page_bytes)

@@ -1,4 +1,4 @@
-"""Segments are planned from row counts, written in several lives to the same bytes, checked."""
+"""Segments are planned from row counts, written in several runs to the same bytes, and checked."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from carpool.disk.extent_table import EXTENTS_NAME, read_extents, write_extents
 from carpool.disk.extents import HEADER_BYTES, ClusterExtent, plan_extents, segment_name
-from carpool.disk.files import file_crc32, read_exactly
+from carpool.disk.files import read_exactly
 from carpool.disk.index import open_index
 from carpool.disk.manifest import FileEntry, Manifest, read_manifest, write_manifest
 from carpool.disk.pages import PageLayout
@@ -20,7 +20,7 @@ from carpool.errors import ConfigError, CorruptionError
 from tests.disk.helpers import (
     ROW_COUNTS,
     Content,
-    as_bytes,
+    entry_of,
     make_content,
     read_everything,
     read_one,
@@ -33,7 +33,7 @@ BUILD_ID = 2**64 - 7
 
 
 class Later(Manifest, frozen=True, kw_only=True):
-    """The manifest of a build to come."""
+    """The manifest of a later build."""
 
     compression: str = "none"
 
@@ -63,25 +63,25 @@ def contents(folder: Path) -> dict[str, bytes]:
     segment_bytes_max=st.integers(1, 200_000),
     page_bytes=st.sampled_from([4096, 8192]),
 )
-def test_extents_are_planned_as_a_shelf_is_filled(
+def test_extents_fill_one_segment_after_the_other(
     row_counts: list[int], segment_bytes_max: int, page_bytes: int
 ) -> None:
     layout = PageLayout(dimension=60, vector_dtype="float32", page_bytes=page_bytes)
     extents = plan_extents(layout, row_counts, segment_bytes_max=segment_bytes_max)
     assert [extent.cluster for extent in extents] == list(range(len(row_counts)))
     assert [extent.row_count for extent in extents] == row_counts
-    shelves: list[list[int]] = [[]]
+    segments: list[list[int]] = [[]]
     for count in row_counts:
         size_bytes = max(1, -(-count // layout.rows_per_page)) * page_bytes
-        if shelves[-1] and 4096 + sum(shelves[-1]) + size_bytes > segment_bytes_max:
-            shelves.append([])
-        shelves[-1].append(size_bytes)
-    dumb = [
-        (n, 4096 + sum(shelf[:i]), size)
-        for n, shelf in enumerate(shelves)
-        for i, size in enumerate(shelf)
+        if segments[-1] and 4096 + sum(segments[-1]) + size_bytes > segment_bytes_max:
+            segments.append([])
+        segments[-1].append(size_bytes)
+    simple = [
+        (n, 4096 + sum(sizes[:i]), size)
+        for n, sizes in enumerate(segments)
+        for i, size in enumerate(sizes)
     ]
-    assert [(e.segment, e.offset_bytes, e.size_bytes) for e in extents] == dumb
+    assert [(e.segment, e.offset_bytes, e.size_bytes) for e in extents] == simple
     assert all(
         e.page_count * page_bytes == e.size_bytes and e.offset_bytes % 4096 == 0 for e in extents
     )
@@ -110,23 +110,22 @@ def test_an_index_comes_back_as_it_was_written(tmp_path: Path, dtype: str) -> No
 
 def test_entries_are_those_of_the_files(tmp_path: Path) -> None:
     for name, entry in write_all(tmp_path).items():
-        path = tmp_path / name
-        assert (path.stat().st_size, file_crc32(path)) == (entry.size_bytes, entry.crc32)
+        assert entry == entry_of(tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         segment_name(n) for n in range(extents_of()[-1].segment + 1)
     ]
 
 
-@pytest.mark.parametrize("first_life", range(len(ROW_COUNTS)))
-def test_a_writer_that_was_killed_goes_on_after_the_last_finished_segment(
-    tmp_path: Path, first_life: int
+@pytest.mark.parametrize("first_run", range(len(ROW_COUNTS)))
+def test_a_killed_writer_continues_after_the_last_finished_segment(
+    tmp_path: Path, first_run: int
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
     entries = write_all(whole)
     writer = SegmentWriter(killed, layout=LAYOUT, build_id=BUILD_ID, extents=extents_of())
-    for _ in range(first_life):
+    for _ in range(first_run):
         append_next(writer)
     writer.abandon()
     segments_done = len(contents(killed))
@@ -163,7 +162,7 @@ def test_segments_of_another_build_or_plan_or_of_half_the_length_are_written_ane
     assert contents(tmp_path) == older
 
 
-def test_only_what_was_planned_is_taken_and_nothing_less(tmp_path: Path) -> None:
+def test_a_writer_accepts_exactly_the_planned_clusters(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path, layout=LAYOUT, build_id=1, extents=extents_of((2, 2)))
     vectors, rows = np.ones((3, 60), np.float32), np.arange(3)
     for cluster, count in ((1, 2), (0, 3)):
@@ -248,13 +247,8 @@ def test_a_table_that_contradicts_itself_is_refused_though_its_checksum_is_right
     extents = list(read_extents(tmp_path, manifest))
     extents[0] = msgspec.structs.replace(extents[0], **change)
     write_extents(tmp_path, extents)
-    entry = FileEntry(
-        size_bytes=(tmp_path / EXTENTS_NAME).stat().st_size,
-        crc32=file_crc32(tmp_path / EXTENTS_NAME),
-    )
-    write_manifest(
-        tmp_path, msgspec.structs.replace(manifest, files={**manifest.files, EXTENTS_NAME: entry})
-    )
+    files = {**manifest.files, EXTENTS_NAME: entry_of(tmp_path / EXTENTS_NAME)}
+    write_manifest(tmp_path, msgspec.structs.replace(manifest, files=files))
     with pytest.raises(CorruptionError, match=says):
         open_index(tmp_path)
 
@@ -299,17 +293,6 @@ def test_fields_of_a_later_build_are_ignored_unless_they_are_required(tmp_path: 
     write_manifest(tmp_path, Later(**{**msgspec.structs.asdict(manifest), "vector_dtype": "int8"}))
     with pytest.raises(ConfigError, match=r"undamaged.*int8.*Use the build that wrote it"):
         read_manifest(tmp_path)
-
-
-def test_a_new_profile_replaces_the_old_one_and_the_index_stays_the_same(tmp_path: Path) -> None:
-    manifest = write_index(tmp_path, CONTENT)
-    before = as_bytes(*read_everything(tmp_path))
-    write_manifest(tmp_path, msgspec.structs.replace(manifest, read_latency_us=(9,) * 7))
-    index = open_index(tmp_path)
-    index.close()
-    assert index.manifest.read_latency_us == (9,) * 7
-    assert index.manifest.index_version == manifest.index_version
-    assert as_bytes(*read_everything(tmp_path)) == before
 
 
 def test_a_read_that_the_kernel_cuts_is_read_to_its_end(

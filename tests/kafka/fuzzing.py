@@ -1,4 +1,4 @@
-"""Records that nobody should send: real ones of every topic, mutated by a seeded generator."""
+"""Bad records: good ones of every topic, mutated by a seeded generator."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.answer import Answer, AnswerError, Citation, PartialAnswer, Retrieved, Usage
+from schemas.answer import AnswerError, Citation, PartialAnswer, Retrieved, Usage
 from schemas.codec import encode
 from schemas.deadletter import DeadLetterMark, dead_letter_headers
-from schemas.group import Group, GroupedQuery, HorizonEntry, NextGroup
-from schemas.query import Generation, Query
+from schemas.group import HorizonEntry, NextGroup
+from schemas.query import Generation
 from schemas.record import ClusterId, Headers, Record, Source
-from schemas.retrieval import Hit, Probe, Retrieval
+from schemas.retrieval import Probe
 from schemas.topics import (
     ANSWERS,
     DEAD_LETTER_MARKS,
@@ -24,6 +24,15 @@ from schemas.topics import (
     QUERIES,
     QUERIES_DEAD,
     RETRIEVALS,
+)
+from tests.clocks import NOW_US
+from tests.records import (
+    a_group,
+    a_grouped_query,
+    a_query,
+    a_retrieval,
+    an_answer,
+    some_hits,
 )
 
 HERE = Source(topic=QUERIES.name, partition=2, offset=99, timestamp_ms=1_700_000_000_000)
@@ -39,10 +48,11 @@ class Raw:
 
 
 def real_records() -> dict[str, list[Raw]]:
-    """A few good records of every topic, each with all that it can have."""
-    query = Query(
-        query_id="q-1",
-        text="When was the Eiffel Tower built?",
+    """A few good records of every topic, with all fields that they can have."""
+    passed: Headers = (("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-01"), ("x", None))
+    query = a_query(
+        "q-1",
+        "When was the Eiffel Tower built?",
         vector=VECTOR,
         embedding_model="hashing:4",
         top_k=3,
@@ -52,58 +62,32 @@ def real_records() -> dict[str, list[Raw]]:
         conversation_id="c",
         generation=Generation(max_tokens=64, temperature=0.5, seed=7),
     )
-    passed: Headers = (
-        ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
-        ("x", None),
-    )
-    grouped = GroupedQuery(
-        query=query,
+    grouped = a_grouped_query(
+        query,
+        (3, 1),
         source=HERE,
         headers=passed,
-        arrival_us=1,
-        deadline_us=2,
         vector=VECTOR,
-        clusters=(ClusterId(3), ClusterId(1)),
+        deadline_us=2,
         timings_us={"window_wait": 5},
     )
-    group = Group(
-        index_version="v",
-        centroids_fingerprint="f",
-        embedding_model="m",
-        grouper="g",
-        window_id=4,
-        lane=0,
-        lane_count=1,
-        sequence=9,
-        groups_in_window_for_lane=1,
-        queries=(grouped, grouped),
-        clusters=(ClusterId(1), ClusterId(3)),
+    group = a_group(
+        grouped,
+        grouped,
         next=NextGroup(query_id="q-2", clusters=(ClusterId(5),)),
         horizon=(HorizonEntry(cluster=ClusterId(5), windows=1, queries=2),),
     )
-    retrieval = Retrieval(
-        query=query,
+    retrieval = a_retrieval(
+        query,
+        some_hits(1),
         source=HERE,
         headers=passed,
-        revision=1,
-        is_final=True,
-        index_version="v",
-        embedding_model="m",
-        hits=(
-            Hit(
-                doc_id="d", score=0.5, cluster=ClusterId(1), title="T", text="It was built in 1889."
-            ),
-        ),
         skipped_clusters=(ClusterId(2),),
         probes=(Probe(cluster=ClusterId(1), tier="ssd"),),
         timings_us={"search": 1},
     )
-    answer = Answer(
-        query_id="q-1",
-        status="ok",
-        is_final=True,
-        replayed=False,
-        attempts=1,
+    answer = an_answer(
+        "q-1",
         citations=(Citation(n=1, doc_id="d", title="T", start=0, end=3, score=0.5),),
         retrieved=(Retrieved(id="d", score=0.5),),
         source=HERE,
@@ -111,31 +95,6 @@ def real_records() -> dict[str, list[Raw]]:
         usage=Usage(input_tokens=5),
         timings_ms={"total": 3.5},
         error=AnswerError(type="index_damaged", message="m", retryable=True, stage="searcher"),
-    )
-
-    def raw(record: Record) -> Raw:
-        return Raw(
-            *encode(
-                record, event_id="q-1", source="s", time_us=1_700_000_000_000_000, passed_on=passed
-            )
-        )
-
-    structured = {
-        "specversion": "1.0",
-        "id": "q-1",
-        "type": "t",
-        "source": "s",
-        "data": {"text": "Who?", "top_k": 3},
-    }
-    wishes: Headers = (
-        ("rag-deadline-ms", b"1800000000000"),
-        ("rag-priority", b"-3"),
-        ("rag-tenant", b"acme"),
-    )
-    again: Headers = (
-        ("rag-attempt", b"2"),
-        ("rag-not-before-ms", b"1700000000000"),
-        ("rag-origin", b"rag.queries.v1/2/7/0"),
     )
     letter = dead_letter_headers(
         passed,
@@ -146,17 +105,31 @@ def real_records() -> dict[str, list[Raw]]:
         class_name="RecordError.not_json",
         message="no",
     )
-    mark = DeadLetterMark(letter=HERE, action="replayed", marked_us=5)
+
+    def raw(record: Record) -> Raw:
+        return Raw(*encode(record, event_id="q-1", source="s", time_us=NOW_US, passed_on=passed))
+
+    structured = (
+        b'{"specversion": "1.0", "id": "q-1", "type": "t", "source": "s", '
+        b'"data": {"text": "Who?", "top_k": 3}}'
+    )
+    wishes: Headers = (
+        ("rag-deadline-ms", b"1800000000000"),
+        ("rag-priority", b"-3"),
+        ("rag-tenant", b"acme"),
+    )
+    retried: Headers = (
+        ("rag-attempt", b"2"),
+        ("rag-not-before-ms", b"1700000000000"),
+        ("rag-origin", b"rag.queries.v1/2/7/0"),
+    )
     return {
         QUERIES.name: [
             raw(query),
             Raw(b'{"query_id": "q-1", "text": "Who?", "top_k": 3}', wishes),
-            Raw(
-                json.dumps(structured).encode(),
-                (("content-type", b"application/cloudevents+json"),),
-            ),
+            Raw(structured, (("content-type", b"application/cloudevents+json"),)),
             Raw("Où était-ce ?".encode(), (("content-type", b"text/plain"), ("ce_id", b"q-1"))),
-            Raw(raw(query).value, raw(query).headers + again),
+            Raw(raw(query).value, raw(query).headers + retried),
         ],
         GROUPS.name: [raw(group)],
         RETRIEVALS.name: [raw(retrieval)],
@@ -165,110 +138,30 @@ def real_records() -> dict[str, list[Raw]]:
             raw(PartialAnswer(query_id="q", generation_id="g", seq=0, text="In"))
         ],
         QUERIES_DEAD.name: [Raw(b"{", letter)],
-        DEAD_LETTER_MARKS.name: [raw(mark)],
+        DEAD_LETTER_MARKS.name: [raw(DeadLetterMark(letter=HERE, action="replayed", marked_us=5))],
     }
 
 
-STRANGE: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    1.5,
-    -0.0,
-    1e308,
-    10**18,
-    2**63,
-    2**64,
-    10**30,
-    -(10**30),
-    "",
-    " ",
-    "x",
-    "\x00",
-    "\ud800",
-    "é" * 300,
-    "9" * 400,
-    [],
-    [[]],
-    {},
-    {"a": {}},
-    [None],
-    ["x"] * 30,
-    {"query_id": 5},
-    "2026-11-22T10:00Z",
-    "AAAA",
-    "=",
-    "NaN",
-)
-NUMBERS = (
-    "9" * 5_000,
-    "1e999",
-    "-1e999",
-    "1e-999",
-    "-0",
-    "0" * 50,
-    "1" + "0" * 30 + ".5",
-    "NaN",
-    "Infinity",
-    "0x10",
-    "1_000",
-)
+WHOLE_NUMBERS = (0, -1, 1, 10**18, 2**63, 2**64, 10**30, -(10**30))
+TEXTS = ("", " ", "x", "\x00", "\ud800", "é" * 300, "9" * 400, "2026-11-22T10:00Z", "AAAA", "=")
+CONTAINERS = ([], [[]], {}, {"a": {}}, [None], ["x"] * 30, {"query_id": 5})
+STRANGE: tuple[Any, ...] = (None, True, False, 1.5, -0.0, 1e308, "NaN")
+STRANGE += WHOLE_NUMBERS + TEXTS + CONTAINERS
+NUMBERS = ("9" * 5_000, "0" * 50, "1" + "0" * 30 + ".5")
+NUMBERS += ("1e999", "-1e999", "1e-999", "-0", "NaN", "Infinity", "0x10", "1_000")
 HEADER_NAMES = (
-    "content-type",
-    "ce_specversion",
-    "ce_id",
-    "ce_source",
-    "ce_dataschema",
-    "ce_time",
-    "rag-deadline-ms",
-    "rag-priority",
-    "rag-tenant",
-    "rag-attempt",
-    "rag-not-before-ms",
-    "rag-origin",
-    "rag-replayed-from",
-    "traceparent",
-    "tracestate",
-    "correlation_id",
-    "reply_to",
-    "rag.errors.topic",
-    "rag.errors.offset",
-    "rag.errors.truncated.from.bytes",
-    "rag.errors.exception.class.name",
-    "",
-    "\u00e9" * 50,
+    *("content-type", "ce_specversion", "ce_id", "ce_source", "ce_dataschema", "ce_time"),
+    *("rag-deadline-ms", "rag-priority", "rag-tenant", "rag-attempt", "rag-not-before-ms"),
+    *("rag-origin", "rag-replayed-from", "traceparent", "tracestate", "correlation_id"),
+    *("reply_to", "rag.errors.topic", "rag.errors.offset", "rag.errors.truncated.from.bytes"),
+    *("rag.errors.exception.class.name", "", "é" * 50),
 )
 HEADER_VALUES = (
-    None,
-    b"",
-    b"\x00",
-    b"\xff\xfe",
-    b"x" * 300,
-    b"application/json",
-    b"application/cloudevents+json; charset=utf-16",
-    b"text/plain",
-    b"image/png",
-    b"1.0",
-    b"2.0",
-    b"urn:carpool:query:2",
-    b"urn:carpool:group:1",
-    b"-1",
-    b"9" * 18,
-    b"9" * 40,
-    b"1e5",
-    b" 7 ",
-    b"1_0",
-    "\u0663".encode(),
-    b"rag.queries.v1/2/7/0",
-    b"rag.queries.v1/2/7",
-    b"../../etc/passwd",
-    b"%s%n",
-    b"2",
-    b"3",
-    b"c" * 5_000,
+    *(None, b"", b"\x00", b"\xff\xfe", b"x" * 300, b"c" * 5_000, "\u0663".encode()),
+    *(b"application/json", b"application/cloudevents+json; charset=utf-16", b"text/plain"),
+    *(b"image/png", b"1.0", b"2.0", b"urn:carpool:query:2", b"urn:carpool:group:1"),
+    *(b"-1", b"9" * 18, b"9" * 40, b"1e5", b" 7 ", b"1_0", b"2", b"3"),
+    *(b"rag.queries.v1/2/7/0", b"rag.queries.v1/2/7", b"../../etc/passwd", b"%s%n"),
 )
 
 
@@ -399,14 +292,11 @@ def _places(body: Any) -> list[tuple[Any, Any]]:
     waiting = [body]
     while waiting:
         holder = waiting.pop()
-        inner = (
-            holder.items()
-            if isinstance(holder, dict)
-            else enumerate(holder)
-            if isinstance(holder, list)
-            else ()
-        )
-        for key, value in inner:
+        if isinstance(holder, dict):
+            keys = list(holder)
+        else:
+            keys = list(range(len(holder))) if isinstance(holder, list) else []
+        for key in keys:
             found.append((holder, key))
-            waiting.append(value)
+            waiting.append(holder[key])
     return found

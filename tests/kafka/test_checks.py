@@ -20,7 +20,7 @@ from carpool.kafka.checks import (
 from carpool.kafka.deployment import require_fit
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from schemas.topics import ANSWERS, GROUPS, PARTIAL_ANSWERS, QUERIES, QUERIES_DEAD, TOPICS, Topic
+from schemas.topics import GROUPS, PARTIAL_ANSWERS, QUERIES, QUERIES_DEAD, TOPICS, Topic
 
 BROKER = {
     "transaction.state.log.min.isr": "2",
@@ -120,63 +120,58 @@ def test_a_missing_best_effort_topic_is_only_warned_of() -> None:
     assert PARTIAL_ANSWERS.name in warning(facts(without=PARTIAL_ANSWERS))
 
 
-def test_a_topic_of_groups_with_two_partitions_stops_the_service() -> None:
-    found = facts(GROUPS=TopicFacts(partitions=2, replicas=3, config=topic_config(GROUPS)))
-    assert any("has 2 partitions, and there is one lane" in each for each in judged(found).problems)
+def changed(name: str, partitions: int = 4, replicas: int = 3, **config: str) -> BrokerFacts:
+    """A deployment where one topic differs."""
+    return facts(**{name: topic_facts(globals()[name], partitions, replicas, **config)})
 
 
-def test_every_record_must_have_a_place_among_the_dead_letters() -> None:
-    few = facts(QUERIES_DEAD=topic_facts(QUERIES_DEAD, 3))
-    assert "rag.queries.v1.dlq has 3 partitions and its source 4" in problem(few)
-    assert not judged(facts(QUERIES_DEAD=topic_facts(QUERIES_DEAD, 5))).problems
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (changed("QUERIES_DEAD", 3), "rag.queries.v1.dlq has 3 partitions and its source 4"),
+        (changed("QUERIES", max_message_bytes="1000"), "takes records of 1000 bytes"),
+        (changed("QUERIES_DEAD", max_message_bytes="1000"), "--add-config max.message.bytes="),
+        (
+            changed("QUERIES", replicas=1, min_insync_replicas="2"),
+            "no record would ever be acknowledged",
+        ),
+    ],
+)
+def test_a_topic_that_would_stop_a_service_is_a_problem(found: BrokerFacts, says: str) -> None:
+    assert says in problem(found)
 
 
-def test_answers_must_have_as_many_partitions_as_retrievals() -> None:
-    assert (
-        "has 4 partitions and rag.answers.v1 has 5"
-        in judged(facts(ANSWERS=topic_facts(ANSWERS, 5))).problems[0]
-    )
+def test_partition_counts_of_groups_and_of_answers_are_checked() -> None:
+    groups = facts(GROUPS=TopicFacts(partitions=2, replicas=3, config=topic_config(GROUPS)))
+    assert any("2 partitions, and there is one lane" in each for each in judged(groups).problems)
+    answers = judged(changed("ANSWERS", 5)).problems[0]
+    assert "has 4 partitions and rag.answers.v1 has 5" in answers
+    assert not judged(changed("QUERIES_DEAD", 5)).problems
 
 
-@pytest.mark.parametrize("name", ["QUERIES", "QUERIES_DEAD"])
-def test_a_topic_that_refuses_its_largest_records_stops_the_service(name: str) -> None:
-    found = facts(**{name: topic_facts(globals()[name], max_message_bytes="1000")})
-    assert "takes records of 1000 bytes" in problem(found)
-    assert "--add-config max.message.bytes=" in problem(found)
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (changed("QUERIES", min_insync_replicas="1"), "a broker that is lost"),
+        (changed("QUERIES", replicas=1, min_insync_replicas="1"), "has one copy"),
+        (changed("QUERIES", retention_ms="3600000"), "keeps records for 1 h"),
+        (changed("QUERIES", retention_bytes="1000"), "by size"),
+        (changed("QUERIES", unclean_leader_election_enable="true"), "lacks acknowledged records"),
+        (
+            facts(QUERIES=TopicFacts(partitions=4, replicas=3, config=None)),
+            "cannot be read, so they were not checked",
+        ),
+    ],
+)
+def test_a_topic_that_may_lose_records_causes_a_warning(found: BrokerFacts, says: str) -> None:
+    assert says in warning(found)
 
 
-def test_more_copies_in_sync_than_copies_are_a_problem() -> None:
-    assert "no record would ever be acknowledged" in problem(
-        facts(QUERIES=topic_facts(QUERIES, replicas=1, min_insync_replicas="2"))
-    )
-
-
-def test_one_copy_in_sync_is_warned_of_where_there_are_more() -> None:
-    assert "a broker that is lost" in warning(
-        facts(QUERIES=topic_facts(QUERIES, min_insync_replicas="1"))
-    )
-
-
-def test_one_copy_is_warned_of_where_there_could_be_more() -> None:
-    found = facts(QUERIES=topic_facts(QUERIES, replicas=1, min_insync_replicas="1"))
-    assert "has one copy" in warning(found)
+def test_one_copy_on_one_broker_and_unlimited_retention_cause_no_warning() -> None:
     one = topic_facts(QUERIES, replicas=1, min_insync_replicas="1")
     alone = facts(brokers=1, broker=BROKER | {"offsets.topic.replication.factor": "1"}, QUERIES=one)
     assert not any("one copy" in each for each in judged(alone).warnings)
-
-
-def test_shorter_retention_and_retention_by_size_are_warned_of() -> None:
-    assert "keeps records for 1 h" in warning(
-        facts(QUERIES=topic_facts(QUERIES, retention_ms="3600000"))
-    )
-    assert "by size" in warning(facts(QUERIES=topic_facts(QUERIES, retention_bytes="1000")))
-    assert judged(facts(QUERIES=topic_facts(QUERIES, retention_ms="-1"))).warnings == ()
-
-
-def test_settings_that_cannot_be_read_are_said_to_be_unchecked() -> None:
-    assert "cannot be read" in warning(
-        facts(QUERIES=TopicFacts(partitions=4, replicas=3, config=None))
-    )
+    assert judged(changed("QUERIES", retention_ms="-1")).warnings == ()
 
 
 def test_too_few_brokers_for_their_own_logs_stop_what_needs_them() -> None:

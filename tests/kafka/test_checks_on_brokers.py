@@ -12,39 +12,32 @@ from confluent_kafka.admin import AdminClient
 
 from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics
-from carpool.kafka.checks import Abilities
+from carpool.kafka.checks import Abilities, Deployment
 from carpool.kafka.deployment import check_deployment
 from carpool.kafka.embedded import free_port
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import QUERIES, TOPICS
 
 
-def test_topics_as_they_are_made_fit_on_every_broker(bootstrap: str) -> None:
+def checked(bootstrap: str) -> Deployment:
     settings = KafkaSettings(bootstrap=bootstrap)
     create_topics(settings)
     deployment = check_deployment(
         settings, "auto", TOPICS, group="carpool-checked", inputs=[QUERIES.name]
     )
-    assert deployment.problems == ()
+    assert deployment.problems == (), "created topics fit"
+    return deployment
 
 
 def test_the_embedded_broker_has_no_transactions(embedded_bootstrap: str) -> None:
-    settings = KafkaSettings(bootstrap=embedded_bootstrap)
-    create_topics(settings)
-    deployment = check_deployment(
-        settings, "auto", TOPICS, group="carpool-checked", inputs=[QUERIES.name]
-    )
+    deployment = checked(embedded_bootstrap)
     assert deployment.abilities == Abilities(transactions=False, consumer_protocol=False)
     assert deployment.delivery == "at_least_once"
 
 
 @pytest.mark.kafka
-def test_apache_kafka_has_transactions_and_shares_partitions_itself(kafka_bootstrap: str) -> None:
-    settings = KafkaSettings(bootstrap=kafka_bootstrap)
-    create_topics(settings)
-    deployment = check_deployment(
-        settings, "auto", TOPICS, group="carpool-checked", inputs=[QUERIES.name]
-    )
+def test_apache_kafka_has_transactions_and_the_consumer_protocol(kafka_bootstrap: str) -> None:
+    deployment = checked(kafka_bootstrap)
     assert deployment.abilities == Abilities(transactions=True, consumer_protocol=True)
     assert deployment.delivery == "exactly_once"
 

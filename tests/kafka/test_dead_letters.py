@@ -16,22 +16,29 @@ from carpool.dead_letters.letter import (
 from carpool.dead_letters.selection import Selection
 from carpool.kafka.admin import create_topics
 from carpool.kafka.librdkafka import LibrdkafkaProducer
-from carpool.kafka.records import Message, Output
+from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.sizes import record_bytes
 from schemas.deadletter import DeadLetterMark
 from schemas.headers import CONNECT_PREFIX, ERROR_PREFIX
-from schemas.record import Headers, Source, header
+from schemas.record import Headers, header
 from schemas.topics import DEAD_LETTER_EXTRA_BYTES, QUERIES, QUERIES_DEAD, TOPICS, dead_letters_of
+from tests.records import a_message, a_source
 
-SOURCE = Source(topic=QUERIES.name, partition=2, offset=99, timestamp_ms=1_700_000_000_000)
-REASON = Reason(
-    group="carpool-grouper",
-    stage="grouper",
-    attempts=1,
-    class_name="RecordError.not_json",
-    message="no JSON",
-)
+SOURCE = a_source(99, partition=2, timestamp_ms=1_700_000_000_000)
+
+
+def a_reason(reason: str = "not_json", message: str = "no JSON") -> Reason:
+    return Reason(
+        group="carpool-grouper",
+        stage="grouper",
+        attempts=1,
+        class_name=f"RecordError.{reason}",
+        message=message,
+    )
+
+
+TOO_LARGE = a_reason("too_large", "é" * 9_000)
 
 
 def letter_of(
@@ -40,14 +47,14 @@ def letter_of(
     *,
     key: bytes | None = b"k",
     connect_names: bool = False,
-    reason: Reason = REASON,
+    reason: Reason | None = None,
 ) -> Output:
     return make_letter(
         source=SOURCE,
         key=key,
         value=value,
         headers=headers,
-        reason=reason,
+        reason=reason or a_reason(),
         connect_names=connect_names,
     )
 
@@ -56,11 +63,14 @@ def read(
     output: Output, mark: DeadLetterMark | None = None, *, offset: int = 17, written_ms: int = 5
 ) -> DeadLetter:
     assert output.partition is not None
-    place = Source(
-        topic=output.topic, partition=output.partition, offset=offset, timestamp_ms=written_ms
-    )
-    message = Message(
-        source=place, key=output.key, value=output.value, headers=output.headers, received_us=0
+    message = a_message(
+        output.topic,
+        offset,
+        partition=output.partition,
+        key=output.key,
+        value=output.value,
+        headers=output.headers,
+        timestamp_ms=written_ms,
     )
     return read_letter(message, mark)
 
@@ -122,19 +132,12 @@ def test_a_letter_fits_its_topic_whatever_a_compressed_record_unpacked_to(
     value_bytes: int, sizes: list[tuple[str, int | None]], key_bytes: int, connect_names: bool
 ) -> None:
     headers = tuple((name, None if each is None else bytes(each)) for name, each in sizes)
-    reason = Reason(
-        group="g",
-        stage="grouper",
-        attempts=1,
-        class_name="RecordError.too_large",
-        message="é" * 9_000,
-    )
     output = letter_of(
         bytes(value_bytes),
         headers,
         key=bytes(key_bytes),
         connect_names=connect_names,
-        reason=reason,
+        reason=TOO_LARGE,
     )
     assert size(output) <= QUERIES_DEAD.max_message_bytes
     letter = read(output)
@@ -145,7 +148,7 @@ def test_a_letter_fits_its_topic_whatever_a_compressed_record_unpacked_to(
         assert is_kept, "what its source takes is never cut"
 
 
-def test_a_letter_that_was_cut_says_of_how_much() -> None:
+def test_a_letter_that_was_cut_names_the_size_of_its_record() -> None:
     letter = read(letter_of(bytes(5_000_000)))
     assert letter.errors["truncated.from.bytes"] == "5000000"
     assert QUERIES.max_message_bytes < len(letter.value) < 5_000_000
@@ -168,8 +171,7 @@ def test_forged_error_headers_are_ignored() -> None:
 
 
 def test_a_record_of_another_program_is_a_letter_too() -> None:
-    place = Source(topic=QUERIES_DEAD.name, partition=0, offset=1)
-    letter = read_letter(Message(source=place, key=None, value=None, headers=(), received_us=0))
+    letter = read_letter(a_message(QUERIES_DEAD.name, value=None))
     assert (letter.reason, letter.message, letter.value, letter.errors) == ("unknown", "", b"", {})
 
 
@@ -201,9 +203,7 @@ def test_a_replayed_record_is_as_it_was_first_written() -> None:
 
 def some_letters() -> dict[str, DeadLetter]:
     done = DeadLetterMark(letter=SOURCE, action="replayed", marked_us=1)
-    bad_model = Reason(
-        group="g", stage="grouper", attempts=1, class_name="RecordError.wrong_model", message="m"
-    )
+    bad_model = a_reason("wrong_model")
     return {
         "old": read(letter_of(b"a"), offset=1, written_ms=1_000),
         "new": read(letter_of(b"b", reason=bad_model), offset=2, written_ms=9_000),
@@ -282,17 +282,10 @@ def test_brokers_count_a_record_as_we_do_and_its_letter_fits(
         settings, Output(topic=QUERIES.name, key=key, value=value + b"x", headers=headers)
     )
 
-    reason = Reason(
-        group="g",
-        stage="grouper",
-        attempts=1,
-        class_name="RecordError.too_large",
-        message="é" * 9_000,
-    )
-    letter = letter_of(value, headers, key=key, connect_names=True, reason=reason)
+    letter = letter_of(value, headers, key=key, connect_names=True, reason=TOO_LARGE)
     assert letter.value == value and letter.headers[: len(headers)] == headers
     assert written(settings, letter)
-    unpacked = letter_of(bytes(3_000_000), headers, key=key, connect_names=True, reason=reason)
+    unpacked = letter_of(bytes(3_000_000), headers, key=key, connect_names=True, reason=TOO_LARGE)
     assert written(settings, unpacked)
 
 

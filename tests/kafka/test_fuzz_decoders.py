@@ -20,7 +20,7 @@ from schemas.deadletter import DeadLetterMark
 from schemas.errors import REASONS, RecordError
 from schemas.group import Group
 from schemas.query import Query
-from schemas.record import Headers, Record, Source
+from schemas.record import Headers, Record
 from schemas.retrieval import Retrieval
 from schemas.topics import (
     ANSWERS,
@@ -31,7 +31,9 @@ from schemas.topics import (
     QUERIES_DEAD,
     RETRIEVALS,
 )
+from tests.clocks import NOW_US
 from tests.kafka.fuzzing import HEADER_NAMES, HEADER_VALUES, HERE, Mutator, Raw, real_records
+from tests.records import a_message
 
 KINDS: dict[str, type[Record]] = {
     GROUPS.name: Group,
@@ -42,15 +44,17 @@ KINDS: dict[str, type[Record]] = {
 }
 REAL = real_records()
 LIMITS = {topic.name: topic.max_message_bytes for topic in (ANSWERS, QUERIES_DEAD)}
-NOW_US = 1_700_000_000_000_000
 
 
 def message_of(raw: Raw, topic: str = QUERIES.name) -> Message:
-    source = Source(
-        topic=topic, partition=HERE.partition, offset=HERE.offset, timestamp_ms=HERE.timestamp_ms
-    )
-    return Message(
-        source=source, key=b"k", value=raw.value, headers=raw.headers, received_us=NOW_US
+    return a_message(
+        topic,
+        HERE.offset,
+        partition=HERE.partition,
+        key=b"k",
+        value=raw.value,
+        headers=raw.headers,
+        timestamp_ms=HERE.timestamp_ms,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Producer
@@ -16,19 +16,9 @@ from carpool.kafka.librdkafka import LibrdkafkaConsumer
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import RETRIEVALS
+from tests.kafka.conformance.harness import Listener
 
 AT = TopicPartition(RETRIEVALS.name, 0)
-
-
-class Listener:
-    def __init__(self) -> None:
-        self.positions: dict[TopicPartition, Position] = {}
-
-    def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
-        self.positions |= positions
-
-    def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """Nothing."""
 
 
 def write(bootstrap: str, count: int) -> None:
@@ -65,9 +55,8 @@ def test_what_arrives_while_paused_is_counted_and_markers_already_passed_are_not
     consumer = LibrdkafkaConsumer(settings, group, SystemClock())
     consumer.subscribe(AT.topic, listener)
     try:
-        early = polled(
-            consumer, lambda: AT in listener.positions
-        )  # the poll that tells of the partition may bring a record
+        # The poll that assigns the partition may return a record.
+        early = polled(consumer, lambda: AT in listener.positions)
         consumer.pause()
         polled(consumer, lambda: consumer.waiting()[AT] >= 3 - early)  # as while a model loads
         consumer.resume()
@@ -80,9 +69,8 @@ def test_what_arrives_while_paused_is_counted_and_markers_already_passed_are_not
         polled(consumer, lambda: time.monotonic() > until_s)
         assert consumer.waiting()[AT] == 0
         write(kafka_bootstrap, 5)
-        polled(
-            consumer, lambda: consumer.waiting()[AT] in (5, 6)
-        )  # or with the marker, which nothing tells from a record
+        # 6 with the marker, which cannot be distinguished from a record.
+        polled(consumer, lambda: consumer.waiting()[AT] in (5, 6))
         consumer.resume()
         assert polled(consumer, lambda: consumer.waiting()[AT] == 0 and AT in consumer._at_end) == 5
         consumer.commit_now({AT: Position(consumer._passed[AT], "")})

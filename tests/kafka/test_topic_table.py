@@ -1,4 +1,4 @@
-"""A table reads the partitions that can be read, whatever the trouble with others."""
+"""A table reads the readable partitions while others cannot be read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from schemas.topics import ANSWERS, RETRIEVALS
 from tests.clocks import HandClock
 
 
-class Ear:
-    """Keeps what it is told."""
+class Rows:
+    """Keeps what the table reads."""
 
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
@@ -54,10 +54,10 @@ class Rig:
     """A table over a broker in memory, stepped by hand."""
 
     def __init__(self, *leaderless: int) -> None:
-        self.clock, self.ear = HandClock(), Ear()
+        self.clock, self.rows = HandClock(), Rows()
         self.broker = MemoryBroker(self.clock, {ANSWERS.name: 3, RETRIEVALS.name: 3})
         self.reader = Leaderless(self.broker, *leaderless)
-        self.table = TopicTable(self.reader, self.ear, self.clock, horizon_ms=1_000)
+        self.table = TopicTable(self.reader, self.rows, self.clock, horizon_ms=1_000)
 
     def write(self, partition: int, value: bytes) -> None:
         producer = MemoryProducer(self.broker)
@@ -66,34 +66,34 @@ class Rig:
         producer.close(1)
 
 
-def test_a_partition_without_a_leader_keeps_no_other_from_being_read() -> None:
+def test_other_partitions_are_read_while_one_has_no_leader() -> None:
     rig = Rig(0, 1)
     rig.write(2, b"a")
     rig.table.read([0, 1, 2])
     rig.table.step()
     assert rig.table.trouble is not None and "no leader" in rig.table.trouble
     rig.table.step()
-    assert (rig.ear.read, rig.ear.values) == ([2], [b"a"])
+    assert (rig.rows.read, rig.rows.values) == ([2], [b"a"])
     rig.write(2, b"b")
     rig.table.step()
-    assert rig.ear.values == [b"a", b"b"]
+    assert rig.rows.values == [b"a", b"b"]
     assert rig.table.trouble is not None
 
 
-def test_what_cannot_be_read_is_asked_for_after_pauses_and_nothing_is_looked_up_meanwhile() -> None:
+def test_failed_reads_are_retried_after_pauses_and_nothing_is_fetched_meanwhile() -> None:
     rig = Rig(0)
     rig.table.read([0])
     rig.table.step()
     rig.table.fetch(7, 0, 0)
     rig.table.step()
-    assert (rig.reader.asked, rig.ear.fetched) == (1, [])
+    assert (rig.reader.asked, rig.rows.fetched) == (1, [])
     rig.clock.time_us += BACKOFF_US_MIN
     rig.table.step()
-    assert (rig.reader.asked, rig.ear.fetched) == (2, [])
+    assert (rig.reader.asked, rig.rows.fetched) == (2, [])
     rig.reader.leaderless.clear()
     rig.clock.time_us += BACKOFF_US_MAX
     rig.table.step()
-    assert (rig.reader.asked, rig.ear.read, rig.ear.fetched, rig.table.trouble) == (
+    assert (rig.reader.asked, rig.rows.read, rig.rows.fetched, rig.table.trouble) == (
         3,
         [0],
         [7],

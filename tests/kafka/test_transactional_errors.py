@@ -1,4 +1,4 @@
-"""Which error of librdkafka's means what to whoever commits: only what may pass is tried again."""
+"""Errors of librdkafka are sorted: only those that may pass are retried."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALLS: dict[str, Call] = {
 
 
 class Failing:
-    """A producer of confluent-kafka's whose every call fails, but those that only serve."""
+    """A confluent-kafka producer whose calls fail, except those that only serve callbacks."""
 
     def __init__(self, error: KafkaError) -> None:
         self.error = error
@@ -79,7 +79,7 @@ def test_an_unknown_error_aborts_and_is_not_retried(call: str, code: int) -> Non
     assert kind(call, KafkaError(code, "something else")) is AbortedError
 
 
-def test_after_such_a_commit_error_the_outcome_is_unknown_and_the_service_restarts() -> None:
+def test_an_unknown_error_of_a_commit_ends_the_service_because_its_outcome_is_unknown() -> None:
     assert kind("commit", KafkaError(KafkaError._CONFLICT, "something else")) is FencedError
 
 

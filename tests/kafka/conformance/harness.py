@@ -1,4 +1,4 @@
-"""Brokers of every kind with topics of their own, for the conformance tests."""
+"""Brokers of every kind, each with its own topics, for the conformance tests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WAIT_S = 20.0
 
 @dataclass
 class Listener:
-    """Notes what it is told."""
+    """Notes assigned positions and revoked partitions."""
 
     positions: dict[TopicPartition, Position] = field(default_factory=dict)
     gone: set[TopicPartition] = field(default_factory=set)
@@ -58,7 +58,7 @@ class Listener:
 
 
 class Broker(ABC):
-    """One kind of broker: topics and a consumer group of the test's own, and clients for them."""
+    """One kind of broker, with topics and a consumer group for one test, and clients for them."""
 
     kind: str
 
@@ -99,20 +99,20 @@ class Broker(ABC):
 
     @abstractmethod
     def seen(self, topic: str) -> list[str]:
-        """What a reader of committed records sees of a topic now."""
+        """The committed records of a topic."""
 
     @abstractmethod
     def written(self, topic: str) -> int:
-        """Entries in the log of a topic, seen or not."""
+        """Entries in the log of a topic, also invisible ones."""
 
     @abstractmethod
     def committed(self) -> dict[TopicPartition, Position]:
-        """What the group committed, as far as it is settled."""
+        """The committed positions of the group that no transaction blocks."""
 
     @contextmanager
     @abstractmethod
     def no_reply_to_commit(self) -> Iterator[None]:
-        """The reply to the next commit of a transaction comes too late."""
+        """Delays the reply to the next commit of a transaction beyond its time-out."""
 
 
 class InMemory(Broker):
@@ -225,7 +225,7 @@ class Reached(Broker):
 
     @contextmanager
     def no_reply_to_commit(self) -> Iterator[None]:
-        assert self.server is not None, "only our own broker can be held up"
+        assert self.server is not None, "only a broker of the tests can be paused"
         self.server.pause()
         try:
             yield
@@ -249,7 +249,7 @@ class Member:
         return self
 
     def open(self, texts: list[str], offsets: Mapping[TopicPartition, Position]) -> None:
-        """Opens a transaction with these results and offsets, and sees that the broker has both."""
+        """Opens a transaction with these results and offsets, and waits until both are written."""
         before = self.broker.written(self.broker.results)
         self.producer.begin()
         for text in texts:
@@ -264,11 +264,11 @@ class Member:
         insist(self.producer.commit)
 
     def kill(self) -> None:
-        """Ends as a killed process does: nothing is handed back, nothing is closed."""
+        """Ends as a killed process does: leaves no group, closes nothing."""
         if isinstance(self.consumer, MemoryConsumer):
             self.consumer.crash()
         del self.producer, self.consumer
-        # the consumer's callbacks refer to it: until it is collected, its heartbeats go on
+        # Callbacks reference the consumer, and its heartbeats continue until it is collected.
         gc.collect()
 
     def close(self) -> None:
@@ -276,15 +276,23 @@ class Member:
         self.producer.close()
 
 
+def joined(broker: Broker, count: int = PARTITIONS) -> tuple[ConsumerClient, Listener]:
+    """A member without an instance id that has `count` partitions."""
+    consumer, listener = broker.consumer(), Listener()
+    consumer.subscribe(broker.topic, listener)
+    poll_until(consumer, lambda: len(listener.positions) >= count)
+    return consumer, listener
+
+
 def wait_until(done: Callable[[], bool], seconds: float = WAIT_S) -> None:
     deadline = time.monotonic() + seconds
     while not done():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
         time.sleep(0.002)
 
 
-def insist(call: Callable[[], None]) -> None:
-    """Makes a call until it goes through, as the delivery does."""
+def insist(call: Callable[[], None], seconds: float = WAIT_S) -> None:
+    """Repeats a call after each `RetryableError`, as the delivery does."""
 
     def went_through() -> bool:
         try:
@@ -293,27 +301,32 @@ def insist(call: Callable[[], None]) -> None:
             return False
         return True
 
-    wait_until(went_through)
+    wait_until(went_through, seconds)
 
 
 def poll_until(
     consumer: ConsumerClient, done: Callable[[], bool], seconds: float = WAIT_S
 ) -> list[Message]:
-    records, deadline = [], time.monotonic() + seconds
-    while not done() and time.monotonic() < deadline:
-        message = consumer.poll(0.05)
-        if message is not None:
+    """Polls until `done`, and returns the records that came."""
+    records: list[Message] = []
+
+    def polled() -> bool:
+        if not done() and (message := consumer.poll(0.05)) is not None:
             records.append(message)
-    assert done(), "it did not come about"
+        return done()
+
+    wait_until(polled, seconds)
     return records
 
 
 def read(consumer: ConsumerClient, count: int) -> list[Message]:
+    """Polls until `count` records came."""
     records: list[Message] = []
-    deadline = time.monotonic() + WAIT_S
-    while len(records) < count and time.monotonic() < deadline:
-        message = consumer.poll(0.05)
-        if message is not None:
+
+    def polled() -> bool:
+        if (message := consumer.poll(0.05)) is not None:
             records.append(message)
-    assert len(records) == count
+        return len(records) == count
+
+    wait_until(polled)
     return records

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from carpool.kafka.clients import Position
-from tests.kafka.conformance.harness import PARTITIONS, Broker, Listener, poll_until, read
+from tests.kafka.conformance.harness import PARTITIONS, Broker, Listener, joined, poll_until, read
 
 pytestmark = pytest.mark.timeout(180)
 
 
 def test_a_second_member_gets_its_share_and_gives_it_back(broker: Broker) -> None:
-    one, heard_one = broker.consumer(), Listener()
-    one.subscribe(broker.topic, heard_one)
-    poll_until(one, lambda: len(heard_one.positions) == PARTITIONS)
+    one, heard_one = joined(broker)
     two, heard_two = broker.consumer(), Listener()
     two.subscribe(broker.topic, heard_two)
 
@@ -31,9 +29,7 @@ def test_a_second_member_gets_its_share_and_gives_it_back(broker: Broker) -> Non
 
 def test_partitions_that_a_member_keeps_go_on_while_another_joins(group_broker: Broker) -> None:
     broker = group_broker
-    one, heard_one = broker.consumer(), Listener()
-    one.subscribe(broker.topic, heard_one)
-    poll_until(one, lambda: len(heard_one.positions) == PARTITIONS)
+    one, heard_one = joined(broker)
     two, heard_two = broker.consumer(), Listener()
     two.subscribe(broker.topic, heard_two)
 
@@ -74,9 +70,7 @@ def test_a_member_has_a_membership_from_when_it_joined_until_it_left(group_broke
 def test_positions_of_a_member_that_has_no_instance_id_are_not_claimed(
     group_broker: Broker,
 ) -> None:
-    consumer, listener = group_broker.consumer(), Listener()
-    consumer.subscribe(group_broker.topic, listener)
-    poll_until(consumer, lambda: len(listener.positions) == PARTITIONS)
+    consumer, listener = joined(group_broker)
     assert set(listener.positions.values()) == {Position(None, "")}
     assert group_broker.committed() == {}
     consumer.close()

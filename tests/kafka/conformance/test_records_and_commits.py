@@ -8,7 +8,7 @@ import pytest
 
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.clients import Position
-from tests.kafka.conformance.harness import PARTITIONS, Broker, Listener, poll_until, read
+from tests.kafka.conformance.harness import PARTITIONS, Broker, Listener, joined, poll_until, read
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -91,9 +91,7 @@ def test_waiting_counts_from_the_position_and_is_zero_at_the_end(broker: Broker)
 
 
 def test_a_paused_member_keeps_its_partitions_and_gets_nothing(broker: Broker) -> None:
-    consumer, listener = broker.consumer(), Listener()
-    consumer.subscribe(broker.topic, listener)
-    poll_until(consumer, lambda: len(listener.positions) == PARTITIONS)
+    consumer, listener = joined(broker)
     consumer.pause()
     broker.write(broker.record("a"))
     assert [consumer.poll(0.02) for _ in range(10)] == [None] * 10
