@@ -1,5 +1,5 @@
-"""How do we talk to brokers? One seam of clients, and two implementations behind it.
+"""How does Carpool talk to brokers? One set of client protocols with two implementations.
 
-`librdkafka` talks to real brokers, `memory` is a broker in memory for tests; both pass one
-conformance suite. *Invariant:* nothing here knows the loop or a service.
+`librdkafka` is for real brokers, `memory` is a broker in memory for tests. Both pass one
+conformance suite. *Invariant:* nothing here imports the loop or a service.
 """

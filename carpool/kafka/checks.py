@@ -21,15 +21,13 @@ INTERNAL_LOGS = {
     "__transaction_state": "transaction.state.log",
 }
 """The brokers' own topics, and how the settings of each begin."""
-
-
 WARN_SHARE = 0.5
 """Unread records older than this share of their topic's retention cause a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopicFacts:
-    """A topic as the brokers have it. `config` None: it could not be read."""
+    """A topic at the brokers. `config` None: it could not be read."""
 
     partitions: int
     replicas: int
@@ -52,7 +50,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerFacts:
-    """What the brokers returned. `config`: of one broker; empty: none; None: not permitted."""
+    """The brokers' answers. `config`: of one broker; empty: none; None: not permitted."""
 
     brokers: int
     config: Mapping[str, str] | None = field(default_factory=dict)
@@ -62,7 +60,7 @@ class BrokerFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """What the brokers can. `consumer_protocol`: they share partitions out themselves (KIP-848)."""
+    """What the brokers support. `consumer_protocol`: they assign partitions (KIP-848)."""
 
     transactions: bool
     consumer_protocol: bool
@@ -79,7 +77,7 @@ class Deployment:
 
     @property
     def promise(self) -> str:
-        """What the service keeps on these brokers, in a sentence for its log."""
+        """The delivery guarantee on these brokers, in a sentence for the log."""
         if self.delivery == "exactly_once":
             return (
                 "nothing is lost and nothing is repeated, for readers that read committed "
@@ -110,8 +108,7 @@ def judge(
     warnings: list[str] = []
     if delivery == "exactly_once" and not abilities.transactions:
         problems.append(
-            "kafka.delivery is exactly_once, but these brokers have no transactions that readers "
-            "could trust (the embedded "
+            "kafka.delivery is exactly_once, but these brokers have no transactions (the embedded "
             "broker has none): use Apache Kafka, or set kafka.delivery to auto or at_least_once"
         )
     if facts.config is None:
@@ -163,8 +160,8 @@ def _internal_log_problems(facts: BrokerFacts, delivery: DeliveryName) -> Iterat
         if is_needed and copies is not None and name not in facts.topics and copies > facts.brokers:
             yield (
                 f"the brokers want {copies} copies of {name} ({prefix}.replication.factor), and "
-                f"there are {facts.brokers} of them: no group can be joined or no transaction "
-                "begun. Start more brokers, or lower that setting"
+                f"there are {facts.brokers} brokers: no group can be joined, or no transaction can "
+                "begin. Start more brokers, or lower that setting"
             )
 
 
@@ -174,14 +171,14 @@ def _topic_problems(
     name, config = topic.name, found.config or {}
     if topic.partition_by == "lane" and found.partitions != LANES:
         yield (
-            f"topic {name} has {found.partitions} partitions, and there is one lane: make the "
-            "topic anew"
+            f"topic {name} has {found.partitions} partitions, and there is one lane: delete the "
+            "topic and create it again"
         )
     size = _number(config, "max.message.bytes")
     if size is not None and size < topic.max_message_bytes:
         yield (
             f"topic {name} takes records of {size} bytes, and its largest have "
-            f"{topic.max_message_bytes}: they would be refused, and the service with them. "
+            f"{topic.max_message_bytes}: brokers would refuse them, and the service would stop. "
             f"{_alter(name, 'max.message.bytes', topic.max_message_bytes)}"
         )
     in_sync = _number(config, "min.insync.replicas")
@@ -203,14 +200,14 @@ def _topic_warnings(topic: Topic, found: TopicFacts, facts: BrokerFacts) -> Iter
         return
     if found.replicas == 1 and facts.brokers > 1:
         yield (
-            f"topic {name} has one copy: what its broker loses is lost. Make it with "
-            f"{min(3, facts.brokers)} copies"
+            f"topic {name} has one copy: if its broker loses records, they are lost. Create it "
+            f"with {min(3, facts.brokers)} copies"
         )
     if found.replicas > 1 and _number(config, "min.insync.replicas") == 1:
         yield (
             f"topic {name} acknowledges a record that only one of its {found.replicas} copies has "
             "(min.insync.replicas is 1): "
-            f"a broker that is lost then takes it along. {_alter(name, 'min.insync.replicas', 2)}"
+            f"it is lost with a broker that is lost. {_alter(name, 'min.insync.replicas', 2)}"
         )
     if config.get("unclean.leader.election.enable") == "true":
         yield (
@@ -222,13 +219,13 @@ def _topic_warnings(topic: Topic, found: TopicFacts, facts: BrokerFacts) -> Iter
     if deletes and retention_ms is not None and 0 <= retention_ms < topic.retention_ms:
         yield (
             f"topic {name} keeps records for {_hours(retention_ms)}, less than the "
-            f"{_hours(topic.retention_ms)} that it should: "
-            f"unread ones go that much sooner. {_alter(name, 'retention.ms', topic.retention_ms)}"
+            f"{_hours(topic.retention_ms)} that it should: unread records are deleted earlier. "
+            f"{_alter(name, 'retention.ms', topic.retention_ms)}"
         )
     if deletes and (_number(config, "retention.bytes") or -1) >= 0:
         yield (
             f"topic {name} deletes by size (retention.bytes is {config['retention.bytes']}): "
-            "records go unread, however young, when many come. Unset it"
+            "under load, unread records are deleted however young they are. Unset it"
         )
 
 
@@ -240,8 +237,8 @@ def _partition_problems(facts: BrokerFacts) -> Iterator[str]:
         if answers is not None and found is not None and answers.partitions != found.partitions:
             yield (
                 f"topic {topic.name} has {found.partitions} partitions and {ANSWERS.name} has "
-                f"{answers.partitions}: they must be as many, or answers are looked for where they "
-                "are not. Delete the smaller one and create it again (`carpool topics create`)"
+                f"{answers.partitions}: equal counts are needed, or answers are not found. "
+                "Delete the smaller topic and create it again (`carpool topics create`)"
             )
     for name, dead in facts.topics.items():
         source = facts.topics.get(name.removesuffix(DEAD_LETTER_SUFFIX))
@@ -252,8 +249,8 @@ def _partition_problems(facts: BrokerFacts) -> Iterator[str]:
         ):
             yield (
                 f"topic {name} has {dead.partitions} partitions and its source "
-                f"{source.partitions}: a record that cannot be used would find no place there and "
-                "stop the service. Add partitions (`kafka-topics --alter --partitions`)"
+                f"{source.partitions}: a bad record of a missing partition would stop the "
+                "service. Add partitions (`kafka-topics --alter --partitions`)"
             )
 
 

@@ -10,17 +10,17 @@ from schemas.topics import MESSAGE_BYTES_MAX
 EMBEDDED_FETCH_WAIT_MS = 10
 PROTOCOL_OVERHEAD_BYTES = 64 * 1024
 FETCH_PARTITION_BYTES = 256 * 1024
-"""Bytes of one partition in one fetch response; a larger record comes alone. A paused partition is
-fetched again when it is resumed.
-"""
+"""Bytes of one partition in one fetch response; a larger record comes alone."""
 FETCHED_AHEAD_RECORDS = 250
 FETCH_BACKOFF_MS = 5
-"""Pause of fetching when librdkafka's queue is full; its default is a second. librdkafka counts the
-records of all partitions together, so records of one class would delay those of the other.
+"""Pause of fetching when librdkafka's queue is full; its default is a second.
+
+The queue counts the records of all partitions, so records of one class would delay the other class.
 """
 METADATA_REFRESH_MS = 30_000
-"""Maximum age of topic metadata; librdkafka's default is five minutes. A broker that is starting
-may return too few partitions, and clients use that answer until the next refresh.
+"""Maximum age of topic metadata; librdkafka's default is five minutes.
+
+A broker that is starting may return too few partitions, which clients use until the next refresh.
 """
 
 

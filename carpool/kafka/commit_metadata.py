@@ -1,4 +1,4 @@
-"""Commit metadata, the text stored with a committed offset, encoded and decoded. Pure.
+"""Encodes and decodes commit metadata, the text stored with a committed offset. Pure.
 
 Version 1: `1;` and comma-separated runs. `a+n`: n whole records, the first `a` records after the
 committed offset. `a:p-q.r`: parts p to q and part r of the record at `a`. Numbers are decimal.
@@ -12,29 +12,29 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 METADATA_BYTES_MAX = 4_095
-"""The most commit metadata that brokers take by default (`offset.metadata.max.bytes`: 4096)."""
+"""Limit of commit metadata; brokers accept 4096 bytes by default (`offset.metadata.max.bytes`)."""
 UNNAMED_BYTES_MAX = METADATA_BYTES_MAX - 65
-"""The most without an instance id: the id of any later owner (64 bytes and a separator) fits."""
+"""Limit without an instance id: the id of any later owner (64 bytes and a separator) still fits."""
 
 METADATA_VERSION = "1;"
 WITH_INSTANCE_ID = re.compile(r"2;([A-Za-z0-9._-]{1,64});")
 RUN_MAX = 1_000_000
-"""The longest run that is believed: more were never in flight, so a longer one is damage."""
+"""Longest valid run: fewer records are ever in flight, so a longer run is damage."""
 
 
 def with_instance_id(metadata: str, instance_id: str) -> str:
-    """Returns the metadata with the name of who commits it, in place of any that is there."""
+    """Returns the metadata with this instance id, which replaces any other."""
     return f"2;{instance_id};{_runs_of(metadata) or ''}"
 
 
 def instance_id_of(metadata: str) -> str | None:
-    """Returns who committed this; None where it does not say."""
+    """Returns the instance id of the member that committed this; None without one."""
     found = WITH_INSTANCE_ID.match(metadata)
     return found[1] if found else None
 
 
 def _runs_of(metadata: str) -> str | None:
-    """Returns the runs; None for metadata that is empty or foreign."""
+    """Returns the runs; None for metadata that is empty or of another program."""
     if metadata.startswith(METADATA_VERSION):
         return metadata[len(METADATA_VERSION) :]
     found = WITH_INSTANCE_ID.match(metadata)
@@ -88,7 +88,7 @@ def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _run(first: int, last: int) -> range:
-    """Returns first..last; raises `ValueError` for a run that cannot be."""
+    """Returns first..last; raises `ValueError` for an impossible run."""
     if not 0 <= last - first < RUN_MAX or first < 0:
         raise ValueError(f"run {first}-{last}")
     return range(first, last + 1)

@@ -70,7 +70,7 @@ def _standings(
     group: str,
     partitions: Mapping[TopicPartition, int | None],
 ) -> dict[TopicPartition, Standing]:
-    """Returns the group's standing; empty where the brokers do not answer such requests."""
+    """Returns the group's standing; empty where the brokers do not support such requests."""
     timeout_s = settings.request_timeout_ms / 1_000
     raw = [RawPartition(at.topic, at.partition) for at in partitions]
     now_ms = int(time.time() * 1_000)

@@ -1,4 +1,4 @@
-"""Whom to fence when a partition is taken over, and the claim that names its new owner. Pure.
+"""Decides which members to fence at a takeover, and how the new owner claims a partition. Pure.
 
 See ADR 0007. Metadata without an instance id was committed under at-least-once, which leaves no
 transactions.
@@ -13,13 +13,14 @@ from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, instance_id_of, wi
 from carpool.kafka.records import TopicPartition
 
 TAKEOVER_WAIT_S = 0.1
-"""How long to wait for a transaction that blocks the offsets of a newly assigned partition, before
-its owner is looked up: most end within milliseconds.
+"""Wait for a transaction that blocks the offsets of a newly assigned partition, before its owner is
+looked up. Most transactions end within milliseconds.
 """
 
 LIVING_WAIT_S = 5.0
-"""How long to wait where the owner is a living member, at most half of the request time-out. A
-living member released the partition after its commit; brokers under load may still write the
+"""The same wait where the owner is a living member, at most half of the request time-out.
+
+A living member released the partition after its commit; brokers under load may still write the
 transaction markers.
 """
 
@@ -34,7 +35,7 @@ def instances_to_fence(
 ) -> list[str]:
     """Returns the ids that committed these positions, except our own and those of living members.
 
-    Our own previous life was fenced at start.
+    The previous process with our own id was fenced at start.
     """
     return sorted(
         {instance_id_of(position.metadata) or own_instance_id for position in last}
@@ -47,7 +48,7 @@ def claims(
 ) -> dict[TopicPartition, Position]:
     """Returns the positions to commit for newly assigned partitions: unchanged, with our id.
 
-    Metadata that would become too long stays as it is: the first transaction names the owner.
+    Metadata that would become too long is not changed: the first transaction names the owner.
     """
     return {
         at: position._replace(metadata=_claim(position.metadata, own_instance_id))

@@ -9,6 +9,6 @@ from carpool.kafka.settings import KafkaSettings
 
 
 def configured_instance_id(settings: KafkaSettings) -> str:
-    """Returns `instance_id`, or the host's name in the characters that an id may have."""
+    """Returns `instance_id`, or the host's name with only the characters of an id."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
     return settings.instance_id or host or "member"

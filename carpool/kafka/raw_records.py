@@ -1,4 +1,4 @@
-"""Records of confluent-kafka, converted to `Message`."""
+"""Converts records of confluent-kafka to `Message`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from schemas.headers import UNREADABLE_HEADERS
 from schemas.record import Headers, Source
 
 _ask = methodcaller("headers")
-"""confluent-kafka returns a broken list *and* sets an error for a header name that is not UTF-8.
-Specialised call instructions of the interpreter do not check for the error, and it is raised later
-at an unrelated line. This way of calling always checks.
+"""Calls `headers()` so that its error is raised here.
+
+For a header name that is not UTF-8, confluent-kafka returns a broken list and also sets an error.
+Specialised call instructions of the interpreter do not check for it, and it would be raised later
+at an unrelated line.
 """
 
 
@@ -40,11 +42,9 @@ def message_of(raw: RawMessage, received_us: int) -> Message:
 
 
 def headers_of(raw: RawMessage) -> Headers:
-    """Returns the headers of a record.
+    """Returns the headers of a record; one `UNREADABLE_HEADERS` where a name is not UTF-8.
 
-    Kafka's header names are bytes and confluent-kafka's are text: for a name that is not UTF-8 it
-    raises and returns no header at all. The result then is one `UNREADABLE_HEADERS` header, and
-    readers refuse the record.
+    confluent-kafka returns no header of such a record, and readers refuse the record.
     """
     try:
         found: Any = _ask(raw) or ()

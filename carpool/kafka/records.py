@@ -1,4 +1,4 @@
-"""Records as brokers store them: their place, what was read, what is to be written."""
+"""Records: their place, a record that was read, a record to write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TopicPartition(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """A record as the broker gave it. `received_us`: epoch microseconds when it was polled."""
+    """A record that was read. `received_us`: epoch microseconds when it was polled."""
 
     source: Source
     key: bytes | None

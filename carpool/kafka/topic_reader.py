@@ -1,4 +1,4 @@
-"""Topics read without a consumer group: partitions are assigned by offset, nothing is committed."""
+"""Reads topics without a consumer group: by offset, and without commits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEADERLESS = frozenset(
         KafkaError._UNKNOWN_PARTITION,
     }
 )
-"""Errors of a partition that was just made, or whose leader is changing."""
+"""Errors of a partition that was just created, or whose leader is changing."""
 
 
 class ReadBatch(NamedTuple):
@@ -221,9 +221,7 @@ class TopicReader:
         )
 
     def unreadable(self, at: TopicPartition, error: KafkaError) -> RetryableError:
-        """Returns the error of a partition that cannot be read now; its metadata is asked for
-        again.
-        """
+        """Returns the error of a partition, and marks the metadata of its topic as stale."""
         self._stale_topics.add(at.topic)
         return RetryableError(f"{at.topic}[{at.partition}] cannot be read: {error.str()}")
 

@@ -1,4 +1,4 @@
-"""A topic read as a table: each partition is read to its end, then followed, on one thread."""
+"""Reads a topic as a table: each partition to its end, then its new records, on one thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 POLL_S = 0.05
 BATCH = 500
-"""Most records of one call of the listener."""
+"""Maximum number of records in one call of the listener."""
 BACKOFF_US_MIN = 250_000
 BACKOFF_US_MAX = 4_000_000
 REPORT_US = 5_000_000
@@ -105,9 +105,9 @@ class _Fetch(NamedTuple):
 class TopicTable:
     """Owns a `TableLog`. `read`, `fetch`, `share` and `trouble` are thread-safe and do not block.
 
-    A partition that moved to another member is still followed: that is cheap, and if it comes back
-    only new records are read. Failed calls are retried after a pause that doubles from 0.25 to 4
-    seconds; other partitions are read meanwhile.
+    A partition that moved to another member is still followed: if it comes back, only new records
+    are read. Failed calls are retried after a pause that doubles from 0.25 to 4 seconds; other
+    partitions are read meanwhile.
     """
 
     def __init__(
@@ -165,14 +165,11 @@ class TopicTable:
         try:
             while not self._stopping.is_set():
                 self.step()
-        except Exception as error:  # a silent end would leave the listener waiting
+        except Exception as error:  # otherwise the listener would wait forever
             log.exception("a table cannot be followed", topic=self._log.topic)
-            what = (
-                error
-                if isinstance(error, CarpoolError)
-                else CarpoolError(f"reading {self._log.topic} failed: {error!r}")
-            )
-            self._listener.table_failed(what)
+            if not isinstance(error, CarpoolError):
+                error = CarpoolError(f"reading {self._log.topic} failed: {error!r}")
+            self._listener.table_failed(error)
         finally:
             self._log.close()
 
@@ -240,7 +237,7 @@ class TopicTable:
             self._listener.rows_read(messages)
         self._report()
         for partition, span in tuple(self._spans.items()):
-            # The embedded broker may put the end before the last of the records that it sends.
+            # The embedded broker may report an end before the last record that it sends.
             if self._log.position(partition) >= span.end and len(messages) < BATCH:
                 del self._spans[partition]
                 self._listener.partition_read(partition)

@@ -20,7 +20,7 @@ from carpool.kafka.checks import (
 from carpool.kafka.deployment import require_fit
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from schemas.topics import GROUPS, PARTIAL_ANSWERS, QUERIES, QUERIES_DEAD, TOPICS, Topic
+from schemas.topics import ANSWERS, GROUPS, PARTIAL_ANSWERS, QUERIES, QUERIES_DEAD, TOPICS, Topic
 
 BROKER = {
     "transaction.state.log.min.isr": "2",
@@ -48,11 +48,11 @@ def facts(
     standing: Standing | None = None,
     brokers: int = 3,
     broker: dict[str, str] = BROKER,
-    **changed: TopicFacts,
+    topics: dict[str, TopicFacts] | None = None,
 ) -> BrokerFacts:
-    """A deployment without problems. `changed`: topics by the name of their constant."""
+    """A deployment without problems, except for `topics`."""
     found = {topic.name: topic_facts(topic) for topic in TOPICS if topic is not without}
-    found |= {globals()[name].name: value for name, value in changed.items()}
+    found |= topics or {}
     return BrokerFacts(
         brokers=brokers,
         config=broker,
@@ -120,19 +120,19 @@ def test_a_missing_best_effort_topic_is_only_warned_of() -> None:
     assert PARTIAL_ANSWERS.name in warning(facts(without=PARTIAL_ANSWERS))
 
 
-def changed(name: str, partitions: int = 4, replicas: int = 3, **config: str) -> BrokerFacts:
+def changed(topic: Topic, partitions: int = 4, replicas: int = 3, **config: str) -> BrokerFacts:
     """A deployment where one topic differs."""
-    return facts(**{name: topic_facts(globals()[name], partitions, replicas, **config)})
+    return facts(topics={topic.name: topic_facts(topic, partitions, replicas, **config)})
 
 
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        (changed("QUERIES_DEAD", 3), "rag.queries.v1.dlq has 3 partitions and its source 4"),
-        (changed("QUERIES", max_message_bytes="1000"), "takes records of 1000 bytes"),
-        (changed("QUERIES_DEAD", max_message_bytes="1000"), "--add-config max.message.bytes="),
+        (changed(QUERIES_DEAD, 3), "rag.queries.v1.dlq has 3 partitions and its source 4"),
+        (changed(QUERIES, max_message_bytes="1000"), "takes records of 1000 bytes"),
+        (changed(QUERIES_DEAD, max_message_bytes="1000"), "--add-config max.message.bytes="),
         (
-            changed("QUERIES", replicas=1, min_insync_replicas="2"),
+            changed(QUERIES, replicas=1, min_insync_replicas="2"),
             "no record would ever be acknowledged",
         ),
     ],
@@ -142,23 +142,25 @@ def test_a_topic_that_would_stop_a_service_is_a_problem(found: BrokerFacts, says
 
 
 def test_partition_counts_of_groups_and_of_answers_are_checked() -> None:
-    groups = facts(GROUPS=TopicFacts(partitions=2, replicas=3, config=topic_config(GROUPS)))
+    groups = facts(
+        topics={GROUPS.name: TopicFacts(partitions=2, replicas=3, config=topic_config(GROUPS))}
+    )
     assert any("2 partitions, and there is one lane" in each for each in judged(groups).problems)
-    answers = judged(changed("ANSWERS", 5)).problems[0]
+    answers = judged(changed(ANSWERS, 5)).problems[0]
     assert "has 4 partitions and rag.answers.v1 has 5" in answers
-    assert not judged(changed("QUERIES_DEAD", 5)).problems
+    assert not judged(changed(QUERIES_DEAD, 5)).problems
 
 
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        (changed("QUERIES", min_insync_replicas="1"), "a broker that is lost"),
-        (changed("QUERIES", replicas=1, min_insync_replicas="1"), "has one copy"),
-        (changed("QUERIES", retention_ms="3600000"), "keeps records for 1 h"),
-        (changed("QUERIES", retention_bytes="1000"), "by size"),
-        (changed("QUERIES", unclean_leader_election_enable="true"), "lacks acknowledged records"),
+        (changed(QUERIES, min_insync_replicas="1"), "a broker that is lost"),
+        (changed(QUERIES, replicas=1, min_insync_replicas="1"), "has one copy"),
+        (changed(QUERIES, retention_ms="3600000"), "keeps records for 1 h"),
+        (changed(QUERIES, retention_bytes="1000"), "by size"),
+        (changed(QUERIES, unclean_leader_election_enable="true"), "lacks acknowledged records"),
         (
-            facts(QUERIES=TopicFacts(partitions=4, replicas=3, config=None)),
+            facts(topics={QUERIES.name: TopicFacts(partitions=4, replicas=3, config=None)}),
             "cannot be read, so they were not checked",
         ),
     ],
@@ -169,9 +171,13 @@ def test_a_topic_that_may_lose_records_causes_a_warning(found: BrokerFacts, says
 
 def test_one_copy_on_one_broker_and_unlimited_retention_cause_no_warning() -> None:
     one = topic_facts(QUERIES, replicas=1, min_insync_replicas="1")
-    alone = facts(brokers=1, broker=BROKER | {"offsets.topic.replication.factor": "1"}, QUERIES=one)
+    alone = facts(
+        brokers=1,
+        broker=BROKER | {"offsets.topic.replication.factor": "1"},
+        topics={QUERIES.name: one},
+    )
     assert not any("one copy" in each for each in judged(alone).warnings)
-    assert judged(changed("QUERIES", retention_ms="-1")).warnings == ()
+    assert judged(changed(QUERIES, retention_ms="-1")).warnings == ()
 
 
 def test_too_few_brokers_for_their_own_logs_stop_what_needs_them() -> None:

@@ -1,4 +1,4 @@
-"""The brokers' own settings, by which a service knows what they can."""
+"""Reads the settings of brokers and topics."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def broker_config(
 ) -> dict[str, str] | None:
     """Returns the settings of the first broker that answers; None: not permitted. Blocks.
 
-    Each broker has `timeout_s`. Raises `RetryableError` when none answers: abilities are not
-    guessed from silence.
+    Each broker has `timeout_s`. Raises `RetryableError` when none answers.
     """
     silent = RetryableError("the brokers know of no broker yet; is the cluster starting?")
     for broker_id in sorted(broker_ids):

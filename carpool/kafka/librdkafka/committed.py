@@ -1,4 +1,4 @@
-"""What a consumer group committed, looked up by clients that are no members of it."""
+"""Reads the committed offsets of a consumer group, for clients that are not members."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from carpool.kafka.settings import KafkaSettings
 def committed_so_far(
     settings: KafkaSettings, group: str, partitions: Sequence[RawPartition]
 ) -> list[RawPartition]:
-    """Returns the offsets of a group, ignoring open transactions. Blocks; `KafkaException`.
+    """Returns the offsets of a group, ignoring open transactions. Blocks; raises `KafkaException`.
 
-    Asked by a consumer that never joins: librdkafka's admin client crashes the process where the
-    coordinator has moved meanwhile (https://github.com/confluentinc/librdkafka/issues/5040).
+    Uses a consumer that never joins: librdkafka's admin client crashes the process when the
+    coordinator moves meanwhile (https://github.com/confluentinc/librdkafka/issues/5040).
     """
     config = {
         "group.id": group,

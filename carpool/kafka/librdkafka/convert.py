@@ -1,4 +1,4 @@
-"""Conversions from and to librdkafka: errors by what their handler must do, offsets, log lines."""
+"""Converts errors, offsets and log lines from and to librdkafka."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ REFUSED = frozenset(
         KafkaError.POLICY_VIOLATION,
     }
 )
-"""Errors that no retry mends: the deployment is wrong."""
+"""Errors of a wrong deployment, which no retry repairs."""
 
 
 def sort_error(error: KafkaError, topic: str = "") -> CarpoolError:
@@ -63,8 +63,8 @@ def sort_error(error: KafkaError, topic: str = "") -> CarpoolError:
 def fatal_cause(error: KafkaException | SystemError) -> KafkaError:
     """Returns the librdkafka error of a failed call; raises `error` itself if there is none.
 
-    confluent-kafka continues to call delivery callbacks while it raises a fatal error, which makes
-    that error the cause of a `SystemError`.
+    confluent-kafka calls delivery callbacks while it raises a fatal error, so that error may be the
+    cause of a `SystemError`.
     """
     found: BaseException | None = error
     while isinstance(found, SystemError):
@@ -78,19 +78,14 @@ def fatal_cause(error: KafkaException | SystemError) -> KafkaError:
 def raw_offsets(offsets: Mapping[TopicPartition, Position]) -> list[RawPartition]:
     """Returns positions as librdkafka commits them."""
     return [
-        RawPartition(
-            at.topic,
-            at.partition,
-            position.offset if position.offset is not None else -1,
-            position.metadata,
-        )
+        RawPartition(*at, -1 if position.offset is None else position.offset, position.metadata)
         for at, position in offsets.items()
     ]
 
 
 class StructlogBridge:
-    """Passes log lines of librdkafka on; confluent-kafka calls `log(level, format, *args)`."""
+    """Receives log lines of librdkafka; confluent-kafka calls `log(level, format, *args)`."""
 
     def log(self, level: int, message: str, *args: Any) -> None:
-        """Logs a line of librdkafka's."""
+        """Logs a line of librdkafka."""
         log.debug("librdkafka", level=level, message=message % args if args else message)

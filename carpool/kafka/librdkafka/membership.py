@@ -1,4 +1,4 @@
-"""What librdkafka knows of a member's place in its consumer group, cached for a moment."""
+"""Caches the place of a member in its consumer group, as librdkafka knows it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from carpool.clock import Clock
 from carpool.kafka.clients import Membership
 
 MEMBERSHIP_US = 200_000
-"""Maximum age of the cached membership, unless a rebalance came meanwhile. Asking librdkafka waits
-for its main thread, and confluent-kafka blocks all threads of the interpreter until it answers.
+"""Maximum age of the cached membership without a rebalance.
+
+A request to librdkafka waits for its main thread, and confluent-kafka blocks all threads of the
+interpreter meanwhile.
 """
 
 
@@ -23,13 +25,11 @@ class CachedMembership:
         self._none: Membership | None = None
 
     def joined(self, consumer: Consumer) -> None:
-        """Remembers what librdkafka returns before the group was joined: it names no member, and
-        brokers would not check it.
-        """
+        """Stores the result before the group is joined: it names no member, so it is not used."""
         self._none = consumer.consumer_group_metadata()
 
     def forget(self) -> None:
-        """Asks librdkafka the next time."""
+        """Empties the cache."""
         self._known = None
 
     def of(self, consumer: Consumer | None, *, fresh: bool) -> Membership | None:

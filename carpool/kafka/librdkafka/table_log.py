@@ -1,4 +1,4 @@
-"""The `TableLog` of a real broker: one reader follows, another one looks up offsets and records."""
+"""The `TableLog` of a real broker: one reader follows, another looks up offsets and records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transactional Kafka producer over librdkafka, and how another member's is fenced."""
+"""The transactional Kafka producer over librdkafka, and the fencing of another member."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FULL_QUEUE_POLL_S = 0.01
 TIMEOUTS = frozenset(
     {KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError.REQUEST_TIMED_OUT}
 )
-"""These calls are retried, like those with errors that librdkafka calls retriable."""
+"""These errors are retried, like those that librdkafka calls retriable."""
 WRONG = frozenset(
     {
         KafkaError._INVALID_ARG,
@@ -45,14 +45,15 @@ WRONG = frozenset(
         KafkaError.SASL_AUTHENTICATION_FAILED,
     }
 )
-"""Errors of a call that no abort mends either."""
+"""Errors that an abort does not repair either."""
 REPORT_WAIT_S = 0.1
 """How long to wait for the delivery report that explains a failed transaction: it may come later.
 """
 ABORT_FLUSH_S = 1.0
-"""How long an abort waits for produced records. librdkafka ends a transaction as soon as it has
-*asked* the coordinator to begin it; a coordinator that does not know it yet answers with a fatal
-error (librdkafka issue 4849).
+"""How long an abort waits for produced records.
+
+librdkafka may end a transaction before the coordinator has begun it, and the coordinator then
+answers with a fatal error (librdkafka issue 4849).
 """
 
 
@@ -175,7 +176,7 @@ class LibrdkafkaTransactionalProducer:
             self._sorted(fatal_cause(error))
 
     def _sorted(self, error: KafkaError) -> CarpoolError:
-        """Sorts an error. If a record was refused, the refusal is the error to report."""
+        """Sorts an error. If the broker refused a record, that is the error to report."""
         code = error.code()
         if code == KafkaError._FENCED:
             self._fenced = FencedError(
@@ -194,14 +195,13 @@ class LibrdkafkaTransactionalProducer:
         return self._refused or AbortedError(f"the transaction must be aborted: {error.str()}")
 
     def _passing_or_unforeseen(self, error: KafkaError) -> CarpoolError:
-        """Sorts an error that ends neither producer nor transaction; few may be retried."""
+        """Sorts an error that ends neither producer nor transaction."""
         code = error.code()
         if error.retriable() or code in TIMEOUTS:
             return RetryableError(f"the broker did not answer in time: {error.str()}")
         if code in WRONG:
             return DeploymentError(
-                f"a transaction cannot be made like this: {error.str()}; check the settings of "
-                "[kafka]"
+                f"transactions do not work with these settings: {error.str()}; check [kafka]"
             )
         return self._refused or _UnforeseenError(
             f"a call of a transaction failed and may not be retried: {error.str()}"
