@@ -5,9 +5,9 @@ A state machine (`step(event) -> actions`) that accounts for every byte of the b
 3.2.2, Alg. 1 step 4), in two readings:
 
 - `after_group`, as Alg. 1 prints it: after the last search of a group, the clusters of the next
-  group's first query are read. They evict what the policy says, each other included; none is
-  pinned. A query that begins meanwhile joins the reads in flight: the paper does not say what
-  happens, and a second read of the same cluster would only cost more.
+  group's first query are read. They evict by policy, each other included; none is pinned. A query
+  that begins meanwhile joins the reads in flight: the paper does not define this case, and a second
+  read of the same cluster would only cost more.
 - `overlapped`: reading starts as soon as the current query waits for no read and the budget has
   room for what the current group still wants and for the next query's clusters. Those are pinned
   until the next query begins.

@@ -1,4 +1,4 @@
-"""Was each question answered once: published ids against the records that came back. Pure."""
+"""Counts for published questions whether each was answered once. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Accounting(msgspec.Struct, frozen=True, kw_only=True):
     `answered`: questions with at least one record. `duplicates`: records beyond a question's
     first. `other`: questions that ended in another way, by that way (such as `failed`).
     `missing_ids`: up to 20 questions without any record. `foreign`: records of questions that
-    were not published; they break nothing.
+    were not published; they are allowed.
     """
 
     published: int

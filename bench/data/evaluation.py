@@ -139,7 +139,7 @@ def read_vectors(path: Path) -> Float32:
         raise ConfigError(f"cannot read vectors from {path}: {error}") from error
     if loaded.ndim != 2 or not len(loaded) or not np.issubdtype(loaded.dtype, np.floating):
         raise ConfigError(
-            f"{path} holds {loaded.dtype} of shape {loaded.shape}; it must hold rows of floats"
+            f"{path} contains {loaded.dtype} of shape {loaded.shape}; it must be rows of floats"
         )
     try:
         return normalised(loaded.astype(np.float32))

@@ -1,6 +1,4 @@
-"""What a search in memory finds: FAISS over the same vectors, flat (exact) or IVF-Flat (same
-centroids, same nprobe).
-"""
+"""FAISS over the same vectors in memory: flat (exact), or IVF-Flat with the same centroids."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 class MemorySearch:
-    """FAISS indexes of a corpus, for comparison. Holds the vectors three times: it is for corpora
-    that fit.
-    """
+    """FAISS indexes of a corpus, for comparison. Their memory is three times the vectors'."""
 
     def __init__(self, ids: Sequence[str], vectors: Float32, centroids: Float32) -> None:
         """`vectors`: (rows, dim) float32, row-normalised, row i being passage `ids[i]`;
@@ -50,16 +46,12 @@ class MemorySearch:
         return self._rankings(*self._flat.search(queries, top_k))
 
     def ivf(self, queries: Float32, top_k: int, nprobe: int) -> list[Ranking]:
-        """Returns the best `top_k` of the rows in the `nprobe` nearest clusters for each query: (n,
-        dim) float32.
-        """
+        """Returns the best `top_k` rows of the `nprobe` nearest clusters: queries (n, dim)."""
         self._ivf.nprobe = nprobe
         return self._rankings(*self._ivf.search(queries, top_k))
 
     def true_scores(self, query: Float32, ids: Sequence[str]) -> list[float]:
-        """Returns the inner products of `query` (dim,) with these passages; NaN for an id that
-        there is not.
-        """
+        """Returns the inner product of `query`, (dim,), with each passage; NaN for unknown ids."""
         rows = [self._row_of.get(passage_id) for passage_id in ids]
         wide = query.astype(np.float64)
         return [

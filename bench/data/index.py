@@ -24,6 +24,7 @@ from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig
 
 TINY_ROWS_PER_CLUSTER = 5
+ROUND_NPROBES = (1, 2, 5, 10, 15, 20, 30, 40, 50)
 
 
 class BenchIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,7 @@ class BenchIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def facts(self) -> IndexFacts:
-        """What a report says of the index."""
+        """The facts of the index for a report."""
         manifest = self.manifest
         return IndexFacts(
             index_version=manifest.index_version,
@@ -171,8 +172,6 @@ def _build(
     return BenchIndex(dir=index_dir, manifest=report.manifest)
 
 
-def nprobes_to_try(
-    nlist: int, nprobe_default: int, wished: Sequence[int] = (1, 2, 5, 10, 15, 20, 30, 40, 50)
-) -> list[int]:
+def nprobes_to_try(nlist: int, nprobe_default: int) -> list[int]:
     """Returns the nprobes of a table: round ones, the default, and nlist (exact)."""
-    return sorted({nprobe for nprobe in wished if nprobe <= nlist // 2} | {nprobe_default, nlist})
+    return sorted({n for n in ROUND_NPROBES if n <= nlist // 2} | {nprobe_default, nlist})

@@ -107,21 +107,6 @@ def cluster_quickly(vectors: Float32, *, nlist: int, seed: int) -> Clustered:
     return cluster(MemoryVectors(vectors), nlist=nlist, seed=seed, settings=settings)
 
 
-def trace_of(clustered: Clustered, questions: Float32, *, nprobe: int, window: int) -> Trace:
-    """Returns the trace of `questions`, (n, dim) float32, row-normalised, over float32 pages."""
-    nlist, dimension = clustered.centroids.shape
-    rows = np.bincount(clustered.clusters, minlength=nlist).tolist()
-    layout = choose_layout(dimension, "float32", rows)
-    return trace_over(
-        clustered.centroids,
-        questions,
-        {SliceId(c): layout.page_count(n) * layout.page_bytes for c, n in enumerate(rows)},
-        {SliceId(c): n for c, n in enumerate(rows)},
-        nprobe=nprobe,
-        window=window,
-    )
-
-
 def trace_over(
     centroids: Float32,
     questions: Float32,
@@ -149,6 +134,16 @@ def read_questions(data: EvaluationData, seed: int) -> Float32:
 def question_trace(
     data: EvaluationData, *, nlist: int, nprobe: int, window: int, seed: int
 ) -> Trace:
-    """Returns the questions of the data over its passages, both in an order of `seed`. Blocks."""
-    clustered = cluster_quickly(read_vectors(data.vectors_path(CORPUS)), nlist=nlist, seed=seed)
-    return trace_of(clustered, read_questions(data, seed), nprobe=nprobe, window=window)
+    """Returns the trace of the real questions over the real passages. Blocks."""
+    vectors = read_vectors(data.vectors_path(CORPUS))
+    clustered = cluster_quickly(vectors, nlist=nlist, seed=seed)
+    rows = np.bincount(clustered.clusters, minlength=nlist).tolist()
+    layout = choose_layout(vectors.shape[1], "float32", rows)
+    return trace_over(
+        clustered.centroids,
+        read_questions(data, seed),
+        {SliceId(c): layout.page_count(n) * layout.page_bytes for c, n in enumerate(rows)},
+        {SliceId(c): n for c, n in enumerate(rows)},
+        nprobe=nprobe,
+        window=window,
+    )

@@ -39,7 +39,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_agree(self) -> bool:
-        """Whether the kernel's count of bytes agrees with the other counts that there are.
+        """Whether the kernel's count of bytes agrees with every other count.
 
         These are the contestant's own, the cgroup's, and the disk's, which counts all processes and
         must not be less.

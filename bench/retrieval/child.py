@@ -78,7 +78,7 @@ class ChildOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(request_path: Path) -> int:
-    """Does what the request says. Returns the exit status: 0 for a failure in the outcome too."""
+    """Runs the request and returns the exit status: 0 also where the outcome is a failure."""
     _die_with_parent()
     request = msgspec.json.decode(request_path.read_bytes(), type=ChildRequest)
     folder = request_path.parent

@@ -20,7 +20,6 @@ from bench.retrieval.questions import question_paths, read_question_vectors
 from bench.retrieval.report import (
     IndexSearched,
     SearchResults,
-    cell_line,
     print_remarks,
     print_summary,
     promises_of,
@@ -54,9 +53,7 @@ def search(
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     with _interrupted_by_sigterm(), progress_bars(console) as tell:
-        run = SearchRun(
-            plan, asked, tell=tell, note=note, on_cell=lambda cell: note(cell_line(cell))
-        )
+        run = SearchRun(plan, asked, tell=tell, note=note)
         try:
             run.run()
         except KeyboardInterrupt:

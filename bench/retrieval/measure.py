@@ -175,7 +175,7 @@ def _check_cache(cache_bytes: int | None, cache_bytes_max: int | None) -> None:
     if cache_bytes_max is None:
         return
     if cache_bytes is None:
-        raise ContestantError("it does not say how many bytes it has reserved for clusters")
+        raise ContestantError("it does not report how many bytes it has reserved for clusters")
     if cache_bytes > cache_bytes_max:
         raise ContestantError(
             f"it has reserved {cache_bytes} bytes for clusters, and its limit is {cache_bytes_max}"

@@ -28,6 +28,7 @@ from bench.retrieval.kernel import drop_page_cache
 from bench.retrieval.plan import SearchPlan, check_cache_budgets, order_of
 from bench.retrieval.processes import run_child
 from bench.retrieval.questions import QuestionVectors, choose_questions
+from bench.retrieval.report import cell_line
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex
 from carpool.errors import CarpoolError, ConfigError
@@ -62,7 +63,6 @@ class SearchRun:
         *,
         tell: Tell = silent,
         note: Note = lambda _: None,
-        on_cell: Callable[[Cell], None] = lambda _: None,
     ) -> None:
         """`asked`: questions for all indexes, or for each of them.
 
@@ -78,7 +78,7 @@ class SearchRun:
                 f"there are {len(plan.indexes)} indexes and {plan.seeds} seeds: give --index once, "
                 "or once for each seed"
             )
-        self._tell, self._note, self._on_cell = tell, note, on_cell
+        self._tell, self._note = tell, note
         self.views = [open_clusters(plan.index_of(seed)) for seed in range(plan.seeds)]
         self._queries = []
         for seed, view in enumerate(self.views):
@@ -107,7 +107,7 @@ class SearchRun:
                 self._measure_disk(seed, window)
             cell = self._cell(seed, window, ENTRIES[name])
             self.results.cells.append(cell)
-            self._on_cell(cell)
+            self._note(cell_line(cell))
         self._measure_disk(seed, window)
 
     def _cell(self, seed: _SeedData, window: int, entry: ContestantEntry) -> Cell:

@@ -78,7 +78,7 @@ def summarise(
 def disk_rate(blocks: Iterable[DiskBlock]) -> float | None:
     """Returns bytes a second: the best depth's median over the measurements of a block.
 
-    A median, because the best single measurement is what luck gives for a moment.
+    A median, because a single measurement may be high by chance.
     """
     by_depth: dict[int, list[float]] = {}
     for block in blocks:
@@ -88,27 +88,22 @@ def disk_rate(blocks: Iterable[DiskBlock]) -> float | None:
 
 
 def _block(found: SearchCells, window: int, contestants: Sequence[str]) -> _Block:
+    cells: dict[str, dict[int, Cell]] = {name: {} for name in contestants}
     oracles: dict[str, dict[int, OracleCell]] = {}
+    disk: dict[int, list[DiskBlock]] = {}
+    for cell in found.cells:
+        if cell.window == window:
+            cells[cell.contestant][cell.seed] = cell
     for oracle in found.oracles:
         if oracle.window == window:
             oracles.setdefault(oracle.name, {})[oracle.seed] = oracle
-    seeds = sorted({block.seed for block in found.disk if block.window == window})
-    rates = {
-        seed: disk_rate(
-            block for block in found.disk if (block.seed, block.window) == (seed, window)
-        )
-        for seed in seeds
-    }
+    for block in found.disk:
+        if block.window == window:
+            disk.setdefault(block.seed, []).append(block)
+    rates = {seed: disk_rate(blocks) for seed, blocks in sorted(disk.items())}
     return _Block(
         window=window,
-        cells={
-            name: {
-                cell.seed: cell
-                for cell in found.cells
-                if (cell.window, cell.contestant) == (window, name)
-            }
-            for name in contestants
-        },
+        cells=cells,
         oracles=oracles,
         rates={seed: rate for seed, rate in rates.items() if rate is not None},
     )

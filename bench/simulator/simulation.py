@@ -1,4 +1,4 @@
-"""A closed loop on virtual time: does what `ClusterMajorPlanner` says, as its executor does."""
+"""A closed loop on virtual time that does the actions of `ClusterMajorPlanner`."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     excess: float
 
 
-def first_spread(row_count: int, table: Sequence[tuple[int, float]] = FIRST_SPREAD) -> float:
+def first_spread(row_count: int) -> float:
     """Returns the spread to begin with for a set of `row_count` rows."""
-    if row_count <= table[0][0]:
-        return table[0][1]
-    for (few, low), (many, high) in itertools.pairwise(table):
+    if row_count <= FIRST_SPREAD[0][0]:
+        return FIRST_SPREAD[0][1]
+    for (few, low), (many, high) in itertools.pairwise(FIRST_SPREAD):
         if row_count <= many:
             return low + (high - low) * math.log(row_count / few) / math.log(many / few)
-    return table[-1][1]
+    return FIRST_SPREAD[-1][1]
 
 
 def next_spread(trials: Sequence[Trial]) -> float:

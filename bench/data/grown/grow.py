@@ -194,8 +194,8 @@ def _grow(growth: _Growth) -> GrownSet:
         tried = ", ".join(f"{trial.spread:.3f}" for trial in trials)
         raise RefusedError(
             f"{growth.request.row_count:,} rows do not behave as the real set (spreads tried: "
-            f"{tried}): nothing was written. The table says by how much; try another seed, more "
-            "rounds, or sentences if they were left out",
+            f"{tried}): nothing was written. The table shows the differences; try another seed, "
+            "more rounds, or sentences if they were left out",
             acceptance,
         )
     write_documents(growth.partial, growth.sources, recipe, growth.tell)

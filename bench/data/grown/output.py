@@ -115,8 +115,3 @@ def publish(folder: Path, out: Path, found: GrownSet) -> GrownSet:
     folder.rename(out)
     fsync_folder(out.parent)
     return found
-
-
-def read_grown(folder: Path) -> GrownSet:
-    """Returns how the set in `folder` was made. Raises `OSError` or `msgspec.DecodeError`."""
-    return msgspec.json.decode((folder / GROWN_NAME).read_bytes(), type=GrownSet)

@@ -20,7 +20,7 @@ from carpool.errors import ConfigError
 
 BATCH_ROWS = 1024
 SENTENCES_MAX = 4
-"""Sentences taken of a passage: its first ones say what it is about."""
+"""The first sentences of a passage are used: they introduce its subject."""
 LETTERS_MIN = 20
 """Shorter pieces are the rests of abbreviations and initials."""
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"(])")

@@ -11,9 +11,7 @@ import numpy.typing as npt
 from bench.core.machine import Machine, Revision
 from bench.core.spread import Spread, spread
 from bench.papers.cagr.plan import RunSpec
-
-BYTES_OFF_MAX_SHARE = 0.02
-BYTES_OFF_MAX = 4 << 20
+from bench.retrieval.cells import agrees
 
 Ints = tuple[int, ...]
 Floats = npt.NDArray[np.float64]
@@ -80,8 +78,7 @@ class RunTotals(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def bytes_agree(self) -> bool:
         """Whether our count and the kernel's agree within 2 %, or 4 MiB."""
-        off = abs(self.kernel_bytes - self.bytes_read)
-        return off <= max(BYTES_OFF_MAX, BYTES_OFF_MAX_SHARE * self.bytes_read)
+        return agrees(self.kernel_bytes, self.bytes_read)
 
 
 class FigureRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,8 +17,8 @@ from bench.data.evaluation import EvaluationData, find_data, read_vectors
 from bench.data.grown import grow as growing
 from bench.data.grown.fitted import fitted_count
 from bench.data.grown.grow import GrowRequest, RefusedError, grow
-from bench.data.grown.output import GrownSet, read_grown, write_vectors
-from bench.data.grown.recipe import CHUNK_ROWS, Recipe, draw, mix
+from bench.data.grown.output import GrownSet
+from bench.data.grown.recipe import draw
 from bench.data.grown.sources import Sources, load_sources
 from carpool.embedding import EmbeddingSettings, HashingEmbedder
 from carpool.errors import ConfigError
@@ -68,6 +68,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> EvaluationData:
 def sources(data: EvaluationData, tmp_path_factory: pytest.TempPathFactory) -> Sources:
     cache = tmp_path_factory.mktemp("cache")
     return load_sources(data, sentences=True, embedding=HASHING, cache=cache, tell=silent)
+
+
+def read_grown(folder: Path) -> GrownSet:
+    return msgspec.json.decode((folder / "grown.json").read_bytes(), type=GrownSet)
 
 
 def _request(tmp_path: Path, **changes: object) -> GrowRequest:
@@ -167,29 +171,6 @@ def test_every_document_is_made_of_the_pieces_that_its_line_names(
             assert document["title"] == sources.titles[passage]
             assert repr(sources.titles[towards]) in document["text"]
             assert repr(sources.titles[away]) in document["text"]
-
-
-def test_chunks_are_drawn_each_for_itself(sources: Sources, tmp_path: Path) -> None:
-    """So that a set larger than memory is written in order, with only a chunk in memory."""
-    recipe = Recipe(row_count=2 * CHUNK_ROWS + 5, seed=1, spread=1.0)
-    write_vectors(tmp_path / "vectors.npy", sources, recipe, silent)
-    written = np.load(tmp_path / "vectors.npy", allow_pickle=False)
-    assert written.shape == (recipe.row_count, DIMENSION)
-    for start, stop in reversed(list(recipe.chunks())):
-        assert (written[start:stop] == mix(sources, draw(sources, recipe, start, stop))).all()
-    assert (written[:CHUNK_ROWS] != written[CHUNK_ROWS : 2 * CHUNK_ROWS]).any(axis=1).mean() > 0.99
-
-
-def test_without_sentences_it_grows_from_passages_alone_and_loads_no_model(
-    data: EvaluationData, tmp_path: Path
-) -> None:
-    nowhere = EmbeddingSettings(model="/no/such/model")
-    found = load_sources(data, sentences=False, embedding=nowhere, cache=tmp_path, tell=silent)
-    assert (found.passage_count, found.sentence_count) == (PASSAGES, 0)
-    write_vectors(
-        tmp_path / "vectors.npy", found, Recipe(row_count=500, seed=0, spread=1.0), silent
-    )
-    assert np.isfinite(np.load(tmp_path / "vectors.npy", allow_pickle=False)).all()
 
 
 def test_what_does_not_behave_as_the_real_set_is_refused_with_the_table_and_leaves_nothing(

@@ -1,9 +1,8 @@
-"""What a run is given: evaluation data, settings, memory of processes, the machine."""
+"""The inputs of a run: evaluation data, vectors, and the memory of processes."""
 
 from __future__ import annotations
 
 import gzip
-import mmap
 import os
 import subprocess
 import sys
@@ -13,10 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.core.machine import data_file, this_machine, this_revision
-from bench.core.memory import MemoryWatch, memory_of
+from bench.core.memory import MemoryWatch
 from bench.data.evaluation import find_data, read_evidence, read_passages, read_vectors
-from bench.data.index import nprobes_to_try
 from carpool.errors import ConfigError
 
 
@@ -69,22 +66,6 @@ def test_half_precision_vectors_come_out_at_length_one(tmp_path: Path) -> None:
         read_vectors(path)
 
 
-def test_nprobes_of_a_table_hold_the_default_and_all_clusters() -> None:
-    assert nprobes_to_try(100, 24) == [1, 2, 5, 10, 15, 20, 24, 30, 40, 50, 100]
-    assert nprobes_to_try(1, 1) == [1]
-    assert nprobes_to_try(8, 7) == [1, 2, 7, 8]
-
-
-def test_memory_of_this_process_holds_what_it_allocates() -> None:
-    before = memory_of(os.getpid()).anonymous_bytes
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    with mmap.mmap(
-        -1, 64 << 20, flags=private
-    ) as pages:  # a heap might hand out what it kept of earlier tests, or give that back
-        pages.write(b"x" * len(pages))
-        assert memory_of(os.getpid()).anonymous_bytes - before > 32 << 20
-
-
 def test_a_watch_keeps_the_peak_of_each_process_and_passes_over_those_that_end() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
@@ -93,15 +74,3 @@ def test_a_watch_keeps_the_peak_of_each_process_and_passes_over_those_that_end()
             time.sleep(0.001)
     assert watch.peaks().keys() == {"here"}
     assert watch.peaks()["here"].resident_bytes_max > 1 << 20
-
-
-def test_the_machine_and_the_data_are_told(tmp_path: Path) -> None:
-    machine = this_machine()
-    assert machine.cores >= 1
-    assert machine.memory_bytes > 1 << 28
-    assert "numpy" in machine.packages
-    revision = this_revision()
-    assert revision is None or len(revision.commit) == 40
-    file = tmp_path / "empty"
-    file.write_bytes(b"")
-    assert data_file(file).sha256.startswith("e3b0c44298fc1c14")

@@ -77,7 +77,7 @@ def test_a_contestant_that_breaks_the_rules_is_caught(
 
 
 @pytest.mark.parametrize(
-    ("cache_bytes", "error"), [(None, "does not say"), (1001, "has reserved 1001 bytes")]
+    ("cache_bytes", "error"), [(None, "does not report"), (1001, "has reserved 1001 bytes")]
 )
 def test_a_cache_over_its_limit_or_of_unknown_size_is_caught(
     data: SearchData, cache_bytes: int | None, error: str
