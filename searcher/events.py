@@ -1,6 +1,4 @@
-"""The seam through which a test or a benchmark watches reads and scoring, each with its beginning
-and end.
-"""
+"""The interface through which a test or a benchmark observes reads and scorings."""
 
 from __future__ import annotations
 
@@ -9,16 +7,16 @@ from typing import Literal, Protocol
 from schemas.record import ClusterId
 
 Purpose = Literal["demand", "prefetch"]
-"""Why a cluster is read: a query waits for it, or a later one will."""
+"""Why a cluster is read: for a query in progress, or ahead."""
 
 
 class EventLog(Protocol):
-    """Told of every read and every scoring once it is over; times in epoch microseconds.
-    Thread-safe, does not block.
+    """Called at the end of each read and scoring; times in epoch microseconds. Thread-safe; does
+    not block.
     """
 
     def read(self, cluster: ClusterId, purpose: Purpose, started_us: int, ended_us: int) -> None:
-        """A read of `cluster` ended, well or not."""
+        """A read of `cluster` ended or failed."""
         ...
 
     def scored(self, cluster: ClusterId, started_us: int, ended_us: int) -> None:
@@ -27,7 +25,7 @@ class EventLog(Protocol):
 
 
 class NoEvents:
-    """Listens to nothing."""
+    """Ignores all events."""
 
     def read(self, cluster: ClusterId, purpose: Purpose, started_us: int, ended_us: int) -> None:
         """Does nothing."""

@@ -1,19 +1,18 @@
-"""The seam of executors: groups of queries go in from any thread, each query comes out of the
-search thread when it is done.
-"""
+"""The interface of executors: they search groups and return each query when it is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from carpool.disk.documents import Document
 from carpool.errors import CorruptionError, RetryableError
 from schemas.record import ClusterId
-from schemas.retrieval import Probe
+from schemas.retrieval import Hit, Probe
 from searcher.scoring.top_k import TopK
 
 ReadError = CorruptionError | RetryableError
@@ -21,9 +20,10 @@ ReadError = CorruptionError | RetryableError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """One query to search. `key` names it: unique, growing. `vector`: (dim,) float32, normalised;
-    `clusters`: C(q), nearest first, without repetition. After `deadline_us` its result is of no
-    use.
+    """One query to search. `key` is unique, and keys grow.
+
+    `vector`: (dim,) float32, normalised; `clusters`: C(q), nearest first, without repetition. After
+    `deadline_us` the result is of no use.
     """
 
     key: int
@@ -37,9 +37,9 @@ class Search:
 class SearchGroup:
     """Queries in search order, and advice on what comes after them.
 
-    `window`: which window they belong to, any value that another window does not have.
-    `next_query`: the clusters of the first query of the next group (CaGR-RAG, Eq. 4). `horizon`:
-    windows until a cluster is wanted next, 1 the next one.
+    `window`: any value that differs between windows. `next_query`: the clusters of the first query
+    of the next group (CaGR-RAG, Eq. 4). `horizon`: in how many windows a cluster is needed next; 1:
+    in the next one.
     """
 
     searches: tuple[Search, ...]
@@ -50,12 +50,11 @@ class SearchGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
-    """What the search of one query found. `skipped`: probed clusters of which something could not
-    be scored, and `errors` says why; what could be is in `best`.
+    """The result of one query. `skipped`: clusters that were not scored completely; see `errors`.
 
-    Times in microseconds: `search_us` scored and merged, `load_us` is the rest from `started_us`
-    until it was done. `bytes_read`: of the clusters that were read for the sake of this query;
-    others may have used them too.
+    Times in microseconds: `search_us` scored and merged; `load_us` is the rest of the time from
+    `started_us` to the end. `bytes_read`: of the clusters that were read for this query; other
+    queries may have used them too.
     """
 
     best: TopK
@@ -67,40 +66,46 @@ class SearchResult:
     load_us: int
     search_us: int
 
+    def hits(self, passages: Sequence[Document]) -> tuple[Hit, ...]:
+        """Returns `passages`, those of the best rows in order, as hits."""
+        ranked = zip(passages, self.best.scores.tolist(), self.best.clusters.tolist(), strict=True)
+        return tuple(
+            Hit(
+                doc_id=passage.doc_id,
+                score=score,
+                cluster=ClusterId(cluster),
+                title=passage.title,
+                text=passage.text,
+            )
+            for passage, score, cluster in ranked
+        )
+
 
 Finish = Callable[[Search, SearchResult | None], None]
-"""Is called for each search that is done, in any order, on the search thread; None: its deadline
-has passed.
-"""
+"""Called for each search that is done, in any order, on the search thread; None: it has expired."""
 
 
 class Executor(Protocol):
-    """Searches what joins. `run` is for one thread, the search thread; the rest may be called from
-    any, and does not block.
+    """Searches groups. `run` is for the search thread; the rest is for any thread, and does not
+    block.
     """
 
     def join(self, group: SearchGroup) -> None:
-        """Takes in a group. Its keys are larger than those of any group before."""
+        """Adds a group. Its keys are larger than those of all earlier groups."""
         ...
 
     def drop(self, keys: Collection[int]) -> None:
-        """Nobody waits for these any more: they are not finished, unless they are at this very
-        moment.
-        """
+        """Forgets searches; one that ends at this moment may still be finished."""
         ...
 
     def run(self, finish: Finish) -> None:
-        """Searches until `stop`; blocks. What it raises is a fault of the executor, not of a
-        read.
-        """
+        """Searches until `stop`; blocks. An exception is a defect, not an error of a read."""
         ...
 
     def stop(self) -> None:
-        """Lets `run` return soon; what is in hand is not finished."""
+        """Makes `run` return soon; searches in progress are not finished."""
         ...
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where the books are wrong. For idle moments: not while `run` is
-        at work.
-        """
+        """Raises `AssertionError` where the state is wrong. Not for use while `run` searches."""
         ...

@@ -166,19 +166,7 @@ class LocalSearcher:
         return self._embedder
 
     def _result(self, result: SearchResult) -> LocalResult:
-        best = result.best
-        documents = self._index.documents.get(best.rows.tolist())
-        ranked = zip(documents, best.scores.tolist(), best.clusters.tolist(), strict=True)
-        hits = tuple(
-            Hit(
-                doc_id=document.doc_id,
-                score=score,
-                cluster=ClusterId(cluster),
-                title=document.title,
-                text=document.text,
-            )
-            for document, score, cluster in ranked
-        )
+        hits = result.hits(self._index.documents.get(result.best.rows.tolist()))
         return LocalResult(hits, result.skipped, result.errors)
 
 

@@ -1,11 +1,10 @@
-"""What a searched query becomes on the wire: its final retrieval, or the terminal answer that says
-why there is none.
-"""
+"""The output record of a query: its final retrieval, or a terminal answer with the error."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import msgspec
 import structlog
@@ -23,25 +22,25 @@ from schemas.answer import ErrorType, Status, unanswered
 from schemas.codec import encode
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
-from schemas.record import ClusterId
-from schemas.retrieval import Hit, Retrieval
+from schemas.retrieval import Retrieval
 from schemas.topics import RETRIEVALS, in_class_of
 from searcher.executor import SearchResult
-from searcher.tracing import retrieval
 
 _log = structlog.get_logger(__name__)
 
 SOURCE = "carpool/searcher"
 HEADER_BYTES = 16
-"""What a broker counts for a header beside its name and value, at most."""
+"""At most what a broker counts for a header, without its name and value."""
 FRAME_BYTES = 1024
-"""What a broker counts beside key, value and headers: lengths, the frame of the batch; generous."""
+"""At most what a broker counts besides key, value and headers: lengths and the batch's frame."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The one record that a query owes. `answered` is None for a retrieval, else the status of the
-    terminal answer; `failure` says that it is no fault of the query's, which may be searched again.
+    """The one output record of a query.
+
+    `answered`: the status of a terminal answer; None for a retrieval. `failure`: set where the
+    query is not the cause of the error and may be retried.
     """
 
     output: Output
@@ -60,10 +59,10 @@ def finish(
     published_us: int,
     clock: Clock,
 ) -> Outcome:
-    """Returns what the search of query `part` comes to, passages fetched. Blocks for their reads.
+    """Returns the retrieval of query `part`, with its passages. Blocks while it reads them.
 
-    A retrieval; or a `failed` answer where no cluster or no passage could be read, or the record
-    would be too large.
+    It is a `failed` answer where no cluster or no passage could be read, or the record would be too
+    large.
     """
     grouped = group.queries[part]
     timings_us = {
@@ -77,8 +76,8 @@ def finish(
             f"none of the {len(found.skipped)} clusters that it probes could be read: "
             f"{found.errors[0]}"
         )
-        is_passing = all(isinstance(error, RetryableError) for error in found.errors)
-        return _broken(group, grouped, message, is_passing, timings_us, clock.now_us())
+        is_transient = all(isinstance(error, RetryableError) for error in found.errors)
+        return _broken(group, grouped, message, is_transient, timings_us, clock.now_us())
     started_us = clock.now_us()
     try:
         passages = documents.get(found.best.rows.tolist())
@@ -86,9 +85,8 @@ def finish(
         where = about(grouped.source, grouped.headers, query_id=grouped.query.query_id)
         _log.error("passages unreadable", error=str(error), **where)
         message = f"its passages were found and could not be read: {error}"
-        return _broken(
-            group, grouped, message, isinstance(error, OSError), timings_us, clock.now_us()
-        )
+        is_transient = isinstance(error, OSError)
+        return _broken(group, grouped, message, is_transient, timings_us, clock.now_us())
     now_us = clock.now_us()
     timings_us["passages"] = now_us - started_us
     output = _retrieval_output(_retrieval(group, grouped, found, passages, timings_us, now_us))
@@ -97,9 +95,9 @@ def finish(
             f"its {len(passages)} passages make a record of {len(output.value)} bytes, and "
             f"{RETRIEVALS.name} takes {RETRIEVALS.max_message_bytes}; ask for a smaller top_k"
         )
-        return _failed(grouped, "too_large", message, False, timings_us, now_us)
-    operations = (retrieval(group.index_version, found, len(passages), now_us),)
-    return Outcome(output=output, timings_us=timings_us, operations=operations)
+        return _unanswered(grouped, "failed", "too_large", message, False, timings_us, now_us)
+    operation = _operation(group.index_version, found, len(passages), now_us)
+    return Outcome(output=output, timings_us=timings_us, operations=(operation,))
 
 
 def expire(grouped: GroupedQuery, now_us: int) -> Outcome:
@@ -109,10 +107,7 @@ def expire(grouped: GroupedQuery, now_us: int) -> Outcome:
         f"the deadline passed {late_ms:.0f} ms before the search was done; ask again "
         "with a later one"
     )
-    output = _answer_output(
-        grouped, "expired", "expired", message, True, grouped.timings_us, now_us
-    )
-    return Outcome(output=output, timings_us=grouped.timings_us, answered="expired")
+    return _unanswered(grouped, "expired", "expired", message, True, grouped.timings_us, now_us)
 
 
 def wire_bytes(output: Output) -> int:
@@ -131,7 +126,6 @@ def _retrieval(
     timings_us: dict[str, int],
     now_us: int,
 ) -> Retrieval:
-    ranked = zip(passages, found.best.scores.tolist(), found.best.clusters.tolist(), strict=True)
     return Retrieval(
         query=_as_published(group, grouped),
         source=grouped.source,
@@ -141,16 +135,7 @@ def _retrieval(
         is_final=True,
         index_version=group.index_version,
         embedding_model=group.embedding_model,
-        hits=tuple(
-            Hit(
-                doc_id=doc.doc_id,
-                score=score,
-                cluster=ClusterId(cluster),
-                title=doc.title,
-                text=doc.text,
-            )
-            for doc, score, cluster in ranked
-        ),
+        hits=found.hits(passages),
         skipped_clusters=found.skipped,
         probes=found.probes,
         bytes_read=found.bytes_read,
@@ -175,57 +160,25 @@ def _retrieval_output(retrieval: Retrieval) -> Output:
 
 
 def _as_published(group: Group, grouped: GroupedQuery) -> Query:
-    """The query with its own vector again, which whoever sends it round needs. One that names the
-    index's model is given the vector that it was searched by: its own, or one that finds the same
-    as its text would.
+    """Returns the query as it must be to be published again.
+
+    A query that names the index's model gets the vector that was searched: its own, or one that
+    finds the same as its text.
     """
     if grouped.query.embedding_model != group.embedding_model:
         return grouped.query
     return msgspec.structs.replace(grouped.query, vector=grouped.vector)
 
 
-def _broken(
-    group: Group,
+def _unanswered(
     grouped: GroupedQuery,
-    message: str,
-    is_passing: bool,
-    timings_us: dict[str, int],
-    now_us: int,
-) -> Outcome:
-    outcome = _failed(grouped, "index_damaged", message, is_passing, timings_us, now_us)
-    failure = QueryFailure(
-        query=_as_published(group, grouped),
-        source=grouped.source,
-        headers=grouped.headers,
-        deadline_us=grouped.deadline_us,
-        error_type="index_damaged",
-        message=message,
-        is_transient=is_passing,
-    )
-    return replace(outcome, failure=failure)
-
-
-def _failed(
-    grouped: GroupedQuery,
+    status: Literal["failed", "expired"],
     kind: ErrorType,
     message: str,
     retryable: bool,
     timings_us: dict[str, int],
     now_us: int,
 ) -> Outcome:
-    output = _answer_output(grouped, "failed", kind, message, retryable, timings_us, now_us)
-    return Outcome(output=output, timings_us=timings_us, answered="failed")
-
-
-def _answer_output(
-    grouped: GroupedQuery,
-    status: Status,
-    kind: ErrorType,
-    message: str,
-    retryable: bool,
-    timings_us: dict[str, int],
-    now_us: int,
-) -> Output:
     answer = unanswered(
         query_id=grouped.query.query_id,
         status=status,
@@ -237,4 +190,52 @@ def _answer_output(
         timings_ms={name: time_us / 1_000 for name, time_us in timings_us.items()},
     )
     answer = msgspec.structs.replace(answer, attempts=attempt_of(grouped.headers))
-    return answer_output(answer, stage="searcher", now_us=now_us, passed_on=grouped.headers)
+    output = answer_output(answer, stage="searcher", now_us=now_us, passed_on=grouped.headers)
+    return Outcome(output=output, timings_us=timings_us, answered=status)
+
+
+def _broken(
+    group: Group,
+    grouped: GroupedQuery,
+    message: str,
+    is_transient: bool,
+    timings_us: dict[str, int],
+    now_us: int,
+) -> Outcome:
+    outcome = _unanswered(
+        grouped, "failed", "index_damaged", message, is_transient, timings_us, now_us
+    )
+    failure = QueryFailure(
+        query=_as_published(group, grouped),
+        source=grouped.source,
+        headers=grouped.headers,
+        deadline_us=grouped.deadline_us,
+        error_type="index_damaged",
+        message=message,
+        is_transient=is_transient,
+    )
+    return replace(outcome, failure=failure)
+
+
+def _operation(index_version: str, found: SearchResult, passages: int, ended_us: int) -> Operation:
+    """Returns a retrieval for a trace, by the semantic conventions for generative AI.
+
+    It lasts from the start of the search until the passages were fetched.
+    """
+    tiers = [probe.tier for probe in found.probes]
+    return Operation(
+        name=f"retrieval {index_version}",
+        started_us=found.started_us,
+        ended_us=ended_us,
+        attributes={
+            "gen_ai.operation.name": "retrieval",
+            "gen_ai.data_source.id": index_version,
+            "carpool.retrieval.passages": passages,
+            "carpool.retrieval.clusters": len(tiers),
+            "carpool.retrieval.clusters_skipped": len(found.skipped),
+            "carpool.retrieval.clusters_from_disk": tiers.count("ssd"),
+            "carpool.retrieval.bytes_read": found.bytes_read,
+            "carpool.retrieval.load_us": found.load_us,
+            "carpool.retrieval.search_us": found.search_us,
+        },
+    )

@@ -1,9 +1,8 @@
-"""The arena: one stretch of memory, cut into blocks, that holds every cluster. Nothing is moved,
-nothing is beside it.
+"""The arena: one block of memory that contains every cluster; no cluster is moved.
 
-A cluster takes whole blocks: the smallest free run that holds it, or, where none does, several
-runs, largest first. So the budget is used up to less than a block a cluster, whatever came and went
-before. Cost: O(free runs) a call.
+A cluster takes whole blocks: the smallest free run that is large enough, or several runs, largest
+first. So less than a block for each cluster stays unused, whatever was freed before. Cost: O(free
+runs) a call.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from carpool.disk.pages import PAGE_ALIGNMENT_BYTES
 BLOCK_BYTES_MAX = 1 << 20
 BLOCKS_PER_CLUSTER = 128
 FILL_BYTES = 256 << 20
-"""Pages that are asked of the system in one call, during which no other thread runs: 0.15 s on a
-virtual machine.
-"""
+"""Pages allocated in one system call, during which no other thread runs: 0.15 s on a VM."""
 _MADV_POPULATE_WRITE = 23
 
 
@@ -38,24 +35,21 @@ Spans = tuple[Span, ...]
 
 
 def choose_block_bytes(page_bytes: int, cluster_bytes_mean: int) -> int:
-    """Returns a block of whole pages, about 1/128 of the mean cluster: less than 0.5 % of the arena
-    lies idle within blocks.
+    """Returns the size of a block: whole pages, about 1/128 of the mean cluster, at most 1 MiB.
 
-    From `page_bytes` to 1 MiB. Smaller ones would cost bookkeeping and scatter clusters, larger
-    ones memory.
+    Less than 0.5 % of the arena is unused in blocks. Smaller blocks would scatter clusters.
     """
     wanted_bytes = min(cluster_bytes_mean // BLOCKS_PER_CLUSTER, BLOCK_BYTES_MAX)
     return max(1, wanted_bytes // page_bytes) * page_bytes
 
 
 class Arena:
-    """Memory of `size_bytes`, less what makes no whole block. Not thread-safe."""
+    """Memory of `size_bytes`, rounded down to whole blocks. Not thread-safe."""
 
     def __init__(self, size_bytes: int, block_bytes: int) -> None:
-        """Maps the memory; the system gives each page when it is first used, or asked for by
-        `fill`, until `close`.
+        """Maps the memory; the system allocates each page at its first use, or in `fill`.
 
-        Raises `OSError` where the system has not as much.
+        Raises `OSError` where the system does not have that much.
         """
         assert block_bytes > 0, f"blocks of {block_bytes} bytes"
         assert block_bytes % PAGE_ALIGNMENT_BYTES == 0, (
@@ -80,11 +74,9 @@ class Arena:
         self._taken: dict[int, int] = {}  # length by first block
 
     def fill(self, size_bytes: int) -> None:
-        """Asks the system for the pages of the first `size_bytes` now, or all if there are fewer:
-        reads then wait for none.
+        """Allocates the pages of the first `size_bytes` now, at most all, so that no read does it.
 
-        Raises `OSError` where it has not as much. Does nothing on systems that cannot (Linux before
-        5.14).
+        Raises `OSError` where the system does not have that much. Does nothing before Linux 5.14.
         """
         end = min(-(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE, self.size_bytes)
         for start in range(0, end, FILL_BYTES):
@@ -105,8 +97,8 @@ class Arena:
         return max(1, -(-size_bytes // self.block_bytes)) * self.block_bytes
 
     def allocate(self, size_bytes: int) -> Spans | None:
-        """Returns room for `size_bytes`, together exactly `blocks_bytes(size_bytes)`; None when
-        there is not enough.
+        """Returns room for `size_bytes`: exactly `blocks_bytes(size_bytes)`; None if there is too
+        little.
         """
         wanted = self.blocks_bytes(size_bytes) // self.block_bytes
         if wanted > self._free_blocks:
@@ -130,7 +122,7 @@ class Arena:
         return tuple(spans)
 
     def free(self, spans: Spans) -> None:
-        """Gives back what `allocate` returned, all of it."""
+        """Frees all spans that one `allocate` returned."""
         for span in spans:
             first, count = (
                 span.offset_bytes // self.block_bytes,
@@ -153,12 +145,12 @@ class Arena:
         )
 
     def close(self) -> None:
-        """Lets go of the memory: it goes back to the system with the last view of it."""
+        """Releases the memory: the system gets it back with the last view of it."""
         self._view = memoryview(b"")
         del self._memory
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where the books do not add up."""
+        """Raises `AssertionError` where runs and counts contradict each other."""
         runs = sorted((first, length) for first, length in self._length_at.items())
         assert self._by_length == sorted((length, first) for first, length in runs)
         assert self._first_before == {first + length: first for first, length in runs}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -32,7 +33,6 @@ from searcher.memory.cluster_reads import (
     spans_bytes,
     split,
 )
-from searcher.memory.memory_metrics import MemoryMetrics
 from searcher.memory.verify import PageVerifier
 from searcher.plan.slices import SliceId
 from searcher.store.engine import BlockEngine, BlockError, BlockRead, CancelledRead
@@ -71,7 +71,10 @@ class ClusterMemory:
         self._engine = engine
         self._rules = rules
         self._verifier = PageVerifier(layout, build_id, paths)
-        self._metrics = MemoryMetrics(metrics, arena.size_bytes)
+        self._metrics = metrics.searcher
+        self._metrics.budget_bytes.set(arena.size_bytes)
+        for purpose in ("demand", "prefetch"):
+            self._metrics.bytes_read.labels(purpose=purpose)  # shown before the first read
         self._clock = clock
         self._events = events
         self._changed = threading.Condition()
@@ -161,9 +164,6 @@ class ClusterMemory:
             self._show()
         self._engine.submit(reads)
 
-    def _block_bytes(self) -> int:
-        return self._rules.read_bytes(self._verifier.layout.page_bytes)
-
     def promote(self, number: SliceId) -> None:
         """Puts the reads of a slice that is read ahead before other reads ahead.
 
@@ -251,7 +251,7 @@ class ClusterMemory:
         load = block.load
         if error is None:
             size_bytes = sum(buffer.nbytes for buffer in block.buffers)
-            self._metrics.read(load.purpose, size_bytes)
+            self._metrics.bytes_read.labels(purpose=load.purpose).inc(size_bytes)
             error = self._verifier.check(block)
         again: list[BlockRead] = []
         dropped: tuple[int, ...] = ()
@@ -286,13 +286,8 @@ class ClusterMemory:
         _log.warning(
             "read failed", cluster=load.extent.cluster, attempt=block.attempt, error=str(error)
         )
-        following = Block(
-            load=load,
-            start_bytes=block.start_bytes,
-            buffers=block.buffers,
-            attempt=block.attempt + 1,
-        )
-        return self._block_read(following, False)  # it waited once already
+        following = replace(block, attempt=block.attempt + 1)
+        return self._block_read(following, False)  # it has waited already
 
     def _end_load(self, load: Load) -> None:
         cluster = load.number
@@ -318,7 +313,7 @@ class ClusterMemory:
     def _break(self, load: Load, error: BlockError, *, is_stuck: bool) -> None:
         cluster = load.extent.cluster
         if isinstance(error, CorruptionError):
-            self._metrics.damaged()
+            self._metrics.clusters_damaged.inc()
             _log.error("cluster damaged", cluster=cluster, error=str(error))
         elif not isinstance(error, CancelledRead):
             _log.error("cluster not read", cluster=cluster, error=str(error))
@@ -351,11 +346,10 @@ class ClusterMemory:
         reading_bytes = sum(load.arena_bytes for load in self._loading.values())
         stuck_bytes = sum(load.arena_bytes for load in self._stuck)
         used_bytes = self._arena.size_bytes - self._arena.free_bytes
-        self._metrics.set_bytes(
-            resident=used_bytes - reading_bytes - stuck_bytes,
-            in_flight=reading_bytes,
-            stuck=stuck_bytes,
-        )
+        shown = self._metrics.resident_bytes
+        shown.labels(kind="resident").set(used_bytes - reading_bytes - stuck_bytes)
+        shown.labels(kind="in_flight").set(reading_bytes)
+        shown.labels(kind="stuck").set(stuck_bytes)
 
     # ---- reads that never return
 
@@ -389,22 +383,16 @@ class ClusterMemory:
             for load in loads.values():
                 if load.is_stuck:
                     continue
-                cluster = load.number
                 load.is_stuck = True
-                del self._loading[cluster]
+                del self._loading[load.number]
                 self._stuck.append(load)
                 dropped.extend(load.tokens)
+                now_us = self._clock.now_us()
                 self._events.read(
-                    ClusterId(load.extent.cluster),
-                    load.purpose,
-                    load.started_us,
-                    self._clock.now_us(),
+                    ClusterId(load.extent.cluster), load.purpose, load.started_us, now_us
                 )
-                self._break(
-                    load,
-                    self._verifier.timed_out(load.extent, self._rules.timeout_us),
-                    is_stuck=True,
-                )
+                error = self._verifier.timed_out(load.extent, self._rules.timeout_us)
+                self._break(load, error, is_stuck=True)
             self._show()
         self._engine.give_up(overdue)
         self._engine.cancel(dropped)

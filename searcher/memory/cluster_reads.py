@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from carpool.disk.extents import ClusterExtent
-from carpool.disk.pages import ClusterPages, PageLayout, UInt8
-from carpool.disk.segments import verify_pages
 from carpool.errors import CorruptionError, RetryableError
 from searcher.events import Purpose
 from searcher.memory.arena import Spans
@@ -126,53 +122,8 @@ def split(
         yield start_bytes, tuple(buffers)
 
 
-def damage(block: Block, layout: PageLayout, *, build_id: int, path: str) -> CorruptionError | None:
-    """Returns what is wrong with the pages of a block; None: they are as they were written."""
-    start_bytes = block.start_bytes
-    for buffer in block.buffers:
-        pages: UInt8 = np.frombuffer(buffer, dtype=np.uint8).reshape(-1, layout.page_bytes)
-        first_page = start_bytes // layout.page_bytes
-        try:
-            verify_pages(
-                pages, block.load.extent, build_id=build_id, path=path, first_page=first_page
-            )
-        except CorruptionError as error:
-            # Not the error itself: its traceback would hold the pages.
-            return CorruptionError(
-                f"{error}. The cluster is skipped, never scored; `carpool index verify` lists all "
-                "that is damaged",
-                path=error.path,
-                offset_bytes=error.offset_bytes,
-            )
-        start_bytes += buffer.nbytes
-    return None
-
-
-def cluster_pages(
-    extent: ClusterExtent, layout: PageLayout, views: Sequence[memoryview]
-) -> ClusterPages:
-    """Returns the pages of a slice that is stored in `views`, as read-only views of them."""
-    pieces = []
-    left_bytes = extent.size_bytes
-    for view in views:
-        used = view[:left_bytes].toreadonly()
-        left_bytes -= used.nbytes
-        pieces.append(np.frombuffer(used, dtype=np.uint8).reshape(-1, layout.page_bytes))
-    return ClusterPages(extent.cluster, layout, extent.row_count, tuple(pieces))
-
-
-def timed_out(extent: ClusterExtent, path: str, timeout_us: int) -> RetryableError:
-    """Returns the error of a read that did not end in time."""
-    return RetryableError(
-        f"cluster {extent.cluster} at byte {extent.offset_bytes} of {path} did not come within "
-        f"{timeout_us / 1_000_000:g} s: the disk hangs, or is too slow. The memory of this read "
-        "stays out of use until the kernel returns it. Check the disk; if it is only slow, raise "
-        "[searcher] read_timeout_ms"
-    )
-
-
 def of_cluster(error: BlockError, cluster: int) -> BlockError:
-    """Returns the error with the cluster's number in it."""
+    """Returns the error with the number of the cluster in its message."""
     message = str(error)
     if f"cluster {cluster} " in message or isinstance(error, CancelledRead):
         return error

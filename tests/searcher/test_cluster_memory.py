@@ -236,7 +236,7 @@ def test_a_check_that_cannot_be_made_breaks_its_cluster_and_leaves_nobody_waitin
         if extent.cluster == A:
             raise MemoryError("not now")
 
-    monkeypatch.setattr("searcher.memory.cluster_reads.verify_pages", check)
+    monkeypatch.setattr("searcher.memory.verify.verify_pages", check)
     with running(stored, in_memory(stored)) as it:
         events = it.read(A, B)
         assert isinstance(events[B], ReadDone)
