@@ -24,7 +24,7 @@ from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.codec import decode_query
 from schemas.query import Query
-from schemas.topics import QUERIES, RETRIEVALS
+from schemas.topics import QUERIES, QUERIES_BATCH, RETRIEVALS
 from tests.clocks import HandClock
 
 GROUP = "carpool-test"
@@ -234,3 +234,25 @@ class Exact(Bench):
     """A bench whose loops deliver exactly once."""
 
     delivery = "exactly_once"
+
+
+class TwoClasses(Bench):
+    """A bench whose loop reads the class `batch` too."""
+
+    def __init__(self) -> None:
+        super().__init__(topics={QUERIES_BATCH.name: 2})
+
+    def both(
+        self,
+        stage: HandStage,
+        unfinished_max: int | None = None,
+        finished_bytes_max: int = FINISHED_BYTES_MAX,
+    ) -> tuple[Loop[Query], MemoryConsumer]:
+        batch = PriorityClass(topic=QUERIES_BATCH.name, unfinished_max=unfinished_max)
+        return self.loop(
+            stage, weight=16, extra_classes=(batch,), finished_bytes_max=finished_bytes_max
+        )
+
+    def publish_batch(self, count: int) -> None:
+        for number in range(count):
+            self.broker.append(QUERIES_BATCH.name, f"batch {number}".encode(), partition=number % 2)

@@ -46,19 +46,19 @@ class Run:
         return taken / seconds
 
 
-def test_without_urgent_work_there_is_no_limit() -> None:
-    run = Run()
-    assert run.advance(5, cpu_wait_us=BUSY, urgent=False) == 20 * COST * 100
-
-
 def test_with_urgent_work_the_rate_falls_while_threads_wait_for_cpus() -> None:
     run = Run()
-    full = run.advance(2, cpu_wait_us=IDLE, urgent=False)
+    full = run.advance(5, cpu_wait_us=BUSY, urgent=False)
+    assert full == 20 * COST * 100, "no limit without urgent work"
+    assert run.advance(0.1, cpu_wait_us=IDLE, urgent=True) <= full / BEGIN_SHARE, (
+        "the first urgent record stops batch work for a moment"
+    )
     run.advance(1, cpu_wait_us=BUSY, urgent=True)
-    slow = run.advance(5, cpu_wait_us=BUSY, urgent=True)
-    assert slow < 0.1 * full
+    assert run.advance(5, cpu_wait_us=BUSY, urgent=True) < 0.1 * full
     run.advance(40, cpu_wait_us=IDLE, urgent=True)
     assert run.advance(2, cpu_wait_us=IDLE, urgent=True) > 0.9 * full
+    run.now_us += URGENT_RECENTLY_US
+    assert run.advance(1, cpu_wait_us=BUSY, urgent=False) == full, "no limit a second later"
 
 
 def test_the_rate_rises_by_a_tenth_a_second_and_falls_by_five_sixths() -> None:
@@ -72,19 +72,6 @@ def test_the_rate_rises_by_a_tenth_a_second_and_falls_by_five_sixths() -> None:
     before = run.limit.rate
     run.advance(1, cpu_wait_us=BUSY, urgent=True)
     assert run.limit.rate < before / 4
-
-
-def test_the_first_urgent_record_stops_batch_work_for_a_moment() -> None:
-    run = Run()
-    full = run.advance(2, cpu_wait_us=IDLE, urgent=False)
-    assert run.advance(0.1, cpu_wait_us=IDLE, urgent=True) <= full / BEGIN_SHARE
-
-
-def test_a_second_after_the_last_urgent_record_there_is_no_limit() -> None:
-    run = Run()
-    run.advance(3, cpu_wait_us=BUSY, urgent=True)
-    run.now_us += URGENT_RECENTLY_US
-    assert run.advance(1, cpu_wait_us=BUSY, urgent=False) == 20 * COST * 100
 
 
 def test_an_unknown_wait_does_not_limit_the_rate() -> None:
@@ -103,9 +90,7 @@ def test_batch_work_never_starves(waits: list[float]) -> None:
     assert run.advance(10, cpu_wait_us=BUSY, urgent=True) >= 0.8 * RATE_MIN
 
 
-def test_the_wait_is_the_mean_of_the_runs_since_the_last_call(
-    tmp_path: Path,
-) -> None:
+def test_the_wait_is_the_mean_of_the_runs_since_the_last_call(tmp_path: Path) -> None:
     file = tmp_path / "schedstat"
     wait = CpuWait(file)
     assert wait.mean_us() is None

@@ -11,35 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.errors import AbortedError, DeploymentError, FencedError, RetryableError
+from carpool.errors import AbortedError, FencedError, RetryableError
 from carpool.kafka.clients import Membership, Position
 from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
 from carpool.kafka.fencing import claims
-from carpool.kafka.memory import MemoryTransactionalProducer
+from carpool.kafka.memory import MemoryConsumer, MemoryTransactionalProducer
 from carpool.kafka.records import TopicPartition
 from carpool.loop.delivery.exactly_once import CALL_US_MAX
 from carpool.loop.loop import Loop
-from carpool.loop.priority.intake_queues import PriorityClass
 from carpool.loop.stage import Done
 from carpool.loop.throttle import METADATA_STOP_BYTES
 from schemas.query import Query
 from schemas.topics import QUERIES, QUERIES_BATCH
-from tests.loop.support import GROUP, Exact, HandStage, result, turn
+from tests.loop.support import GROUP, Exact, HandStage, TwoClasses, result, turn
 
-
-def test_the_work_of_an_aborted_transaction_is_sent_again_from_memory() -> None:
-    bench, stage = Exact(), HandStage()
-    loop, _ = bench.loop(stage)
-    bench.publish("a", "b")
-    turn(loop)
-    bench.broker.break_next("send_offsets", AbortedError("the coordinator moved"))
-    stage.finish("a")
-    turn(loop)
-    assert (bench.results(), bench.committed()) == ([], (None, ""))
-    stage.finish("b")
-    bench.wait(loop)
-    assert (bench.results(), bench.committed()) == (["a/0", "b/0"], (2, ""))
-    assert len(stage.units) == 2, "nothing was offered to the stage again"
+TEXTS = [f"q{number}" for number in range(3_000)]
 
 
 def test_after_a_rebalance_of_others_aborted_it_a_transaction_is_repeated_without_pause() -> None:
@@ -59,7 +45,7 @@ def test_after_a_rebalance_of_others_aborted_it_a_transaction_is_repeated_withou
     bench.publish("a")
     turn(loop)
     with bench.broker.lock:
-        consumer._group.generation += 1  # as when partitions moved between two others
+        bench.broker.groups[GROUP].generation += 1  # as when partitions moved between two others
     stage.finish("a")
     asked.clear()
     turn(loop)
@@ -144,42 +130,37 @@ def test_a_hint_does_not_wait_for_work_that_cannot_be_committed() -> None:
     assert bench.results() == ["draft"]
 
 
-def test_work_that_the_metadata_cannot_list_waits_and_stops_the_intake() -> None:
+def with_every_second_finished() -> tuple[Exact, HandStage, Loop[Query], MemoryConsumer]:
+    """3,000 units of one partition; more are finished than commit metadata can list."""
     bench, stage = Exact(partitions=1), HandStage(credit=10_000)
-    loop, _ = bench.loop(stage)
-    texts = [f"q{number}" for number in range(3_000)]
-    bench.publish(*texts)
+    loop, consumer = bench.loop(stage)
+    bench.publish(*TEXTS)
     turn(loop)
-    for text in texts[1::2]:
+    for text in TEXTS[1::2]:
         stage.finish(text)
     for _ in range(5):
         bench.wait(loop)
-    backlog = loop.delivery.backlog
+    return bench, stage, loop, consumer
+
+
+def test_work_that_the_metadata_cannot_list_waits_and_stops_the_intake() -> None:
+    bench, stage, loop, _ = with_every_second_finished()
     assert loop.delivery.is_full
-    assert 0 < backlog < 1_500
+    assert 0 < loop.delivery.backlog < 1_500
     bench.publish("more")
     bench.wait(loop)
     assert all(unit.record.text != "more" for unit in stage.units)
-    stage.finish(*texts[0:2:2])
-    for text in texts[2::2]:
+    for text in TEXTS[0::2]:
         stage.finish(text)
     for _ in range(5):
         bench.wait(loop)
     assert loop.delivery.backlog == 0
-    assert sorted(bench.results()) == sorted(f"{text}/0" for text in texts)
+    assert sorted(bench.results()) == sorted(f"{text}/0" for text in TEXTS)
     assert any(unit.record.text == "more" for unit in stage.units)
 
 
 def test_a_partition_assigned_with_long_metadata_makes_progress() -> None:
-    bench, stage = Exact(partitions=1), HandStage(credit=10_000)
-    loop, consumer = bench.loop(stage)
-    texts = [f"q{number}" for number in range(3_000)]
-    bench.publish(*texts)
-    turn(loop)
-    for text in texts[1::2]:
-        stage.finish(text)
-    for _ in range(5):
-        bench.wait(loop)
+    bench, _, _, consumer = with_every_second_finished()
     assert len(bench.committed()[1]) > METADATA_STOP_BYTES
     consumer.crash()
     heir = HandStage(credit=0)
@@ -189,9 +170,7 @@ def test_a_partition_assigned_with_long_metadata_makes_progress() -> None:
     heir.credit_records = 10_000
     for _ in range(3):
         bench.wait(again)
-    assert heir.units[0].record.text == "q0", (
-        "the slow record is taken in, without which nothing moves"
-    )
+    assert heir.units[0].record.text == "q0", "without the slow record nothing can move"
 
 
 def test_metadata_without_room_for_the_instance_id_stays_unchanged() -> None:
@@ -199,19 +178,6 @@ def test_metadata_without_room_for_the_instance_id_stays_unchanged() -> None:
     long = Position(7, "1;" + "1+1," * ((METADATA_BYTES_MAX - 2) // 4))
     assert claims({at: long}, "an-id") == {at: long}
     assert claims({at: Position(7, "2;old;1+1")}, "an-id") == {at: Position(7, "2;an-id;1+1")}
-
-
-def test_a_refused_delivery_tries_nothing_more() -> None:
-    bench, stage = Exact(), HandStage()
-    loop, _ = bench.loop(stage)
-    bench.publish("a")
-    turn(loop)
-    bench.broker.break_next("commit", DeploymentError("too large"))
-    stage.finish("a")
-    turn(loop)
-    assert isinstance(loop.failure, DeploymentError)
-    bench.wait(loop)
-    assert bench.results() == []
 
 
 @settings(max_examples=15)
@@ -320,30 +286,16 @@ def test_a_call_that_does_not_return_ends_the_service_and_commits_nothing_later(
     assert (bench.results(), bench.committed()) == ([], (None, ""))
 
 
-class TwoClasses(Exact):
-    """A bench whose one loop reads the class `batch` too."""
-
-    def __init__(self) -> None:
-        super().__init__(topics={QUERIES_BATCH.name: 1})
-
-    def both(self, stage: HandStage) -> Loop[Query]:
-        loop, _ = self.loop(stage, extra_classes=(PriorityClass(topic=QUERIES_BATCH.name),))
-        return loop
-
-    def publish_batch(self, *texts: str) -> None:
-        for text in texts:
-            self.broker.append(QUERIES_BATCH.name, text.encode(), partition=0)
-
-
-def test_a_revocation_commits_batch_work_during_its_pause() -> None:
+def test_a_revocation_commits_batch_work_during_its_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TwoClasses, "delivery", "exactly_once")
     bench, stage = TwoClasses(), HandStage()
-    loop = bench.both(stage)
-    bench.publish_batch("a", "b")
+    loop, _ = bench.both(stage)
+    bench.publish_batch(3)
     bench.publish("u")
     turn(loop)
     stage.finish("u")
-    stage.finish("a")
+    stage.finish("batch 0")
     turn(loop, 1)
-    stage.finish("b")
+    stage.finish("batch 2")
     loop.revoked(frozenset({TopicPartition(QUERIES_BATCH.name, 0)}), lost=False)
-    assert sorted(bench.results()) == ["a/0", "b/0", "u/0"]
+    assert sorted(bench.results()) == ["batch 0/0", "batch 2/0", "u/0"]

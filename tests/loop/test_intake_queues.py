@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.kafka.records import Message, TopicPartition
-from carpool.loop.priority.intake_queues import (
-    IntakeQueues,
-    PriorityClass,
-)
+from carpool.loop.priority.intake_queues import IntakeQueues, PriorityClass
 from tests.records import a_message
 
 URGENT, BATCH = "rag.queries.v1", "rag.queries.batch.v1"
@@ -51,18 +48,14 @@ def test_a_class_at_its_limit_is_skipped() -> None:
     assert taken is not None and taken.source.topic == URGENT
 
 
-def test_a_full_queue_pauses_only_its_topic_until_it_is_half_empty() -> None:
+def test_a_queue_full_of_records_or_bytes_pauses_only_its_topic_until_it_is_half_empty() -> None:
     queues = filled(urgent=1, batch=8, records_max=8)
     assert queues.full == {BATCH}
-    parts = {URGENT: 0, BATCH: 0}
     while queues.records_of(BATCH) > 5:
-        queues.next(parts)
+        queues.next({})
     assert queues.full == {BATCH}
-    queues.next(parts)
+    queues.next({})
     assert queues.full == set()
-
-
-def test_bytes_fill_a_queue_too() -> None:
     queues = IntakeQueues(CLASSES, bytes_max=1_000)
     queues.add(message(BATCH, 0, size_bytes=1_200))
     assert queues.full == {BATCH}
@@ -92,16 +85,12 @@ def test_records_of_a_revoked_partition_are_dropped() -> None:
     assert queues.records == 0
 
 
+TOPICS = st.sampled_from([URGENT, BATCH])
 moves = st.lists(
     st.one_of(
-        st.tuples(
-            st.just("add"),
-            st.sampled_from([URGENT, BATCH]),
-            st.integers(0, 3_000),
-            st.integers(0, 2),
-        ),
-        st.tuples(st.just("next"), st.just(""), st.just(0), st.just(0)),
-        st.tuples(st.just("end"), st.sampled_from([URGENT, BATCH]), st.just(0), st.just(0)),
+        st.tuples(st.just("add"), TOPICS, st.integers(0, 3_000), st.integers(0, 2)),
+        st.tuples(st.just("next"), TOPICS, st.just(0), st.just(0)),
+        st.tuples(st.just("end"), TOPICS, st.just(0), st.just(0)),
     ),
     max_size=150,
 )

@@ -4,33 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from carpool.kafka.memory import MemoryConsumer
-from carpool.loop.loop import FINISHED_BYTES_MAX, Loop
-from carpool.loop.priority.intake_queues import PriorityClass
-from schemas.query import Query
 from schemas.topics import QUERIES, QUERIES_BATCH
-from tests.loop.support import Bench, HandStage, turn
+from tests.loop.support import HandStage, TwoClasses, turn
 
 BATCH_MAX = 20
-
-
-class TwoClasses(Bench):
-    """A bench with a topic for each class."""
-
-    def __init__(self) -> None:
-        super().__init__(topics={QUERIES_BATCH.name: 2})
-
-    def both(
-        self, stage: HandStage, finished_bytes_max: int = FINISHED_BYTES_MAX
-    ) -> tuple[Loop[Query], MemoryConsumer]:
-        batch = PriorityClass(topic=QUERIES_BATCH.name, unfinished_max=BATCH_MAX)
-        return self.loop(
-            stage, weight=16, extra_classes=(batch,), finished_bytes_max=finished_bytes_max
-        )
-
-    def publish_batch(self, count: int) -> None:
-        for number in range(count):
-            self.broker.append(QUERIES_BATCH.name, f"batch {number}".encode(), partition=number % 2)
 
 
 def taken(stage: HandStage) -> Counter[str]:
@@ -45,7 +22,7 @@ def end(stage: HandStage, count: int) -> None:
 
 def test_an_urgent_query_is_taken_in_before_hundreds_of_earlier_batch_queries() -> None:
     bench, stage = TwoClasses(), HandStage(credit=30)
-    loop, _ = bench.both(stage)
+    loop, _ = bench.both(stage, BATCH_MAX)
     bench.publish_batch(300)
     turn(loop)
     assert taken(stage) == {QUERIES_BATCH.name: BATCH_MAX}, "its limit, although there is room"
@@ -56,7 +33,7 @@ def test_an_urgent_query_is_taken_in_before_hundreds_of_earlier_batch_queries() 
 
 def test_urgent_queries_that_arrive_without_credit_go_first_when_there_is_credit() -> None:
     bench, stage = TwoClasses(), HandStage(credit=BATCH_MAX)
-    loop, _ = bench.both(stage)
+    loop, _ = bench.both(stage, BATCH_MAX)
     bench.publish_batch(300)
     turn(loop)
     bench.publish(*(f"urgent {number}" for number in range(9)))
@@ -68,7 +45,7 @@ def test_urgent_queries_that_arrive_without_credit_go_first_when_there_is_credit
 
 def test_all_queries_of_both_classes_are_answered_once_after_a_crash() -> None:
     bench, stage = TwoClasses(), HandStage(credit=30)
-    loop, consumer = bench.both(stage)
+    loop, consumer = bench.both(stage, BATCH_MAX)
     bench.publish_batch(60)
     bench.publish(*(f"urgent {number}" for number in range(30)))
     turn(loop)
@@ -76,7 +53,7 @@ def test_all_queries_of_both_classes_are_answered_once_after_a_crash() -> None:
     turn(loop)
     consumer.crash()
     stage = HandStage(credit=30)
-    loop, _ = bench.both(stage)
+    loop, _ = bench.both(stage, BATCH_MAX)
     for _ in range(20):
         turn(loop)
         end(stage, 30)
@@ -91,7 +68,7 @@ def test_all_queries_of_both_classes_are_answered_once_after_a_crash() -> None:
 
 def test_the_intake_stops_while_too_much_finished_work_waits_for_its_commit() -> None:
     bench, stage = TwoClasses(), HandStage(credit=30)
-    loop, _ = bench.both(stage, finished_bytes_max=10)
+    loop, _ = bench.both(stage, BATCH_MAX, finished_bytes_max=10)
     bench.publish("one", "two")
     loop.step()
     end(stage, 2)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
-from carpool.kafka.clients import CommitResult, Membership, Position, RebalanceListener
+from carpool.kafka.clients import RebalanceListener
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.priority.intake_queues import (
     QUANTUM_BYTES,
@@ -22,21 +21,18 @@ CLASSES = (PriorityClass(topic=URGENT, weight=16), PriorityClass(topic=BATCH, un
 
 
 class FetchedConsumer:
-    """A client whose records lie in one queue in the order in which they were fetched; those of
-    paused topics are passed over.
-    """
+    """A client with one queue, in the order of its fetches; it skips records of paused topics."""
 
     def __init__(self) -> None:
         self.fetched: list[Message] = []
         self.paused: set[str] = set()
-        self.topics: tuple[str, ...] = ()
         self.listener: RebalanceListener | None = None
         self.waits: list[float] = []
 
     def subscribe(
         self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
     ) -> None:
-        self.topics, self.listener = (topic, *extra_topics), listener
+        self.listener = listener
 
     def poll(self, timeout_s: float) -> Message | None:
         self.waits.append(timeout_s)
@@ -56,18 +52,6 @@ class FetchedConsumer:
             TopicPartition(each.source.topic, each.source.partition) for each in self.fetched
         )
         return {at: counts[at] for at in (TopicPartition(URGENT, 0), TopicPartition(BATCH, 0))}
-
-    def commit(self, offsets: Mapping[TopicPartition, Position], on_result: CommitResult) -> None:
-        on_result(None)
-
-    def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
-        raise AssertionError("nothing is committed here")
-
-    def membership(self, *, fresh: bool = False) -> Membership | None:
-        return self
-
-    def close(self) -> None:
-        self.topics = ()
 
     def fetch(self, topic: str, count: int, partition: int = 0) -> None:
         begin = sum(each.source.topic == topic for each in self.fetched)
@@ -91,9 +75,6 @@ class TwoTopics:
         )
         self.lost: list[frozenset[TopicPartition]] = []
         self.consumer.subscribe(URGENT, self, (BATCH,))
-
-    def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
-        raise AssertionError("nothing is assigned here")
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         self.lost.append(partitions)
@@ -145,7 +126,7 @@ def test_an_empty_client_is_polled_once_in_a_round() -> None:
     assert [rig.take(0.05), rig.take()] == [URGENT, URGENT]
     rig.inner.waits.clear()
     assert rig.take() is None
-    assert not rig.inner.waits, "that nothing more had come was known"
+    assert not rig.inner.waits, "the consumer knew that no record was left"
     assert rig.take() is None
     rig.inner.fetch(URGENT, 1)
     assert rig.take() == URGENT, "the client is polled again"
@@ -161,16 +142,6 @@ def test_blocked_records_do_not_cause_busy_polling() -> None:
     assert rig.inner.waits[-1] == 0.05
     rig.inner.fetch(URGENT, 1)
     assert rig.take(0.05) == URGENT
-
-
-def test_queues_are_filled_without_credit_and_urgent_records_go_first_later() -> None:
-    rig = TwoTopics()
-    rig.inner.fetch(BATCH, 100)
-    rig.inner.fetch(URGENT, 1)
-    rig.consumer.fill_queues(0.05)
-    assert rig.inner.fetched == []
-    assert rig.parts.total() == 0
-    assert URGENT in [rig.take() for _ in range(QUANTUM_BYTES // RECORD_COST_BYTES + 1)]
 
 
 def test_queued_records_of_a_revoked_partition_are_dropped_before_its_listener_is_called() -> None:
