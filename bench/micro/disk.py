@@ -1,4 +1,4 @@
-"""What the disk can do: O_DIRECT reads in random order at several depths, not verified."""
+"""The read rate of a disk: O_DIRECT reads in random order at several depths, not verified."""
 
 from __future__ import annotations
 

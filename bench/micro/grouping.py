@@ -1,4 +1,4 @@
-"""What grouping a window costs, and what its order is worth: windows of real questions."""
+"""The time of planning a window, and the bytes that its order saves: windows of real questions."""
 
 from __future__ import annotations
 

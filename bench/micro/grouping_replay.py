@@ -1,4 +1,4 @@
-"""What an order of queries is worth: windows replayed against a cache of clusters. Pure.
+"""The bytes that an order of queries reads: windows replayed against a cache of clusters. Pure.
 
 Two searchers. *By query*: one query after the other, with an LRU cache of clusters (the setting of
 CaGR-RAG). *By record*: one record after the other, each cluster of a record read once for all its

@@ -1,4 +1,4 @@
-"""What each cache policy is worth, and what knowing the future adds: replays of cluster ids.
+"""The bytes that each cache policy reads, without and with a horizon: replays of cluster ids.
 
 The model: a window reads each cluster that it wants and that is not resident, once. Clusters come
 into memory one after the other and may be evicted as soon as they were scored.

@@ -52,7 +52,7 @@ def stage_spreads_ms(timings_us: Iterable[Mapping[str, int]]) -> dict[str, Sprea
 
 
 class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Clusters that queries probed, by the tier where they were, and bytes read for queries."""
+    """Clusters that queries probed, by tier, and the bytes read for queries."""
 
     gpu: int
     ram: int

@@ -34,7 +34,7 @@ OVERLAP_QUESTIONS = 5 * max(BATCHES)
 
 
 class FigureOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked. `model`: None for the services' own; `paper`: the paper's settings."""
+    """Options of a figure. `model`: None for the services' own; `paper`: the paper's settings."""
 
     figure: int
     index: Path

@@ -1,6 +1,6 @@
-"""What searches in a run: the paper's cache of entries, or the searcher's default.
+"""The search engine of a run: the paper's cache of entries, or the searcher's default.
 
-Both stand on the search plane that the searcher opens.
+Both use the search plane that the searcher opens.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PrefetchBetweenGroups(ClusterCache):
     """A cluster cache whose prefetch ends before the next group begins.
 
     CaGR-RAG, Algorithm 1, lines 35-37: prefetching is a step of the loop, after the last search of
-    a group. No query is searched meanwhile, so it is on no query's own clock; `prefetch_us` adds up
-    what it took.
+    a group. No query is searched meanwhile, so no query's own clock includes it. `prefetch_us`:
+    the time of all prefetches.
     """
 
     prefetch_us = 0
@@ -60,7 +60,7 @@ class FigureEngine:
 
 
 def open_engine_of(spec: RunSpec, index: OpenIndex, clock: Clock) -> FigureEngine:
-    """Returns what `spec` searches with, with nothing in memory.
+    """Returns the engine of `spec`, with no cluster in memory.
 
     Raises `ConfigError` where the index has too few clusters, or no profile of read latencies.
     """

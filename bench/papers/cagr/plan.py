@@ -61,7 +61,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FigureLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is asked. `queries`: measured in each run, at most."""
+    """The load of each run. `queries`: measured, at most."""
 
     queries: int = 400
     warm_up_s: float = 60.0

@@ -38,8 +38,8 @@ def load_questions(data: EvaluationData, dataset: FigureDataset, queries: int) -
     count = min(queries, int(len(texts) * (1 - WARM_UP_SHARE_MIN)))
     if count < 3:
         raise ConfigError(
-            f"{FILES[dataset]} holds {len(texts)} questions: too few to measure with; name other "
-            "--data"
+            f"{FILES[dataset]} has {len(texts)} questions, too few to measure with; name another "
+            "folder with --data"
         )
     return FigureQuestions(texts[:count], texts[count:])
 

@@ -100,7 +100,7 @@ class _SteadyLoad(threading.Thread):
             self._publisher.close(5.0)
 
     def end(self) -> LoadSummary:
-        """Waits for the end. Raises `CarpoolError` when a question may not be in its topic."""
+        """Waits for the end. Raises `CarpoolError` where a question may be missing in its topic."""
         self.join()
         if self._failure is not None:
             raise self._failure

@@ -44,11 +44,9 @@ class RedirectedSender:
         self._topic = topic
 
     def send(self, record: QueryRecord, on_placed: Placed) -> None:
-        """See `QuestionSender`."""
         self._sender.send(replace(record, topic=self._topic), on_placed)
 
     def flush(self, timeout_s: float) -> int:
-        """See `QuestionSender`."""
         return self._sender.flush(timeout_s)
 
 

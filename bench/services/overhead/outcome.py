@@ -1,4 +1,4 @@
-"""From what was sent and read to what a contestant costs: times by stage, CPU, promises. Pure."""
+"""The cost of a contestant from its questions and records: stages, CPU, promises. Pure."""
 
 from __future__ import annotations
 

@@ -6,11 +6,12 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from bench.micro.grouping import GroupingOptions, measure, run
-from bench.micro.grouping_replay import EntryCache, ordered_windows, replay
+from bench.micro.grouping_replay import ordered_windows, replay
 from grouper.plan.grouping import grouping_policy
 from grouper.plan.order import group_order
 
@@ -29,19 +30,6 @@ OPTIONS = GroupingOptions(
     cache_share=0.4,
     seed=0,
 )
-
-
-def test_the_cache_lets_the_least_recently_used_go() -> None:
-    cache = EntryCache(2)
-    assert [cache.touch(cluster) for cluster in (1, 2, 1, 3, 1, 2)] == [
-        True,
-        True,
-        False,
-        True,
-        False,
-        True,
-    ]
-    assert 1 in cache and 2 in cache and 3 not in cache
 
 
 def test_windows_are_ordered_with_the_end_of_the_one_before_in_mind() -> None:
@@ -113,21 +101,11 @@ def test_every_policy_and_order_is_replayed_and_every_window_is_timed() -> None:
 @pytest.mark.data
 def test_a_run_on_real_questions_leaves_its_figures(tmp_path: Path) -> None:
     path = tmp_path / "grouping.json"
-    options = GroupingOptions(
-        nlist=50,
-        nprobe=5,
-        window_queries=20,
-        windows=5,
-        policy="per_window",
-        order="nearest_chain",
-        jaccard_similarity_min=0.5,
-        cache_share=0.4,
-        seed=1,
-    )
+    options = msgspec.structs.replace(OPTIONS, nlist=50, nprobe=5, window_queries=20, windows=5)
     run(Path(os.environ["CARPOOL_DATA"]), options, path)
     report = json.loads(path.read_bytes())
     assert report["settings"]["nlist"] == 50
-    assert {name for file in report["data"] for name in [file["name"]]} == {
+    assert {file["name"] for file in report["data"]} == {
         "wikipedia-16k.npy",
         "queries-hotpotqa.npy",
         "queries-nq.npy",

@@ -7,7 +7,7 @@ from itertools import chain, combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.data.trace import Clusters, Trace, cut, horizons
+from bench.data.trace import Clusters, Trace, horizons
 from bench.micro.policies import belady_bytes, replay, static_oracle_bytes, study
 from schemas.record import ClusterId
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
@@ -135,8 +135,3 @@ def test_the_study_has_the_oracles_first_and_every_policy() -> None:
         "gdsf",
         "tiny_lfu",
     }
-
-
-def test_windows_are_full() -> None:
-    queries: list[Clusters] = [(A,), (B,), (C,), (D,), (E,)]
-    assert cut(queries, 2) == (((A,), (B,)), ((C,), (D,)))

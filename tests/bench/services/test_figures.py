@@ -34,23 +34,19 @@ def probed(tiers: str, bytes_read: int = 0) -> Retrieval:
     return a_retrieval(probes=probes, bytes_read=bytes_read)
 
 
-def test_a_trip_counts_from_the_intended_time_until_the_retrieval_is_read() -> None:
-    retrieval = a_retrieval(completed_us=8_000, timings_us={"search": 500, "load": 200})
+def test_a_trip_counts_from_the_intended_time_and_unknown_stages_are_last() -> None:
+    retrieval = a_retrieval(completed_us=8_000, timings_us={"rerank": 500, "load": 200})
     trip = Trip(intended_us=1_000, sent_us=1_300, received_us=9_000, retrieval=retrieval)
-    assert trip.stages_us() == {
-        "search": 500,
-        "load": 200,
-        "send_delay": 300,
-        "return": 1_000,
-        "total": 8_000,
+    found = stage_spreads_ms([trip.stages_us(), {"total": 6_000}])
+    assert {stage: each.max for stage, each in found.items()} == {
+        "send_delay": 0.3,
+        "load": 0.2,
+        "return": 1.0,
+        "total": 8.0,
+        "rerank": 0.5,
     }
-
-
-def test_stages_are_in_the_order_of_the_way_and_unknown_ones_last() -> None:
-    found = stage_spreads_ms([{"total": 4_000, "rerank": 1_000, "load": 2_000}, {"total": 6_000}])
-    assert list(found) == ["load", "total", "rerank"]
-    assert (found["total"].count, found["total"].p50, found["total"].max) == (2, 5.0, 6.0)
-    assert found["load"].count == 1
+    assert list(found) == ["send_delay", "load", "return", "total", "rerank"]
+    assert (found["total"].count, found["total"].p50, found["load"].count) == (2, 7.0, 1)
 
 
 def test_cache_use_adds_up_tiers_and_bytes() -> None:
