@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 import carpool
 from carpool.kafka.records import Output
 from carpool.loop.answers import answer_output
-from generator.llm.protocol import LlmFinished
-from generator.plan.answer_text import Written
 from generator.plan.citations import Citations, Cited, cite
 from generator.plan.query_digest import query_digest
 from generator.prompts import PreparedPrompt
+from generator.query_in_progress import Generated, QueryInProgress, QueryProgress
 from schemas.answer import (
     Answer,
     AnswerError,
@@ -39,33 +36,8 @@ RECORD_EXTRA_BYTES = 4 * 1024
 """What a broker counts for a record besides value and headers: its key and framing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timings:
-    """Times of one query, in epoch microseconds; None: it did not happen."""
-
-    arrived_us: int
-    sent_us: int | None = None
-    first_token_us: int | None = None
-    ended_us: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generated:
-    """The result of one request."""
-
-    generation_id: str
-    written: Written
-    finished: LlmFinished
-
-
 def answered(
-    retrieval: Retrieval,
-    prepared: PreparedPrompt,
-    generated: Generated,
-    timings: Timings,
-    *,
-    attempts: int,
-    citations_max: int,
+    work: QueryInProgress, generated: Generated, now_us: int, *, citations_max: int
 ) -> tuple[Answer, Citations]:
     """Returns the answer that the model wrote, and its citations.
 
@@ -73,6 +45,7 @@ def answered(
     text was cut off (`finish_reason` is `length`), is not the expected object, or damaged clusters
     were skipped (`error` says so). `failed`: there is no text.
     """
+    retrieval, prepared = work.unit.record, work.prepared
     written, finished = generated.written, generated.finished
     citations = cite(
         written.answer, written.numbers, passages=len(prepared.given), citations_max=citations_max
@@ -90,7 +63,7 @@ def answered(
         status=status,
         is_final=True,
         replayed=False,
-        attempts=attempts,
+        attempts=work.progress.attempts,
         citations=tuple(_citation(cited, prepared) for cited in citations.valid),
         retrieved=tuple(Retrieved(id=hit.doc_id, score=hit.score) for hit in prepared.given),
         source=retrieval.source,
@@ -104,7 +77,7 @@ def answered(
             cached_tokens=finished.cached_tokens,
         ),
         model=finished.model,
-        timings_ms=timings_ms(retrieval, timings),
+        timings_ms=_timings_ms(retrieval, work.progress, now_us),
         cache=_cache_use(retrieval, finished.cached_tokens),
         provenance=Provenance(
             index_version=retrieval.index_version,
@@ -117,64 +90,62 @@ def answered(
     return answer, citations
 
 
-def replayed(stored: Answer, retrieval: Retrieval, timings: Timings) -> Answer:
+def replayed(stored: Answer, retrieval: Retrieval, progress: QueryProgress, now_us: int) -> Answer:
     """Returns the stored `ok` answer for another record with the same id and question.
 
     `source` and `timings_ms` are this record's; every other field is the stored answer's.
     """
     return msgspec.structs.replace(
-        stored, replayed=True, source=retrieval.source, timings_ms=timings_ms(retrieval, timings)
+        stored,
+        replayed=True,
+        source=retrieval.source,
+        timings_ms=_timings_ms(retrieval, progress, now_us),
     )
 
 
 def failed(
     retrieval: Retrieval,
-    timings: Timings,
+    progress: QueryProgress,
+    now_us: int,
     error_type: ErrorType,
     message: str,
     *,
+    status: Status = "failed",
     retryable: bool = False,
-    attempts: int = 0,
 ) -> Answer:
-    """Returns the `failed` answer of a query, with the reason."""
-    error = AnswerError(type=error_type, message=message, retryable=retryable, stage="generator")
-    return _not_answered(retrieval, timings, "failed", error, attempts)
-
-
-def expired(retrieval: Retrieval, timings: Timings, attempts: int) -> Answer:
-    """Returns the answer of a query whose deadline has passed."""
-    error = AnswerError(type="expired", message=TOO_LATE, retryable=True, stage="generator")
-    return _not_answered(retrieval, timings, "expired", error, attempts)
-
-
-def _not_answered(
-    retrieval: Retrieval, timings: Timings, status: Status, error: AnswerError, attempts: int
-) -> Answer:
+    """Returns the `failed` answer of a query, or one of another `status`, with the reason."""
     answer = unanswered(
         query_id=retrieval.query.query_id,
         status=status,
-        stage=error.stage,
-        error_type=error.type,
-        message=error.message,
-        retryable=error.retryable,
+        stage="generator",
+        error_type=error_type,
+        message=message,
+        retryable=retryable,
         source=retrieval.source,
-        timings_ms=timings_ms(retrieval, timings),
+        timings_ms=_timings_ms(retrieval, progress, now_us),
     )
-    return msgspec.structs.replace(answer, attempts=max(1, attempts))
+    return msgspec.structs.replace(answer, attempts=max(1, progress.attempts))
 
 
-def timings_ms(retrieval: Retrieval, timings: Timings) -> dict[str, float]:
+def expired(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> Answer:
+    """Returns the answer of a query whose deadline has passed."""
+    return failed(
+        retrieval, progress, now_us, "expired", TOO_LATE, status="expired", retryable=True
+    )
+
+
+def _timings_ms(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> dict[str, float]:
     """Returns the milliseconds of every stage: those of the retrieval, and the generator's.
 
     `queue_llm` ends when the answered request was sent, so it includes pauses and earlier tries.
     `total` begins at the timestamp of the query's record.
     """
-    sent_us = timings.ended_us if timings.sent_us is None else timings.sent_us
-    ours = {"queue_llm": sent_us - timings.arrived_us}
-    if timings.sent_us is not None and timings.first_token_us is not None:
-        ours["ttft"] = timings.first_token_us - timings.sent_us
-        ours["decode"] = timings.ended_us - timings.first_token_us
-    ours["total"] = max(0, timings.ended_us - retrieval.source.timestamp_ms * 1_000)
+    sent_us = now_us if progress.sent_us is None else progress.sent_us
+    ours = {"queue_llm": sent_us - progress.arrived_us}
+    if progress.sent_us is not None and progress.first_token_us is not None:
+        ours["ttft"] = progress.first_token_us - progress.sent_us
+        ours["decode"] = now_us - progress.first_token_us
+    ours["total"] = max(0, now_us - retrieval.source.timestamp_ms * 1_000)
     return {stage: time_us / 1_000 for stage, time_us in {**retrieval.timings_us, **ours}.items()}
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from carpool.errors import ConfigError
 from generator.llm.protocol import LlmRequest
 from generator.plan.answer_text import answer_schema
-from generator.plan.prompt import Passage, PromptLimits, Template, fill, parse_template
+from generator.plan.prompt import Template, fill, parse_template
 from generator.settings import GeneratorSettings
 from schemas.errors import RecordError
 from schemas.query import Generation
@@ -83,13 +83,14 @@ def prepare_prompt(
             f"{', '.join(templates)}",
             field="$.generation.template",
         )
-    limits = PromptLimits(
+    prompt = fill(
+        template,
+        query.text,
+        retrieval.hits,
         passages_max=settings.passages_max,
         passage_chars_max=settings.passage_chars_max,
         prompt_chars_max=settings.prompt_chars_max,
     )
-    passages = [Passage(title=hit.title, text=hit.text) for hit in retrieval.hits]
-    prompt = fill(template, query.text, passages, limits)
     max_tokens = min(wishes.max_tokens or settings.max_tokens, settings.max_tokens_cap)
     answer_chars_max = max_tokens * ANSWER_CHARS_PER_TOKEN
     request = LlmRequest(

@@ -19,8 +19,6 @@ from carpool.loop.stage import Credit, Done, LateOutputs, QueryFailure, Sink, Un
 from carpool.loop.tracing.operation import Operation
 from carpool.telemetry.metrics import Metrics
 from generator.answers import (
-    Generated,
-    Timings,
     answered,
     bounded_answer_output,
     expired,
@@ -29,27 +27,33 @@ from generator.answers import (
 )
 from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
-from generator.llm.protocol import LlmEngine, LlmRefusal
-from generator.llm_requests import RequestsInFlight
+from generator.llm.protocol import LlmEngine, LlmRefusal, PromptRefused
+from generator.llm_requests import CHECK_ID, RequestsInFlight
 from generator.plan.dispatch import (
     CancelRequest,
+    CheckPassed,
     CheckServer,
     DeliverAnswer,
     DispatchAction,
     Dispatcher,
     DispatchEvent,
+    DispatchLimits,
     ExpireQuery,
     GiveUpQuery,
     PromptArrived,
     PromptsRevoked,
+    RequestAccepted,
+    RequestEnded,
     RequestRefused,
     SendPrompt,
     TimePassed,
 )
 from generator.plan.prompt import Template
+from generator.plan.queue import Prompt
 from generator.prompts import load_templates, prepare_prompt
-from generator.query_in_progress import QueryInProgress, deadline_us_of, limits_of, prompt_of
+from generator.query_in_progress import Generated, QueryInProgress, QueryProgress, deadline_us_of
 from generator.settings import GeneratorSettings, LlmSettings
+from generator.stream_answer import stream_answer
 from generator.tracing import inference
 from schemas.answer import Answer
 from schemas.errors import RecordError
@@ -95,13 +99,22 @@ class GeneratorStage:
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
-        self._dispatcher = Dispatcher(limits_of(settings, llm))
+        self._dispatcher = Dispatcher(
+            DispatchLimits(
+                concurrency=settings.concurrency,
+                prompts_max=settings.intake_records_max,
+                backoff_us_min=llm.backoff_ms_min * 1_000,
+                backoff_us_max=llm.backoff_ms_max * 1_000,
+                retry_after_us_max=llm.retry_after_ms_max * 1_000,
+                failures_max=llm.failures_max,
+            )
+        )
         self._queries: dict[int, QueryInProgress] = {}
         self._queries_bytes = 0
         self._trouble = "has not answered yet"
         self._is_draining = False
         self._is_closed = False
-        self._requests = RequestsInFlight(engine, self, metrics, clock)
+        self._requests = RequestsInFlight(engine, on_error=self._broke)
         self._sink: Sink | None = None
 
     # ---- the polling thread
@@ -110,7 +123,7 @@ class GeneratorStage:
         """Starts the event loop, which checks the server."""
         self._sink = sink
         self._requests.start()
-        self.happened(TimePassed())
+        self._happened(TimePassed())
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Does nothing: the stage has no state of partitions."""
@@ -127,23 +140,29 @@ class GeneratorStage:
 
     def offer(self, unit: Unit[Retrieval], now_us: int) -> None:
         """Takes a retrieval. One that allows no prompt is answered `failed` immediately."""
-        retrieval = unit.record
+        retrieval, progress = unit.record, QueryProgress(arrived_us=now_us)
         try:
             prepared = prepare_prompt(retrieval, self._settings, self._templates)
         except RecordError as error:
-            timings = Timings(arrived_us=now_us, ended_us=now_us)
-            self._hand_over(unit, failed(retrieval, timings, error.reason, str(error)), now_us)
+            answer = failed(retrieval, progress, now_us, error.reason, str(error))
+            self._hand_over(unit, answer, now_us)
             return
+        prompt = Prompt(
+            id=unit.id,
+            arrival_us=now_us,
+            priority=prepared.request.priority,
+            deadline_us=deadline_us_of(retrieval),
+        )
         with self._lock:
             self._queries[unit.id] = QueryInProgress(
-                unit=unit, prepared=prepared, arrived_us=now_us
+                unit=unit, prepared=prepared, progress=progress
             )
             self._queries_bytes += unit.message.size_bytes
-        self.happened(PromptArrived(prompt=prompt_of(unit, now_us)))
+        self._happened(PromptArrived(prompt=prompt))
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Expires what is late, and ends pauses."""
-        self.happened(TimePassed())
+        self._happened(TimePassed())
         with self._lock:
             wake_us = self._dispatcher.wake_us()
             is_idle = self._dispatcher.server == "open" and not self._dispatcher.prompts
@@ -154,7 +173,7 @@ class GeneratorStage:
         """Forgets queries, and cancels their requests."""
         for unit_id in unit_ids:
             self._remove(unit_id)
-        self.happened(PromptsRevoked(ids=unit_ids))
+        self._happened(PromptsRevoked(ids=unit_ids))
 
     def drain(self, until_us: int) -> None:
         """Takes no more retrievals; the queries in progress continue."""
@@ -178,7 +197,7 @@ class GeneratorStage:
 
     # ---- both threads
 
-    def happened(self, event: DispatchEvent) -> None:
+    def _happened(self, event: DispatchEvent) -> None:
         """Passes an event to the dispatcher, and its actions to the event loop, in one order."""
         with self._lock:
             if self._is_closed:
@@ -232,25 +251,24 @@ class GeneratorStage:
             for action in actions:
                 self._do(action)
         except Exception as error:  # the event loop would only log it, and lose the query
-            self.broke(error)
+            self._broke(error)
 
     def _do(self, action: DispatchAction) -> None:
         match action:
-            case SendPrompt(id=id):
+            case SendPrompt(id=id, attempt=attempt):
                 if (work := self._get(id)) is not None:  # else revoked: a CancelRequest follows
-                    self._requests.send(id, work)
+                    work.progress.attempts = attempt
+                    self._requests.send(id, self._ask(work))
             case CheckServer():
-                self._requests.check()
+                self._requests.send(CHECK_ID, self._check())
             case CancelRequest(id=id):
-                self._requests.cancel(id)
-            case ExpireQuery(id=id, attempts=attempts):
-                self._expire(id, attempts)
-            case GiveUpQuery(id=id, attempts=attempts):
-                self._give_up(id, attempts)
-            case DeliverAnswer(id=id, attempts=attempts):
-                self._deliver(id, attempts)
+                if self._requests.cancel(id):
+                    self._metrics.generator.llm_requests.labels(outcome="cancelled").inc()
+            case ExpireQuery(id=id) | GiveUpQuery(id=id) | DeliverAnswer(id=id):
+                if (work := self._remove(id)) is not None:  # else revoked
+                    self._end(action, work)
 
-    def broke(self, error: Exception) -> None:
+    def _broke(self, error: Exception) -> None:
         """Ends the service after an unexpected error: to continue could lose a query."""
         log.error("a request to the LLM server failed with an unexpected error", exc_info=error)
         assert self._sink is not None
@@ -262,15 +280,58 @@ class GeneratorStage:
             )
         )
 
-    def written(self, work: QueryInProgress, generation_id: str, seq: int, text: str) -> None:
-        """See `generator.llm_requests.RequestListener`."""
+    async def _check(self) -> None:
+        try:
+            await self._engine.check()
+        except LlmRefusal as refusal:
+            self._refused(None, refusal)
+        else:
+            self._happened(CheckPassed())
+
+    async def _ask(self, work: QueryInProgress) -> None:
+        """Sends one request, and reports its result."""
+        id, metrics = work.unit.id, self._metrics.generator
+        work.progress.sent_us, work.progress.first_token_us = self._clock.now_us(), None
+        metrics.llm_in_flight.inc()
+        try:
+            work.outcome = await stream_answer(
+                self._engine,
+                work.prepared.request,
+                on_first_token=partial(self._first_token, work),
+                on_text=partial(self._written, work),
+            )
+        except PromptRefused as refused:
+            work.outcome = refused
+            metrics.llm_requests.labels(outcome="prompt_refused").inc()
+        except LlmRefusal as refusal:
+            work.trouble = str(refusal)
+            self._refused(id, refusal)
+            return
+        else:
+            metrics.llm_requests.labels(outcome="answered").inc()
+        finally:
+            metrics.llm_in_flight.dec()
+        self._happened(RequestEnded(id=id))
+
+    def _first_token(self, work: QueryInProgress) -> None:
+        now_us, progress = self._clock.now_us(), work.progress
+        assert progress.sent_us is not None
+        progress.first_token_us = now_us
+        self._metrics.generator.time_to_first_token_seconds.observe(
+            (now_us - progress.sent_us) / 1_000_000
+        )
+        self._happened(RequestAccepted(id=work.unit.id))
+
+    def _written(self, work: QueryInProgress, generation_id: str, seq: int, text: str) -> None:
+        """Sends the next characters of an answer."""
         if self._settings.partials:
             assert self._sink is not None
             now_us = self._clock.now_us()
             self._sink.hint(partial_output(work.unit.record, generation_id, seq, text, now_us))
 
-    def refused(self, id: int | None, refusal: LlmRefusal) -> None:
-        """See `generator.llm_requests.RequestListener`."""
+    def _refused(self, id: int | None, refusal: LlmRefusal) -> None:
+        """The server refused a request; `id` None: a check."""
+        self._metrics.generator.llm_requests.labels(outcome=refusal.kind).inc()
         trouble = f"refuses: {refusal}"
         with self._lock:
             is_new, self._trouble = trouble != self._trouble, trouble
@@ -282,32 +343,28 @@ class GeneratorStage:
                 refusal=str(refusal),
             )
         asked_us = None if refusal.retry_after_s is None else int(refusal.retry_after_s * 1_000_000)
-        self.happened(RequestRefused(id=id, retry_after_us=asked_us, suspect=refusal.is_suspect))
+        self._happened(RequestRefused(id=id, retry_after_us=asked_us, suspect=refusal.is_suspect))
 
-    def _deliver(self, id: int, attempts: int) -> None:
-        work = self._get(id)
-        if work is None:
-            return
-        now_us = self._clock.now_us()
-        deadline_us = deadline_us_of(work.unit.record)
-        if not isinstance(work.outcome, Generated):
-            self._fail(id, str(work.outcome), attempts, is_transient=False)
-        elif deadline_us is not None and now_us >= deadline_us:  # the event loop was busy
-            self._expire(id, attempts)
+    def _end(self, action: DispatchAction, work: QueryInProgress) -> None:
+        """Hands over the answer of a query that the dispatcher has ended."""
+        now_us, retrieval, outcome = self._clock.now_us(), work.unit.record, work.outcome
+        deadline_us = deadline_us_of(retrieval)
+        if isinstance(action, GiveUpQuery):
+            self._give_up(work, now_us)
+        elif isinstance(action, DeliverAnswer) and isinstance(outcome, PromptRefused):
+            answer = failed(retrieval, work.progress, now_us, "llm_refused", str(outcome))
+            self._hand_over(work.unit, answer, now_us)
+        elif isinstance(action, ExpireQuery) or (deadline_us is not None and now_us >= deadline_us):
+            # A result may be late too, if the event loop was busy.
+            self._hand_over(work.unit, expired(retrieval, work.progress, now_us), now_us)
         else:
-            self._answer(work, work.outcome, attempts, now_us)
+            assert isinstance(outcome, Generated)
+            self._answer(work, outcome, now_us)
 
-    def _answer(
-        self, work: QueryInProgress, outcome: Generated, attempts: int, now_us: int
-    ) -> None:
-        timings, finished = work.timings(now_us), outcome.finished
+    def _answer(self, work: QueryInProgress, outcome: Generated, now_us: int) -> None:
+        finished = outcome.finished
         answer, citations = answered(
-            work.unit.record,
-            work.prepared,
-            outcome,
-            timings,
-            attempts=attempts,
-            citations_max=self._settings.citations_max,
+            work, outcome, now_us, citations_max=self._settings.citations_max
         )
         metrics = self._metrics.generator
         metrics.tokens.labels(kind="input").inc(finished.input_tokens)
@@ -315,55 +372,32 @@ class GeneratorStage:
         metrics.tokens.labels(kind="output").inc(finished.output_tokens)
         metrics.citations.labels(result="valid").inc(len(citations.valid))
         metrics.citations.labels(result="dropped").inc(citations.dropped)
-        self._remove(work.unit.id)
-        operation = inference(
-            work.prepared.request, finished, timings, model=self._model, url=self._engine.address
-        )
+        operation = inference(work, finished, now_us, model=self._model, url=self._engine.address)
         deadline_us, late = deadline_us_of(work.unit.record), None
         if deadline_us is not None:
-            late = LateOutputs(deadline_us, partial(self._late_outputs, work, attempts))
+            late = LateOutputs(deadline_us, partial(self._late_outputs, work))
         self._hand_over(work.unit, answer, now_us, (operation,), late=late)
 
-    def _late_outputs(self, work: QueryInProgress, attempts: int) -> tuple[Output]:
+    def _late_outputs(self, work: QueryInProgress) -> tuple[Output]:
         """Returns the output in place of an answer whose commit begins after the deadline."""
         now_us, retrieval = self._clock.now_us(), work.unit.record
-        answer = expired(retrieval, work.timings(now_us), attempts)
+        answer = expired(retrieval, work.progress, now_us)
         return (bounded_answer_output(answer, retrieval.headers, now_us),)
 
-    def _expire(self, id: int, attempts: int) -> None:
-        if (work := self._remove(id)) is not None:
-            now_us = self._clock.now_us()
-            answer = expired(work.unit.record, work.timings(now_us), attempts)
-            self._hand_over(work.unit, answer, now_us)
-
-    def _give_up(self, id: int, attempts: int) -> None:
-        if (work := self._get(id)) is not None:
-            message = (
-                "the LLM server answers other queries, and did not answer this one in "
-                f"{attempts} tries; the last time: {work.trouble}"
-            )
-            self._fail(id, message, attempts, is_transient=True)
-
-    def _fail(self, id: int, message: str, attempts: int, *, is_transient: bool) -> None:
-        if (work := self._remove(id)) is None:
-            return
-        now_us, retrieval, failure = self._clock.now_us(), work.unit.record, None
-        answer = failed(
-            retrieval,
-            work.timings(now_us),
-            "llm_refused",
-            message,
-            attempts=attempts,
-            retryable=is_transient,
+    def _give_up(self, work: QueryInProgress, now_us: int) -> None:
+        retrieval = work.unit.record
+        message = (
+            "the LLM server answers other queries, and did not answer this one in "
+            f"{work.progress.attempts} tries; the last time: {work.trouble}"
         )
-        if is_transient:
-            failure = QueryFailure(
-                query=retrieval.query,
-                source=retrieval.source,
-                headers=retrieval.headers,
-                deadline_us=deadline_us_of(retrieval),
-                error_type="llm_refused",
-                message=message,
-                is_transient=True,
-            )
+        answer = failed(retrieval, work.progress, now_us, "llm_refused", message, retryable=True)
+        failure = QueryFailure(
+            query=retrieval.query,
+            source=retrieval.source,
+            headers=retrieval.headers,
+            deadline_us=deadline_us_of(retrieval),
+            error_type="llm_refused",
+            message=message,
+            is_transient=True,
+        )
         self._hand_over(work.unit, answer, now_us, failure=failure)

@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Callable
 from contextlib import aclosing
 
-from generator.answers import Generated
 from generator.llm.protocol import LlmEngine, LlmFinished, LlmPiece, LlmRefusal, LlmRequest
 from generator.plan.answer_text import AnswerParser, written
+from generator.query_in_progress import Generated
 
 RAW_CHARS_PER_TOKEN_MAX = 64
 """A server that writes more characters a token ignores `max_tokens`; its request is cancelled."""

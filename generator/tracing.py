@@ -5,17 +5,18 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from carpool.loop.tracing.operation import Attribute, Operation
-from generator.answers import Timings
-from generator.llm.protocol import LlmFinished, LlmRequest
+from generator.llm.protocol import LlmFinished
+from generator.query_in_progress import QueryInProgress
 
 
 def inference(
-    request: LlmRequest, finished: LlmFinished, timings: Timings, *, model: str, url: str
+    work: QueryInProgress, finished: LlmFinished, now_us: int, *, model: str, url: str
 ) -> Operation:
     """Returns the span of an answered request. It contains no text, only token counts.
 
     `model` is the requested one; `url` is the server's, or a name for engines without a server.
     """
+    request, progress = work.prepared.request, work.progress
     attributes: dict[str, Attribute] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "vllm",
@@ -31,9 +32,9 @@ def inference(
     }
     if request.seed is not None:
         attributes["gen_ai.request.seed"] = request.seed
-    if timings.sent_us is not None and timings.first_token_us is not None:
+    if progress.sent_us is not None and progress.first_token_us is not None:
         attributes["gen_ai.response.time_to_first_chunk"] = (
-            timings.first_token_us - timings.sent_us
+            progress.first_token_us - progress.sent_us
         ) / 1_000_000
     server = urlsplit(url)
     if server.hostname is not None:
@@ -41,8 +42,8 @@ def inference(
         attributes["server.port"] = server.port or (443 if server.scheme == "https" else 80)
     return Operation(
         name=f"chat {model}",
-        started_us=timings.arrived_us if timings.sent_us is None else timings.sent_us,
-        ended_us=timings.ended_us,
+        started_us=progress.arrived_us if progress.sent_us is None else progress.sent_us,
+        ended_us=now_us,
         kind="client",
         attributes=attributes,
     )

@@ -18,7 +18,7 @@ from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.topic_table import TableLog, TopicTable
 from carpool.loop.stage import Credit, Done, Sink, Stage, Unit
 from carpool.telemetry.metrics import Metrics
-from generator.answers import Timings, bounded_answer_output, failed, replayed
+from generator.answers import bounded_answer_output, failed, replayed
 from generator.plan.answer_dedup import (
     AnswerDedup,
     DedupAction,
@@ -29,7 +29,7 @@ from generator.plan.answer_dedup import (
     SkipAnswered,
 )
 from generator.plan.query_digest import query_digest
-from generator.query_in_progress import deadline_us_of
+from generator.query_in_progress import QueryProgress, deadline_us_of
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.codec import decode
@@ -182,8 +182,8 @@ class DedupStage:
                     self._hand_over(unit, ())
                 case RefuseConflict():
                     self._metrics.generator.dedup_decisions.labels(result="conflict").inc()
-                    timings = Timings(arrived_us=arrived_us, ended_us=now_us)
-                    self._answer(unit, failed(unit.record, timings, "conflict", CONFLICT))
+                    progress = QueryProgress(arrived_us=arrived_us)
+                    self._answer(unit, failed(unit.record, progress, now_us, "conflict", CONFLICT))
                 case ReplayAnswer(partition=partition, offset=offset):
                     self.table.fetch(unit.id, partition, offset)
 
@@ -267,8 +267,8 @@ class DedupStage:
                 return
             self._release(request_id)
         self._metrics.generator.dedup_decisions.labels(result="replayed").inc()
-        timings = Timings(arrived_us=arrived_us, ended_us=now_us)
-        self._answer(unit, replayed(stored, unit.record, timings))
+        progress = QueryProgress(arrived_us=arrived_us)
+        self._answer(unit, replayed(stored, unit.record, progress, now_us))
 
     def table_failed(self, error: CarpoolError) -> None:
         """Ends the service: without the log, queries would be answered twice."""

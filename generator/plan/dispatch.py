@@ -116,26 +116,23 @@ class CancelRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpireQuery:
-    """Answer this query `expired`, after `attempts` requests."""
+    """Answer this query `expired`."""
 
     id: int
-    attempts: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GiveUpQuery:
-    """Answer this query `failed`: it failed `attempts` times while others were answered."""
+    """Answer this query `failed`: the server failed on it too often, and answered others."""
 
     id: int
-    attempts: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeliverAnswer:
-    """Hand over the result of this request: it ended in time, with the `attempts`th request."""
+    """Hand over the result of this request: it ended in time."""
 
     id: int
-    attempts: int
 
 
 DispatchAction: TypeAlias = (
@@ -207,8 +204,8 @@ class Dispatcher:
             case RequestEnded(id=id) if id in self._in_flight:
                 self._health.accepted(id)
                 self._answered += 1
-                attempts = self._in_flight.pop(id).attempts
-                actions.append(DeliverAnswer(id=id, attempts=attempts))
+                del self._in_flight[id]
+                actions.append(DeliverAnswer(id=id))
             case RequestRefused():
                 self._refuse(event, actions)
             case CheckPassed():
@@ -240,7 +237,7 @@ class Dispatcher:
         if queued is None:
             return
         if event.suspect and self._failed_too_often(queued):
-            actions.append(GiveUpQuery(id=event.id, attempts=queued.attempts))
+            actions.append(GiveUpQuery(id=event.id))
         else:
             self._queue.add(queued)
         self._health.refused(event.retry_after_us, now_us)
@@ -270,7 +267,7 @@ class Dispatcher:
                     id = queued.prompt.id
                     if self._queue.remove(id) is None:
                         self._cancel(id, actions)
-                    actions.append(ExpireQuery(id=id, attempts=queued.attempts))
+                    actions.append(ExpireQuery(id=id))
 
     def _cancel(self, id: int, actions: list[DispatchAction]) -> None:
         del self._in_flight[id]

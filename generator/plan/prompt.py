@@ -13,14 +13,15 @@ from dataclasses import dataclass
 
 from carpool.errors import ConfigError
 from schemas.errors import RecordError
+from schemas.retrieval import Hit
 
-SECTIONS = ("system", "user", "passage", "nothing_found")
 PLACEHOLDERS = {
     "system": frozenset[str](),
     "user": frozenset({"passages", "question"}),
     "passage": frozenset({"n", "title", "text"}),
     "nothing_found": frozenset[str](),
 }
+"""The sections of a template, each with the placeholders that it must use and may use."""
 _HEADING = re.compile(r"^\[(\w+)\]$", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 PASSAGE_SEPARATOR = "\n\n"
@@ -30,28 +31,10 @@ PASSAGE_SEPARATOR = "\n\n"
 class Template:
     """The parts of a prompt; `nothing_found` replaces the passages when there are none."""
 
-    name: str
     system: str
     user: str
     passage: str
     nothing_found: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Passage:
-    """A passage to put into a prompt."""
-
-    title: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptLimits:
-    """Limits of a prompt: passages, characters of a passage's text, characters in all."""
-
-    passages_max: int
-    passage_chars_max: int
-    prompt_chars_max: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,11 +59,12 @@ def parse_template(name: str, content: str) -> Template:
     _, *rest = _HEADING.split(content)
     sections = {heading: text.strip() for heading, text in zip(rest[::2], rest[1::2], strict=True)}
     problems = [
-        f"section [{section}] is missing" for section in SECTIONS if section not in sections
+        f"section [{section}] is missing" for section in PLACEHOLDERS if section not in sections
     ]
     for section, text in sections.items():
         if section not in PLACEHOLDERS:
-            problems.append(f"section [{section}] is not known; there are: {', '.join(SECTIONS)}")
+            known = ", ".join(PLACEHOLDERS)
+            problems.append(f"section [{section}] is not known; there are: {known}")
             continue
         used = set(_PLACEHOLDER.findall(text))
         problems += [
@@ -94,48 +78,52 @@ def parse_template(name: str, content: str) -> Template:
         raise ConfigError(
             f"the prompt template {name!r} cannot be used: {'; '.join(problems)}. See `cited.txt`."
         )
-    return Template(name=name, **sections)
+    return Template(**sections)
 
 
 def fill(
-    template: Template, question: str, passages: Sequence[Passage], limits: PromptLimits
+    template: Template,
+    question: str,
+    hits: Sequence[Hit],
+    *,
+    passages_max: int,
+    passage_chars_max: int,
+    prompt_chars_max: int,
 ) -> FilledPrompt:
-    """Returns the prompt: the whole question, and the first passages up to a limit.
+    """Returns the prompt: the whole question, and the passages of the first hits that fit.
 
     A passage's text is cut at a word. Raises `RecordError` if the question alone does not fit.
     """
     question = question.strip()
-    bare = len(template.system) + len(_put(template.user, {"passages": "", "question": question}))
-    left = limits.prompt_chars_max - bare - len(template.nothing_found)
+    bare = len(template.system) + len(_put(template.user, passages="", question=question))
+    left = prompt_chars_max - bare - len(template.nothing_found)
     if left < 0:
         raise RecordError(
             "too_large",
             f"the question is {len(question)} characters; with its template it does not fit into a "
-            f"prompt of {limits.prompt_chars_max} characters (prompt_chars_max)",
+            f"prompt of {prompt_chars_max} characters (prompt_chars_max)",
             field="$.text",
         )
     shown: list[str] = []
-    for passage in passages[: limits.passages_max]:
+    for hit in hits[:passages_max]:
         text = _put(
             template.passage,
-            {
-                "n": str(len(shown) + 1),
-                "title": _one_line(passage.title, limits.passage_chars_max),
-                "text": _one_line(passage.text, limits.passage_chars_max),
-            },
+            n=str(len(shown) + 1),
+            title=_one_line(hit.title, passage_chars_max),
+            text=_one_line(hit.text, passage_chars_max),
         )
         left -= len(text) + len(PASSAGE_SEPARATOR)
         if left < 0:
             break
         shown.append(text)
     body = PASSAGE_SEPARATOR.join(shown) or template.nothing_found
-    user = _put(template.user, {"passages": body, "question": question})
+    user = _put(template.user, passages=body, question=question)
     return FilledPrompt(system=template.system, user=user, passages=len(shown))
 
 
-def _put(text: str, values: dict[str, str]) -> str:
+def _put(template: str, **values: str) -> str:
     """Fills placeholders in one pass, so a placeholder in a question or passage is not filled."""
-    return _PLACEHOLDER.sub(lambda match: values[match[1]], text)
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
 
 
 def _one_line(text: str, chars_max: int) -> str:

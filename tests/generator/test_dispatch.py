@@ -206,18 +206,16 @@ class Accounts:
                     self.check_is_out = True
                 case CancelRequest(id=id):
                     self.cancelled_now.append(id)
-                case ExpireQuery(id=id, attempts=attempts):
+                case ExpireQuery(id=id):
                     prompt = self.running.pop(id, None) or self.waiting.pop(id)
                     assert prompt.is_late(now_us)
-                    assert attempts == self.attempts.get(id, 0)
                     self.end(id, "expired")
-                case GiveUpQuery(id=id, attempts=attempts):
+                case GiveUpQuery(id=id):
                     self.waiting.pop(id)
-                    assert attempts == self.attempts[id] > limits.failures_max
+                    assert self.attempts[id] > limits.failures_max
                     self.end(id, "failed")
-                case DeliverAnswer(id=id, attempts=attempts):
+                case DeliverAnswer(id=id):
                     self.running.pop(id)
-                    assert attempts == self.attempts[id]
                     self.end(id, "answered")
 
     def end(self, id: int, how: str) -> None:
