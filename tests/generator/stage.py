@@ -137,15 +137,23 @@ def running(
     settings: GeneratorSettings | None = None,
     llm: LlmSettings = LLM,
     clock: HandClock | None = None,
+    *,
+    until_open: bool = True,
 ) -> Iterator[Running]:
-    """Starts a stage over `engine`. At the end it must not have failed, and is closed."""
+    """Starts a stage over `engine`, and waits until the server is open.
+
+    At the end the stage must not have failed, and is closed.
+    """
     settings = settings or GeneratorSettings()
     clock = clock or HandClock(step_us=1_000)
     metrics, sink = Metrics(CollectorRegistry()), WaitableSink()
     stage = GeneratorStage(settings, llm, load_templates(settings), engine, metrics, clock)
     stage.start(sink)
+    run = Running(stage, sink, clock, metrics)
     try:
-        yield Running(stage, sink, clock, metrics)
+        if until_open:
+            run.wait_until_open()
+        yield run
         assert sink.failure is None, sink.failure
     finally:
         stage.close()

@@ -26,7 +26,7 @@ from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.record import header
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, QUERIES, QUERIES_BATCH, RETRIEVALS, RETRIEVALS_BATCH
+from schemas.topics import ANSWERS, QUERIES_BATCH, RETRIEVALS, RETRIEVALS_BATCH
 from tests.clocks import NOW_US, HandClock
 from tests.generator.dedup_support import Within, again, made
 from tests.generator.stage import WaitableSink, unit
@@ -148,16 +148,6 @@ def test_the_same_id_with_another_question_is_refused_with_what_to_do() -> None:
     assert bench.decisions("conflict") == 1
 
 
-def test_a_record_that_was_answered_before_a_crash_is_acknowledged_without_an_output() -> None:
-    bench, first = assigned(), unit("why?")
-    bench.write(made(first.record, "failed"))
-    bench.follow()
-    bench.offer(first)
-    (done,) = bench.sink.dones
-    assert (done.parts, done.outputs) == (((first.id, 0),), ())
-    assert bench.decisions("skipped") == 1
-
-
 def test_units_wait_until_the_answers_of_their_partition_are_read_and_readiness_says_so() -> None:
     bench, known, new = Bench(), unit("why?"), unit("who?")
     bench.write(made(known.record), *(made(unit("else").record) for _ in range(3)))
@@ -228,27 +218,6 @@ def test_an_id_in_both_priority_classes_is_generated_once_by_the_owner_of_both_p
     assert [(answer.replayed, answer.answer) for answer in bench.sink.answers] == [
         (True, "Because.")
     ]
-
-
-def test_a_query_that_is_retried_does_not_delay_the_next_one_with_its_id() -> None:
-    bench, first = assigned(), unit("why?")
-    second = again(first)
-    bench.offer(first, second)
-    bench.within.finish(first.id, Output(topic=QUERIES.name, key=b"k", value=b"once more"))
-    bench.stage.tick(NOW_US, 0)
-    assert list(bench.within.units) == [second.id]
-
-
-def test_a_revoked_unit_is_forgotten_wherever_it_is() -> None:
-    bench, first = assigned(), unit("why?")
-    second, third = again(first), again(first)
-    bench.offer(first, second, third)
-    bench.stage.revoke(frozenset({first.id, third.id}))
-    bench.stage.tick(NOW_US, 0)
-    assert list(bench.within.units) == [second.id]
-    bench.stage.revoke(frozenset({second.id}))
-    bench.stage.check_integrity()
-    assert bench.stage.credit().records == 1_000
 
 
 def test_a_replay_for_a_unit_that_was_revoked_is_dropped() -> None:

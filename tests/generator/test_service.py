@@ -25,7 +25,6 @@ CITED = json.dumps({"answer": "Because [2].", "citations": [2, 1]})
 
 def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
     with running(MemoryLlm(script=[Reply(text=CITED)])) as run:
-        run.wait_until_open()
         asked = unit()
         run.offer(asked)
         (answer,) = run.wait_for_answers(1)
@@ -58,7 +57,6 @@ def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
 
 def test_the_record_has_a_stable_id_and_carries_the_headers_of_its_query() -> None:
     with running(MemoryLlm()) as run:
-        run.wait_until_open()
         asked = unit()
         run.offer(asked)
         run.wait_for_answers(1)
@@ -81,7 +79,6 @@ def test_the_record_has_a_stable_id_and_carries_the_headers_of_its_query() -> No
 
 def test_times_are_of_every_stage_in_milliseconds() -> None:
     with running(MemoryLlm(script=[Reply(text=CITED)]), clock=HandClock(step_us=1_000)) as run:
-        run.wait_until_open()
         run.offer(unit())
         (answer,) = run.wait_for_answers(1)
     times = answer.timings_ms
@@ -97,7 +94,6 @@ def test_the_request_has_the_template_the_options_and_the_numbers_to_cite() -> N
     engine = MemoryLlm()
     wishes = Generation(max_tokens=50, temperature=0.5, seed=7)
     with running(engine, GeneratorSettings(max_tokens_cap=400, max_tokens=30)) as run:
-        run.wait_until_open()
         asked = unit("  who? ", query={"priority": -2, "generation": wishes})
         cut = unit(query={"generation": Generation(max_tokens=9_000)})
         run.offer(asked, cut, unit(found=some_hits(5)))
@@ -131,7 +127,6 @@ def enum_of(request: LlmRequest) -> object:
 def test_pieces_of_the_answers_text_are_sent_as_they_are_written() -> None:
     text = json.dumps({"answer": 'It is "so"\n[1].', "citations": [1]})
     with running(MemoryLlm(script=[Reply(text=text)])) as run:
-        run.wait_until_open()
         asked = unit()
         run.offer(asked)
         (answer,) = run.wait_for_answers(1)
@@ -146,7 +141,6 @@ def test_pieces_of_the_answers_text_are_sent_as_they_are_written() -> None:
 
 def test_partials_can_be_switched_off() -> None:
     with running(MemoryLlm(), GeneratorSettings(partials=False)) as run:
-        run.wait_until_open()
         run.offer(unit())
         run.wait_for_answers(1)
         assert run.sink.hints == []
@@ -154,7 +148,6 @@ def test_partials_can_be_switched_off() -> None:
 
 def test_a_prompt_seen_before_shows_in_the_cached_tokens() -> None:
     with running(MemoryLlm()) as run:
-        run.wait_until_open()
         run.offer(unit("same"))
         run.wait_for_answers(1)
         run.offer(unit("same"))
@@ -170,7 +163,6 @@ def answer_to(
     reply: Reply, settings: GeneratorSettings | None = None, **more: Any
 ) -> tuple[Answer, Running]:
     with running(MemoryLlm(script=[reply]), settings) as run:
-        run.wait_until_open()
         run.offer(unit(**more))
         (answer,) = run.wait_for_answers(1)
         return answer, run
@@ -248,7 +240,6 @@ def test_skipped_clusters_make_an_answer_partial_and_are_named() -> None:
 def test_without_hits_the_prompt_says_so_and_nothing_can_be_cited() -> None:
     engine = MemoryLlm()
     with running(engine) as run:
-        run.wait_until_open()
         run.offer(unit(found=()))
         (answer,) = run.wait_for_answers(1)
     assert (answer.status, answer.citations, answer.retrieved) == ("ok", (), ())
@@ -260,7 +251,6 @@ def test_without_hits_the_prompt_says_so_and_nothing_can_be_cited() -> None:
 def test_an_answer_too_large_for_its_topic_is_failed_in_words() -> None:
     huge = unit(timings_us={f"a stage {number}": 1 for number in range(60_000)})
     with running(MemoryLlm()) as run:
-        run.wait_until_open()
         run.offer(huge)
         (answer,) = run.wait_for_answers(1)
         (output,) = run.sink.dones[0].outputs
@@ -287,7 +277,7 @@ def test_a_query_without_a_prompt_is_answered_failed_even_without_a_server(
     more: dict[str, object], kind: str, said: str
 ) -> None:
     engine = MemoryLlm(checks=[LlmRefusal("unreachable", "down")] * 10_000)
-    with running(engine) as run:
+    with running(engine, until_open=False) as run:
         run.offer(unit(**more))  # type: ignore[arg-type]
         (answer,) = run.wait_for_answers(1)
         assert run.stage.credit().records == 0
@@ -301,7 +291,6 @@ def test_a_query_without_a_prompt_is_answered_failed_even_without_a_server(
 def test_a_prompt_that_the_server_refuses_fails_alone() -> None:
     engine = MemoryLlm(script=[Reply(text="", error=PromptRefused("HTTP 400: too long"))])
     with running(engine) as run:
-        run.wait_until_open()
         run.offer(unit())
         run.wait_for_answers(1)
         assert run.stage.not_ready() == ()

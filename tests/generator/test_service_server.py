@@ -33,7 +33,7 @@ HANG = Reply(text="one two three", hangs_after=1)
 def test_nothing_is_taken_before_the_server_answers_and_readiness_says_why() -> None:
     down = LlmRefusal("unreachable", "it cannot be reached (refused); is it running?")
     clock = HandClock()
-    with running(MemoryLlm(checks=[down, None]), clock=clock) as run:
+    with running(MemoryLlm(checks=[down, None]), clock=clock, until_open=False) as run:
         reason = "LLM server at memory refuses: it cannot be reached (refused); is it running?"
         run.wait(lambda: list(run.stage.not_ready()) == [reason])
         assert run.stage.credit() == Credit(records=0, size_bytes=64 * 1024 * 1024)
@@ -49,7 +49,6 @@ def test_a_refusing_server_stops_the_intake_and_keeps_the_queries_in_progress() 
     busy = Reply(text="", error=LlmRefusal("busy", "it takes no more work now", retry_after_s=3))
     clock = HandClock()
     with running(MemoryLlm(script=[busy]), clock=clock) as run:
-        run.wait_until_open()
         asked = unit()
         run.offer(asked)
         run.wait(lambda: bool(run.stage.not_ready()))
@@ -72,7 +71,6 @@ def test_a_refusing_server_stops_the_intake_and_keeps_the_queries_in_progress() 
 def test_each_try_has_its_own_generation_id() -> None:
     broken = Reply(text='{"answer": "Half', error=LlmRefusal("broken", "it broke off"))
     with running(MemoryLlm(script=[broken])) as run:
-        run.wait_until_open()
         run.offer(unit())
         (answer,) = run.wait_for_answers(1)
         partials = run.sink.partials()
@@ -95,7 +93,6 @@ def test_a_query_that_the_server_keeps_failing_on_is_answered_failed() -> None:
     llm = LlmSettings(backoff_ms_min=100, backoff_ms_max=100, failures_max=2)
     answered = 0
     with running(Picky(), llm=llm) as run:
-        run.wait_until_open()
         run.offer(unit("poison"))
 
         def count(status: str) -> int:
@@ -124,7 +121,6 @@ def test_an_unexpected_error_of_an_engine_ends_the_service_without_an_answer() -
             raise ZeroDivisionError("oops")
 
     with pytest.raises(AssertionError, match="ZeroDivisionError: oops"), running(Buggy()) as run:
-        run.wait_until_open()
         run.offer(unit())
         run.wait(lambda: run.sink.failure is not None)
         assert run.sink.dones == []
@@ -136,7 +132,6 @@ def test_an_unexpected_error_of_an_engine_ends_the_service_without_an_answer() -
 def test_a_running_query_whose_deadline_passes_is_cancelled_and_answered_expired() -> None:
     engine, clock = MemoryLlm(script=[HANG]), HandClock()
     with running(engine, clock=clock) as run:
-        run.wait_until_open()
         asked = unit(deadline_us=NOW_US + 1_000_000)
         run.offer(asked)
         run.wait(lambda: run.metric("time_to_first_token_seconds_count") == 1)
@@ -157,7 +152,6 @@ def test_a_running_query_whose_deadline_passes_is_cancelled_and_answered_expired
 
 def test_an_answer_in_time_whose_commit_begins_after_the_deadline_is_written_as_expired() -> None:
     with running(MemoryLlm()) as run:
-        run.wait_until_open()
         run.offer(unit(deadline_us=NOW_US + 60_000_000))
         (answer,) = run.wait_for_answers(1)
         (done,) = run.sink.dones
@@ -171,7 +165,6 @@ def test_an_answer_in_time_whose_commit_begins_after_the_deadline_is_written_as_
 def test_a_late_query_is_expired_without_a_request_by_either_deadline() -> None:
     engine = MemoryLlm()
     with running(engine, clock=HandClock()) as run:
-        run.wait_until_open()
         run.offer(unit(deadline_us=NOW_US), unit(query={"deadline": NOW_US // 1_000 - 1}))
         answers = run.wait_for_answers(2)
     assert [answer.status for answer in answers] == ["expired", "expired"]
@@ -184,7 +177,6 @@ def test_concurrency_and_intake_are_bounded_in_records_and_bytes() -> None:
         concurrency=2, intake_records_max=4, intake_bytes_max=4 * 1024 * 1024
     )
     with running(engine, settings) as run:
-        run.wait_until_open()
         assert run.stage.credit() == Credit(records=4, size_bytes=4 * 1024 * 1024)
         units = [unit() for _ in range(3)]
         run.offer(*units)
@@ -200,7 +192,6 @@ def test_concurrency_and_intake_are_bounded_in_records_and_bytes() -> None:
 def test_revoked_queries_are_cancelled_and_never_answered() -> None:
     engine = MemoryLlm(script=[HANG])
     with running(engine, GeneratorSettings(concurrency=1, intake_records_max=9)) as run:
-        run.wait_until_open()
         hanging, waiting, other = unit(), unit(), unit()
         run.offer(hanging, waiting)
         run.wait(lambda: len(engine.requests) == 1)
@@ -216,7 +207,6 @@ def test_revoked_queries_are_cancelled_and_never_answered() -> None:
 
 def test_draining_takes_nothing_more_and_finishes_the_queries_in_progress() -> None:
     with running(MemoryLlm(), GeneratorSettings(concurrency=1, intake_records_max=9)) as run:
-        run.wait_until_open()
         run.offer(*(unit() for _ in range(5)))
         run.stage.drain(run.clock.now_us() + 10_000_000)
         assert run.stage.credit() == Credit(records=0, size_bytes=0)
@@ -226,7 +216,6 @@ def test_draining_takes_nothing_more_and_finishes_the_queries_in_progress() -> N
 def test_closing_cancels_requests_and_is_allowed_twice_or_before_the_start() -> None:
     engine = MemoryLlm(script=[HANG])
     with running(engine) as run:
-        run.wait_until_open()
         run.offer(unit())
         run.wait(lambda: len(engine.requests) == 1)
         run.stage.close()
@@ -269,7 +258,6 @@ def test_a_query_chooses_among_the_templates_of_a_configured_folder(
     with running(
         engine, GeneratorSettings(template="a", template_dir=str(tmp_path), concurrency=1)
     ) as run:
-        run.wait_until_open()
         run.offer(unit(), unit(query={"generation": Generation(template="b")}))
         run.wait_for_answers(2)
     assert [request.system for request in engine.requests] == ["I am A.", "I am B."]
@@ -277,7 +265,6 @@ def test_a_query_chooses_among_the_templates_of_a_configured_folder(
 
 def test_without_a_model_every_answer_says_so() -> None:
     with running(NoLlm()) as run:
-        run.wait_until_open()
         run.offer(unit())
         (answer,) = run.wait_for_answers(1)
     assert (answer.status, answer.model, answer.citations) == ("ok", "none", ())
@@ -294,7 +281,6 @@ def served(server: LlmServer) -> LlmSettings:
 
 def test_questions_are_answered_once_each_by_a_server_that_sometimes_fails() -> None:
     with LlmServer() as server, running(OpenAiLlm(served(server)), llm=served(server)) as run:
-        run.wait_until_open()
         units = [unit(f"question {index}") for index in range(40)]
         for index, one in enumerate(units):
             run.wait(lambda: run.stage.credit().records > 0)
@@ -321,7 +307,6 @@ def test_a_server_that_goes_away_and_comes_back_costs_no_query() -> None:
         llm = served(first)
         engine = OpenAiLlm(llm)
         with running(engine, llm=llm) as run:
-            run.wait_until_open()
             run.offer(unit())
             run.wait_for_answers(1)
             first.__exit__()
@@ -336,6 +321,6 @@ def test_a_server_that_goes_away_and_comes_back_costs_no_query() -> None:
 
 def test_the_thread_ends_with_the_stage() -> None:
     before = set(threading.enumerate())
-    with running(MemoryLlm()) as run:
-        run.wait_until_open()
+    with running(MemoryLlm()):
+        pass
     assert set(threading.enumerate()) <= before

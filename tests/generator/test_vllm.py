@@ -59,7 +59,7 @@ def asked(
     server: VllmServer, *questions: str, settings: GeneratorSettings | None = None, **query: object
 ) -> list[Answer]:
     llm = LlmSettings(base_url=server.url, model=server.model, sends_priority=True)
-    with running(OpenAiLlm(llm), settings, llm, RealClock()) as run:
+    with running(OpenAiLlm(llm), settings, llm, RealClock(), until_open=False) as run:
         wait(run, lambda: not run.stage.not_ready())
         run.offer(*(unit(question, found=PASSAGES, query=query) for question in questions))
         wait(run, lambda: len(run.sink.dones) == len(questions))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from producers.build_query import QueryRecord
 from producers.errors import PublishError
 from producers.publish_queries import Placed
 from producers.read_questions import Question
-from producers.send_load import LoadPlan, LoadProgress, SentQuestion, run_load
+from producers.send_load import LoadPlan, LoadProgress, LoadSummary, SentQuestion, run_load
 from schemas.codec import decode_query
 from schemas.query import Query
 from schemas.record import Source
@@ -74,21 +75,28 @@ class Broker:
         ]
 
 
-def times(count: int, rate: float = 10) -> Iterator[int]:
-    return bounded(even(rate), duration_s=None, limit=count)
+def load(
+    count: int,
+    broker: Broker,
+    *,
+    questions: Sequence[Question] = QUESTIONS,
+    plan: LoadPlan | None = None,
+    rate: float = 10,
+    cost_us: int = 0,
+    **callbacks: Any,
+) -> LoadSummary:
+    """Sends `count` questions at an even rate, with a clock moved by hand."""
+    clock = HandClock(cost_us)
+    times_us = bounded(even(rate), duration_s=None, limit=count)
+    plan = plan or LoadPlan()
+    return run_load(
+        broker, questions, times_us, plan=plan, clock=clock, sleep=clock.sleep, **callbacks
+    )
 
 
 def test_each_question_is_sent_at_its_intended_time_and_the_file_begins_again() -> None:
-    clock, broker, sent = HandClock(), Broker(), list[SentQuestion]()
-    summary = run_load(
-        broker,
-        QUESTIONS,
-        times(5),
-        plan=LoadPlan(run_id="r"),
-        clock=clock,
-        on_sent=sent.append,
-        sleep=clock.sleep,
-    )
+    broker, sent = Broker(), list[SentQuestion]()
+    summary = load(5, broker, plan=LoadPlan(run_id="r"), on_sent=sent.append)
     assert [each.intended_us - START_US for each in sent] == [0, 100_000, 200_000, 300_000, 400_000]
     assert [each.sent_us for each in sent] == [each.intended_us for each in sent]
     assert [each.row for each in sent] == [0, 1, 2, 0, 1]
@@ -105,16 +113,8 @@ def test_each_question_is_sent_at_its_intended_time_and_the_file_begins_again() 
 def test_a_machine_that_is_too_slow_sends_late_and_says_so_but_sends_all() -> None:
     # Each look at the clock costs 60 ms and each question looks at least twice: 100 ms a question
     # cannot be kept.
-    clock, broker, sent = HandClock(cost_us=60_000), Broker(), list[SentQuestion]()
-    summary = run_load(
-        broker,
-        QUESTIONS,
-        times(10),
-        plan=LoadPlan(),
-        clock=clock,
-        on_sent=sent.append,
-        sleep=clock.sleep,
-    )
+    sent = list[SentQuestion]()
+    summary = load(10, Broker(), cost_us=60_000, on_sent=sent.append)
     assert summary.sent == 10
     gaps = {later.intended_us - earlier.intended_us for earlier, later in itertools.pairwise(sent)}
     assert gaps == {100_000}  # what is intended does not shift with what happens
@@ -122,40 +122,25 @@ def test_a_machine_that_is_too_slow_sends_late_and_says_so_but_sends_all() -> No
 
 
 def test_refused_and_lost_questions_are_counted_and_delay_nothing() -> None:
-    clock = HandClock()
-    broker = Broker(full=frozenset({1}), lost=frozenset({3}))
-    summary = run_load(broker, QUESTIONS, times(5), plan=LoadPlan(), clock=clock, sleep=clock.sleep)
+    summary = load(5, Broker(full=frozenset({1}), lost=frozenset({3})))
     assert (summary.sent, summary.acknowledged, summary.errors) == (4, 3, 2)
     assert summary.first_error == "the queue is full"
 
 
 def test_what_was_never_acknowledged_is_counted() -> None:
-    clock = HandClock()
-    summary = run_load(
-        Broker(silent=2), QUESTIONS, times(3), plan=LoadPlan(), clock=clock, sleep=clock.sleep
-    )
+    summary = load(3, Broker(silent=2))
     assert (summary.sent, summary.acknowledged, summary.unacknowledged) == (3, 1, 2)
 
 
 def test_a_stop_ends_the_load_before_the_next_question() -> None:
-    clock, sent = HandClock(), list[SentQuestion]()
-    summary = run_load(
-        Broker(),
-        QUESTIONS,
-        times(100),
-        plan=LoadPlan(),
-        clock=clock,
-        sleep=clock.sleep,
-        on_sent=sent.append,
-        is_stopped=lambda: len(sent) == 2,
-    )
+    sent = list[SentQuestion]()
+    summary = load(100, Broker(), on_sent=sent.append, is_stopped=lambda: len(sent) == 2)
     assert summary.sent == 2
 
 
 def test_deadlines_count_from_the_intended_time_and_ids_of_the_file_may_be_kept() -> None:
-    clock, broker = HandClock(), Broker()
-    plan = LoadPlan(deadline_s=2.0, keep_ids=True, top_k=4, nprobe=2)
-    run_load(broker, QUESTIONS, times(2), plan=plan, clock=clock, sleep=clock.sleep)
+    broker = Broker()
+    load(2, broker, plan=LoadPlan(deadline_s=2.0, keep_ids=True, top_k=4, nprobe=2))
     first, second = broker.queries()
     assert (first.query_id, second.query_id) == ("q0", "q1")
     assert (first.deadline, second.deadline) == (START_US // 1000 + 2_000, START_US // 1000 + 2_100)
@@ -163,16 +148,9 @@ def test_deadlines_count_from_the_intended_time_and_ids_of_the_file_may_be_kept(
 
 
 def test_vectors_travel_with_the_fingerprint_of_their_model() -> None:
-    clock, broker = HandClock(), Broker()
+    broker = Broker()
     questions = (Question(vector=struct.pack("<2f", 1, 0)),)
-    run_load(
-        broker,
-        questions,
-        times(1),
-        plan=LoadPlan(embedding_model="abc"),
-        clock=clock,
-        sleep=clock.sleep,
-    )
+    load(1, broker, questions=questions, plan=LoadPlan(embedding_model="abc"))
     (query,) = broker.queries()
     assert (query.text, query.vector, query.embedding_model) == (
         None,
@@ -182,25 +160,14 @@ def test_vectors_travel_with_the_fingerprint_of_their_model() -> None:
 
 
 def test_a_question_that_no_service_would_take_is_an_error_of_the_load() -> None:
-    clock = HandClock()
-    summary = run_load(
-        Broker(), (Question(text=" "),), times(2), plan=LoadPlan(), clock=clock, sleep=clock.sleep
-    )
+    summary = load(2, Broker(), questions=(Question(text=" "),))
     assert (summary.sent, summary.errors) == (0, 2)
     assert "blank" in (summary.first_error or "")
 
 
 @pytest.mark.parametrize("rate", [1.0, 1_000.0])
 def test_progress_is_reported_while_waiting_and_counts_never_fall(rate: float) -> None:
-    clock, told = HandClock(), list[LoadProgress]()
-    run_load(
-        Broker(),
-        QUESTIONS,
-        times(4, rate),
-        plan=LoadPlan(),
-        clock=clock,
-        sleep=clock.sleep,
-        on_progress=told.append,
-    )
-    assert [each.sent for each in told] == sorted(each.sent for each in told)
-    assert told[-1].sent == told[-1].acknowledged == 4
+    reports = list[LoadProgress]()
+    load(4, Broker(), rate=rate, on_progress=reports.append)
+    assert [each.sent for each in reports] == sorted(each.sent for each in reports)
+    assert reports[-1].sent == reports[-1].acknowledged == 4
