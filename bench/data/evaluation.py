@@ -147,6 +147,12 @@ def read_vectors(path: Path) -> Float32:
         raise ConfigError(f"{path}: {error}") from error
 
 
+def distinct_order(vectors: Float32, seed: int) -> npt.NDArray[np.int64]:
+    """Returns the first row of each distinct vector of (rows, dim), in an order of `seed`."""
+    _, first = np.unique(vectors, axis=0, return_index=True)
+    return np.random.default_rng(seed).permutation(np.sort(first))
+
+
 def normalised(vectors: Float32) -> Float32:
     """Returns `vectors`, (rows, dim) float32, each divided by its length.
 

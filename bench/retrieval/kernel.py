@@ -23,12 +23,12 @@ class DiskTimes(msgspec.Struct, frozen=True, kw_only=True):
     busy_us: int
 
 
-def process_read_bytes(pid: int | Literal["self"] = "self") -> int:
-    """Returns the bytes that a process read from disk: page faults and O_DIRECT included.
+def process_read_bytes() -> int:
+    """Returns the bytes that this process read from disk: page faults and O_DIRECT included.
 
     Raises `ConfigError` where the kernel does not count them.
     """
-    path = Path(f"/proc/{pid}/io")
+    path = Path("/proc/self/io")
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError as error:

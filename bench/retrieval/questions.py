@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from bench.baselines.contestant import Float32
-from bench.data.evaluation import DATA_VARIABLE, find_data, read_vectors
+from bench.data.evaluation import DATA_VARIABLE, distinct_order, find_data, read_vectors
 from bench.data.grown.fitted import fitted_count
 from carpool.errors import ConfigError
 
@@ -86,13 +86,12 @@ def choose_questions(asked: QuestionVectors, dimension: int, count: int, seed: i
             f"{dimension}: another model made them. Give --questions the vectors of the model that "
             "the index was built with"
         )
-    _, first = np.unique(vectors, axis=0, return_index=True)
-    if len(first) < count:
+    order = distinct_order(vectors, seed)
+    if len(order) < count:
         raise ConfigError(
-            f"there are {len(first)} distinct questions (and {asked.left_out} that chose the "
+            f"there are {len(order)} distinct questions (and {asked.left_out} that chose the "
             f"spread of a grown set, which are never asked), and --queries asks for {count}: a "
             "question asked twice finds its clusters in memory. Ask for fewer, or name a file of "
             "more with --questions"
         )
-    order = np.random.default_rng(seed).permutation(np.sort(first))[:count]
-    return np.ascontiguousarray(vectors[order])
+    return np.ascontiguousarray(vectors[order[:count]])

@@ -43,7 +43,7 @@ class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_contestants() -> None:
-    """Prints who can take part."""
+    """Prints the contestants."""
     table = Table("contestant", "ids", "--memory", "--cache", "what it is", title="Contestants")
     for entry in ENTRIES.values():
         table.add_row(
@@ -104,7 +104,7 @@ def print_summary(console: Console, summary: SearchSummary) -> None:
 
 
 def print_remarks(console: Console, results: SearchResults, plan: SearchPlan) -> None:
-    """Prints what a reader of the tables must also know."""
+    """Prints the conditions of the run that the tables do not show."""
     if not results.is_memory_limited:
         if plan.cache_share is None:
             text = "no process was limited: contestants took any memory (--memory-held-by none)"

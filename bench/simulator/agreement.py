@@ -1,9 +1,9 @@
 """Compares the simulator with real runs of the same windows.
 
 Each round searches the windows that are predicted; before it, other windows measure the costs, and
-the disk is measured by itself. So nothing is measured on what it predicts. A query's real latency
-is its median over the rounds; costs are of the middle run, the disk is the median of what was
-measured.
+the disk is measured by itself. So the predicted windows never measure the costs. A query's real
+latency is its median over the rounds. Costs are of the middle run, and the disk is the median of
+its measurements.
 """
 
 from __future__ import annotations

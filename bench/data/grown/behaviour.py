@@ -126,7 +126,7 @@ def behaviour(
     """Returns how a set with these nearest rows and clusters behaves. `seed`: of the windows."""
     nlist = len(clustering.centroids)
     order = np.argsort(-(questions @ clustering.centroids.T), axis=1, kind="stable")
-    place = np.empty_like(order)  # of a cluster among those that a question probes
+    place = np.empty_like(order)  # of each cluster in the order in which a question probes
     np.put_along_axis(place, order, np.broadcast_to(np.arange(nlist), order.shape), axis=1)
     places = np.take_along_axis(place, clustering.clusters[found.rows], axis=1)
     return Behaviour(

@@ -13,7 +13,7 @@ FIRST_SPREAD = ((16_000, 0.9), (200_000, 1.3), (1_000_000, 1.9), (5_400_000, 2.6
 STEP = 1.4
 """The factor between spreads while all trials are on one side."""
 FITTED_PART = 3
-"""The last third of the questions, and no more, fits; the others judge."""
+"""At most one question in three chooses the spread, the last ones; the others judge the set."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):

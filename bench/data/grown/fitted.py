@@ -1,4 +1,4 @@
-"""Which questions of a grown set chose its spread, and so must not measure with it."""
+"""The questions of a grown set that chose its spread. They must not be asked of the set."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from bench.data.evaluation import (
     CORPUS,
     EvaluationData,
     Float32,
+    distinct_order,
     normalised,
     read_passages,
     read_vectors,
@@ -140,8 +141,7 @@ def load_questions(data: EvaluationData, seed: int) -> RealQuestions:
         ids += [f"{name.removeprefix('queries-')}:{question.id}" for question in questions]
         vectors.append(rows)
     joined = np.concatenate(vectors)
-    _, first = np.unique(joined, axis=0, return_index=True)
-    order = np.random.default_rng(seed).permutation(np.sort(first))
+    order = distinct_order(joined, seed)
     return RealQuestions(
         ids=tuple(ids[row] for row in order), vectors=np.ascontiguousarray(joined[order])
     )
