@@ -53,7 +53,7 @@ def test_a_client_with_an_open_request_ends_on_the_thread_that_drops_it(
         gc.enable()
 
 
-def test_a_question_that_no_broker_answers_can_be_asked_again() -> None:
+def test_a_request_that_no_broker_answers_can_be_repeated() -> None:
     ends = EndOffsets(SETTINGS)
     ends.known([AT], ask=True)
     until_s = time.monotonic() + 20
@@ -64,7 +64,7 @@ def test_a_question_that_no_broker_answers_can_be_asked_again() -> None:
     ends.close()
 
 
-def test_a_reply_that_is_an_error_holds_no_frame_of_whoever_waited() -> None:
+def test_an_error_reply_references_no_frame_of_its_caller() -> None:
     future: Future[None] = Future()
     future.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
     with pytest.raises(KafkaException) as raised:
@@ -72,9 +72,3 @@ def test_a_reply_that_is_an_error_holds_no_frame_of_whoever_waited() -> None:
     assert raised.value.args[0].code() == KafkaError._TIMED_OUT
     held = future.exception()
     assert held is not None and held.__traceback__ is None and held is not raised.value
-
-
-def test_a_reply_is_returned() -> None:
-    future: Future[int] = Future()
-    future.set_result(3)
-    assert reply(future) == 3

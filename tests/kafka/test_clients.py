@@ -24,7 +24,7 @@ TRIES_MAX = 3
 
 
 @pytest.mark.kafka
-def test_a_record_larger_than_its_topic_is_a_deployment_fault(kafka_bootstrap: str) -> None:
+def test_a_record_larger_than_its_topic_is_a_deployment_error(kafka_bootstrap: str) -> None:
     settings = KafkaSettings(bootstrap=kafka_bootstrap)
     create_topics(settings)
     producer, reports = LibrdkafkaProducer(settings), list[CarpoolError | None]()
@@ -63,7 +63,7 @@ def test_a_transaction_with_a_record_larger_than_its_topic_is_not_retried(
 
 
 @pytest.mark.kafka
-def test_topics_are_made_as_the_list_says_and_drift_is_named(kafka_bootstrap: str) -> None:
+def test_topics_are_created_from_the_list_and_differences_are_named(kafka_bootstrap: str) -> None:
     settings = KafkaSettings(bootstrap=kafka_bootstrap)
     create_topics(settings)
     assert create_topics(settings) == [], "making them again changes nothing"

@@ -84,7 +84,7 @@ def replay(
 
 
 @pytest.mark.slow
-def test_what_a_killed_replay_did_is_not_done_again_and_the_rest_is(
+def test_after_a_killed_replay_only_the_remaining_letters_are_replayed(
     settings: KafkaSettings,
 ) -> None:
     with pytest.raises(KeyboardInterrupt):

@@ -128,7 +128,7 @@ def test_the_names_of_kafka_connect_are_added_if_configured() -> None:
     st.sampled_from([0, 10, 600_000, 3_000_000]),
     st.booleans(),
 )
-def test_a_letter_fits_its_topic_whatever_a_compressed_record_unpacked_to(
+def test_a_letter_of_a_decompressed_record_of_any_size_fits_its_topic(
     value_bytes: int, sizes: list[tuple[str, int | None]], key_bytes: int, connect_names: bool
 ) -> None:
     headers = tuple((name, None if each is None else bytes(each)) for name, each in sizes)
@@ -236,7 +236,7 @@ def test_letters_are_selected_by(selection: Selection, names: set[str]) -> None:
     )
 
 
-def test_every_dead_letter_topic_takes_what_its_source_takes_and_what_we_add() -> None:
+def test_a_dead_letter_topic_accepts_the_largest_record_of_its_source_with_added_headers() -> None:
     names = {topic.name: topic for topic in TOPICS}
     dead = [topic for topic in TOPICS if topic.name.endswith(".dlq")]
     assert dead
@@ -260,7 +260,7 @@ def test_every_dead_letter_topic_takes_what_its_source_takes_and_what_we_add() -
 @pytest.mark.kafka
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("shape", ["one large value", "many small headers", "a large key"])
-def test_brokers_count_a_record_as_we_do_and_its_letter_fits(
+def test_brokers_compute_the_same_size_of_a_record_and_its_letter_fits(
     kafka_bootstrap: str, shape: str
 ) -> None:
     """A record at its topic's limit is accepted, one byte more is refused; letters fit whole."""

@@ -24,7 +24,7 @@ def reply(error: int, state: bytes, *topics: bytes) -> bytes:
     return head + body + b"\0\0"
 
 
-def test_a_reply_says_whether_a_transaction_is_open_and_holds_offsets() -> None:
+def test_a_reply_says_whether_a_transaction_is_open_and_blocks_offsets() -> None:
     found = parse_reply(reply(0, b"Ongoing", b"rag.answers.v1", b"__consumer_offsets"))
     assert found == DescribedTransaction(
         state="Ongoing", topics=("rag.answers.v1", "__consumer_offsets")
@@ -36,7 +36,7 @@ def test_a_reply_says_whether_a_transaction_is_open_and_holds_offsets() -> None:
     assert not ended.is_open
 
 
-def test_a_broker_that_coordinates_it_not_says_nothing() -> None:
+def test_a_reply_of_another_coordinator_is_none() -> None:
     assert parse_reply(reply(16, b"")) is None
 
 
@@ -50,7 +50,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
 
 @pytest.mark.kafka
 @pytest.mark.timeout(180)
-def test_an_open_transaction_is_seen_while_its_producer_is_alive_and_when_another_took_its_id(
+def test_an_open_transaction_is_described_until_another_producer_has_its_id(
     cluster: KafkaCluster,
 ) -> None:
     config = {"bootstrap.servers": cluster.bootstrap, "transactional.id": "one"}

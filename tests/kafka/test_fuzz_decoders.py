@@ -108,7 +108,7 @@ def check_internal_record(topic: str, raw: Raw) -> str:
 
 
 def check_letter(raw: Raw) -> str:
-    """Anything may lie in a dead-letter topic: it can be shown, and sent back."""
+    """Any record of a dead-letter topic can be shown and replayed."""
     letter = read_letter(message_of(raw, QUERIES_DEAD.name))
     assert letter_text(letter, as_hex=False).plain
     letter_json(letter)
@@ -139,11 +139,11 @@ def fuzz(count: int, seed: int) -> dict[str, Counter[str]]:
 
 
 @pytest.mark.parametrize("topic", list(REAL))
-def test_the_records_that_are_mutated_are_good_ones(topic: str) -> None:
+def test_the_records_are_good_before_they_are_mutated(topic: str) -> None:
     assert {check(topic, raw) for raw in REAL[topic]} == {"taken"}
 
 
-def test_a_mutated_record_is_taken_or_refused_with_a_reason() -> None:
+def test_a_mutated_record_is_accepted_or_refused_with_a_reason() -> None:
     outcomes = fuzz(6_000, seed=1)
     for topic in (QUERIES.name, *KINDS):
         assert len(outcomes[topic]) > 4, f"mutations of {topic} reach only {outcomes[topic]}"
@@ -151,7 +151,7 @@ def test_a_mutated_record_is_taken_or_refused_with_a_reason() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_hundred_thousand_mutated_records_are_taken_or_refused_with_a_reason() -> None:
+def test_200_000_mutated_records_are_accepted_or_refused_with_a_reason() -> None:
     outcomes = fuzz(200_000, seed=2)
     assert sum(sum(of_topic.values()) for of_topic in outcomes.values()) == 200_000
     print({topic: dict(of_topic.most_common()) for topic, of_topic in outcomes.items()})
@@ -182,14 +182,14 @@ FIELDS = st.dictionaries(
     HEADERS,
 )
 @settings(max_examples=300)
-def test_any_bytes_under_any_headers_are_taken_or_refused(value: bytes, headers: Headers) -> None:
+def test_any_bytes_with_any_headers_are_accepted_or_refused(value: bytes, headers: Headers) -> None:
     for topic in REAL:
         check(topic, Raw(value, headers))
 
 
 @given(FIELDS, HEADERS)
 @settings(max_examples=300)
-def test_any_json_in_the_fields_of_a_query_is_taken_or_refused(
+def test_any_json_in_the_fields_of_a_query_is_accepted_or_refused(
     fields: dict[str, object], headers: Headers
 ) -> None:
     import json
@@ -198,7 +198,7 @@ def test_any_json_in_the_fields_of_a_query_is_taken_or_refused(
 
 
 @pytest.mark.parametrize("name", ["traceparent", "correlation_id", "x"])
-def test_headers_as_large_as_the_topic_takes_make_no_answer_that_its_topic_refuses(
+def test_an_answer_fits_its_topic_when_the_query_has_the_largest_headers(
     name: str,
 ) -> None:
     for size in (16_000, 20_000, 900_000, QUERIES.max_message_bytes - 300):
@@ -206,7 +206,7 @@ def test_headers_as_large_as_the_topic_takes_make_no_answer_that_its_topic_refus
         check_query_record(Raw(b'{"query_id": "q"}', ((name, bytes(size)),)))
 
 
-def test_a_deadline_beyond_all_years_is_refused_where_it_would_overflow_later() -> None:
+def test_a_deadline_that_would_overflow_is_refused() -> None:
     for deadline in (10**15, 2**63, 2**64 - 1, 10**30):
         assert (
             check_query_record(Raw(b'{"query_id": "q", "text": "x", "deadline": %d}' % deadline))

@@ -56,7 +56,7 @@ def place(record: LoggedRecord) -> tuple[int, int]:
     )
 
 
-def test_every_mutated_query_ends_and_the_good_ones_between_them_are_answered(
+def test_every_mutated_query_ends_and_good_queries_between_them_are_answered(
     tmp_path: Path,
 ) -> None:
     index = build_index(tmp_path)

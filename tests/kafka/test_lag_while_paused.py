@@ -45,7 +45,7 @@ def polled(consumer: LibrdkafkaConsumer, until: Callable[[], bool], timeout_s: f
 @pytest.mark.slow
 @pytest.mark.kafka
 @pytest.mark.timeout(90)
-def test_what_arrives_while_paused_is_counted_and_markers_already_passed_are_not(
+def test_records_that_arrive_while_paused_are_counted_and_passed_markers_are_not(
     kafka_bootstrap: str,
 ) -> None:
     settings = KafkaSettings(bootstrap=kafka_bootstrap)

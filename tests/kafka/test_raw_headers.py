@@ -21,13 +21,13 @@ from tests.kafka.raw_producer import write_with_header_name
 
 
 class Raw:
-    """What confluent-kafka makes of a record with such a name."""
+    """A record of confluent-kafka with such a header name."""
 
     def headers(self) -> None:
         raise SystemError("<method 'headers'> returned a result with an exception set")
 
 
-def test_headers_that_the_client_cannot_give_are_named_as_such() -> None:
+def test_unreadable_headers_become_one_header_that_says_so() -> None:
     assert headers_of(Raw()) == ((UNREADABLE_HEADERS, None),)  # type: ignore[arg-type]
 
 
@@ -44,7 +44,7 @@ def test_a_record_whose_headers_cannot_be_read_is_refused() -> None:
 
 @pytest.mark.kafka
 @pytest.mark.timeout(180)
-def test_a_reader_goes_on_behind_a_name_of_any_bytes(kafka_bootstrap: str) -> None:
+def test_a_reader_continues_after_a_header_name_of_any_bytes(kafka_bootstrap: str) -> None:
     settings = KafkaSettings(bootstrap=kafka_bootstrap, partitions=1)
     topic = Topic(
         name=f"t-{uuid.uuid4().hex[:8]}",

@@ -49,7 +49,7 @@ class Log:
     reader: TableLog
     write: Callable[..., None]
     transaction: Callable[..., Callable[[bool], None]]
-    """Writes values into an open transaction; what is returned ends it: True commits."""
+    """Writes values into an open transaction; the returned function ends it: True commits."""
 
     def read(self, count: int) -> list[Message]:
         found: list[Message] = []
@@ -149,7 +149,7 @@ def begin_at_the_end(log: Log, partition: int) -> int:
     return log.reader.position(partition)
 
 
-def test_records_are_read_in_order_with_key_headers_and_place_and_so_are_those_to_come(
+def test_present_and_later_records_are_read_in_order_with_key_headers_and_place(
     log: Log,
 ) -> None:
     start = begin_at_the_end(log, 0)
@@ -205,7 +205,7 @@ def test_partitions_join_one_after_the_other(log: Log) -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_what_is_not_committed_counts_to_the_end_and_is_not_read_before_its_time(
+def test_open_transactions_count_for_the_end_and_are_not_read_before_they_commit(
     log: Log, commits: bool
 ) -> None:
     if log.kind == "embedded":
@@ -250,7 +250,7 @@ def test_one_record_is_looked_up_by_its_offset_while_others_are_followed(log: Lo
     assert found is not None and found.value == a
 
 
-def test_a_record_that_is_not_there_is_none(log: Log) -> None:
+def test_a_record_that_does_not_exist_is_none(log: Log) -> None:
     if log.kind == "embedded":
         pytest.skip("the embedded broker does not answer beyond the end")
     end = begin_at_the_end(log, 0)
@@ -265,7 +265,7 @@ def _set_cleanup(admin: AdminClient, policy: str) -> None:
 
 
 @pytest.mark.kafka
-def test_a_record_that_was_deleted_is_none_and_the_log_is_read_from_what_is_left(
+def test_a_deleted_record_is_none_and_the_log_is_read_from_the_first_remaining_record(
     kafka_bootstrap: str,
 ) -> None:
     log = _kafka_log("kafka", KafkaSettings(bootstrap=kafka_bootstrap, partitions=PARTITIONS))
@@ -297,8 +297,8 @@ def test_a_record_of_the_largest_size_is_looked_up(kafka_bootstrap: str) -> None
 
 
 @pytest.mark.kafka
-def test_a_partition_that_the_client_does_not_know_of_is_asked_for_anew(tmp_path: Path) -> None:
-    """As after a broker that came up said too little: librdkafka would believe that for minutes."""
+def test_metadata_of_an_unknown_partition_is_requested_again(tmp_path: Path) -> None:
+    """A starting broker may return too few partitions, which librdkafka would use for minutes."""
     with KafkaServer(tmp_path) as server:
         reader = _kafka_log("kafka", KafkaSettings(bootstrap=server.bootstrap, partitions=1)).reader
         reader.open()
@@ -317,12 +317,3 @@ def test_topics_with_different_partition_counts_are_refused() -> None:
     broker = MemoryBroker(SystemClock(), {ANSWERS.name: 2, RETRIEVALS.name: 4})
     with pytest.raises(ConfigError, match="2 partitions"):
         MemoryAnswersLog(broker).open()
-
-
-def test_an_unreachable_broker_is_named() -> None:
-    reader = answers_log(
-        KafkaSettings(bootstrap="127.0.0.1:1", request_timeout_ms=1_000), SystemClock()
-    )
-    with pytest.raises(RetryableError, match=r"127\.0\.0\.1:1"):
-        reader.open()
-    reader.close()

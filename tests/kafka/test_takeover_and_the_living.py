@@ -57,7 +57,7 @@ def test_a_living_member_whose_transaction_ends_late_is_waited_for(broker: Reach
     two.close()
 
 
-def test_a_living_member_whose_transaction_never_ends_is_fenced_at_last(broker: Reached) -> None:
+def test_a_living_member_whose_transaction_does_not_end_is_fenced(broker: Reached) -> None:
     one = Member(broker, "a").await_partitions()
     one.open(
         ["never"], {broker.at(partition): Position(3, "2;a;") for partition in range(PARTITIONS)}

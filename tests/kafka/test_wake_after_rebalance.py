@@ -25,7 +25,7 @@ PAUSE_S = 0.6
 
 
 class Noting(confluent_kafka.Consumer):
-    """Notes which partitions it asks for and lets go of, in order."""
+    """Notes which partitions it requests and unassigns, in order."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -100,6 +100,6 @@ def test_after_a_pause_the_next_record_comes_sooner_than_from_librdkafka_alone(
             read(one.consumer, 1)
         times_s[is_woken].append(time.monotonic() - began_s)
     one.close()
-    # Alone it sleeps on, to the end of its second. Should the two be alike one day, it needs no
-    # waking any more.
+    # librdkafka alone sleeps to the end of its second. If both are equally fast one day, `_wake`
+    # is not needed any more.
     assert statistics.median(times_s[True]) < statistics.median(times_s[False]) / 2, times_s

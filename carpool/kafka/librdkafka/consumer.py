@@ -81,7 +81,7 @@ class LibrdkafkaConsumer:
         self._passed: dict[TopicPartition, int] = {}
         self._ends = EndOffsets(settings)
         self._paused: frozenset[str] = frozenset()
-        self._held: frozenset[TopicPartition] = frozenset()
+        self._paused_partitions: frozenset[TopicPartition] = frozenset()
         self._listener: RebalanceListener | None = None
         self._membership = CachedMembership(clock)
 
@@ -269,12 +269,13 @@ class LibrdkafkaConsumer:
         """Lets records flow again."""
         if flowing := self._paused & (self._topics if topics is None else topics):
             self._paused -= flowing
-            self._let_flow({at for at in self._assigned - self._held if at.topic in flowing})
+            not_paused = self._assigned - self._paused_partitions
+            self._let_flow({at for at in not_paused if at.topic in flowing})
 
     def pause_partitions(self, partitions: frozenset[TopicPartition]) -> None:
         """Stops the flow of records of these partitions, also where they are assigned later."""
-        came, gone = partitions - self._held, self._held - partitions
-        self._held = partitions
+        came, gone = partitions - self._paused_partitions, self._paused_partitions - partitions
+        self._paused_partitions = partitions
         if stopped := sorted(came & self._assigned):
             self._consumer.pause([RawPartition(*at) for at in stopped])
         self._let_flow({at for at in gone & self._assigned if not self._is_stopped(at)})
@@ -285,7 +286,7 @@ class LibrdkafkaConsumer:
             self._wake()
 
     def _is_stopped(self, at: TopicPartition) -> bool:
-        return at.topic in self._paused or at in self._held
+        return at.topic in self._paused or at in self._paused_partitions
 
     def waiting(self) -> dict[TopicPartition, int]:
         """Returns the end of the log minus the position; 0 where the end was reached.
@@ -293,7 +294,7 @@ class LibrdkafkaConsumer:
         Transaction markers are not records. The brokers are asked for the ends of paused
         partitions, at most every two seconds.
         """
-        ends = self._ends.known(self._assigned, ask=bool(self._paused or self._held))
+        ends = self._ends.known(self._assigned, ask=bool(self._paused or self._paused_partitions))
         done = {at for at in self._at_end if ends.get(at, 0) <= self._passed.get(at, 0)}
         waiting = dict.fromkeys(sorted(self._assigned), 0)
         for raw in self._consumer.position([RawPartition(*at) for at in waiting if at not in done]):

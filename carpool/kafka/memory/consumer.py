@@ -42,7 +42,7 @@ class MemoryConsumer:
         self._next: dict[TopicPartition, int] = {}
         self._waiting_since_us: int | None = None
         self._paused: frozenset[str] = frozenset()
-        self._held: frozenset[TopicPartition] = frozenset()
+        self._paused_partitions: frozenset[TopicPartition] = frozenset()
         self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
         self.target: frozenset[TopicPartition] = frozenset()
 
@@ -64,9 +64,8 @@ class MemoryConsumer:
         self._rebalance()
         with self._broker.lock:
             self._broker.transactions.expire()
-            for at in sorted(
-                at for at in self._next.keys() - self._held if at.topic not in self._paused
-            ):
+            not_paused = self._next.keys() - self._paused_partitions
+            for at in sorted(at for at in not_paused if at.topic not in self._paused):
                 log = self._broker.logs[at]
                 if self._next[at] > len(log):
                     raise DeploymentError(
@@ -91,13 +90,13 @@ class MemoryConsumer:
             gone = frozenset(self._next) - self.target
         self._drop(gone, lost=False)
         with self._broker.lock:
-            held = {
+            taken = {
                 at
                 for member in self._group.members
                 if isinstance(member, MemoryConsumer)
                 for at in member._next
             }
-            came = [at for at in sorted(self.target) if at not in held]
+            came = [at for at in sorted(self.target) if at not in taken]
         positions = self._begin(came)
         with self._broker.lock:
             self._next |= {at: position.offset or 0 for at, position in positions.items()}
@@ -179,7 +178,7 @@ class MemoryConsumer:
 
     def pause_partitions(self, partitions: frozenset[TopicPartition]) -> None:
         """Pauses exactly these partitions."""
-        self._held = partitions
+        self._paused_partitions = partitions
 
     def waiting(self) -> dict[TopicPartition, int]:
         """Returns high watermark less position; 0 where only transaction markers remain."""

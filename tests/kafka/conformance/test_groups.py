@@ -10,38 +10,40 @@ from tests.kafka.conformance.harness import PARTITIONS, Broker, Listener, joined
 pytestmark = pytest.mark.timeout(180)
 
 
-def test_a_second_member_gets_its_share_and_gives_it_back(broker: Broker) -> None:
-    one, heard_one = joined(broker)
-    two, heard_two = broker.consumer(), Listener()
-    two.subscribe(broker.topic, heard_two)
+def test_a_second_member_gets_a_partition_and_returns_it_when_it_leaves(broker: Broker) -> None:
+    one, listener_one = joined(broker)
+    two, listener_two = broker.consumer(), Listener()
+    two.subscribe(broker.topic, listener_two)
 
     def both() -> bool:
         two.poll(0.01)
-        return len(heard_two.positions) == 1 and len(heard_one.gone) == 1
+        return len(listener_two.positions) == 1 and len(listener_one.gone) == 1
 
     poll_until(one, both)
-    assert set(heard_two.positions) == heard_one.gone
-    heard_one.positions.clear()
+    assert set(listener_two.positions) == listener_one.gone
+    listener_one.positions.clear()
     two.close()
-    poll_until(one, lambda: set(heard_one.positions) == heard_one.gone)
+    poll_until(one, lambda: set(listener_one.positions) == listener_one.gone)
     one.close()
 
 
-def test_partitions_that_a_member_keeps_go_on_while_another_joins(group_broker: Broker) -> None:
+def test_retained_partitions_deliver_records_during_a_rebalance(
+    group_broker: Broker,
+) -> None:
     broker = group_broker
-    one, heard_one = joined(broker)
-    two, heard_two = broker.consumer(), Listener()
-    two.subscribe(broker.topic, heard_two)
+    one, listener_one = joined(broker)
+    two, listener_two = broker.consumer(), Listener()
+    two.subscribe(broker.topic, listener_two)
 
     written = 0
     records = []
-    while not heard_two.positions:
+    while not listener_two.positions:
         assert written < 2_000, "the second member gets no partition"
         broker.write(broker.record(str(written), 0), broker.record(str(written), 1))
         written += 1
         two.poll(0.005)
         records += [message for _ in range(4) if (message := one.poll(0.005)) is not None]
-    (kept,) = set(heard_one.positions) - heard_one.gone
+    (kept,) = set(listener_one.positions) - listener_one.gone
     while (
         len([message for message in records if message.source.partition == kept.partition])
         < written

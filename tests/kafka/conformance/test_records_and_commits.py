@@ -30,7 +30,7 @@ def test_records_arrive_in_order_with_key_headers_and_place(broker: Broker) -> N
     consumer.close()
 
 
-def test_a_member_learns_what_was_committed_and_goes_on_from_there(broker: Broker) -> None:
+def test_a_member_gets_committed_positions_and_continues_there(broker: Broker) -> None:
     broker.write(*map(broker.record, "abc"))
     consumer, listener = broker.consumer(), Listener()
     consumer.subscribe(broker.topic, listener)
@@ -43,17 +43,17 @@ def test_a_member_learns_what_was_committed_and_goes_on_from_there(broker: Broke
     consumer.close()
     assert listener.gone == set(listener.positions)
 
-    again, heard = broker.consumer(), Listener()
-    again.subscribe(broker.topic, heard)
+    again, later = broker.consumer(), Listener()
+    again.subscribe(broker.topic, later)
     assert [message.value for message in read(again, 2)] == [b"b", b"c"]
     kept = (
         "" if broker.kind == "embedded" else "1;1+1"
     )  # the embedded broker does not keep commit metadata
-    assert heard.positions[broker.at(0)] == Position(1, kept)
+    assert later.positions[broker.at(0)] == Position(1, kept)
     again.close()
 
 
-def test_commits_asked_for_by_another_thread_are_served_while_the_member_polls(
+def test_commits_of_another_thread_are_served_while_the_member_polls(
     broker: Broker,
 ) -> None:
     broker.write(*map(broker.record, "abc"))
@@ -72,10 +72,10 @@ def test_commits_asked_for_by_another_thread_are_served_while_the_member_polls(
     assert results == [None, None, None]
     consumer.close()
 
-    again, heard = broker.consumer(), Listener()
-    again.subscribe(broker.topic, heard)
-    poll_until(again, lambda: broker.at(0) in heard.positions)
-    assert heard.positions[broker.at(0)].offset == 3
+    again, later = broker.consumer(), Listener()
+    again.subscribe(broker.topic, later)
+    poll_until(again, lambda: broker.at(0) in later.positions)
+    assert later.positions[broker.at(0)].offset == 3
     again.close()
 
 
@@ -128,7 +128,7 @@ def test_a_missing_topic_is_refused_at_subscription(broker: Broker) -> None:
         consumer.subscribe(broker.topic, Listener(), ("no-such-topic",))
 
 
-def test_partitions_that_are_held_give_no_records_until_they_are_let_go_and_others_flow_on(
+def test_paused_partitions_deliver_no_records_until_they_are_resumed_and_others_do(
     broker: Broker,
 ) -> None:
     consumer, listener = broker.consumer(), Listener()

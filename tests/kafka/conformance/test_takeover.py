@@ -34,7 +34,7 @@ def share(one: Member, two: Member) -> None:
     poll_until(one.consumer, shared)
 
 
-def test_a_new_owner_has_claimed_its_partitions_when_it_hears_of_them(broker: Broker) -> None:
+def test_a_new_owner_claims_its_partitions_before_its_listener_is_called(broker: Broker) -> None:
     member = Member(broker, "a").await_partitions()
     claimed = {broker.at(partition): Position(0, "2;a;") for partition in range(PARTITIONS)}
     assert member.listener.positions == claimed
@@ -42,7 +42,7 @@ def test_a_new_owner_has_claimed_its_partitions_when_it_hears_of_them(broker: Br
     member.close()
 
 
-def test_parts_that_were_committed_above_the_offset_come_back_to_the_next_owner(
+def test_parts_committed_after_the_offset_are_passed_to_the_next_owner(
     broker: Broker,
 ) -> None:
     one = Member(broker, "a").await_partitions()
@@ -68,7 +68,7 @@ def test_a_handover_in_order_fences_nobody(broker: Broker) -> None:
     two.close()
 
 
-def test_a_partition_whose_offsets_a_dead_members_transaction_holds_is_taken_over(
+def test_a_partition_that_a_dead_members_transaction_blocks_is_taken_over(
     broker: Broker,
 ) -> None:
     one = Member(broker, "a").await_partitions()
@@ -87,7 +87,7 @@ def test_a_partition_whose_offsets_a_dead_members_transaction_holds_is_taken_ove
     two.close()
 
 
-def test_a_member_that_comes_back_under_its_own_instance_id_goes_on_where_it_had_committed(
+def test_a_member_that_restarts_with_its_instance_id_continues_at_its_commit(
     broker: Broker,
 ) -> None:
     one = Member(broker, "a").await_partitions()
@@ -101,8 +101,8 @@ def test_a_member_that_comes_back_under_its_own_instance_id_goes_on_where_it_had
     again.close()
 
 
-def test_brokers_take_offsets_of_a_partition_that_went_to_another_member(broker: Broker) -> None:
-    """So a member must forget a revoked partition: brokers do not stop late completions."""
+def test_brokers_accept_offsets_of_a_partition_that_moved_to_another_member(broker: Broker) -> None:
+    """So a member must not commit for a revoked partition: brokers would accept it."""
     one = Member(broker, "a").await_partitions()
     two = Member(broker, "b")
     share(one, two)
@@ -113,7 +113,7 @@ def test_brokers_take_offsets_of_a_partition_that_went_to_another_member(broker:
     two.close()
 
 
-def test_a_membership_from_before_a_rebalance_is_refused_and_the_next_is_good(
+def test_a_membership_from_before_a_rebalance_is_refused_and_the_next_is_valid(
     broker: Broker,
 ) -> None:
     one = Member(broker, "a").await_partitions()
@@ -134,7 +134,7 @@ def test_a_membership_from_before_a_rebalance_is_refused_and_the_next_is_good(
     two.close()
 
 
-def test_offsets_of_a_member_that_the_group_went_on_without_are_refused(broker: Broker) -> None:
+def test_offsets_of_a_member_that_the_group_removed_are_refused(broker: Broker) -> None:
     one = Member(broker, "a").await_partitions()
     membership = one.consumer.membership()
     assert membership is not None

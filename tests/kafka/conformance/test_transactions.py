@@ -17,7 +17,7 @@ def broker(transactional_broker: Broker) -> Broker:
     return transactional_broker
 
 
-def test_records_and_offsets_of_a_transaction_show_together_when_it_commits(broker: Broker) -> None:
+def test_records_and_offsets_of_a_transaction_are_visible_when_it_commits(broker: Broker) -> None:
     member = Member(broker, "a").await_partitions()
     member.open(["one", "two"], {broker.at(0): Position(7, "2;a;1+2")})
     assert broker.seen(broker.results) == []
@@ -27,7 +27,7 @@ def test_records_and_offsets_of_a_transaction_show_together_when_it_commits(brok
     member.close()
 
 
-def test_what_was_aborted_is_never_seen_and_the_same_work_commits_in_the_next_transaction(
+def test_aborted_records_are_invisible_and_the_same_work_commits_in_the_next_transaction(
     broker: Broker,
 ) -> None:
     member = Member(broker, "a").await_partitions()
@@ -64,7 +64,7 @@ def test_a_draft_in_another_topic_is_visible_during_an_open_transaction(
     member.close()
 
 
-def test_a_record_of_another_producer_behind_an_open_transaction_waits_for_its_end(
+def test_a_record_after_an_open_transaction_is_invisible_until_it_ends(
     broker: Broker,
 ) -> None:
     member = Member(broker, "a").await_partitions()
@@ -93,7 +93,7 @@ def test_a_consumer_reads_past_aborted_records_and_markers_to_the_end(broker: Br
     member.close()
 
 
-def test_a_commit_whose_reply_is_lost_has_taken_effect_once_when_it_is_asked_again(
+def test_a_commit_whose_reply_is_lost_takes_effect_once_when_it_is_repeated(
     broker: Broker,
 ) -> None:
     member = Member(broker, "a").await_partitions()
@@ -108,7 +108,7 @@ def test_a_commit_whose_reply_is_lost_has_taken_effect_once_when_it_is_asked_aga
     member.close()
 
 
-def test_the_next_life_of_an_instance_ends_the_transaction_of_the_last_and_fences_it(
+def test_a_restarted_producer_aborts_the_transaction_of_its_predecessor_and_fences_it(
     broker: Broker,
 ) -> None:
     member = Member(broker, "a").await_partitions()
@@ -127,7 +127,7 @@ def test_the_next_life_of_an_instance_ends_the_transaction_of_the_last_and_fence
     member.close()
 
 
-def test_whatever_a_fenced_producer_tries_next_it_is_told_so(broker: Broker) -> None:
+def test_every_later_call_of_a_fenced_producer_raises_that_it_is_fenced(broker: Broker) -> None:
     first = broker.transactional("a")
     insist(first.start)
     first.begin()
@@ -172,7 +172,7 @@ def test_commit_metadata_may_have_4095_bytes_and_one_more_aborts(broker: Broker)
     member.close()
 
 
-def test_a_record_that_its_topic_refuses_is_a_deployment_fault_and_none_of_the_rest_is_seen(
+def test_a_record_that_its_topic_refuses_is_a_deployment_error_and_the_others_are_invisible(
     broker: Broker,
 ) -> None:
     member = Member(broker, "a").await_partitions()
@@ -187,7 +187,7 @@ def test_a_record_that_its_topic_refuses_is_a_deployment_fault_and_none_of_the_r
     member.close()
 
 
-def test_after_a_failed_call_only_an_abort_goes_through(broker: Broker) -> None:
+def test_after_a_failed_call_only_an_abort_succeeds(broker: Broker) -> None:
     member = Member(broker, "a").await_partitions()
     with pytest.raises(AbortedError):
         member.open(["one"], {broker.at(0): Position(1, "x" * (METADATA_BYTES_MAX + 1))})
@@ -200,7 +200,7 @@ def test_after_a_failed_call_only_an_abort_goes_through(broker: Broker) -> None:
     member.close()
 
 
-def test_aborts_right_after_a_record_leave_the_producer_good_for_the_next_transaction(
+def test_a_producer_is_usable_after_aborts_right_after_a_record(
     broker: Broker,
 ) -> None:
     producer = broker.transactional("a")
@@ -235,7 +235,9 @@ def test_offsets_of_a_member_that_has_left_are_refused_and_the_transaction_abort
     member.producer.close()
 
 
-def test_a_plain_commit_that_came_after_the_offsets_of_a_transaction_stays(broker: Broker) -> None:
+def test_a_plain_commit_after_the_offsets_of_a_transaction_is_kept(
+    broker: Broker,
+) -> None:
     member = Member(broker, "a").await_partitions()
     member.open([], {broker.at(0): Position(7, "2;a;")})
     member.consumer.commit_now({broker.at(0): Position(9, "2;a;")})
