@@ -1,8 +1,7 @@
-"""Which bytes to read, keep and score; what can be answered already?
+"""Which bytes are read, kept and scored?
 
-*Invariant:* `budget_bytes` = clusters resident + reads in flight, held exactly; a read is reserved
-before it starts. *Invariant:* what is damaged is never scored, and the retrieval says what was
-skipped. *Invariant:* `next` of a group is advice: absent, stale or wrong, it never changes a
-result. Absent on purpose: embedding and probing (the grouper has done both), FAISS (a cluster is
-one matrix product), quantised codes, drafts.
+*Invariant:* clusters that are resident or being read take at most `budget_bytes`; memory is
+reserved before a read starts. *Invariant:* a damaged page is never scored, and the result names the
+cluster. *Invariant:* `next` of a group is advice: it changes no result. Absent on purpose:
+embedding and probing (the grouper did both), FAISS, quantised codes, drafts.
 """

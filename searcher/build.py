@@ -1,4 +1,4 @@
-"""Opens what the searcher works on: index, memory, scoring threads and executor."""
+"""Opens the parts of the searcher: index, memory, scoring threads and executor."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ from searcher.store.files import SegmentFiles
 READ_AHEAD_SHARE = 8
 PREFETCH_SHARE = 32
 READ_AHEAD_BYTES_MAX = 96 << 20
-"""Three times what is with the kernel: as much again is to be scored, and as much lines up, when
-all of that ends at once.
-"""
+"""Three times the bytes with the kernel: as much is scored, and as much waits to be read."""
 CLOSE_TIMEOUT_S = 0.5
 
 OpenEngine = Callable[[SegmentFiles], BlockEngine]
@@ -46,7 +44,7 @@ OpenEngine = Callable[[SegmentFiles], BlockEngine]
 
 @dataclass(frozen=True, kw_only=True)
 class PlaneParts:
-    """What an executor is made of. `memory` is empty and not started."""
+    """The parts of an executor. `memory` is empty and not started."""
 
     index: OpenIndex
     settings: SearcherSettings
@@ -80,9 +78,7 @@ OpenExecutor = Callable[[PlaneParts], Executor]
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlane:
-    """Memory and executor over the clusters of an index: the search plane without Kafka and without
-    passages.
-    """
+    """Memory and executor over the clusters of an index, without Kafka and passages."""
 
     memory: ClusterMemory
     executor: Executor
@@ -90,9 +86,7 @@ class SearchPlane:
     files: SegmentFiles
 
     def close(self) -> None:
-        """Ends reads and threads, after `executor.run` has returned. Blocks for up to half a
-        second.
-        """
+        """Ends reads and threads, after `executor.run` has returned. Blocks up to half a second."""
         self.pool.close()
         if self.memory.close(CLOSE_TIMEOUT_S):
             self.files.close()
@@ -108,7 +102,7 @@ class OpenSearcher:
 
     @property
     def executor(self) -> Executor:
-        """What searches."""
+        """The executor of the plane."""
         return self.plane.executor
 
     def close(self) -> None:
@@ -127,8 +121,7 @@ def open_searcher(
     engine: OpenEngine | None = None,
     pool: Callable[[int], ScoringPool] = ScoringPool,
 ) -> OpenSearcher:
-    """Opens the index and what reads it. Blocks; the centroids are let go, only the grouper needs
-    them.
+    """Opens the index and its search plane; does not keep the centroids. Blocks.
 
     Raises `ConfigError` where there is no index, a cluster exceeds the budget or O_DIRECT is
     refused, `CorruptionError` where the index is damaged.
@@ -193,7 +186,7 @@ def open_search_plane(
     Raises `ConfigError`.
     """
     slices = Slices(index.extents, index.layout, settings.slice_bytes_max)
-    queries_few(index.layout)  # measured now, and not by the first query
+    queries_few(index.layout)  # measures now, not in the first query
     files = SegmentFiles(index.segment_paths, settings.direct_io)
     try:
         memory = _open_memory(

@@ -1,10 +1,8 @@
-"""The searcher as a stage: takes groups, lets an executor search them, hands over one result a
-query.
+"""The searcher as a stage: an executor searches groups, and each query gets one output.
 
-Three threads. The polling thread turns groups into searches and back into acknowledged parts. The
-search thread opens the index and runs the executor. The answer thread fetches passages and encodes,
-so that neither disk nor scoring waits for that. A query leaves as soon as its own clusters are
-done.
+It has three threads. The polling thread adds groups to the executor. The search thread opens the
+index and runs the executor. The answer thread fetches passages and encodes records, so that neither
+disk nor scoring waits for that. A query leaves as soon as its own clusters are done.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _log = structlog.get_logger(__name__)
 
 
 def parts(group: Group) -> int:
-    """Returns what a group owes: one result a query; part i is the query at position i."""
+    """Returns the number of outputs of a group: one a query; part i is the query at position i."""
     return len(group.queries)
 
 
@@ -50,8 +48,9 @@ def build_stage(
     engine: OpenEngine | None = None,
     pool: Callable[[int], ScoringPool] = ScoringPool,
 ) -> SearcherStage:
-    """Returns the searcher's stage. The index is opened after `start`, on the search thread; what
-    is wrong with it reaches `Sink.fail`. The last three are seams for tests and benchmarks.
+    """Returns the searcher's stage. `events`, `engine` and `pool` are for tests and benchmarks.
+
+    The index is opened after `start`, on the search thread; its errors go to `Sink.fail`.
     """
     listener = events or NoEvents()
 
@@ -86,10 +85,8 @@ class SearcherStage:
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
-        self._parts: dict[
-            int, _PendingQuery
-        ] = {}  # by the key of the search; gone when its result is handed over
-        self._keys: dict[int, set[int]] = {}  # of each unit in hand, those that are not handed over
+        self._parts: dict[int, _PendingQuery] = {}  # not finished yet, by the key of the search
+        self._keys: dict[int, set[int]] = {}  # of `_parts`, by unit
         self._in_hand_bytes = 0
         self._next_key = 0
         self._opened: OpenSearcher | None = None
@@ -112,10 +109,10 @@ class SearcherStage:
             thread.start()
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Nothing: what is known of partitions lies with their units."""
+        """Does nothing: the units contain what is known of partitions."""
 
     def credit(self) -> Credit:
-        """Returns room for groups; none until the index is open."""
+        """Returns how many groups and bytes fit; none until the index is open."""
         with self._lock:
             if self._missing or len(self._parts) >= self._settings.queries_in_hand_max:
                 return Credit(records=0, size_bytes=0)
@@ -125,9 +122,7 @@ class SearcherStage:
             )
 
     def offer(self, unit: Unit[Group], now_us: int) -> None:
-        """Takes a group. One that was planned on another index ends the service: see
-        `_check_fits`.
-        """
+        """Adds a group. A group that was planned on another index ends the service."""
         assert self._opened is not None and self._sink is not None, (
             "a group was offered without credit"
         )
@@ -151,13 +146,11 @@ class SearcherStage:
         )
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
-        """Has nothing to close and nothing to expire: the executor looks at deadlines."""
+        """Does nothing: the executor checks deadlines."""
         return None
 
     def revoke(self, unit_ids: frozenset[int]) -> None:
-        """Forgets groups; a query that is at this moment being handed over is discarded by the
-        loop.
-        """
+        """Forgets groups; the loop discards a query that ends at this moment."""
         with self._lock:
             keys = [key for unit_id in unit_ids for key in self._keys.get(unit_id, ())]
             for key in keys:
@@ -167,17 +160,15 @@ class SearcherStage:
             opened.executor.drop(keys)
 
     def drain(self, until_us: int) -> None:
-        """Needs nothing: what is in hand is searched anyway, and nothing waits for more to come."""
+        """Does nothing: all groups are searched at once anyway."""
 
     def not_ready(self) -> Sequence[str]:
-        """Returns what keeps the searcher from working."""
+        """Returns why the searcher cannot work."""
         with self._lock:
             return (self._missing,) if self._missing else ()
 
     def close(self) -> None:
-        """Ends the threads and closes the index; a query in hand is dropped. Blocks for up to a
-        second.
-        """
+        """Ends the threads and the index; drops unfinished queries. Blocks up to a second."""
         with self._lock:
             self._is_closing = True
             self._missing = "the searcher is closing"
@@ -191,7 +182,7 @@ class SearcherStage:
             opened.close()
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where books are wrong; for tests and idle moments."""
+        """Raises `AssertionError` where the state is wrong; for tests and idle moments."""
         with self._lock:
             assert self._parts.keys() == {key for keys in self._keys.values() for key in keys}
             assert self._in_hand_bytes >= 0 and all(self._keys.values())
@@ -199,7 +190,7 @@ class SearcherStage:
         if opened is not None:
             opened.executor.check_integrity()
 
-    # ---- the books of what is in hand; the lock is held
+    # ---- unfinished queries; called with the lock
 
     def _take(self, unit: Unit[Group], part: int) -> Search:
         grouped = unit.record.queries[part]
@@ -214,14 +205,14 @@ class SearcherStage:
         )
 
     def _let_go(self, key: int) -> _PendingQuery | None:
-        held = self._parts.pop(key, None)
-        if held is not None:
-            keys = self._keys[held.unit.id]
+        pending = self._parts.pop(key, None)
+        if pending is not None:
+            keys = self._keys[pending.unit.id]
             keys.remove(key)
             if not keys:
-                del self._keys[held.unit.id]
-                self._in_hand_bytes -= held.unit.message.size_bytes
-        return held
+                del self._keys[pending.unit.id]
+                self._in_hand_bytes -= pending.unit.message.size_bytes
+        return pending
 
     # ---- the other threads
 
@@ -265,46 +256,42 @@ class SearcherStage:
         while (item := self._found.get()) is not None:
             search, found = item
             with self._lock:
-                held, opened = self._parts.get(search.key), self._opened
-            if held is None or opened is None:
+                pending, opened = self._parts.get(search.key), self._opened
+            if pending is None or opened is None:
                 continue  # revoked, or closing
-            outcome = self._outcome(held, found, opened)
+            outcome = self._outcome(pending, found, opened)
             with self._lock:
                 is_wanted = self._let_go(search.key) is not None
             if is_wanted:
-                self._hand_over(held, outcome, sink)
+                self._hand_over(pending, outcome, sink)
 
     def _outcome(
-        self, held: _PendingQuery, found: SearchResult | None, opened: OpenSearcher
+        self, pending: _PendingQuery, found: SearchResult | None, opened: OpenSearcher
     ) -> Outcome:
-        grouped = held.unit.record.queries[held.part]
+        grouped = pending.unit.record.queries[pending.part]
         now_us = self._clock.now_us()
         if found is None or (grouped.deadline_us is not None and now_us >= grouped.deadline_us):
             return expire(grouped, now_us)
-        published_us = _published_us(held.unit)
         return finish(
-            held.unit.record,
-            held.part,
+            pending.unit.record,
+            pending.part,
             found,
             opened.documents,
-            published_us=published_us,
+            published_us=_published_us(pending.unit),
             clock=self._clock,
         )
 
-    def _hand_over(self, held: _PendingQuery, outcome: Outcome, sink: Sink) -> None:
+    def _hand_over(self, pending: _PendingQuery, outcome: Outcome, sink: Sink) -> None:
         if outcome.answered is None:
             for stage in ("queue_search", "load", "search", "passages"):
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(
                     outcome.timings_us[stage] / 1_000_000
                 )
-        elif (
-            outcome.failure is None
-        ):  # else it is counted once it is decided whether it is tried again
+        elif outcome.failure is None:  # else the loop counts it, if it does not retry the query
             self._metrics.loop.answers.labels(stage="searcher", status=outcome.answered).inc()
-        parts = ((held.unit.id, held.part),)
         sink.done(
             Done(
-                parts=parts,
+                parts=((pending.unit.id, pending.part),),
                 outputs=(outcome.output,),
                 operations=outcome.operations,
                 failure=outcome.failure,
@@ -312,9 +299,7 @@ class SearcherStage:
         )
 
     def _check_fits(self, group: Group, opened: OpenSearcher) -> None:
-        """Raises `DeploymentError` where the group was planned on another index: its cluster ids
-        would mean nothing.
-        """
+        """Raises `DeploymentError` where the group was planned on another index."""
         manifest = opened.manifest
         for what, theirs, ours in (
             ("centroids", group.centroids_fingerprint, manifest.centroids_fingerprint),
@@ -343,12 +328,10 @@ class SearcherStage:
 
 
 def _owed(unit: Unit[Group]) -> tuple[int, ...]:
-    """The parts that no earlier life has committed, in the order of the group."""
+    """Returns the parts that are not committed yet, in the order of the group."""
     return tuple(part for part in range(unit.parts) if part not in unit.parts_done)
 
 
 def _published_us(unit: Unit[Group]) -> int:
-    """When the grouper wrote the group, by the broker's timestamp; when it came here, where that is
-    unset.
-    """
+    """Returns the broker's timestamp of the group; if unset, when the group was received."""
     return unit.source.timestamp_ms * 1_000 or unit.message.received_us

@@ -7,14 +7,17 @@ import mmap
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from searcher.store.engine import BlockError, BlockRead
-from searcher.store.factory import EngineName
+from carpool.clock import SystemClock
+from searcher.store.engine import BlockEngine, BlockError, BlockRead
+from searcher.store.factory import EngineName, open_engine
+from searcher.store.files import SegmentFiles
 from tests.searcher.engines import HAS_IO_URING
 
 PAGE = 4096
@@ -45,6 +48,19 @@ class Ends:
             assert self.changed.wait_for(lambda: len(self.errors) >= count, timeout=30), self.errors
             assert set(self.times.values()) <= {1}, "a read was told twice"
             return dict(self.errors)
+
+
+@contextmanager
+def engine_at_work(
+    kind: EngineName, paths: Sequence[Path], depth: int = 2
+) -> Iterator[tuple[BlockEngine, Ends]]:
+    """A started engine over `paths`, read with O_DIRECT; closed at the end."""
+    files, ends = SegmentFiles(paths, "require"), Ends()
+    engine = open_engine(kind, files, depth=depth, prefetch_depth=1, clock=SystemClock())
+    engine.start(ends)
+    yield engine, ends
+    assert engine.close(30)
+    files.close()
 
 
 def refuse_direct(monkeypatch: pytest.MonkeyPatch, at: str) -> None:

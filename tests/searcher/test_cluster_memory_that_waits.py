@@ -6,22 +6,17 @@ import threading
 
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
-from carpool.telemetry.metrics import Metrics
-from searcher.events import NoEvents
-from searcher.memory.arena import Arena, Span
+from searcher.memory.arena import Span
 from searcher.memory.cluster_memory import (
-    ClusterMemory,
     MemoryEvent,
     ReadBroke,
     ReadDone,
-    ReadRules,
     SpaceFreed,
 )
 from searcher.store.engine import BlockRead, CancelledRead
 from searcher.store.faulty import Fault
 from searcher.store.threads import ThreadEngine
 from tests.searcher.stored_clusters import (
-    BUILD_ID,
     A,
     B,
     C,
@@ -187,27 +182,13 @@ def test_memory_is_kept_while_an_event_is_told_for_longer_than_closing_waits(
 
 def test_a_listener_that_breaks_does_not_stop_the_reading(stored: Stored) -> None:
     heard = Heard()
-    arena = Arena(1 << 20, stored.layout.page_bytes)
-    memory = ClusterMemory(
-        layout=stored.layout,
-        extents=stored.extents,
-        build_id=BUILD_ID,
-        paths=["one", "two", "three"],
-        arena=arena,
-        engine=in_memory(stored),
-        rules=ReadRules(attempts=1, timeout_us=60_000_000),
-        metrics=Metrics(),
-        clock=SystemClock(),
-        events=NoEvents(),
-    )
 
     def listen(event: MemoryEvent) -> None:
         heard(event)
         if event.slice_id == A:
             raise ZeroDivisionError("a bug")
 
-    memory.start(listen)
-    for cluster in (A, B):
-        memory.begin_read(cluster, is_prefetch=False)
-    assert {event.slice_id for event in heard.wait(2)} == {A, B}
-    assert memory.close(30)
+    with running(stored, in_memory(stored), listen=listen) as it:
+        for cluster in (A, B):
+            it.memory.begin_read(cluster, is_prefetch=False)
+        assert {event.slice_id for event in heard.wait(2)} == {A, B}

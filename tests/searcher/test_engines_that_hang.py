@@ -18,12 +18,20 @@ from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from searcher.store import io_uring as ring
 from searcher.store.engine import BlockEngine, BlockError, BlockRead, CancelledRead
-from searcher.store.factory import open_engine
 from searcher.store.files import SegmentFiles
 from searcher.store.io_uring_engine import IoUringEngine
 from searcher.store.threads import ThreadEngine
 from searcher.store.waiting import WaitingReads
-from tests.searcher.block_reads import ENGINE_NAMES, PAGE, Ends, block, buffer_of, content, expected
+from tests.searcher.block_reads import (
+    ENGINE_NAMES,
+    PAGE,
+    Ends,
+    block,
+    buffer_of,
+    content,
+    engine_at_work,
+    expected,
+)
 from tests.searcher.engines import HAS_IO_URING
 
 Step = tuple[str, int]
@@ -187,19 +195,14 @@ def test_reads_start_in_the_place_of_reads_that_were_given_up_each_time_the_disk
 def test_an_error_of_the_kernel_may_be_retried_and_names_the_place(paths: tuple[Path, ...]) -> None:
     """An offset that is not aligned, which O_DIRECT refuses."""
     for kind in ENGINE_NAMES:
-        files = SegmentFiles(paths, "require")
-        engine, ends = (
-            open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock()),
-            Ends(),
-        )
-        engine.start(ends)
-        engine.submit([BlockRead(token=1, file=1, offset_bytes=100, buffers=(buffer_of(PAGE),))])
-        error = ends.wait(1)[1]
-        assert isinstance(error, RetryableError)
-        assert "1.seg at byte 100 " in str(error)
-        assert "Invalid argument" in str(error)
-        assert engine.close(30)
-        files.close()
+        with engine_at_work(kind, paths) as (engine, ends):
+            engine.submit(
+                [BlockRead(token=1, file=1, offset_bytes=100, buffers=(buffer_of(PAGE),))]
+            )
+            error = ends.wait(1)[1]
+            assert isinstance(error, RetryableError)
+            assert "1.seg at byte 100 " in str(error)
+            assert "Invalid argument" in str(error)
 
 
 def test_a_read_that_comes_in_pieces_is_put_together(
@@ -221,18 +224,11 @@ def test_a_read_that_comes_in_pieces_is_put_together(
     monkeypatch.setattr("searcher.store.files.os.preadv", preadv)
     monkeypatch.setattr(ring.Ring, "prepare_read", prepare)
     for kind in ENGINE_NAMES:
-        files = SegmentFiles(paths, "require")
-        engine, ends = (
-            open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock()),
-            Ends(),
-        )
-        engine.start(ends)
-        read = block(1, 0, 5, 3, 2)
-        engine.submit([read])
-        assert ends.wait(1) == {1: None}
-        assert content(read) == expected(paths, read)
-        assert engine.close(30)
-        files.close()
+        with engine_at_work(kind, paths) as (engine, ends):
+            read = block(1, 0, 5, 3, 2)
+            engine.submit([read])
+            assert ends.wait(1) == {1: None}
+            assert content(read) == expected(paths, read)
     assert pieces == (5 if HAS_IO_URING else 0)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
 import pytest
 
 from carpool.disk.pages import PageLayout, UInt8, VectorDtype, choose_layout
@@ -70,8 +69,3 @@ def test_it_is_measured_for_every_layout_and_once(
     assert 0 <= few <= QUERIES_FEW_MAX
     monkeypatch.setattr(flat, "_times_s", None)
     assert queries_few(layout) == few
-
-
-def test_queries_of_another_dimension_are_refused() -> None:
-    with pytest.raises(ValueError, match="mismatch"):
-        flat.FlatQueries(choose_layout(8, "float32"), np.ones((2, 9), np.float32))

@@ -23,6 +23,7 @@ from tests.searcher.block_reads import (
     Ends,
     block,
     content,
+    engine_at_work,
     expected,
     refuse_direct,
 )
@@ -129,16 +130,9 @@ def test_where_the_kernel_refuses_io_uring_auto_takes_threads_and_says_so(
 def test_the_engines_leave_no_descriptor_open(paths: tuple[Path, ...]) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for kind in ("auto", *ENGINE_NAMES):
-        files = SegmentFiles(paths, "require")
-        engine, ends = (
-            open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock()),
-            Ends(),
-        )
-        engine.start(ends)
-        engine.submit([block(1, 0, 0, 1)])
-        ends.wait(1)
-        assert engine.close(30)
-        files.close()
+        with engine_at_work(kind, paths) as (engine, ends):
+            engine.submit([block(1, 0, 0, 1)])
+            ends.wait(1)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -151,15 +145,8 @@ def test_the_kernel_counts_the_bytes_that_were_asked_for(tmp_path: Path) -> None
     with path.open("rb") as file:
         os.fsync(file.fileno())
     for kind in ENGINE_NAMES:
-        files = SegmentFiles([path], "require")
-        engine, ends = (
-            open_engine(kind, files, depth=4, prefetch_depth=1, clock=SystemClock()),
-            Ends(),
-        )
-        engine.start(ends)
-        before = kernel_read_bytes()
-        engine.submit([block(token, 0, (token - 1) * 64, 64) for token in range(1, 65)])
-        ends.wait(64)
-        assert kernel_read_bytes() - before == pytest.approx(16 << 20, rel=0.02)
-        assert engine.close(30)
-        files.close()
+        with engine_at_work(kind, [path], depth=4) as (engine, ends):
+            before = kernel_read_bytes()
+            engine.submit([block(token, 0, (token - 1) * 64, 64) for token in range(1, 65)])
+            ends.wait(64)
+            assert kernel_read_bytes() - before == pytest.approx(16 << 20, rel=0.02)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError, ConfigError, CorruptionError
 from searcher.scoring.pool import ScoringPool
 from tests.searcher.helpers import ListSink, SmallIndex, make_group, make_unit, running
@@ -119,7 +118,6 @@ def test_a_missing_index_is_refused_with_what_to_do(index: SmallIndex, tmp_path:
     error = failure_at_start(elsewhere)
     assert isinstance(error, ConfigError)
     assert "carpool index build" in str(error)
-    assert IndexSettings(dir="x").dir == "x"
     run.stage.close()
 
 

@@ -21,25 +21,6 @@ def scored(cluster: int, slots: list[int], found: list[tuple[int, float, int]]) 
     )
 
 
-def test_best_come_first_with_their_rows_and_clusters_whatever_the_order_of_the_clusters() -> None:
-    table = TopTable()
-    slot = table.add(2)
-    table.merge([scored(7, [slot], [(0, 0.5, 30), (0, 0.25, 10)])])
-    table.merge([scored(4, [slot], [(0, -1.0, 5), (0, 0.375, 20)])])
-    best = table.best(slot)
-    assert best.scores.tolist() == [0.5, 0.375]
-    assert best.rows.tolist() == [30, 20]
-    assert best.clusters.tolist() == [7, 4]
-
-
-def test_equal_scores_are_ordered_by_row_number_also_where_top_k_cuts_between_them() -> None:
-    table = TopTable()
-    slot = table.add(3)
-    table.merge([scored(0, [slot], [(0, 1.0, row) for row in (9, 3, 7)])])
-    table.merge([scored(1, [slot], [(0, 1.0, row) for row in (1, 8, 5)])])
-    assert table.best(slot).rows.tolist() == [1, 3, 5]
-
-
 def test_zero_and_minus_zero_are_one_score() -> None:
     order, _ = best_of_each(
         np.zeros(2, np.intp), np.array([0.0, -0.0], np.float32), np.array([9, 3]), np.array([2])
