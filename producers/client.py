@@ -44,8 +44,7 @@ class _PendingAsk:
 
     def put(self, event: Event) -> None:
         """Passes an event to the asking task, from any thread, unless its loop is closed."""
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.events.put_nowait, event)
+        _call(self.loop, self.events.put_nowait, event)
 
 
 class Client:
@@ -124,14 +123,12 @@ class Client:
         """
         record = self._record(text, deadline_s, question)
         loop = asyncio.get_running_loop()
-        placed: asyncio.Future[None] = loop.create_future()
-
-        def settle(error: PublishError | None) -> None:
-            if not placed.done():
-                placed.set_exception(error) if error is not None else placed.set_result(None)
-
-        self._opened(self._publisher).send(record, lambda _, error: _call(loop, settle, error))
-        await placed
+        results: asyncio.Queue[PublishError | None] = asyncio.Queue()
+        self._opened(self._publisher).send(
+            record, lambda _, error: _call(loop, results.put_nowait, error)
+        )
+        if (error := await results.get()) is not None:
+            raise error
         return record.query_id
 
     def publish_nowait(
@@ -220,10 +217,7 @@ class Client:
                 try:
                     event = await asyncio.wait_for(ask.events.get(), until - loop.time())
                 except TimeoutError:
-                    partition, offset = ask.place or (None, None)
-                    raise AnswerTimeout(
-                        record.query_id, within_s, partition=partition, offset=offset
-                    ) from None
+                    raise AnswerTimeout(record.query_id, within_s, ask.place) from None
                 if isinstance(event, Exception):
                     raise event
                 yield event
@@ -315,11 +309,7 @@ class Client:
         return part
 
 
-def _call(
-    loop: asyncio.AbstractEventLoop,
-    function: Callable[[PublishError | None], None],
-    error: PublishError | None,
-) -> None:
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], argument: T) -> None:
     """Calls `function` on `loop` from another thread, unless the loop is closed."""
     if not loop.is_closed():
-        loop.call_soon_threadsafe(function, error)
+        loop.call_soon_threadsafe(function, argument)

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from carpool.errors import CarpoolError, RetryableError
+from producers.match_answers import Place
 from schemas.answer import Answer
 
 
 class AnswerTimeout(RetryableError):
     """No answer came in time. The question is published, and may still be answered."""
 
-    def __init__(
-        self,
-        query_id: str,
-        timeout_s: float,
-        *,
-        partition: int | None = None,
-        offset: int | None = None,
-    ) -> None:
-        where = (
-            f"partition {partition}, offset {offset}"
-            if offset is not None
-            else "not acknowledged yet"
-        )
+    def __init__(self, query_id: str, timeout_s: float, place: Place | None) -> None:
+        where = f"partition {place[0]}, offset {place[1]}" if place else "not acknowledged yet"
         super().__init__(
             f"no answer to query {query_id} within {timeout_s:g} s. The question is in "
             f"rag.queries.v1 ({where}); its deadline has passed, so the services drop it or answer "

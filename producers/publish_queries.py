@@ -12,13 +12,13 @@ from carpool.kafka.client_config import producer_config
 from carpool.kafka.settings import KafkaSettings
 from producers.build_query import QueryRecord
 from producers.errors import PublishError
+from producers.match_answers import Place
 from producers.settings import ClientSettings
 
 LOGGER = logging.getLogger("carpool.client")
 LOGGER.addHandler(logging.NullHandler())  # the application decides about librdkafka's log lines
 
-Placed = Callable[["Place | None", PublishError | None], None]
-Place = tuple[int, int]
+Placed = Callable[[Place | None, PublishError | None], None]
 
 
 class Publisher:
@@ -74,10 +74,6 @@ class Publisher:
             ) from None
         except confluent_kafka.KafkaException as error:
             raise _publish_error(error.args[0]) from error
-
-    def waiting(self) -> int:
-        """Returns the questions that are not acknowledged yet."""
-        return len(self._producer)
 
     def flush(self, timeout_s: float) -> int:
         """Waits until all are acknowledged, up to `timeout_s`; returns how many are not. Blocks."""

@@ -14,7 +14,8 @@ from carpool.clock import Clock
 from carpool.errors import CarpoolError, RecordError
 from producers.build_query import Priority, QueryRecord, QuestionArgs, build_record
 from producers.errors import PublishError
-from producers.publish_queries import Place, Placed
+from producers.match_answers import Place
+from producers.publish_queries import Placed
 from producers.read_questions import Question
 
 SLEEP_S_MAX = 0.1
