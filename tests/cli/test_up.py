@@ -77,6 +77,7 @@ def llm_url(tmp_path: Path) -> Iterator[str]:
             [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(port)],
             stdout=log,
             stderr=log,
+            cwd=ROOT,  # not in the folder whose processes are counted
             env=environ(),
         )
     try:
