@@ -9,8 +9,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cli.child import Probe
-
 TIMEOUT_S = 1.0
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? ([-+0-9.eE]+|NaN|[-+]Inf)")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
@@ -35,16 +33,12 @@ def get(url: str, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
         connection.close()
 
 
-def ready_probe(address: str) -> Probe:
-    """Returns the probe of a service: its /readyz."""
-
-    def probe() -> str:
-        status, body = get(f"http://{address}/readyz")
-        if status == 200:
-            return ""
-        return "; ".join(missing_of(body)) if status else "not listening yet"
-
-    return probe
+def probe_service(address: str) -> str:
+    """Probes a service: its /readyz."""
+    status, body = get(f"http://{address}/readyz")
+    if status == 200:
+        return ""
+    return "; ".join(missing_of(body)) if status else "not listening yet"
 
 
 def missing_of(body: bytes) -> list[str]:
@@ -56,28 +50,20 @@ def missing_of(body: bytes) -> list[str]:
         return ["not ready"]
 
 
-def health_probe(address: str) -> Probe:
-    """Returns the probe of vLLM: its /health, which answers once the model is loaded."""
-
-    def probe() -> str:
-        status, _ = get(f"http://{address}/health")
-        return "" if status == 200 else "loading the model (about a minute)"
-
-    return probe
+def probe_vllm(address: str) -> str:
+    """Probes vLLM: its /health, which answers once the model is loaded."""
+    status, _ = get(f"http://{address}/health")
+    return "" if status == 200 else "loading the model (about a minute)"
 
 
-def port_probe(address: str) -> Probe:
-    """Returns the probe of a server that is ready when it accepts connections."""
-
-    def probe() -> str:
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), TIMEOUT_S).close()
-        except OSError:
-            return "not listening yet"
-        return ""
-
-    return probe
+def probe_port(address: str) -> str:
+    """Probes a server that is ready when it accepts connections."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), TIMEOUT_S).close()
+    except OSError:
+        return "not listening yet"
+    return ""
 
 
 def parse_metrics(text: str) -> dict[tuple[str, Labels], float]:

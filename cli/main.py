@@ -131,7 +131,7 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader has what it wanted: `| head`
+        )  # the reader closed the pipe, as in `| head`
         sys.exit(OK)
 
 

@@ -22,7 +22,7 @@ GRACE_S = 5.0
 def main() -> None:
     """Reads until the pipe closes, then ends the groups: SIGTERM, SIGKILL after `GRACE_S`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it goes when its writer goes, not before
+        signal.signal(number, signal.SIG_IGN)  # it ends when its writer ends
     groups: dict[int, None] = {}
     for line in sys.stdin:
         if line.startswith("+"):

@@ -21,7 +21,7 @@ from cli.console import output, people, table
 from cli.demo import DemoRun, conclude
 from cli.runfile import Run, RunFile
 from cli.stack import STOP_ORDER, StackPlan, broker_spec, service_specs, vllm_spec
-from cli.supervise import ChildView, Interrupted, Supervisor
+from cli.supervise import Interrupted, Part, Supervisor
 from cli.up_settings import UpSettings
 
 STATE_STYLES = {
@@ -144,12 +144,12 @@ def _live_list(supervisor: Supervisor, console: Console) -> Iterator[Callable[[]
         told: dict[str, str] = {}
 
         def tell() -> None:
-            for view in supervisor.views():
-                line = _line(view)
-                if told.get(view.name) != line:
-                    told[view.name] = line
+            for part in supervisor.parts():
+                line = _line(part)
+                if told.get(part.spec.name) != line:
+                    told[part.spec.name] = line
                     console.print(
-                        f"{line} after {view.since_s:.1f} s" if view.state == "ready" else line,
+                        f"{line} after {part.since_s:.1f} s" if part.state == "ready" else line,
                         markup=False,
                     )
 
@@ -158,20 +158,23 @@ def _live_list(supervisor: Supervisor, console: Console) -> Iterator[Callable[[]
     with Live(
         console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
     ) as live:
-        yield lambda: live.update(_table(supervisor.views()), refresh=True)
+        yield lambda: live.update(_table(supervisor.parts()), refresh=True)
 
 
-def _line(view: ChildView) -> str:
-    return f"{view.name}: {view.state}" + (
-        f" ({view.missing})" if view.missing else f" at {view.address}"
+def _line(part: Part) -> str:
+    return f"{part.spec.name}: {part.state}" + (
+        f" ({part.missing})" if part.missing else f" at {part.spec.address}"
     )
 
 
-def _table(views: Sequence[ChildView]) -> Table:
+def _table(parts: Sequence[Part]) -> Table:
     made = table()
-    for view in views:
-        state = f"[{STATE_STYLES[view.state]}]{view.state}[/]"
+    for part in parts:
+        state = f"[{STATE_STYLES[part.state]}]{part.state}[/]"
         made.add_row(
-            f"[bold]{view.name}[/]", state, f"{view.since_s:.1f} s", view.missing or view.address
+            f"[bold]{part.spec.name}[/]",
+            state,
+            f"{part.since_s:.1f} s",
+            part.missing or part.spec.address,
         )
     return made

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from carpool.kafka.embedded import broker_command, broker_environment, free_port
 from carpool.vllm import VllmSettings, check_vllm, model_name, vllm_command, vllm_environment
 from cli.all_settings import CarpoolSettings
 from cli.child import ChildSpec
-from cli.http import get, health_probe, port_probe, ready_probe
+from cli.http import get, probe_port, probe_service, probe_vllm
 from cli.services import INPUTS
 from cli.up_settings import UpSettings
 
@@ -27,7 +28,7 @@ LOCAL_BACKOFF_MS_MAX = 2_000
 BROKER, VLLM = "broker", "vLLM"
 SERVICES = tuple(INPUTS)
 STOP_ORDER = (*SERVICES, VLLM, BROKER)
-"""Those that make work end first, so that what they hold is finished by those behind them."""
+"""The order of the work, so that each finishes what those before it wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,7 @@ def broker_spec(plan: StackPlan, settings: UpSettings) -> ChildSpec:
         command=broker_command(plan.broker_port),
         environ=broker_environment(),
         log_file=Path(settings.state_dir) / "broker.log",
-        probe=port_probe(plan.bootstrap),
+        probe=partial(probe_port, plan.bootstrap),
         address=plan.bootstrap,
         is_restarted=False,
     )
@@ -125,7 +126,7 @@ def vllm_spec(plan: StackPlan, settings: CarpoolSettings) -> ChildSpec:
         command=vllm_command(settings.vllm, plan.vllm_port),
         environ=vllm_environment(settings.vllm, os.environ),
         log_file=Path(settings.up.state_dir) / "vllm.log",
-        probe=health_probe(address),
+        probe=partial(probe_vllm, address),
         address=address,
     )
 
@@ -166,7 +167,7 @@ def service_specs(
                 ],
                 environ=dict(os.environ),
                 log_file=Path(settings.up.state_dir) / f"{name}.log",
-                probe=ready_probe(address),
+                probe=partial(probe_service, address),
                 address=address,
             )
         )

@@ -23,7 +23,7 @@ from cli.status_verdict import who_is_stuck
 from schemas.topics import BATCH
 
 LOOK_S = 1.0
-"""How long apart the two looks are that tell whether something moves."""
+"""The time between the two looks that show whether a partition moves."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

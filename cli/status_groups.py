@@ -1,28 +1,24 @@
-"""What the brokers know of a service: members, their partitions, waiting records."""
+"""Asks the brokers for the consumer groups: members, their partitions, waiting records."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as RawPartition
+from confluent_kafka.admin import OffsetSpec
 
+from carpool.clock import SystemClock
 from carpool.errors import RetryableError
-from carpool.kafka.client_config import client_config
+from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.commit_metadata import decode_metadata
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import TopicReader
 from cli.status_values import GroupStatus, Member, Partition
 
 PEEK_S = 3.0
@@ -37,9 +33,7 @@ class Brokers:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._timeout_s = settings.request_timeout_ms / 1_000
-        # What fails is raised; librdkafka's own log lines would only bury it.
-        self._config = client_config(settings) | {"log_level": 0}
-        self._admin = AdminClient(self._config)
+        self._admin = quiet_admin(settings)
 
     def groups(self, reads: Mapping[str, Iterable[str]], *, look_s: float) -> list[GroupStatus]:
         """Returns each consumer group of `reads`, which names the topics that it reads.
@@ -69,8 +63,10 @@ class Brokers:
             groups, request_timeout=self._timeout_s
         ).items():
             try:
-                description = _result(future)
-            except _MissingError:
+                description = reply(future)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
+                    raise _unreachable(error) from error
                 found[group] = ("DEAD", [])
                 continue
             members = [_member(raw) for raw in description.members]
@@ -78,10 +74,7 @@ class Brokers:
         return found
 
     def _places(self, topics: Iterable[str]) -> list[Place]:
-        try:
-            metadata = self._admin.list_topics(timeout=self._timeout_s)
-        except KafkaException as error:
-            raise _unreachable(error) from error
+        metadata = cluster_metadata(self._admin, self._settings.bootstrap, self._timeout_s)
         return [
             (name, number)
             for name in topics
@@ -95,7 +88,7 @@ class Brokers:
             return {}
         try:
             raws = committed_so_far(
-                self._settings, group, [TopicPartition(*place) for place in places]
+                self._settings, group, [RawPartition(*place) for place in places]
             )
         except KafkaException as error:
             raise _unreachable(error) from error
@@ -109,13 +102,16 @@ class Brokers:
         """Returns the waiting records of each partition and the age of the first one in seconds."""
         if not committed:
             return {}
-        spec = {TopicPartition(*place): OffsetSpec.latest() for place in committed}
+        spec = {RawPartition(*place): OffsetSpec.latest() for place in committed}
         futures = self._admin.list_offsets(
             spec, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
         )
-        ends = {
-            (raw.topic, raw.partition): _result(future).offset for raw, future in futures.items()
-        }
+        try:
+            ends = {
+                (raw.topic, raw.partition): reply(future).offset for raw, future in futures.items()
+            }
+        except KafkaException as error:
+            raise _unreachable(error) from error
         unsure = {
             place: offset
             for place, (offset, _) in committed.items()
@@ -141,43 +137,31 @@ class Brokers:
         """
         if not offsets:
             return {}
-        consumer = Consumer(
-            self._config
-            | {
-                "group.id": "carpool-status",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-                "queued.min.messages": 1,
-                "queued.max.messages.kbytes": 1_024,
-            }
-        )
+        config = {
+            "auto.offset.reset": "earliest",
+            "queued.min.messages": 1,
+            "queued.max.messages.kbytes": 1_024,
+        }
+        clock = SystemClock()
         found: dict[Place, tuple[int | None, float | None]] = {}
-        try:
-            consumer.assign(
-                [
-                    TopicPartition(*at, offset if offset >= 0 else OFFSET_BEGINNING)
+        with TopicReader(self._settings, clock, name="status", config=config) as reader:
+            reader.add(
+                {
+                    TopicPartition(*at): offset if offset >= 0 else OFFSET_BEGINNING
                     for at, offset in offsets.items()
-                ]
+                }
             )
             until = time.monotonic() + PEEK_S
             while len(found) < len(offsets) and time.monotonic() < until:
-                for message in consumer.consume(100, 0.1):
-                    place = (message.topic() or "", message.partition() or 0)
-                    error = message.error()
-                    if error is None:
-                        written_ms = message.timestamp()[1]
-                        age_s = (
-                            max(0.0, time.time() - written_ms / 1_000) if written_ms > 0 else None
-                        )
-                        found.setdefault(place, (message.offset(), age_s))
-                    elif error.code() == KafkaError._PARTITION_EOF:
-                        found.setdefault(place, (None, None))
-        except KafkaException as error:
-            raise _unreachable(error) from error
-        finally:
-            consumer.close()
+                batch = reader.poll(100, 0.1)
+                for message in batch.messages:
+                    at, written_ms = message.source, message.source.timestamp_ms
+                    age_s = max(0.0, clock.now_us() / 1e6 - written_ms / 1_000)
+                    found.setdefault(
+                        (at.topic, at.partition), (at.offset, age_s if written_ms > 0 else None)
+                    )
+                for end in batch.ends:
+                    found.setdefault((end.topic, end.partition), (None, None))
         return found
 
 
@@ -216,20 +200,5 @@ def _member(raw: Any) -> Member:
     return Member(name=named or raw.member_id, host=host, partitions=sorted(places))
 
 
-class _MissingError(Exception):
-    """The group does not exist."""
-
-
-def _result(future: Future[Any]) -> Any:
-    try:
-        return reply(future)
-    except KafkaException as error:
-        if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
-            raise _MissingError from error
-        raise _unreachable(error) from error
-
-
 def _unreachable(error: KafkaException) -> RetryableError:
-    return RetryableError(
-        f"the brokers do not tell how the consumer groups are: {error.args[0].str()}"
-    )
+    return RetryableError(f"the brokers do not describe the consumer groups: {error.args[0].str()}")

@@ -26,7 +26,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     oldest_s: float | None = None
     member: str | None = None
     has_moved: bool = True
-    """Whether a commit went by while we looked, or nothing waits."""
+    """Whether the committed offset changed between the two looks, or no record waits."""
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,21 +28,12 @@ class Interrupted(Exception):
     """Ctrl-C or SIGTERM: end everything in order."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChildView:
-    """A child as the live list shows it. `missing`: why it is not ready yet."""
-
-    name: str
-    state: State
-    address: str
-    missing: str
-    since_s: float
-    restarts: int
-
-
 @dataclass(kw_only=True)
-class _Slot:
-    """A spec with its process. `child` None: it is restarted at `restart_at_s`."""
+class Part:
+    """A spec with its process. `child` None: it is restarted at `restart_at_s`.
+
+    `missing`: why it is not ready yet. Only the supervisor changes it.
+    """
 
     spec: ChildSpec
     child: Child | None
@@ -53,7 +44,11 @@ class _Slot:
     ready_s: float | None = None
     restarts: int = 0
     restart_at_s: float = 0.0
-    took_s: float = 0.0
+
+    @property
+    def since_s(self) -> float:
+        """Returns how long it took to be ready, or the time since its start while it is not."""
+        return (time.monotonic() if self.ready_s is None else self.ready_s) - self.started_s
 
 
 def restart_delay_s(restarts: int, settings: UpSettings) -> float | None:
@@ -75,7 +70,7 @@ class Supervisor:
         self._settings = settings
         self._note = note
         self._guard = Guard()
-        self._slots: dict[str, _Slot] = {}
+        self._parts: dict[str, Part] = {}
         self._signals = 0
         self._previous: dict[int, object] = {}
 
@@ -100,29 +95,15 @@ class Supervisor:
                 signal.signal(number, handler)  # type: ignore[arg-type]
 
     def start(self, spec: ChildSpec) -> None:
-        """Starts a child.
-
-        Raises `ConfigError` when its command cannot be run.
-        """
-        assert spec.name not in self._slots, f"{spec.name} runs already"
-        self._slots[spec.name] = _Slot(
+        """Starts a child. Raises `ConfigError` when its command cannot be run."""
+        assert spec.name not in self._parts, f"{spec.name} runs already"
+        self._parts[spec.name] = Part(
             spec=spec, child=self._spawn(spec), started_s=time.monotonic()
         )
 
-    def views(self) -> tuple[ChildView, ...]:
+    def parts(self) -> tuple[Part, ...]:
         """Returns every child as it is now."""
-        now_s = time.monotonic()
-        return tuple(
-            ChildView(
-                name=slot.spec.name,
-                state=slot.state,
-                address=slot.spec.address,
-                missing=slot.missing,
-                since_s=slot.took_s if slot.state == "ready" else now_s - slot.started_s,
-                restarts=slot.restarts,
-            )
-            for slot in self._slots.values()
-        )
+        return tuple(self._parts.values())
 
     def wait_ready(self, show: Callable[[], None] = lambda: None) -> None:
         """Waits until every child is ready; `show` is called in between.
@@ -133,18 +114,18 @@ class Supervisor:
         deadline_s = time.monotonic() + self._settings.ready_timeout_s
         while True:
             self.step()
-            waiting = [slot for slot in self._slots.values() if slot.state != "ready"]
-            for slot in waiting:
-                self._probe(slot)
+            waiting = [part for part in self._parts.values() if part.state != "ready"]
+            for part in waiting:
+                self._probe(part)
             show()
             if not waiting:
                 return
             if time.monotonic() > deadline_s:
-                slot = waiting[0]
+                part = waiting[0]
                 raise CarpoolError(
-                    f"{slot.spec.name} is not ready after {self._settings.ready_timeout_s:g} s: "
-                    f"{slot.missing}. See"
-                    f" {slot.spec.log_file}; on a slow machine raise up.ready_timeout_s."
+                    f"{part.spec.name} is not ready after {self._settings.ready_timeout_s:g} s: "
+                    f"{part.missing}. See"
+                    f" {part.spec.log_file}; on a slow machine raise up.ready_timeout_s."
                 )
             self.sleep(TURN_S)
 
@@ -154,9 +135,9 @@ class Supervisor:
         """
         while not is_over():
             self.step()
-            for slot in self._slots.values():
-                if slot.state != "ready":
-                    self._probe(slot)
+            for part in self._parts.values():
+                if part.state != "ready":
+                    self._probe(part)
             self.sleep(4 * TURN_S)
 
     def step(self) -> None:
@@ -164,27 +145,27 @@ class Supervisor:
         if self._signals:
             raise Interrupted
         now_s = time.monotonic()
-        for slot in self._slots.values():
-            if slot.child is None:
-                if now_s >= slot.restart_at_s:
-                    slot.child, slot.state = self._spawn(slot.spec), "starting"
-            elif slot.child.has_ended():
-                self._ended(slot, slot.child, now_s)
-            elif slot.ready_s is not None and now_s - slot.ready_s > self._settings.quiet_s:
-                slot.restarts = 0
+        for part in self._parts.values():
+            if part.child is None:
+                if now_s >= part.restart_at_s:
+                    part.child, part.state = self._spawn(part.spec), "starting"
+            elif part.child.has_ended():
+                self._ended(part, part.child, now_s)
+            elif part.ready_s is not None and now_s - part.ready_s > self._settings.quiet_s:
+                part.restarts = 0
 
     def stop(self, order: Sequence[str] = ()) -> None:
         """Ends the children of `order` one after the other, then the others, last started first."""
-        left = [name for name in reversed(self._slots) if name not in order]
+        left = [name for name in reversed(self._parts) if name not in order]
         patience = self._signals
         for name in (*order, *left):
-            slot = self._slots.get(name)
-            if slot is None or slot.state == "ended":
+            part = self._parts.get(name)
+            if part is None or part.state == "ended":
                 continue
-            slot.state = "stopping"
-            if slot.child is not None:
-                self._end(slot.child, patience)
-            slot.child, slot.state = None, "ended"
+            part.state = "stopping"
+            if part.child is not None:
+                self._end(part.child, patience)
+            part.child, part.state = None, "ended"
 
     def sleep(self, duration_s: float) -> None:
         """Sleeps until the time has passed or a signal comes. Raises `Interrupted`."""
@@ -214,26 +195,25 @@ class Supervisor:
                 f"cannot start {spec.name} ({spec.command[0]}): {error.strerror}"
             ) from error
 
-    def _probe(self, slot: _Slot) -> None:
-        if slot.child is None:
+    def _probe(self, part: Part) -> None:
+        if part.child is None:
             return
-        slot.missing = slot.spec.probe()
-        if not slot.missing:
-            slot.state, slot.was_ready = "ready", True
-            slot.ready_s = time.monotonic()
-            slot.took_s = slot.ready_s - slot.started_s
-            if slot.restarts:
-                self._note(f"{slot.spec.name} is ready again")
+        part.missing = part.spec.probe()
+        if not part.missing:
+            part.state, part.was_ready = "ready", True
+            part.ready_s = time.monotonic()
+            if part.restarts:
+                self._note(f"{part.spec.name} is ready again")
 
-    def _ended(self, slot: _Slot, child: Child, now_s: float) -> None:
-        spec, status = slot.spec, child.exit_status
+    def _ended(self, part: Part, child: Child, now_s: float) -> None:
+        spec, status = part.spec, child.exit_status
         how = (
             f"ended by signal {-status}"
             if status is not None and status < 0
             else f"ended with status {status}"
         )
         tail = f" Its log ends:\n{child.log_tail()}" if child.log_tail() else ""
-        if not slot.was_ready:
+        if not part.was_ready:
             kind = ConfigError if status == CHANGE_NEEDED else CarpoolError
             raise kind(f"{spec.name} {how} before it was ready; see {spec.log_file}.{tail}")
         if not spec.is_restarted:
@@ -241,16 +221,16 @@ class Supervisor:
                 f"{spec.name} {how}, and its records are lost: everything is stopped. See "
                 f"{spec.log_file}.{tail}"
             )
-        delay_s = restart_delay_s(slot.restarts, self._settings)
+        delay_s = restart_delay_s(part.restarts, self._settings)
         if delay_s is None:
             raise CarpoolError(
-                f"{spec.name} {how} once more, after {slot.restarts} restarts: it is not restarted "
+                f"{spec.name} {how} once more, after {part.restarts} restarts: it is not restarted "
                 f"again. See {spec.log_file}.{tail}"
             )
         self._note(f"{spec.name} {how}; started again in {delay_s:g} s (see {spec.log_file})")
-        slot.child, slot.state, slot.ready_s = None, "restarting", None
-        slot.restarts += 1
-        slot.restart_at_s, slot.started_s = now_s + delay_s, now_s
+        part.child, part.state, part.ready_s = None, "restarting", None
+        part.restarts += 1
+        part.restart_at_s, part.started_s = now_s + delay_s, now_s
 
     def _count(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1

@@ -140,8 +140,8 @@ def check(
 ) -> None:
     """Run the checks of a service start, without a service. Exit code 1: a service would not start.
 
-    Topics and their settings, copies, unread records against retention, and what the brokers can. A
-    warning does not stop a service.
+    Topics and their settings, copies, unread records against retention, and the features of the
+    brokers. A warning does not stop a service.
 
     \b
     Example:

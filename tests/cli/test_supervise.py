@@ -72,7 +72,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def pid_of(supervisor: Supervisor, name: str) -> int:
-    child = supervisor._slots[name].child
+    child = supervisor._parts[name].child
     assert child is not None
     return child.pid
 
@@ -82,12 +82,12 @@ def test_children_become_ready_and_end_in_the_order_that_is_asked_for(tmp_path: 
         for name in ("broker", "model", "grouper"):
             supervisor.start(spec(tmp_path, name, RUNS_UNTIL_TOLD))
         supervisor.wait_ready()
-        assert [(view.name, view.state) for view in supervisor.views()] == [
+        assert [(part.spec.name, part.state) for part in supervisor.parts()] == [
             ("broker", "ready"),
             ("model", "ready"),
             ("grouper", "ready"),
         ]
-        pids = [pid_of(supervisor, view.name) for view in supervisor.views()]
+        pids = [pid_of(supervisor, part.spec.name) for part in supervisor.parts()]
         supervisor.stop(["grouper", "model"])
     assert (tmp_path / "order.log").read_text().split("\n") == [
         "grouper ended",
@@ -106,7 +106,7 @@ def test_a_child_that_crashes_is_started_again_and_that_is_said(tmp_path: Path) 
         first = pid_of(supervisor, "searcher")
         os.kill(first, signal.SIGKILL)
         supervisor.watch(
-            lambda: supervisor.views()[0].restarts == 1 and supervisor.views()[0].state == "ready"
+            lambda: supervisor.parts()[0].restarts == 1 and supervisor.parts()[0].state == "ready"
         )
         assert pid_of(supervisor, "searcher") != first
     assert notes[0].startswith("searcher ended by signal 9; started again in 0.01 s")
@@ -219,7 +219,7 @@ time.sleep(600)
         supervisor.wait_ready()
         grandchild = int((tmp_path / "grandchild").read_text())
         os.kill(pid_of(supervisor, "model"), signal.SIGKILL)
-        supervisor.watch(lambda: supervisor.views()[0].restarts == 1)
+        supervisor.watch(lambda: supervisor.parts()[0].restarts == 1)
         wait_until(lambda: not lives(grandchild), "the grandchild is gone")
 
 
