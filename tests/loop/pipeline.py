@@ -14,20 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from carpool.clock import Clock
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import AbortedError
-from carpool.kafka.clients import Membership, Position
 from carpool.kafka.memory import (
     MemoryBroker,
     MemoryConsumer,
     MemoryProducer,
     MemoryTransactionalProducer,
 )
-from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.delivery.delivery import DeliveryContext
 from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
 from carpool.loop.loop import Loop
@@ -51,24 +47,21 @@ from generator.service import build_stage as build_generator
 from generator.settings import GeneratorSettings, LlmSettings
 from grouper.service import build_stage as build_grouper
 from grouper.settings import GrouperSettings
-from schemas.codec import decode, decode_query
+from schemas.codec import decode
 from schemas.group import Group
-from schemas.query import Query
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIEVALS
 from searcher.service import build_stage as build_searcher
 from searcher.settings import SearcherSettings
+from tests.clocks import HandClock
 from tests.e2e.support import MODEL
+from tests.loop.support import query_of
 
 PARTITIONS = 2
 PARTIALS = "rag.answers.partial.v1"
 GIVE_UP_S = 30.0
 Answered = tuple[str, str, tuple[str, ...]]
 """(query id, status, ids of what was retrieved)."""
-
-
-def _query(message: Message) -> Query:
-    return decode_query(message.value, message.headers, message.source)
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,7 @@ SERVICES = {
     for service in (
         Service(
             "grouper",
-            Intake(topic=QUERIES.name, decode=_query, bad_input="refuse"),
+            Intake(topic=QUERIES.name, decode=query_of, bad_input="refuse"),
             lambda index, metrics, clock: build_grouper(
                 GrouperSettings(),
                 IndexSettings(dir=str(index)),
@@ -121,23 +114,10 @@ SERVICES = {
 }
 
 
-class SlowClock:
-    """A clock that moves by a tenth of a millisecond with each call."""
-
-    def __init__(self) -> None:
-        self._us = 1_800_000_000_000_000
-
-    def now_us(self) -> int:
-        self._us += 100
-        return self._us
-
-
 class AbortedOnce:
     """A producer whose transaction is aborted once."""
 
-    def __init__(
-        self, producer: MemoryTransactionalProducer, aborts: list[str], service: str
-    ) -> None:
+    def __init__(self, producer: Any, aborts: list[str], service: str) -> None:
         self._producer = producer
         self._aborts = aborts
         self._service = service
@@ -145,13 +125,11 @@ class AbortedOnce:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
-    def send_offsets(
-        self, offsets: Mapping[TopicPartition, Position], membership: Membership
-    ) -> None:
+    def send_offsets(self, *arguments: Any) -> None:
         if self._service in self._aborts:
             self._aborts.remove(self._service)
             raise AbortedError("the coordinator moved")
-        self._producer.send_offsets(offsets, membership)
+        self._producer.send_offsets(*arguments)
 
 
 class Member:
@@ -161,7 +139,7 @@ class Member:
         self, pipeline: Pipeline, service: Service, steps: Steps, instance_id: str
     ) -> None:
         group = f"carpool-{service.name}"
-        broker, metrics = pipeline.broker, Metrics(CollectorRegistry())
+        broker, metrics = pipeline.broker, Metrics()
         self.steps = steps
         self.instance_id = instance_id
         self.service = service
@@ -234,16 +212,9 @@ class Pipeline:
     def __init__(self, index: Path, steps: Mapping[str, Steps]) -> None:
         """`steps`: of the first life of each service that is watched."""
         self.index = index
-        self.clock = SlowClock()
-        topics = (
-            QUERIES.name,
-            QUERIES_DEAD.name,
-            GROUPS.name,
-            RETRIEVALS.name,
-            ANSWERS.name,
-            PARTIALS,
-        )
-        self.broker = MemoryBroker(self.clock, dict.fromkeys(topics, PARTITIONS))
+        self.clock = HandClock(step_us=100)
+        topics = [each.name for each in (QUERIES, QUERIES_DEAD, GROUPS, RETRIEVALS, ANSWERS)]
+        self.broker = MemoryBroker(self.clock, dict.fromkeys([*topics, PARTIALS], PARTITIONS))
         self.aborts: list[str] = []
         self.kills = 0
         self.members = {name: self._life(name, steps.get(name, Steps())) for name in SERVICES}
@@ -276,9 +247,7 @@ class Pipeline:
         except KilledError:
             assert member.steps.is_killed
         if member.steps.is_killed:
-            self.kills += 1
-            member.bury()
-            self.members[name] = self._life(name, Steps())
+            self._restart(name)
         assert member.loop.failure is None, member.loop.failure
 
     def rebalance(self) -> None:
@@ -299,18 +268,20 @@ class Pipeline:
             for _ in range(20):
                 self._step(name, self.members[name])
 
+    def _restart(self, name: str) -> None:
+        self.kills += 1
+        self.members[name].bury()
+        self.members[name] = self._life(name, Steps())
+
     def stop(self) -> None:
         """Stops all services; one that is killed meanwhile starts again and is stopped too."""
         for name in SERVICES:
             while True:
-                member = self.members[name]
                 try:
-                    member.stop()
+                    self.members[name].stop()
                     break
                 except KilledError:
-                    self.kills += 1
-                    member.bury()
-                    self.members[name] = self._life(name, Steps())
+                    self._restart(name)
 
     def publish(self, *bodies: dict[str, object] | bytes) -> None:
         """Publishes queries, spread over the partitions."""

@@ -13,20 +13,18 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from prometheus_client import CollectorRegistry
 
-from carpool.kafka.records import Message
-from carpool.loop.stage import Done, Unit
+from carpool.loop.stage import Done
 from carpool.loop.tracing.export import SpanQueue
 from carpool.loop.tracing.setup import is_traced, make_tracer
 from carpool.telemetry.metrics import Metrics
-from schemas.record import Source
 from tests.loop.collector import Collector
 from tests.loop.spans import ASKED_HEADERS, TRACE_ID, query
+from tests.records import a_message, a_unit
 
 
 class SlowExporter(SpanExporter):
-    """Takes spans only when the test lets it."""
+    """Blocks until the test sets `may_go_on`."""
 
     def __init__(self) -> None:
         self.may_go_on = threading.Event()
@@ -42,7 +40,7 @@ class SlowExporter(SpanExporter):
 
 @pytest.fixture
 def slow() -> Iterator[tuple[SlowExporter, SpanQueue, Metrics]]:
-    exporter, metrics = SlowExporter(), Metrics(CollectorRegistry())
+    exporter, metrics = SlowExporter(), Metrics()
     exporting = SpanQueue(exporter, metrics, queue_max=10, send_after_s=0.01)
     yield exporter, exporting, metrics
     exporter.may_go_on.set()
@@ -50,12 +48,11 @@ def slow() -> Iterator[tuple[SlowExporter, SpanQueue, Metrics]]:
 
 
 def outcomes(metrics: Metrics) -> dict[str, float]:
-    names = ("exported", "failed", "dropped")
-    found = {
-        name: metrics.registry.get_sample_value("carpool_spans_total", {"outcome": name})
-        for name in names
+    return {
+        sample.labels["outcome"]: sample.value
+        for sample in next(iter(metrics.loop.spans.collect())).samples
+        if sample.name.endswith("_total")
     }
-    return {name: count for name, count in found.items() if count is not None}
 
 
 def spans_of(count: int) -> list[ReadableSpan]:
@@ -136,13 +133,9 @@ def test_spans_reach_a_collector_with_the_name_of_the_service(
     monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
     with Collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        metrics = Metrics(CollectorRegistry())
+        metrics = Metrics()
         tracer = make_tracer(service="grouper", group="carpool-grouper", metrics=metrics)
-        source = Source(topic="t", partition=0, offset=0)
-        message = Message(
-            source=source, key=None, value=b"", headers=ASKED_HEADERS, received_us=1_000_000
-        )
-        tracer.opened(Unit(id=1, record=query(1), message=message))
+        tracer.opened(a_unit(1, query(1), a_message("t", headers=ASKED_HEADERS)))
         tracer.completed(Done(parts=((1, 0),), outputs=()), 2_000_000)
         tracer.close()
         (span,) = collector.spans

@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from carpool.errors import ConfigError
-from carpool.kafka.client_config import client_config, consumer_config, producer_config
 from carpool.kafka.settings import KafkaSettings
-from carpool.settings import Secret, Settings, describe, environment_name, load_settings
-from carpool.telemetry.settings import HttpSettings, LogSettings
+from carpool.settings import Secret, Settings, load_settings
+from carpool.telemetry.settings import LogSettings
 
 
 class Window(Settings, frozen=True, kw_only=True):
@@ -92,11 +91,8 @@ def test_an_unknown_word_is_refused_with_the_allowed_words(tmp_path: Path) -> No
     ],
 )
 def test_a_bad_file_is_refused_with_the_place(tmp_path: Path, toml: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
+    with pytest.raises(ConfigError, match=says):
         load(tmp_path, toml)
-
-
-def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml"):
         load_settings(All, file=tmp_path / "nowhere.toml", environ={})
 
@@ -113,49 +109,12 @@ def test_variables_of_other_programs_are_left_alone(tmp_path: Path) -> None:
     assert load(tmp_path, environ={"CARPOOL_DATA": "/somewhere", "PATH": "/bin"}).window == Window()
 
 
-@pytest.mark.parametrize(
-    ("section", "kind"),
-    [("kafka", KafkaSettings), ("http", HttpSettings), ("log", LogSettings), ("window", Window)],
-)
-def test_every_setting_is_documented(section: str, kind: type[Settings]) -> None:
-    for doc in describe(section, kind):
-        assert doc.description, f"{section}.{doc.name} has no description"
-        assert doc.environment == environment_name(section, doc.name)
-
-
-def test_a_description_carries_type_default_and_environment() -> None:
-    docs = {doc.name: doc for doc in describe("window", Window)}
-    assert (docs["queries_max"].default, docs["queries_max"].type_name) == (100, "int")
-    assert docs["queries_max"].environment == "CARPOOL_WINDOW_QUERIES_MAX"
-    assert docs["token"].is_secret
-
-
 def test_sasl_without_a_user_is_refused() -> None:
     assert KafkaSettings(security_protocol="SASL_SSL").check()
     assert not KafkaSettings(
         security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512", sasl_username="u"
     ).check()
     assert KafkaSettings(bootstrap=" ").check()
-
-
-def test_clients_are_set_up_to_lose_nothing_and_to_agree_with_java() -> None:
-    settings = KafkaSettings(sasl_password=Secret("p"), sasl_username="u", sasl_mechanism="PLAIN")
-    assert client_config(settings)["sasl.password"] == "p"
-    producer = producer_config(settings)
-    assert (producer["partitioner"], producer["acks"], producer["enable.idempotence"]) == (
-        "murmur2_random",
-        "all",
-        True,
-    )
-    assert producer["message.timeout.ms"] == 0, "a record is never given up in silence"
-    consumer = consumer_config(settings, "g")
-    assert (consumer["isolation.level"], consumer["enable.auto.commit"]) == (
-        "read_committed",
-        False,
-    )
-    assert consumer["auto.offset.reset"] == "error", (
-        "a log that starts after our offset is an error, not a skip"
-    )
 
 
 class Modern(Settings, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -25,15 +27,14 @@ def get(port: int, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
+def serve(not_ready: Callable[[], list[str]], **given: Any) -> TelemetryServer:
+    defaults = {"port": 0, "registry": CollectorRegistry(), "is_alive": lambda: True}
+    return TelemetryServer(host="127.0.0.1", not_ready=not_ready, **defaults | given)
+
+
 def test_the_pages_report_liveness_and_readiness() -> None:
-    metrics, missing, alive = Metrics(CollectorRegistry()), ["index"], [True]
-    server = TelemetryServer(
-        host="127.0.0.1",
-        port=0,
-        registry=metrics.registry,
-        is_alive=lambda: alive[0],
-        not_ready=lambda: missing,
-    )
+    metrics, missing, alive = Metrics(), ["index"], [True]
+    server = serve(lambda: missing, registry=metrics.registry, is_alive=lambda: alive[0])
     try:
         metrics.loop.dead_letters.labels(reason="empty").inc()
         assert get(server.port, "/healthz") == (200, '{"alive":true}')
@@ -42,19 +43,12 @@ def test_the_pages_report_liveness_and_readiness() -> None:
         alive[0] = False
         assert get(server.port, "/readyz")[0] == 200
         assert get(server.port, "/healthz")[0] == 503
-        assert (
-            'carpool_dead_letters_total{reason="empty"} 1.0' in get(server.port, "/metrics?x=1")[1]
-        )
+        metric = 'carpool_dead_letters_total{reason="empty"} 1.0'
+        assert metric in get(server.port, "/metrics?x=1")[1]
         status, text = get(server.port, "/etc/passwd")
         assert (status, json.loads(text)["pages"]) == (404, ["/healthz", "/readyz", "/metrics"])
         with pytest.raises(ConfigError, match=r"http\.port"):
-            TelemetryServer(
-                host="127.0.0.1",
-                port=server.port,
-                registry=metrics.registry,
-                is_alive=lambda: True,
-                not_ready=list,
-            )
+            serve(list, port=server.port)
     finally:
         server.close()
 
@@ -69,13 +63,7 @@ def test_a_client_that_closes_its_connection_is_not_logged(
         may_answer.wait(5)
         return ["x" * 10_000_000]
 
-    server = TelemetryServer(
-        host="127.0.0.1",
-        port=0,
-        registry=CollectorRegistry(),
-        is_alive=lambda: True,
-        not_ready=not_ready,
-    )
+    server = serve(not_ready)
     try:
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
@@ -88,7 +76,7 @@ def test_a_client_that_closes_its_connection_is_not_logged(
 
 
 def test_every_metric_has_the_prefix_a_unit_and_a_meaning() -> None:
-    metrics = Metrics(CollectorRegistry())
+    metrics = Metrics()
     for family in metrics.registry.collect():
         assert family.name.startswith("carpool_"), family.name
         assert family.documentation.endswith("."), family.name
