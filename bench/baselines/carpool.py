@@ -34,10 +34,9 @@ def cache_budget(limits: Limits, clusters_bytes: int) -> int:
     """Returns the bytes that the memory for clusters may take.
 
     `limits.cache_bytes`, or what `limits.memory_bytes` leaves beside the process as it is now, at
-    most enough for all of `clusters_bytes`. Raises `ConfigError` where nothing is left.
+    most enough for all of `clusters_bytes`. Raises `MemoryError` where nothing is left.
     """
     from bench.core.memory import memory_of
-    from carpool.errors import ConfigError
 
     if limits.cache_bytes is not None:
         return limits.cache_bytes
@@ -47,7 +46,7 @@ def cache_budget(limits: Limits, clusters_bytes: int) -> int:
             budget_bytes, limits.memory_bytes - memory_of(os.getpid()).resident_bytes - GROWTH_BYTES
         )
     if budget_bytes <= 0:
-        raise ConfigError(
+        raise MemoryError(
             f"{limits.memory_bytes} bytes hold no cluster beside interpreter and libraries; raise "
             "--memory, or limit only the memory for clusters, with --cache"
         )

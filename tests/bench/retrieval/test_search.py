@@ -80,6 +80,15 @@ def test_too_little_memory_in_a_cgroup_is_a_result(
     assert "killed it at its limit" in cells["faiss-ondisk"].error
 
 
+def test_carpool_without_room_for_a_cluster_is_out_of_memory(
+    tmp_path: Path, tiny_index: Path, questions: Path
+) -> None:
+    plan = make_plan(tmp_path, tiny_index, contestants=("carpool",), memory_share=0.4)
+    (cell,) = SearchRun(plan, [read_question_vectors([questions])]).run().cells
+    assert (cell.status, cell.is_bug) == ("out of memory", False)
+    assert "raise --memory" in cell.error
+
+
 def test_a_process_that_takes_too_long_or_fails_is_a_result(
     data: SearchData, tmp_path: Path
 ) -> None:
