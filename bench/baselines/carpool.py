@@ -109,14 +109,11 @@ class CarpoolSearch:
             yield FoundRows(self._numbers.pop(search.key), found.best.rows)
 
     def counters(self) -> ContestantCounters:
-        """Returns bytes, hits and misses by the searcher's own metrics."""
-        count = partial(self._metrics.registry.get_sample_value)
+        """Returns the counts of the searcher's own metrics."""
         return ContestantCounters(
             bytes_read=sum(bytes_read(self._metrics)),
             disk_busy_us=self._busy.read_us,
-            cache_hits=int(count("carpool_cluster_requests_total", {"tier": "ram"}) or 0),
-            cache_misses=int(count("carpool_cluster_requests_total", {"tier": "ssd"}) or 0),
-            cache_bytes=int(count("carpool_budget_bytes") or 0),
+            cache_bytes=int(self._metrics.registry.get_sample_value("carpool_budget_bytes") or 0),
         )
 
     def close(self) -> None:

@@ -15,6 +15,9 @@ Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
+WINDOWS_AHEAD = 4
+"""Windows that the grouper reads ahead by default."""
+
 
 class AskedQuery(NamedTuple):
     """A query that has arrived.
@@ -84,8 +87,6 @@ class ContestantCounters(msgspec.Struct, frozen=True, kw_only=True):
 
     bytes_read: int | None = None
     disk_busy_us: int | None = None
-    cache_hits: int | None = None
-    cache_misses: int | None = None
     cache_bytes: int | None = None
 
 

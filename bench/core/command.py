@@ -33,7 +33,9 @@ def command(run: Callable[[Any], bool]) -> Callable[..., None]:
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=[] if field.default is msgspec.NODEFAULT else field.default,
+            default=field.default_factory()
+            if field.default is msgspec.NODEFAULT
+            else field.default,
             annotation=types[field.name],
         )
         for field in msgspec.structs.fields(record)

@@ -50,11 +50,7 @@ def memory_of(pid: int) -> MemoryUse:
 class MemoryWatch:
     """Reads the memory of processes every `interval_s`. A context manager."""
 
-    def __init__(
-        self,
-        pids: Mapping[str, int],
-        interval_s: float = 0.2,
-    ) -> None:
+    def __init__(self, pids: Mapping[str, int], interval_s: float = 0.2) -> None:
         """`pids`: name to process id."""
         self._pids = dict(pids)
         self._interval_s = interval_s

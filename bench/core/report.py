@@ -73,14 +73,10 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
         self,
         benchmark: str,
         *,
-        settings: Any,
         promises: dict[str, bool],
-        results: Any,
-        data: tuple[DataFile, ...] = (),
-        index: IndexFacts | None = None,
-        broker: str = "",
+        **facts: Any,
     ) -> Report:
-        """Returns the report of the run, which ends now."""
+        """Returns the report of the run, which ends now. `facts`: other fields of `Report`."""
         return Report(
             benchmark=benchmark,
             command=program(),
@@ -88,12 +84,8 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
             duration_s=round(time.time() - self.started_s, 3),
             machine=self.machine,
             revision=this_revision(),
-            settings=settings,
             promises=promises,
-            results=results,
-            data=data,
-            index=index,
-            broker=broker,
+            **facts,
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from types import TracebackType
 
@@ -50,7 +49,7 @@ class TopicRecorder:
         """
         self._lock = threading.Lock()
         self._records: dict[str, list[ReceivedRecord]] = {topic: [] for topic in topics}
-        self._counts: dict[str, Counter[str]] = {topic: Counter() for topic in topics}
+        self._keys: dict[str, set[str]] = {topic: set() for topic in topics}
         self._failure: CarpoolError | None = None
         self._last_record_s = time.monotonic()
         self._stopping = threading.Event()
@@ -77,14 +76,14 @@ class TopicRecorder:
     def seen(self, topics: Sequence[str], ids: Set[str]) -> int:
         """Returns how many of `ids` are keys of a record of one of `topics`."""
         with self._lock:
-            return len(ids & set().union(*(self._counts[topic].keys() for topic in topics)))
+            return len(ids & set().union(*(self._keys[topic] for topic in topics)))
 
     def distinct(self, topic: str) -> int:
         """Returns the number of different keys in `topic`. Raises what stopped the recorder."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            return len(self._counts[topic])
+            return len(self._keys[topic])
 
     def wait(
         self,
@@ -136,7 +135,7 @@ class TopicRecorder:
         topic = message.source.topic
         with self._lock:
             self._records[topic].append(record)
-            self._counts[topic][record.key] += 1
+            self._keys[topic].add(record.key)
             self._last_record_s = time.monotonic()
 
     def __enter__(self) -> TopicRecorder:

@@ -46,7 +46,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.figures is None:
             return True
-        usage = self.figures.closed.usage
+        usage = self.figures.loop
         kernel = usage.kernel_read_bytes
         pairs = [(usage.own.bytes_read, kernel)]
         if self.group is not None:

@@ -1,145 +1,117 @@
-"""The options of `carpool bench search`."""
+"""The options of `carpool bench search`. Light to import."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 
+from bench.core.command import command
 from bench.core.options import DataOption, JsonOption, NprobeOption
-from schemas.query import TOP_K_MAX
 
 MEMORY_SHARE = 0.4
-IndexOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--index",
-        metavar="DIR",
-        help="The index to search. Give it once, or once for each seed: the same passages in "
-        "another order, clustered from another seed.",
-        show_default=False,
-    ),
-]
-ContestantsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--contestants",
-        metavar="NAME,NAME",
-        help="Who takes part, such as carpool*,faiss-memory. Default: all that --list shows; with "
-        "--cache those that can keep a cache budget.",
-        show_default=False,
-    ),
-]
-ListOption = Annotated[bool, typer.Option("--list", help="Print the contestants, and end.")]
-WindowsOption = Annotated[
-    str, typer.Option("--windows", metavar="N,N", help="Queries in a window: a block for each.")
-]
-QueriesOption = Annotated[int, typer.Option("--queries", min=1, help="Distinct questions.")]
-TopKOption = Annotated[int, typer.Option("--top-k", min=1, max=TOP_K_MAX, help="Passages to find.")]
-MemoryOption = Annotated[
-    float | None,
-    typer.Option(
-        "--memory",
-        min=0.001,
-        max=100,
-        metavar="SHARE",
-        help="Limit of a contestant's whole process, interpreter and page cache included, as a "
-        "share of the bytes of the vectors. Python, NumPy and FAISS take about 60 MB. Default: "
-        f"{MEMORY_SHARE}, without --cache.",
-        show_default=False,
-    ),
-]
-CacheOption = Annotated[
-    float | None,
-    typer.Option(
-        "--cache",
-        min=0.001,
-        max=2,
-        metavar="SHARE",
-        help="Instead of --memory: limit of a contestant's cache, reads in flight included, as a "
-        "share of the bytes of all clusters on disk. FAISS and LanceDB take no part.",
-        show_default=False,
-    ),
-]
-HeldByOption = Annotated[
-    Literal["cgroup", "none"],
-    typer.Option(
-        help="cgroup: the kernel enforces --memory, and counts (needs root). none: nothing "
-        "enforces it, and the report says so."
-    ),
-]
-EmptyOption = Annotated[
-    bool,
-    typer.Option(
-        help="Empty the whole machine's page cache before each cell (needs root); else only of "
-        "the files of the run."
-    ),
-]
-SeedsOption = Annotated[
-    int, typer.Option("--seeds", min=1, help="Runs, each with another order of arrival.")
-]
-ThreadsOption = Annotated[
-    int, typer.Option("--threads", min=0, help="Threads to compute with. 0: one a core.")
-]
-TimeoutOption = Annotated[
-    float,
-    typer.Option(
-        "--cell-timeout", min=1, metavar="S", help="A cell that takes longer is timed out."
-    ),
-]
-BaselineOption = Annotated[
-    str | None,
-    typer.Option(
-        "--baseline",
-        metavar="NAME",
-        help="Contestant that ratios are to. Default: cagr-best-greedy, else faiss-ondisk.",
-        show_default=False,
-    ),
-]
-QuestionsOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--questions",
-        metavar="FILE.npy",
-        help="Vectors of the questions, by the model of the index: once for all, or once for each "
-        "--index. Questions that chose the spread of a grown set are never asked. Default: those "
-        "of --data.",
-        show_default=False,
-    ),
-]
-WorkOption = Annotated[
-    Path,
-    typer.Option(
-        "--work",
-        metavar="DIR",
-        help="Folder for logs, and for files that contestants make of an index once; on its disk.",
-    ),
-]
 
 
-def search(
-    index: IndexOption = None,
-    contestants: ContestantsOption = None,
-    list_them: ListOption = False,
-    windows: WindowsOption = "20,100",
-    queries: QueriesOption = 2000,
-    nprobe: NprobeOption = 10,
-    top_k: TopKOption = 10,
-    memory: MemoryOption = None,
-    cache: CacheOption = None,
-    memory_held_by: HeldByOption = "cgroup",
-    empty_page_cache: EmptyOption = True,
-    seeds: SeedsOption = 3,
-    threads: ThreadsOption = 0,
-    cell_timeout_s: TimeoutOption = 1800.0,
-    baseline: BaselineOption = None,
-    data: DataOption = None,
-    questions: QuestionsOption = None,
-    work: WorkOption = Path(".carpool/bench/search"),
-    json_file: JsonOption = None,
-) -> None:
+class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of search."""
+
+    index: Annotated[
+        list[Path],
+        typer.Option(
+            "--index",
+            metavar="DIR",
+            help="The index to search. Give it once, or once for each seed: the same passages in "
+            "another order, clustered from another seed.",
+            show_default=False,
+        ),
+    ] = []
+    contestants: Annotated[
+        str | None,
+        typer.Option(
+            "--contestants",
+            metavar="NAME,NAME",
+            help="Who takes part, such as carpool*,faiss-memory. Default: all that --list shows; "
+            "with --cache those that can keep a cache budget.",
+            show_default=False,
+        ),
+    ] = None
+    list_them: Annotated[bool, typer.Option("--list", help="Print the contestants, and end.")] = (
+        False
+    )
+    windows: Annotated[
+        str, typer.Option("--windows", metavar="N,N", help="Queries in a window: a block for each.")
+    ] = "20,100"
+    queries: Annotated[int, typer.Option("--queries", min=1, help="Distinct questions.")] = 2000
+    nprobe: NprobeOption = 10
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            "--memory",
+            min=0.001,
+            max=100,
+            metavar="SHARE",
+            help="Limit of a contestant's whole process, interpreter and page cache included, as a "
+            "share of the bytes of the vectors. Python, NumPy and FAISS take about 60 MB. Default: "
+            f"{MEMORY_SHARE}, without --cache.",
+            show_default=False,
+        ),
+    ] = None
+    cache: Annotated[
+        float | None,
+        typer.Option(
+            "--cache",
+            min=0.001,
+            max=2,
+            metavar="SHARE",
+            help="Instead of --memory: limit of a contestant's cache, reads in flight included, as "
+            "a share of the bytes of all clusters on disk. FAISS and LanceDB take no part.",
+            show_default=False,
+        ),
+    ] = None
+    memory_held_by: Annotated[
+        Literal["cgroup", "none"],
+        typer.Option(
+            help="cgroup: the kernel enforces --memory, and counts (needs root). none: nothing "
+            "enforces it, and the report says so."
+        ),
+    ] = "cgroup"
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Runs, each with another order of arrival.")
+    ] = 3
+    cell_timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--cell-timeout", min=1, metavar="S", help="A cell that takes longer is timed out."
+        ),
+    ] = 1800.0
+    data: DataOption = None
+    questions: Annotated[
+        list[Path],
+        typer.Option(
+            "--questions",
+            metavar="FILE.npy",
+            help="Vectors of the questions, by the model of the index: once for all, or once for "
+            "each --index. Questions that chose the spread of a grown set are never asked. "
+            "Default: those of --data.",
+            show_default=False,
+        ),
+    ] = []
+    work: Annotated[
+        Path,
+        typer.Option(
+            "--work",
+            metavar="DIR",
+            help="Folder for logs, and for files that contestants make of an index once; on its "
+            "disk.",
+        ),
+    ] = Path(".carpool/bench/search")
+    json_file: JsonOption = None
+
+
+@command
+def search(options: SearchOptions) -> bool:
     """What does each way of searching cost?
 
     Runs every contestant alone in a process in a memory cgroup, from a cold start: page cache
@@ -161,31 +133,17 @@ def search(
 
     Example:  carpool bench search --index my-index --memory 0.4 --windows 20,100 --seeds 3
     """
-    from bench.baselines.registry import chosen_names
-    from bench.retrieval import command, plan, report
+    from bench.retrieval.command import plan_of, run_plan
+    from bench.retrieval.report import list_contestants
 
-    if list_them:
-        report.list_contestants()
-        return
-    if not index:
+    if options.list_them:
+        list_contestants()
+        return True
+    if not options.index:
         raise typer.BadParameter("name the index with --index; carpool index build makes one")
-    chosen = chosen_names(contestants, with_cache_budget=cache is not None)
-    asked = plan.SearchPlan(
-        indexes=tuple(index),
-        contestants=chosen,
-        windows=command.parse_windows(windows),
-        seeds=seeds,
-        queries=queries,
-        nprobe=nprobe,
-        top_k=top_k,
-        memory_share=MEMORY_SHARE if memory is None and cache is None else memory,
-        cache_share=cache,
-        limited_by=memory_held_by,
-        threads=threads or len(os.sched_getaffinity(0)),
-        timeout_s=cell_timeout_s,
-        baseline=command.chosen_baseline(chosen, baseline),
-        work=work,
-        empty_page_cache=empty_page_cache,
+    return run_plan(
+        plan_of(options),
+        data=options.data,
+        questions=options.questions,
+        json_file=options.json_file,
     )
-    if not command.search(asked, data=data, questions=questions or (), json_file=json_file):
-        raise typer.Exit(1)

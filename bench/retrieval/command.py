@@ -11,26 +11,46 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.baselines.registry import chosen_names
 from bench.core.machine import data_file
 from bench.core.progress import progress_bars
 from bench.core.report import RunStart, finish
-from bench.data.clusters import clusters_bytes, vectors_bytes
+from bench.data.index import BenchIndex
+from bench.retrieval.cli import MEMORY_SHARE, SearchOptions
 from bench.retrieval.plan import SearchPlan
 from bench.retrieval.questions import question_paths, read_question_vectors
 from bench.retrieval.report import (
-    IndexSearched,
     SearchResults,
     print_remarks,
     print_summary,
     promises_of,
 )
 from bench.retrieval.run import SearchRun
-from bench.retrieval.summary import BASELINES, summarise
-from carpool.disk.index import OpenIndex
+from bench.retrieval.summary import summarise
 from carpool.errors import ConfigError
 
 
-def search(
+def plan_of(options: SearchOptions) -> SearchPlan:
+    """Returns what the options ask for. Raises `ConfigError`."""
+    memory_share = options.memory
+    if options.memory is None and options.cache is None:
+        memory_share = MEMORY_SHARE
+    return SearchPlan(
+        indexes=tuple(options.index),
+        contestants=chosen_names(options.contestants, with_cache_budget=options.cache is not None),
+        windows=parse_windows(options.windows),
+        seeds=options.seeds,
+        queries=options.queries,
+        nprobe=options.nprobe,
+        memory_share=memory_share,
+        cache_share=options.cache,
+        limited_by=options.memory_held_by,
+        timeout_s=options.cell_timeout_s,
+        work=options.work,
+    )
+
+
+def run_plan(
     plan: SearchPlan,
     *,
     data: Path | None,
@@ -58,11 +78,12 @@ def search(
             run.run()
         except KeyboardInterrupt:
             note("stopped: the report has the cells that are done")
-    found = run.results
+    found, views = run.results, run.views[: len(plan.indexes)]
     results = SearchResults(
         is_memory_limited=plan.is_memory_limited,
         left_out=sum(each.left_out for each in asked),
-        indexes=tuple(_searched(view, plan) for view in run.views[: len(plan.indexes)]),
+        indexes=tuple(BenchIndex(dir=view.dir, manifest=view.manifest).facts for view in views),
+        budgets_bytes=tuple(map(plan.budget_bytes, views)),
         summary=summarise(found, plan.windows, plan.contestants, plan.baseline),
         cells=found,
     )
@@ -79,16 +100,6 @@ def search(
         print_remarks(output, results, plan)
 
     return finish(report, json_file, show)
-
-
-def chosen_baseline(contestants: Sequence[str], wished: str | None) -> str:
-    """Returns the contestant that ratios are to. Raises `ConfigError` where it takes no part."""
-    if wished is not None and wished not in contestants:
-        raise ConfigError(
-            f"--baseline {wished}: ratios are to a contestant that takes part, and those are "
-            f"{', '.join(contestants)}"
-        )
-    return wished or next((name for name in BASELINES if name in contestants), contestants[0])
 
 
 def parse_windows(text: str) -> tuple[int, ...]:
@@ -113,18 +124,3 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _searched(view: OpenIndex, plan: SearchPlan) -> IndexSearched:
-    manifest = view.manifest
-    return IndexSearched(
-        dir_name=view.dir.name,
-        index_version=manifest.index_version,
-        row_count=manifest.row_count,
-        dimension=manifest.dimension,
-        nlist=manifest.nlist,
-        vectors_bytes=vectors_bytes(view),
-        clusters_bytes=clusters_bytes(view),
-        budget_bytes=plan.budget_bytes(view),
-        embedding_model=manifest.embedding_model_name,
-    )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
 from bench.baselines.contestant import (
+    WINDOWS_AHEAD,
     AskedQuery,
     AskedWindow,
     Contestant,
@@ -23,13 +22,10 @@ from bench.baselines.contestant import (
     Limits,
     SearchData,
 )
-from bench.core.memory import memory_of
 from bench.core.spread import Spread, spread
-from bench.retrieval.kernel import DiskTimes, disk_times, process_read_bytes
+from bench.retrieval.kernel import disk_times, process_read_bytes
 
 OnAnswer = Callable[[int], None]
-WINDOWS_AHEAD = 4
-"""Windows that the grouper reads ahead by default."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,40 +36,30 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     duration_us: int
-    cpu_us: int
     kernel_read_bytes: int
     disk_read_bytes: int | None
     disk_busy_us: int | None
     own: ContestantCounters
 
 
-class ClosedLoopFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The closed loop. Latencies are from the arrival of the window to the answer."""
+class ContestantFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured in a contestant's process: `opening` it, then the closed `loop`.
+
+    Latencies are from the arrival of the window to the answer. `first_answer_us`: since the process
+    was started; `life_read_bytes`: all that the process read, libraries included.
+    """
 
     queries: int
-    windows: int
     latency_ms: Spread
-    usage: Usage
+    opening: Usage
+    loop: Usage
+    first_answer_us: int
+    life_read_bytes: int
 
     @property
     def queries_per_s(self) -> float:
         """Queries answered a second, from the first arrival to the last answer."""
-        return self.queries / max(self.usage.duration_us, 1) * 1e6
-
-
-class ContestantFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured in a contestant's process.
-
-    `start_us`, `first_answer_us`: since the process was started; `life_read_bytes`: all that the
-    process read, libraries included; `anonymous_bytes`: its own memory at the end.
-    """
-
-    start_us: int
-    opening: Usage
-    first_answer_us: int
-    closed: ClosedLoopFigures
-    life_read_bytes: int
-    anonymous_bytes: int
+        return self.queries / max(self.loop.duration_us, 1) * 1e6
 
 
 def monotonic_us() -> int:
@@ -105,33 +91,24 @@ def measure(
 
     Raises `ContestantError` where the contestant breaks the rules, and what it raises.
     """
-    start_us = monotonic_us() - spawned_us
-    meter = _Meter(contestant, data.index_dir)
+    before = _counters(ContestantCounters(), data.index_dir)
     contestant.open(data, limits)
     _check_cache(contestant.counters().cache_bytes, limits.cache_bytes)
-    opening = meter.lap()
+    opened = _counters(contestant.counters(), data.index_dir)
     answers = ClosedLoopAnswers(len(data.queries), data.top_k)
-    windows = 0
     for window in windows_of(data, limits.window):
-        windows += 1
         answers.ask(window, monotonic_us())
         for result in contestant.search(window):
             answers.add(result, monotonic_us())
             on_answer(len(answers.latencies_us))
         answers.end_window()
-    usage = meter.lap()
     figures = ContestantFigures(
-        start_us=start_us,
-        opening=opening,
+        queries=len(data.queries),
+        latency_ms=cast(Spread, spread(us / 1_000 for us in answers.latencies_us)),
+        opening=_used(before, opened),
+        loop=_used(opened, _counters(contestant.counters(), data.index_dir)),
         first_answer_us=answers.first_us - spawned_us,
-        closed=ClosedLoopFigures(
-            queries=len(data.queries),
-            windows=windows,
-            latency_ms=cast(Spread, spread(us / 1_000 for us in answers.latencies_us)),
-            usage=usage,
-        ),
         life_read_bytes=process_read_bytes(),
-        anonymous_bytes=memory_of(os.getpid()).anonymous_bytes,
     )
     return figures, answers.ids
 
@@ -182,47 +159,26 @@ def _check_cache(cache_bytes: int | None, cache_bytes_max: int | None) -> None:
         )
 
 
-class _Look(NamedTuple):
-    now_us: int
-    cpu_us: int
-    read_bytes: int
-    disk: DiskTimes | None
+def _counters(own: ContestantCounters, path: Path) -> Usage:
+    """All counters now, with those of the disk of `path`; `duration_us` is the present time."""
+    disk = disk_times(path)
+    return Usage(
+        duration_us=monotonic_us(),
+        kernel_read_bytes=process_read_bytes(),
+        disk_read_bytes=None if disk is None else disk.read_bytes,
+        disk_busy_us=None if disk is None else disk.busy_us,
+        own=own,
+    )
 
 
-class _Meter:
-    """Laps of time, CPU and bytes."""
-
-    def __init__(self, contestant: Contestant, path: Path) -> None:
-        self._contestant = contestant
-        self._path = path
-        self._last = self._look()
-        self._own = ContestantCounters()
-
-    def lap(self) -> Usage:
-        """Returns what was used since the last lap."""
-        own, now = self._contestant.counters(), self._look()
-        before, own_before = self._last, self._own
-        self._last, self._own = now, own
-        disk = None if now.disk is None or before.disk is None else (now.disk, before.disk)
-        return Usage(
-            duration_us=now.now_us - before.now_us,
-            cpu_us=now.cpu_us - before.cpu_us,
-            kernel_read_bytes=now.read_bytes - before.read_bytes,
-            disk_read_bytes=disk[0].read_bytes - disk[1].read_bytes if disk else None,
-            disk_busy_us=disk[0].busy_us - disk[1].busy_us if disk else None,
-            own=counted_since(own, own_before),
-        )
-
-    def _look(self) -> _Look:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        cpu_us = int((used.ru_utime + used.ru_stime) * 1e6)
-        return _Look(monotonic_us(), cpu_us, process_read_bytes(), disk_times(self._path))
+def _used(before: Usage, after: Usage) -> Usage:
+    """What was used between two looks at the counters; `cache_bytes` is of the second."""
+    own = _difference(after.own, before.own) | {"cache_bytes": after.own.cache_bytes}
+    return Usage(**_difference(after, before) | {"own": ContestantCounters(**own)})
 
 
-def counted_since(now: ContestantCounters, before: ContestantCounters) -> ContestantCounters:
-    """Returns the difference of two looks at the same counters; `cache_bytes` of the second."""
-    differences = {
-        name: None if value is None else value - (getattr(before, name) or 0)
-        for name, value in msgspec.structs.asdict(now).items()
+def _difference(after: msgspec.Struct, before: msgspec.Struct) -> dict[str, Any]:
+    return {
+        name: value - (getattr(before, name) or 0) if isinstance(value, int) else value
+        for name, value in msgspec.structs.asdict(after).items()
     }
-    return ContestantCounters(**differences | {"cache_bytes": now.cache_bytes})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from bench.retrieval.cgroup import LimitedBy
 from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 
+BASELINES = ("cagr-best-greedy", "faiss-ondisk")
+"""Ratios are to the first of these that takes part."""
 DISK_S = 0.5
 """Seconds at each of five depths, three times a block."""
 
@@ -24,7 +27,7 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     Either `memory_share` limits the whole process, as a share of the bytes of the vectors, by
     `limited_by`; or `cache_share` limits the clusters in memory, resident or being read, as a share
     of the bytes of all clusters on disk, which contestants keep themselves. `disk_s`: how long the
-    disk is measured at each depth. `empty_page_cache`: of the whole machine, not of the index only.
+    disk is measured at each depth.
     """
 
     indexes: tuple[Path, ...]
@@ -33,15 +36,13 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     seeds: int
     queries: int
     nprobe: int
-    top_k: int
+    top_k: int = 10
     memory_share: float | None
     cache_share: float | None = None
     limited_by: LimitedBy
-    threads: int
+    threads: int = len(os.sched_getaffinity(0))
     timeout_s: float
-    baseline: str
     work: Path
-    empty_page_cache: bool = True
     disk_s: float = DISK_S
 
     def __post_init__(self) -> None:
@@ -51,6 +52,11 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
                 "either the whole process is limited or only its memory for clusters: give "
                 "--memory or --cache, one of the two"
             )
+
+    @property
+    def baseline(self) -> str:
+        """The contestant that ratios are to."""
+        return next((name for name in BASELINES if name in self.contestants), self.contestants[0])
 
     @property
     def is_memory_limited(self) -> bool:

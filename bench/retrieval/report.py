@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.baselines.registry import ENTRIES
+from bench.core.report import IndexFacts
 from bench.core.spread import Range
 from bench.retrieval.cells import Cell, SearchCells
 from bench.retrieval.plan import SearchPlan
@@ -18,26 +19,17 @@ MB = 1e6
 MEASURED_OR_LIMITED = ("ok", "out of memory", "timed out")
 
 
-class IndexSearched(msgspec.Struct, frozen=True, kw_only=True):
-    """An index of a run. `budget_bytes`: the limit, and what the static oracle kept."""
-
-    dir_name: str
-    index_version: str
-    row_count: int
-    dimension: int
-    nlist: int
-    vectors_bytes: int
-    clusters_bytes: int
-    budget_bytes: int
-    embedding_model: str
-
-
 class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a report. `left_out`: questions that were never asked."""
+    """The results of a report.
+
+    `budgets_bytes`: for each index the limit, which is also what the static oracle kept.
+    `left_out`: questions that were never asked.
+    """
 
     is_memory_limited: bool
     left_out: int
-    indexes: tuple[IndexSearched, ...]
+    indexes: tuple[IndexFacts, ...]
+    budgets_bytes: tuple[int, ...]
     summary: SearchSummary
     cells: SearchCells
 
@@ -109,7 +101,7 @@ def print_remarks(console: Console, results: SearchResults, plan: SearchPlan) ->
         if plan.cache_share is None:
             text = "no process was limited: contestants took any memory (--memory-held-by none)"
         else:
-            budgets = {f"{index.budget_bytes / 1e6:,.1f} MB" for index in results.indexes}
+            budgets = {f"{budget_bytes / 1e6:,.1f} MB" for budget_bytes in results.budgets_bytes}
             text = (
                 "no process was limited: each cache, reads in flight included, had "
                 f"{plan.cache_share:.1%} of the clusters' bytes ({', '.join(sorted(budgets))})"
@@ -141,7 +133,6 @@ def speed_columns(row: SearchRow) -> dict[str, str]:
         "p50 ms": _median(figures.get("p50_ms")),
         "p99 ms": _median(figures.get("p99_ms")),
         "first s": _median(figures.get("first_answer_s")),
-        "CPU ms": _median(figures.get("cpu_ms_a_query")),
         "same, tied, differ": _verdicts(row),
     }
 
@@ -153,8 +144,8 @@ def bytes_columns(row: SearchRow) -> dict[str, str]:
         "contestant": _name(row),
         "MB a query": _range(figures.get("bytes_a_query"), MB, 2),
         "x": _range(row.to_baseline.get("bytes_read"), 1, 2),
-        "x window": _range(row.to_oracles.get("oracle-window", {}).get("bytes_read"), 1, 2),
-        "x static": _range(row.to_oracles.get("oracle-static", {}).get("bytes_read"), 1, 2),
+        "x window": _range(row.to_oracles.get("oracle-window"), 1, 2),
+        "x static": _range(row.to_oracles.get("oracle-static"), 1, 2),
         "own count": _own_count(row),
         "disk %": _range(figures.get("disk_share"), 0.01, 0),
         "busy %": _range(figures.get("disk_share_busy"), 0.01, 0),
@@ -168,12 +159,12 @@ def cell_line(cell: Cell) -> str:
     head = f"seed {cell.seed}, windows of {cell.window}, {cell.contestant}: "
     if cell.figures is None:
         return f"{head}{cell.status}: {cell.error}"
-    closed = cell.figures.closed
+    figures = cell.figures
     words = [
-        f"{closed.queries_per_s:,.1f} queries/s",
-        f"p99 {closed.latency_ms.p99:,.1f} ms",
-        f"{closed.usage.kernel_read_bytes / closed.queries / 1e6:,.2f} MB a query",
-        f"first answer {cell.figures.first_answer_us / 1e6:.1f} s",
+        f"{figures.queries_per_s:,.1f} queries/s",
+        f"p99 {figures.latency_ms.p99:,.1f} ms",
+        f"{figures.loop.kernel_read_bytes / figures.queries / 1e6:,.2f} MB a query",
+        f"first answer {figures.first_answer_us / 1e6:.1f} s",
     ]
     if cell.agreement is not None:
         counts = cell.agreement

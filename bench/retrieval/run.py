@@ -126,7 +126,7 @@ class SearchRun:
             return msgspec.structs.replace(cell, error=why)
         folder = plan.work / "cells" / f"{seed.seed}-{window}-{entry.name}"
         dropped = drop_page_cache(
-            [seed.view.dir, Path(seed.files.prepared_dir)], everything=plan.empty_page_cache
+            [seed.view.dir, Path(seed.files.prepared_dir)], everything=plan.limited_by != "none"
         )
         step = f"seed {seed.seed}, windows of {window}: {entry.name}"
         ended = run_child(

@@ -16,24 +16,22 @@ from bench.retrieval.measure import ContestantFigures
 
 Figure = Callable[[Cell], float | None]
 BySeed = dict[int, float]
-BASELINES = ("cagr-best-greedy", "faiss-ondisk")
-"""Default baselines: the first of these that takes part."""
 
 
 class SearchRow(msgspec.Struct, frozen=True, kw_only=True):
     """A contestant at a window size.
 
     `seeds`: that have figures; `failures`: one line for each other seed. `agreement`: queries by
-    verdict, summed over seeds, for exact contestants. `to_oracles`: ratios by oracle and figure.
+    verdict, summed over seeds, for exact contestants. `to_oracles`: ratios of bytes, by oracle.
     `counts_bytes`: the contestant counts its bytes itself. Rows of oracles are computed and have
-    only `bytes_read`, `bytes_a_query` and `queries_per_s`.
+    only `bytes_read` and `bytes_a_query`.
     """
 
     window: int
     contestant: str
     seeds: int
     figures: dict[str, Range]
-    to_oracles: dict[str, dict[str, Range]]
+    to_oracles: dict[str, Range]
     failures: tuple[str, ...] = ()
     to_baseline: dict[str, Range] = {}
     agreement: dict[str, int] | None = None
@@ -134,7 +132,7 @@ def _row(block: _Block, name: str, baseline: str) -> SearchRow:
         ),
         figures=_ranges(figures),
         to_baseline={figure: ratio for figure, ratio in ratios.items() if ratio is not None},
-        to_oracles=_to_oracles(figures, block),
+        to_oracles=_to_oracles(figures["bytes_read"], block),
         agreement={
             verdict: sum(getattr(one, verdict) for one in agreed)
             for verdict in ("same", "tied", "different")
@@ -143,7 +141,7 @@ def _row(block: _Block, name: str, baseline: str) -> SearchRow:
         else None,
         bytes_agree=all(cell.bytes_agree for cell in cells.values()),
         counts_bytes=any(
-            cell.figures is not None and cell.figures.closed.usage.own.bytes_read is not None
+            cell.figures is not None and cell.figures.loop.own.bytes_read is not None
             for cell in cells.values()
         ),
     )
@@ -156,7 +154,7 @@ def _oracle_row(block: _Block, name: str) -> SearchRow:
         contestant=name,
         seeds=len(block.oracles[name]),
         figures=_ranges(figures),
-        to_oracles=_to_oracles(figures, block),
+        to_oracles=_to_oracles(figures["bytes_read"], block),
         is_computed=True,
     )
 
@@ -172,30 +170,20 @@ def _ranges(figures: Mapping[str, BySeed]) -> dict[str, Range]:
 
 
 def _oracle_figures(block: _Block, name: str) -> dict[str, BySeed]:
-    """Bytes, and queries a second of a disk that only reads these bytes at its best rate."""
     oracles = block.oracles[name]
     read = {seed: float(oracle.found.bytes_read) for seed, oracle in oracles.items()}
     return {
         "bytes_read": read,
         "bytes_a_query": {seed: read[seed] / oracle.queries for seed, oracle in oracles.items()},
-        "queries_per_s": {
-            seed: oracle.queries * block.rates[seed] / read[seed]
-            for seed, oracle in oracles.items()
-            if seed in block.rates and read[seed]
-        },
     }
 
 
-def _to_oracles(figures: Mapping[str, BySeed], block: _Block) -> dict[str, dict[str, Range]]:
-    found: dict[str, dict[str, Range]] = {}
-    for name in block.oracles:
-        oracle = _oracle_figures(block, name)
-        ratios = {
-            figure: paired_ratio(figures[figure], oracle[figure])
-            for figure in ("bytes_read", "queries_per_s")
-        }
-        found[name] = {figure: ratio for figure, ratio in ratios.items() if ratio is not None}
-    return found
+def _to_oracles(bytes_read: BySeed, block: _Block) -> dict[str, Range]:
+    ratios = {
+        name: paired_ratio(bytes_read, _oracle_figures(block, name)["bytes_read"])
+        for name in block.oracles
+    }
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
 def _measured(get: Callable[[ContestantFigures], float | None]) -> Figure:
@@ -206,7 +194,7 @@ def _bytes_per_s(cell: Cell) -> float | None:
     """Over the whole loop, pauses of the disk included."""
     if cell.figures is None:
         return None
-    usage = cell.figures.closed.usage
+    usage = cell.figures.loop
     return usage.kernel_read_bytes / max(usage.duration_us, 1) * 1e6
 
 
@@ -214,28 +202,19 @@ def _bytes_per_busy_s(cell: Cell) -> float | None:
     """Over the time with a read in flight, by the contestant's count or the device's."""
     if cell.figures is None:
         return None
-    usage = cell.figures.closed.usage
+    usage = cell.figures.loop
     busy_us = usage.own.disk_busy_us or usage.disk_busy_us
     return usage.kernel_read_bytes / busy_us * 1e6 if busy_us else None
 
 
 FIGURES: dict[str, Figure] = {
-    "queries_per_s": _measured(lambda m: m.closed.queries_per_s),
-    "queries_per_s_with_loading": _measured(
-        lambda m: (
-            m.closed.queries
-            / (m.start_us + m.opening.duration_us + m.closed.usage.duration_us)
-            * 1e6
-        )
-    ),
-    "p50_ms": _measured(lambda m: m.closed.latency_ms.p50),
-    "p99_ms": _measured(lambda m: m.closed.latency_ms.p99),
-    "bytes_read": _measured(lambda m: m.closed.usage.kernel_read_bytes),
-    "bytes_a_query": _measured(lambda m: m.closed.usage.kernel_read_bytes / m.closed.queries),
+    "queries_per_s": _measured(lambda m: m.queries_per_s),
+    "p50_ms": _measured(lambda m: m.latency_ms.p50),
+    "p99_ms": _measured(lambda m: m.latency_ms.p99),
+    "bytes_read": _measured(lambda m: m.loop.kernel_read_bytes),
+    "bytes_a_query": _measured(lambda m: m.loop.kernel_read_bytes / m.queries),
     "loading_bytes": _measured(lambda m: m.opening.kernel_read_bytes),
     "first_answer_s": _measured(lambda m: m.first_answer_us / 1e6),
-    "cpu_ms_a_query": _measured(lambda m: m.closed.usage.cpu_us / 1e3 / m.closed.queries),
-    "anonymous_bytes": _measured(lambda m: m.anonymous_bytes),
     "peak_bytes": lambda cell: None if cell.group is None else cell.group.peak_bytes,
 }
 """Every figure of a cell, by its name in the JSON."""

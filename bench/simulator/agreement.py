@@ -34,46 +34,43 @@ from searcher.settings import SearcherSettings
 OFF_MAX = 0.25
 """By how much latencies may differ, as a share of the real ones. Bytes may not differ at all."""
 LATENCIES = ("mean", "p50", "p99")
+CALIBRATION_SHARE = 0.4
+"""Of the questions, these measure the costs."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What is compared.
 
-    `budget_share`: of all clusters' bytes. The executor knows `windows_ahead`. A share of
-    `calibration_share` of the questions measures the costs, the others are searched in `rounds`.
+    `budget_share`: of all clusters' bytes. A part of the questions measures the costs, the others
+    are searched in `rounds`.
     """
 
     nprobe: int = 10
     window: int = 20
     budget_share: float = 0.4
     searcher: SearcherSettings = SearcherSettings()
-    windows_ahead: int = 4
-    calibration_share: float = 0.4
     rounds: int = 5
     disk_s: float = DISK_S
 
     @property
     def questions_min(self) -> int:
         """How many questions give each part a full window."""
-        return math.ceil(self.window / min(self.calibration_share, 1 - self.calibration_share)) + 1
+        return math.ceil(self.window / CALIBRATION_SHARE) + 1
 
 
 class SimulatorAgreement(msgspec.Struct, frozen=True, kw_only=True):
     """The same windows, real and simulated.
 
-    `real_bytes`: of each round, `rounds_ms`: its latencies; `real_ms`: of the queries' medians over
-    the rounds. `ratios`: simulated over real latencies. `within_25`: the share of queries whose
-    latencies differ by at most 25 %.
+    `real_bytes`: of each round; `real_ms`: of the queries' medians over the rounds. `ratios`:
+    simulated over real latencies.
     """
 
     compared: Comparison
     real_bytes: tuple[int, ...]
     simulated_bytes: int
-    rounds_ms: tuple[Spread, ...]
     real_ms: Spread
     simulated_ms: Spread
     ratios: dict[str, float]
-    within_25: float
     disk: DiskCosts
     costs: ComputeCosts
 
@@ -95,23 +92,23 @@ def compare(
     tell: Callable[[str, int, int], None],
 ) -> SimulatorAgreement:
     """Searches `questions`, (n, dim) float32, over an index, really and simulated. Blocks."""
-    count = int(len(questions) * compared.calibration_share) // compared.window * compared.window
+    count = int(len(questions) * CALIBRATION_SHARE) // compared.window * compared.window
     plane = compared_plane(index, compared.searcher, compared.budget_share)
     warm_up, trace = (
         plane.trace(part, nprobe=compared.nprobe, window=compared.window)
         for part in (questions[:count], questions[count:])
     )
     assert warm_up.windows, f"{len(questions)} questions are too few"
-    ahead, step = compared.windows_ahead, f"windows of {compared.window}: rounds"
+    step = f"windows of {compared.window}: rounds"
     disks, calibrations, rounds = [], [], []
     for number in range(compared.rounds):
         tell(step, number, compared.rounds)
         disks.append(measure_disk_costs(plane, seed=number, duration_s=compared.disk_s))
-        calibrations.append(run_windows(plane, warm_up, questions[:count], windows_ahead=ahead))
-        rounds.append(run_windows(plane, trace, questions[count:], windows_ahead=ahead))
+        calibrations.append(run_windows(plane, warm_up, questions[:count]))
+        rounds.append(run_windows(plane, trace, questions[count:]))
     disk = median_disk(disks)
-    costs = measured_costs(plane, warm_up, middle(calibrations), disk, ahead)
-    simulated = simulate(plane, trace, disk, costs, ahead)
+    costs = measured_costs(plane, warm_up, middle(calibrations), disk)
+    simulated = simulate(plane, trace, disk, costs)
     tell(step, compared.rounds, compared.rounds)
     return agreement_of(compared, rounds, simulated, disk, costs)
 
@@ -131,16 +128,13 @@ def agreement_of(
     """Compares real runs of the same windows with a simulated one."""
     real_us = typical_us([run.latency_us for run in runs])
     real_ms, simulated_ms = _spread_ms(real_us), _spread_ms(simulated.latency_us)
-    pairs = list(zip(real_us, simulated.latency_us, strict=True))
     return SimulatorAgreement(
         compared=compared,
         real_bytes=tuple(run.bytes_read for run in runs),
         simulated_bytes=simulated.bytes_read,
-        rounds_ms=tuple(_spread_ms(run.latency_us) for run in runs),
         real_ms=real_ms,
         simulated_ms=simulated_ms,
         ratios={name: getattr(simulated_ms, name) / getattr(real_ms, name) for name in LATENCIES},
-        within_25=sum(is_close(simulated_us / us) for us, simulated_us in pairs) / len(pairs),
         disk=disk,
         costs=costs,
     )

@@ -69,7 +69,7 @@ def median_disk(measured: Sequence[DiskCosts]) -> DiskCosts:
 
 
 def simulate(
-    compared: ComparedPlane, trace: Trace, disk: DiskCosts, costs: ComputeCosts, windows_ahead: int
+    compared: ComparedPlane, trace: Trace, disk: DiskCosts, costs: ComputeCosts
 ) -> SimulationOutcome:
     """Runs a closed loop over `trace`, in clusters, on virtual time, from an empty cache."""
     sliced, settings = compared.sliced(trace), compared.settings
@@ -83,12 +83,11 @@ def simulate(
             prefetch_bytes=settings.prefetch_reads_max * READ_BYTES_MAX,
         ),
         costs=costs,
-        windows_ahead=windows_ahead,
     ).run()
 
 
 def measured_costs(
-    compared: ComparedPlane, trace: Trace, run: RealRun, disk: DiskCosts, windows_ahead: int
+    compared: ComparedPlane, trace: Trace, run: RealRun, disk: DiskCosts
 ) -> ComputeCosts:
     """Returns costs with which a simulation of `trace` is like `run`, a real run of it.
 
@@ -101,7 +100,7 @@ def measured_costs(
     low, high = 0.0, TURN_US_MAX
     for _ in range(STEPS):
         costs = structs.replace(costs, turn_us=(low + high) / 2)
-        found = simulate(compared, trace, disk, costs, windows_ahead)
+        found = simulate(compared, trace, disk, costs)
         if np.mean(found.latency_us) < wanted_us:
             low = costs.turn_us
         else:

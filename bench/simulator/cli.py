@@ -1,12 +1,14 @@
-"""The options of `carpool bench simulator`."""
+"""The options of `carpool bench simulator`. Light to import."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
+from bench.core.command import command
 from bench.core.options import (
     WORK,
     DataOption,
@@ -17,44 +19,44 @@ from bench.core.options import (
     WorkOption,
 )
 
-IndexOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--index",
-        metavar="DIR",
-        help="Search this index. Default: one of the data, built under --work once.",
-        show_default=False,
-    ),
-]
 
+class SimulatorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of simulator."""
 
-def simulator(
-    data: DataOption = None,
-    index: IndexOption = None,
+    data: DataOption = None
+    index: Annotated[
+        Path | None,
+        typer.Option(
+            "--index",
+            metavar="DIR",
+            help="Search this index. Default: one of the data, built under --work once.",
+            show_default=False,
+        ),
+    ] = None
     window: Annotated[
         list[int], typer.Option("--window", min=1, max=1000, help="Questions a window.")
-    ] = [20, 100],  # noqa: B006  (typer copies it)
-    nlist: NlistOption = 100,
-    nprobe: NprobeOption = 10,
+    ] = msgspec.field(default_factory=lambda: [20, 100])
+    nlist: NlistOption = 100
+    nprobe: NprobeOption = 10
     questions: Annotated[
         int, typer.Option("--questions", min=40, help="Questions; 40 % of them measure costs.")
-    ] = 3000,
+    ] = 3000
     budget_share: Annotated[
         float,
         typer.Option(
             "--budget-share", min=0.01, max=2, help="Memory, as a share of all clusters' bytes."
         ),
-    ] = 0.4,
-    threads: Annotated[
-        int, typer.Option("--threads", min=0, help="Threads that score; 0: as many as cores.")
-    ] = 0,
+    ] = 0.4
     rounds: Annotated[
         int, typer.Option("--rounds", min=1, help="Real runs; the median of them counts.")
-    ] = 5,
-    seed: SeedOption = 0,
-    work: WorkOption = WORK,
-    json_file: JsonOption = None,
-) -> None:
+    ] = 5
+    seed: SeedOption = 0
+    work: WorkOption = WORK
+    json_file: JsonOption = None
+
+
+@command
+def simulator(options: SimulatorOptions) -> bool:
     """Does the simulator agree with a real run of the same windows?
 
     Searches some windows of real questions to measure costs, then others, both really (the
@@ -67,33 +69,6 @@ def simulator(
 
     Example:  carpool bench simulator --data DATA --window 20 --window 100
     """
-    from bench.simulator import command
-    from bench.simulator.agreement import Comparison
-    from searcher.settings import SearcherSettings
+    from bench.simulator.command import compare_with_simulator
 
-    compared = tuple(
-        Comparison(
-            nprobe=nprobe,
-            window=size,
-            budget_share=budget_share,
-            searcher=SearcherSettings(scoring_threads=threads),
-            rounds=rounds,
-        )
-        for size in window
-    )
-    for each in compared:
-        if each.questions_min > questions:
-            raise typer.BadParameter(
-                f"--questions {questions} are too few for windows of {each.window}: a full window "
-                f"must be left to measure costs. Ask for {each.questions_min} or more"
-            )
-    options = command.SimulatorOptions(
-        compared=compared,
-        index=index,
-        nlist=nlist,
-        questions=questions,
-        seed=seed,
-        work=work,
-    )
-    if not command.simulator(data, options, json_file):
-        raise typer.Exit(1)
+    return compare_with_simulator(options)

@@ -3,49 +3,46 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from bench.core.command import reported
 from bench.core.progress import progress_bars
 from bench.core.report import RunStart, finish
 from bench.data.clusters import open_clusters
-from bench.data.evaluation import EvaluationData, Float32, find_data
+from bench.data.evaluation import Float32, find_data
 from bench.data.index import BenchIndex, corpus_index
 from bench.data.trace import read_questions
 from bench.simulator.agreement import OFF_MAX, Comparison, SimulatorAgreement, compare, is_close
+from bench.simulator.cli import SimulatorOptions
 from carpool.disk.index import OpenIndex
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
 
 
-class SimulatorOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared. `index`: None for one of the evaluation data, built under `work`."""
-
-    compared: tuple[Comparison, ...]
-    index: Path | None
-    nlist: int
-    questions: int
-    seed: int
-    work: Path
-
-
-def simulator(data: Path | None, options: SimulatorOptions, json_file: Path | None) -> bool:
+def compare_with_simulator(options: SimulatorOptions) -> bool:
     """Compares real runs and simulated ones; returns whether all agree. Blocks.
 
-    Raises `ConfigError` without data or index.
+    Raises `ConfigError` without data or index, and for options that do not fit them.
     """
     start = RunStart.now()
-    found = find_data(data)
+    compared = [
+        Comparison(
+            nprobe=options.nprobe,
+            window=size,
+            budget_share=options.budget_share,
+            rounds=options.rounds,
+        )
+        for size in options.window
+    ]
+    data = find_data(options.data)
     console = Console(stderr=True)
     index_dir = options.index or (options.work / f"index-{options.nlist}-{options.seed}").resolve()
     if options.index is None:
         corpus_index(
-            found,
+            data,
             index_dir=index_dir,
             nlist=options.nlist,
             seed=options.seed,
@@ -53,12 +50,14 @@ def simulator(data: Path | None, options: SimulatorOptions, json_file: Path | No
             note=console.print,
         )
     index = open_clusters(index_dir)
-    vectors = _questions(found, index, options)
+    vectors = read_questions(data, options.seed)
+    _check_questions(vectors, index, options, max(each.questions_min for each in compared))
+    vectors = vectors[: options.questions]
     with threadpool_limits(limits=1, user_api="blas"), progress_bars(console) as tell:
-        agreements = [compare(index, vectors, each, tell) for each in options.compared]
+        agreements = [compare(index, vectors, each, tell) for each in compared]
     report = start.report(
         "simulator",
-        settings=options,
+        settings=reported(options),
         promises={
             "the simulator reads the bytes of every real run": all(
                 each.bytes_are_equal for each in agreements
@@ -74,68 +73,54 @@ def simulator(data: Path | None, options: SimulatorOptions, json_file: Path | No
     def show(output: Console) -> None:
         for each in agreements:
             output.print(agreement_table(each))
-        output.print(
-            "A query's real latency is its median over the rounds; lowest and highest are of whole "
-            "rounds.",
-            style="dim",
-        )
 
-    return finish(report, json_file, show)
+    return finish(report, options.json_file, show)
 
 
 def agreement_table(found: SimulatorAgreement) -> Table:
     """Returns a line for bytes and one for each figure of the latencies."""
-    table = Table(
-        "",
-        "real",
-        "lowest",
-        "highest",
-        "simulated",
-        "ratio",
-        "holds",
-        title=f"windows of {found.compared.window}",
-        title_justify="left",
-    )
+    title = f"windows of {found.compared.window}"
+    table = Table("", "real", "simulated", "ratio", "holds", title=title, title_justify="left")
     real_bytes = statistics.median(found.real_bytes)
     table.add_row(
         "bytes",
-        *(f"{int(n):,}" for n in (real_bytes, min(found.real_bytes), max(found.real_bytes))),
+        f"{int(real_bytes):,}",
         f"{found.simulated_bytes:,}",
         "equal" if found.bytes_are_equal else f"{found.simulated_bytes / real_bytes:.3f}",
         _yes(found.bytes_are_equal),
     )
     for name, ratio in found.ratios.items():
-        rounds = [getattr(round_ms, name) for round_ms in found.rounds_ms]
-        real, simulated = getattr(found.real_ms, name), getattr(found.simulated_ms, name)
-        cells = (f"{ms:,.1f}" for ms in (real, min(rounds), max(rounds), simulated))
+        cells = (f"{getattr(ms, name):,.1f}" for ms in (found.real_ms, found.simulated_ms))
         table.add_row(f"{name} ms", *cells, f"{ratio:.2f}", _yes(is_close(ratio)))
     return table
 
 
-def _questions(data: EvaluationData, index: OpenIndex, options: SimulatorOptions) -> Float32:
-    found = read_questions(data, options.seed)
+def _check_questions(
+    vectors: Float32, index: OpenIndex, options: SimulatorOptions, questions_min: int
+) -> None:
+    """Raises `ConfigError` where questions or probes do not fit the index or the windows."""
     manifest = index.manifest
-    if found.shape[1] != manifest.dimension:
+    if questions_min > options.questions:
         raise ConfigError(
-            f"the questions of the data have vectors of dimension {found.shape[1]}, and "
+            f"--questions {options.questions} are too few for windows of {max(options.window)}: a "
+            "full window must be left to measure costs. Ask for "
+            f"{questions_min} or more"
+        )
+    if vectors.shape[1] != manifest.dimension:
+        raise ConfigError(
+            f"the questions of the data have vectors of dimension {vectors.shape[1]}, and "
             f"{index.dir} is of dimension {manifest.dimension}: another model made them. Name an "
             "index that was built with the model of the data"
         )
-    if len(found) < options.questions:
+    if len(vectors) < options.questions:
         raise ConfigError(
-            f"the data have {len(found)} distinct questions, and --questions asks for "
+            f"the data have {len(vectors)} distinct questions, and --questions asks for "
             f"{options.questions}; ask for fewer"
         )
-    _check_nprobe(index, options.compared)
-    return found[: options.questions]
-
-
-def _check_nprobe(index: OpenIndex, compared: Sequence[Comparison]) -> None:
-    nprobe = max((each.nprobe for each in compared), default=0)
-    if nprobe > index.manifest.nlist:
+    if options.nprobe > manifest.nlist:
         raise ConfigError(
-            f"--nprobe {nprobe} is more than the {index.manifest.nlist} clusters of {index.dir}; "
-            "ask for fewer"
+            f"--nprobe {options.nprobe} is more than the {manifest.nlist} clusters of "
+            f"{index.dir}; ask for fewer"
         )
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from bench.baselines.contestant import WINDOWS_AHEAD
 from bench.core.plane_counts import BusyTimes, bytes_read
 from bench.data.evaluation import Float32
 from bench.data.trace import Trace, soonest
@@ -32,9 +33,7 @@ class RealRun(NamedTuple):
     scoring_us: int
 
 
-def run_windows(
-    compared: ComparedPlane, trace: Trace, questions: Float32, *, windows_ahead: int
-) -> RealRun:
+def run_windows(compared: ComparedPlane, trace: Trace, questions: Float32) -> RealRun:
     """Searches the windows of `trace`, each when the last is answered, from an empty cache. Blocks.
 
     `questions`: (n, dim) float32, the vectors of its queries in their order. Raises what opening
@@ -55,7 +54,7 @@ def run_windows(
                 )
                 for at, clusters in enumerate(window)
             )
-            horizon = soonest(trace.windows[number + 1 : number + 1 + windows_ahead])
+            horizon = soonest(trace.windows[number + 1 : number + 1 + WINDOWS_AHEAD])
             arrived_s = time.perf_counter()
             thread.join(SearchGroup(searches=searches, window=number, horizon=_by_cluster(horizon)))
             for _ in window:

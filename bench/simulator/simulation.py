@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from bench.baselines.contestant import WINDOWS_AHEAD
 from bench.data.trace import Trace, soonest
 from bench.simulator.costs import ComputeCosts, SliceTask
 from bench.simulator.reads import SimulatedReads
@@ -47,14 +48,12 @@ class ClusterMajorSimulation:
         planner: ClusterMajorPlanner,
         reads: SimulatedReads,
         costs: ComputeCosts,
-        windows_ahead: int,
     ) -> None:
         """`trace`: windows of slices; each window arrives when the last one is answered."""
         self._trace = trace
         self._planner = planner
         self._reads = reads
         self._costs = costs
-        self._windows_ahead = windows_ahead
         self._budget = SubstageBudget()
         self._now_us = 0.0
         self._arrived_us = 0.0
@@ -86,7 +85,7 @@ class ClusterMajorSimulation:
         for at in range(len(window)):
             self._waiting[first + at] = self._now_us
         self._now_us += self._costs.join_us
-        horizon = soonest(self._trace.windows[number + 1 : number + 1 + self._windows_ahead])
+        horizon = soonest(self._trace.windows[number + 1 : number + 1 + WINDOWS_AHEAD])
         queries = tuple(Wanted(query=first + at, slices=slices) for at, slices in enumerate(window))
         self._tell(Joined(queries=queries, horizon=horizon))
 

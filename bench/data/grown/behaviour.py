@@ -28,13 +28,6 @@ FIRST_CHUNK_ROWS = 1024
 OnRows = Callable[[int], None]
 
 
-class Nearest(msgspec.Struct, frozen=True, kw_only=True):
-    """The exact nearest rows of questions, best first: (questions, k) float32 and int64."""
-
-    scores: Float32
-    rows: Int64
-
-
 class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     """What a search with real questions finds in a set, at some nlist.
 
@@ -81,10 +74,11 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
         return ceilings and abs(self.touched_difference) <= TOUCHED_TOLERANCE * part
 
 
-def nearest(path: Path, questions: Float32, on_rows: OnRows = lambda _: None) -> Nearest:
-    """Returns the exact top 10 of `questions`, (n, dim) float32, in one pass over a .npy file.
+def nearest(path: Path, questions: Float32, on_rows: OnRows = lambda _: None) -> Int64:
+    """Returns the rows of the exact top 10 of each question in a .npy file: (n, 10) int64.
 
-    Equal scores: the lower row first. Memory: n * 16,384 scores. Blocks.
+    `questions`: (n, dim) float32. Best first; equal scores: the lower row first. Reads the file
+    once. Memory: n * 16,384 scores. Blocks.
     """
     count = len(questions)
     scores = np.full((count, TOP_K), -np.inf, dtype=np.float32)
@@ -95,7 +89,7 @@ def nearest(path: Path, questions: Float32, on_rows: OnRows = lambda _: None) ->
         question, row = np.nonzero(found > scores[:, -1:])
         scores, rows = _merge(scores, rows, question, found[question, row], row + start)
         on_rows(len(chunk))
-    return Nearest(scores=scores, rows=rows)
+    return rows
 
 
 def read_chunks(path: Path) -> Iterator[tuple[int, Float32]]:
@@ -117,18 +111,21 @@ def read_chunks(path: Path) -> Iterator[tuple[int, Float32]]:
 
 
 def behaviour(
-    found: Nearest,
+    nearest_rows: Int64,
     clustering: Clustered,
     questions: Float32,
     seed: int,
     nprobes: Sequence[int] = NPROBES,
 ) -> Behaviour:
-    """Returns how a set with these nearest rows and clusters behaves. `seed`: of the windows."""
+    """Returns how a set with these nearest rows, (n, 10), and clusters behaves.
+
+    `seed`: of the windows.
+    """
     nlist = len(clustering.centroids)
     order = np.argsort(-(questions @ clustering.centroids.T), axis=1, kind="stable")
     place = np.empty_like(order)  # of each cluster in the order in which a question probes
     np.put_along_axis(place, order, np.broadcast_to(np.arange(nlist), order.shape), axis=1)
-    places = np.take_along_axis(place, clustering.clusters[found.rows], axis=1)
+    places = np.take_along_axis(place, clustering.clusters[nearest_rows], axis=1)
     return Behaviour(
         row_count=len(clustering.clusters),
         nlist=nlist,

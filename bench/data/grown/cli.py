@@ -14,17 +14,6 @@ from bench.core.options import DataOption, SeedOption
 if TYPE_CHECKING:
     from bench.data.grown.behaviour import Acceptance
 
-SpreadOption = Annotated[
-    float | None,
-    typer.Option(
-        "--spread",
-        min=0.01,
-        max=100,
-        help="Try this spread only. Default: search for one.",
-        show_default=False,
-    ),
-]
-
 
 def data(
     out: Annotated[
@@ -48,10 +37,16 @@ def data(
             show_default=False,
         ),
     ] = None,
-    spread: SpreadOption = None,
-    rounds: Annotated[
-        int, typer.Option("--rounds", min=1, max=50, help="Spreads to try at most.")
-    ] = 8,
+    spread: Annotated[
+        float | None,
+        typer.Option(
+            "--spread",
+            min=0.01,
+            max=100,
+            help="Try this spread only. Default: search for one.",
+            show_default=False,
+        ),
+    ] = None,
     cache: Annotated[
         Path, typer.Option("--cache", metavar="DIR", help="Folder of embedded sentences.")
     ] = Path(".carpool/bench/grown"),
@@ -77,7 +72,6 @@ def data(
         embedding=EmbeddingSettings(model=model) if model else EmbeddingSettings(),
         sentences=sentences,
         spread=spread,
-        rounds_max=rounds,
     )
     console = Console(stderr=True, highlight=False)
     try:

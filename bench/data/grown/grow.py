@@ -40,6 +40,8 @@ DOCUMENT_BYTES = 250
 """About the size of a line of the corpus."""
 FIT_MARGIN = 0.5
 """The search ends when the fit is within this part of the tolerances: other questions judge."""
+ROUNDS_MAX = 8
+"""Spreads to try at most."""
 SETTLED = 0.03
 """The search also ends when the next spread differs by less than this share."""
 
@@ -57,7 +59,7 @@ class RefusedError(ConfigError):
 class GrowRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to grow, and where to.
 
-    `spread`: the only one to try; None: search for one, `rounds_max` at most. `fit_questions`: that
+    `spread`: the only one to try; None: search for one. `fit_questions`: that
     the spread is fitted with; `judge_questions`: others that judge the set.
     """
 
@@ -68,7 +70,6 @@ class GrowRequest(msgspec.Struct, frozen=True, kw_only=True):
     embedding: EmbeddingSettings = EmbeddingSettings()
     sentences: bool = True
     spread: float | None = None
-    rounds_max: int = 8
     fit_questions: int = 2000
     judge_questions: int = 4000
 
@@ -195,7 +196,7 @@ def _grow(growth: _Growth) -> GrownSet:
         raise RefusedError(
             f"{growth.request.row_count:,} rows do not behave as the real set (spreads tried: "
             f"{tried}): nothing was written. The table shows the differences; try another seed, "
-            "more rounds, or sentences if they were left out",
+            "or sentences if they were left out",
             acceptance,
         )
     write_documents(growth.partial, growth.sources, recipe, growth.tell)
@@ -246,7 +247,7 @@ def _fit(
             request.spread is not None
             or found.holds(FIT_MARGIN)
             or abs(following / spread - 1) < SETTLED
-            or len(trials) == request.rounds_max
+            or len(trials) == ROUNDS_MAX
         ):
             return recipe, tuple(trials), clustering
         spread = following

@@ -44,16 +44,6 @@ class GrownSet(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str]
 
 
-class _Document(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    title: str
-    text: str
-
-
-class _Query(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-
-
 def write_vectors(path: Path, sources: Sources, recipe: Recipe, tell: Tell) -> None:
     """Writes all documents of `recipe` to a .npy file, (rows, dim) float16, in chunks. Blocks."""
     with path.open("wb") as file:
@@ -80,16 +70,16 @@ def write_documents(folder: Path, sources: Sources, recipe: Recipe, tell: Tell) 
             tell("documents written", stop, recipe.row_count)
 
 
-def _documents(sources: Sources, draws: Draws, start: int) -> list[_Document]:
+def _documents(sources: Sources, draws: Draws, start: int) -> list[dict[str, str]]:
     names = (draws.passage.tolist(), draws.towards_passage.tolist(), draws.away_passage.tolist())
     titles = sources.titles
     return [
-        _Document(
-            id=f"grown-{row}",
-            title=titles[passage],
-            text=f"Grown from {titles[passage]!r}, towards {titles[towards]!r} and away from "
+        {
+            "id": f"grown-{row}",
+            "title": titles[passage],
+            "text": f"Grown from {titles[passage]!r}, towards {titles[towards]!r} and away from "
             f"{titles[away]!r}.",
-        )
+        }
         for row, (passage, towards, away) in enumerate(zip(*names, strict=True), start=start)
     ]
 
@@ -98,7 +88,7 @@ def write_questions(folder: Path, questions: RealQuestions) -> None:
     """Writes the vectors of the questions, (n, dim) float32, and their ids. Blocks."""
     vectors: Float32 = np.ascontiguousarray(questions.vectors, dtype="<f4")
     np.save(folder / QUERIES_NAME, vectors, allow_pickle=False)
-    lines = (msgspec.json.encode(_Query(id=question_id)) + b"\n" for question_id in questions.ids)
+    lines = (msgspec.json.encode({"id": question_id}) + b"\n" for question_id in questions.ids)
     (folder / QUERY_IDS_NAME).write_bytes(b"".join(lines))
 
 

@@ -87,9 +87,7 @@ def make_plan(folder: Path, index: Path, **wishes: Any) -> SearchPlan:
         "limited_by": "none",
         "threads": 1,
         "timeout_s": 60.0,
-        "baseline": "faiss-memory",
         "work": folder / "work",
-        "empty_page_cache": False,  # not of the machine that other tests run on
         "disk_s": 0.02,
     }
     return SearchPlan(**{**values, **wishes})

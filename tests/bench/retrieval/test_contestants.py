@@ -72,8 +72,6 @@ def test_it_finds_what_scoring_every_probed_row_finds(name: str, data: SearchDat
         assert np.mean(shared) > 0.97 * data.top_k
     if entry.has_cache_budget:  # everything fits, so it is read once
         assert counters.bytes_read == clusters_bytes(open_clusters(data.index_dir))
-        assert counters.cache_hits
-        assert counters.cache_misses
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -78,7 +78,6 @@ def simulate(
         planner=planner,
         reads=reads_of(trace, disk),
         costs=COSTS,
-        windows_ahead=4,
     ).run()
 
 
