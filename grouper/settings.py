@@ -1,4 +1,4 @@
-"""The section `grouper` of the settings: windows, grouping, and how much may be in hand."""
+"""The section `[grouper]` of the settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUP_HEADERS_BYTES = 64 * 1024
 
 
 class GrouperSettings(Settings, frozen=True, kw_only=True):
-    """Which queries are planned together, by which policy, and the bounds on what is held."""
+    """Which queries are planned together, by which policy, and the bounds of memory."""
 
     RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "policy": {"whole": "per_window", "none": "per_query"},
@@ -33,8 +33,8 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Queries a window at most (CaGR-RAG: 100). Low: few to share with; high: "
-            "long batches.",
+            description="Queries in a window at most (CaGR-RAG: 100). Too low: few queries share "
+            "reads. Too high: long batches.",
         ),
     ] = 100
     window_queries_min: Annotated[
@@ -42,9 +42,9 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Queries that a window waits for while more are known to be on their way "
-            "(CaGR-RAG: 20). Low: small windows; high: slow brokers delay the first. Never waited "
-            "for when nothing more is waiting.",
+            description="Queries that a window waits for while records are pending (CaGR-RAG: "
+            "20). Too low: small windows. Too high: slow brokers delay the first query. Without "
+            "pending records a window never waits.",
         ),
     ] = 20
     window_ms_max: Annotated[
@@ -52,9 +52,9 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=10_000,
-            description="How long a window waits for queries that are on their way, ms; four times "
-            "that below window_queries_min. Low: smaller windows under backlog; high: latency. An "
-            "idle system never waits.",
+            description="Milliseconds that a window waits for pending records; below "
+            "window_queries_min, four times as long. Too low: smaller windows under a backlog. "
+            "Too high: latency. An idle system never waits.",
         ),
     ] = 50
     horizon_windows: Annotated[
@@ -62,10 +62,10 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=100,
-            description="Full windows that are read, embedded and probed ahead of the one that "
-            "leaves, for the horizon of its record; 0: none. Never waited for. Low: the searcher "
-            "sees less of what comes; high: memory, larger records. Needs horizon_windows + 3 "
-            "windows in intake_queries_max, else it is shorter.",
+            description="Full windows that are read, embedded and probed before the current one "
+            "leaves, to fill its horizon; 0: none. No window waits for them. Too low: the "
+            "searcher knows less of the next windows. Too high: memory, and larger records. Needs "
+            "horizon_windows + 3 windows in intake_queries_max, else the horizon is shorter.",
         ),
     ] = 4
     interactive_weight: Annotated[
@@ -73,17 +73,17 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Windows of rag.queries.v1 that are closed for one of "
-            "rag.queries.batch.v1, while both have queries. "
-            "Low: batch work delays others; high: under a lasting load it takes long.",
+            description="Windows of rag.queries.v1 that are closed for each window of "
+            "rag.queries.batch.v1 while both have queries. Too low: batch queries delay "
+            "interactive ones. Too high: batch queries take long while interactive load lasts.",
         ),
     ] = 16
     tenant_weights: Annotated[
         str,
         Meta(
-            description="Turns of tenants (header rag-tenant) in a window that cannot take all "
-            "that is gathered: TENANT=WEIGHT, "
-            "comma-separated; 1 for all others, and for those without a name together.",
+            description="Turns of tenants (header rag-tenant) when more queries are gathered than "
+            "fit in a window: TENANT=WEIGHT, comma-separated. All other tenants have weight 1; "
+            "queries without a tenant share one turn.",
         ),
     ] = ""
     policy: Annotated[
@@ -91,25 +91,25 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             description="Which queries share a group: per_window (all of a window); greedy (those "
             "similar to one member, CaGR-RAG's Algorithm 1); agglomerative (those similar to all "
-            "members, its Eq. 3; loads scikit-learn); per_query (none). The searcher shares reads "
-            "between groups too, so smaller groups cost records and save no reads."
+            "members, its Eq. 3; loads scikit-learn); per_query (each query alone). The searcher "
+            "shares reads between groups too, so smaller groups cost records and save no reads."
         ),
     ] = "per_window"
     linkage: Annotated[
         LinkageName,
         Meta(
-            description="What agglomerative wants alike: complete (every pair, Eq. 3), average "
-            "(the mean of all pairs), single "
-            "(one pair). From the first to the last, groups grow and share less."
+            description="Which pairs must be similar for agglomerative: complete (every pair, Eq. "
+            "3), average (the mean of all pairs), single (one pair). In this order, groups become "
+            "larger and share less."
         ),
     ] = "complete"
     order: Annotated[
         OrderName,
         Meta(
-            description="The order of groups, and of queries in a group: arrival, or nearest_chain "
-            "(next is the query most similar to those just before). The searcher makes an order of "
-            "its own by cluster, so nearest_chain costs time and saves no reads there. No query "
-            "overtakes one that has a deadline."
+            description="The order of groups, and of queries in a group: arrival, or "
+            "nearest_chain (next is the query most similar to those just before). The searcher "
+            "goes by cluster in an order of its own, so nearest_chain costs time and saves no "
+            "reads there. No query overtakes one that has a deadline."
         ),
     ] = "arrival"
     jaccard_similarity_min: Annotated[
@@ -117,9 +117,9 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=1,
-            description="Share of clusters that puts two queries into a group, 0 to 1 (the paper's "
-            "theta, 0.5; equal joins). "
-            "Low: large groups that share little; high: every query travels alone.",
+            description="Jaccard similarity of the clusters of two queries, 0 to 1, at which they "
+            "join a group (theta of CaGR-RAG, 0.5; equal joins). Too low: large groups that share "
+            "little. Too high: every query travels alone.",
         ),
     ] = 0.5
     nprobe: Annotated[
@@ -127,18 +127,18 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=NPROBE_MAX,
-            description="Clusters a query probes unless it says so itself; 0: what the index was "
-            "measured for. Low: fast, misses "
-            "passages; high: reads more of the disk for each query.",
+            description="Clusters that a query probes unless it names a number; 0: the number "
+            "that was measured when the index was built. Too low: passages are missed. Too high: "
+            "more bytes are read for each query.",
         ),
     ] = 0
     group_bytes_max: Annotated[
         int,
         Meta(
             ge=64 * 1024,
-            description="Encoded size at which a group is cut into several records, bytes; a "
-            "larger query travels alone. Low: groups are torn apart; high: large records. Must "
-            "stay below what the topic of groups takes.",
+            description="Encoded size in bytes at which a group is cut into several records; a "
+            "larger query travels alone. Too low: groups are cut often. Too high: large records. "
+            "Must be below the record limit of the topic of groups.",
         ),
     ] = 4 * MIB
     intake_queries_max: Annotated[
@@ -146,15 +146,16 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=100_000,
-            description="Queries held at once: gathered, read ahead, and being planned. Low: a "
-            "short horizon and small windows; high: memory, and more to do again after a crash.",
+            description="Queries in the grouper at once: gathered, read ahead, and being planned. "
+            "Too low: a short horizon and small windows. Too high: memory, and more work to "
+            "repeat after a crash.",
         ),
     ] = 800
     intake_bytes_max: Annotated[
         int,
         Meta(
             ge=QUERY_BYTES_MAX,
-            description="Bytes of the queries held at once. Low: large queries make small windows; "
+            description="Bytes of these queries. Too low: large queries make small windows. Too "
             "high: memory.",
         ),
     ] = 32 * MIB
