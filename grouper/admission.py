@@ -15,7 +15,7 @@ from schemas.query import Query
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexFacts:
-    """What the grouper knows of an index. `nprobe_default`: for queries without `nprobe`."""
+    """The facts of an index. `nprobe_default`: for queries without `nprobe`."""
 
     index_version: str
     centroids_fingerprint: str
@@ -36,7 +36,7 @@ class Admitted:
     deadline_us: int | None
 
     def is_expired(self, now_us: int) -> bool:
-        """Returns whether its asker waits no more."""
+        """Returns whether its deadline has passed."""
         return self.deadline_us is not None and self.deadline_us <= now_us
 
 

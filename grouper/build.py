@@ -27,7 +27,7 @@ def load_work(
     metrics: Metrics,
     clock: Clock,
 ) -> WindowWork:
-    """Returns what plans windows over the index at `index.dir`. Blocks while the model is loaded.
+    """Returns the planner of windows for the index at `index.dir`. Blocks to load the model.
 
     Raises `ConfigError` where index, model and settings do not fit together, `CorruptionError` for
     damaged files.
@@ -67,7 +67,7 @@ def load_work(
 
 
 def index_facts(manifest: Manifest, nprobe: int) -> IndexFacts:
-    """Returns what queries are checked against; `nprobe` 0: as the index. Raises `ConfigError`."""
+    """Returns the facts of the index; `nprobe` 0: the index's default. Raises `ConfigError`."""
     if nprobe > manifest.nlist:
         raise ConfigError(
             f"nprobe is {nprobe}, but the index has {manifest.nlist} clusters; set [grouper] "

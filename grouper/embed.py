@@ -12,13 +12,13 @@ from carpool.embedding import Embedder
 from carpool.errors import ConfigError
 
 KNOWN_GOOD_TEXT = "Which queries should share a trip?"
-"""What any embedding model can embed: it tells a text that fails from a model that is broken."""
+"""A text that every working model can embed: if it fails, the model is broken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embedded:
-    """What became of the texts, by position: `vectors[i]` is (dim,) float32, L2-normalised;
-    `failures[i]` says why not.
+    """The results, by position: `vectors[i]` is (dim,) float32, L2-normalised; `failures[i]` is
+    the reason for a failure.
     """
 
     vectors: dict[int, NDArray[np.float32]]
@@ -28,9 +28,8 @@ class Embedded:
 def embed_texts(embedder: Embedder, texts: Sequence[str]) -> Embedded:
     """Returns a vector or a failure for every text. Blocks for as long as the model takes.
 
-    All texts go in one batch; where that fails, one by one, to find the culprits. Raises
-    `ConfigError` when not even a known good text can be embedded: then it is the model, and no text
-    is to blame.
+    All texts go in one batch; if that fails, one by one, to find the texts that fail. Raises
+    `ConfigError` if a known good text fails too: then the model is broken.
     """
     vectors: dict[int, NDArray[np.float32]] = {}
     failures: dict[int, str] = {}

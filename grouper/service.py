@@ -81,7 +81,7 @@ class GrouperStage:
             thread.start()
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Does nothing: this stage keeps nothing by partition."""
+        """Does nothing: this stage has no state by partition."""
 
     def credit(self) -> Credit:
         """Returns how many more queries and bytes fit."""
@@ -112,7 +112,7 @@ class GrouperStage:
             self._queries[unit.id] = query
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
-        """Answers expired queries and closes the window that is due; returns when to be called."""
+        """Answers expired queries and closes the window that is due; returns the next time."""
         with self._lock:
             late = [self._queries[query_id] for query_id in self._scheduler.expire(now_us)]
             self._forget(frozenset(query.unit.id for query in late))
@@ -123,7 +123,7 @@ class GrouperStage:
         with self._lock:
             credit = self._credit()
             has_room = credit.records > 0 and credit.size_bytes > 0
-            # No window waits for records that cannot be taken in.
+            # No window waits for records for which there is no credit.
             next_us = self._scheduler.tick(
                 now_us,
                 pending_records=waiting if has_room and not self._is_draining else 0,
@@ -309,7 +309,7 @@ class GrouperStage:
 
 
 def limits_of(settings: GrouperSettings) -> WindowLimits:
-    """Returns the bounds on windows that the settings say."""
+    """Returns the limits of windows from the settings."""
     return WindowLimits(
         queries_min=settings.window_queries_min,
         queries_max=settings.window_queries_max,

@@ -20,7 +20,7 @@ def trace_headers(unit: Unit[Query]) -> Headers:
 
 
 def plan_window(window: Window, queries: Sequence[Admitted], groups: int, now_us: int) -> Operation:
-    """Returns what was done for all queries of a window, from its opening to its plan."""
+    """Returns the operations of all queries of a window, from its opening to its plan."""
     return Operation(
         name="plan window",
         started_us=window.opened_us,

@@ -31,21 +31,21 @@ from schemas.group import HorizonEntry
 from schemas.record import ClusterId
 
 HORIZON_SHARE = 4
-"""A horizon takes at most one part in so many of `group_bytes_max`."""
+"""A horizon has at most `group_bytes_max` divided by this."""
 
 Ahead = Callable[[], Sequence["PreparedWindow"]]
-"""Says which windows leave next, in order, of those that are prepared already."""
+"""Returns the prepared windows that leave next, in order."""
 
 
 class LiveQueries(Protocol):
     """The units of closed windows that are neither revoked nor expired. Thread-safe."""
 
     def has(self, unit_id: int) -> bool:
-        """Returns whether this one is."""
+        """Returns whether a unit is neither revoked nor expired."""
         ...
 
     def take_out(self, unit_id: int) -> bool:
-        """Takes it out, to be ended by the caller; False where somebody else did."""
+        """Removes a unit, which the caller then ends; False if it was removed before."""
         ...
 
 
@@ -79,8 +79,7 @@ class PreparedWindow:
 class WindowWork:
     """Prepares windows and plans them, and hands their groups to the sink.
 
-    `prepare` and `plan` may run on two threads at once: they share nothing that changes. Each of
-    them is for one thread.
+    `prepare` and `plan` may run on two threads at once, one thread each: they share no state.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class WindowWork:
     def plan(self, prepared: PreparedWindow, ahead: Ahead, sink: Sink, live: LiveQueries) -> None:
         """Ends every live query of `prepared`: in a group, or `expired`. Blocks for milliseconds.
 
-        `ahead` is asked once, when all else is decided: what it returns then is the horizon.
+        `ahead` is called once, after grouping: the windows that it returns are the horizon.
         """
         in_time = {
             query.unit.id
@@ -174,7 +173,7 @@ class WindowWork:
             sink.done(
                 replace(group_done(record, members, self._clock.now_us()), operations=operations)
             )
-            operations = ()  # the window's, told once
+            operations = ()  # the window's operations are reported once
         for record in planned:
             self._count(record)
 
@@ -185,7 +184,7 @@ class WindowWork:
     def _in_time(
         self, queries: Sequence[Admitted], sink: Sink, live: LiveQueries
     ) -> list[Admitted]:
-        """Those that are live and not expired; the expired are answered."""
+        """The live queries that are not expired; answers the expired ones."""
         now_us = self._clock.now_us()
         in_time = []
         for query in queries:
@@ -224,7 +223,7 @@ class WindowWork:
     def _probe(
         self, queries: Sequence[tuple[Admitted, NDArray[np.float32]]]
     ) -> list[tuple[ClusterId, ...]]:
-        """C(q) of each query, nearest first, as many as it asked for."""
+        """C(q) of each query, nearest first."""
         if not queries:
             return []
         rows = np.stack([row for _, row in queries])

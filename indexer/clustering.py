@@ -30,7 +30,7 @@ class Assignment(NamedTuple):
 
 
 def clustering_identity(settings: IndexerSettings, *, nlist: int, seed: int) -> ClusteringIdentity:
-    """Returns what decides which cluster a row is in, for a build with these settings."""
+    """Returns the inputs that decide the cluster of a row, for a build with these settings."""
     return ClusteringIdentity(
         nlist=nlist,
         seed=seed,

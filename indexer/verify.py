@@ -29,7 +29,7 @@ TABLES = (CENTROIDS_NAME, EXTENTS_NAME, OFFSETS_NAME)
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """What was read, and one sentence for each problem; no problems: the index is undamaged."""
+    """What was read, and one sentence for each problem; none: the index is undamaged."""
 
     problems: tuple[str, ...]
     cluster_count: int
@@ -38,7 +38,7 @@ class VerifyReport:
 
 
 def verify_index(index_dir: Path, progress: ProgressReport) -> VerifyReport:
-    """Returns what is wrong with the index at `index_dir`. Reads everything, blocks.
+    """Returns the damage of the index at `index_dir`. Reads everything, blocks.
 
     Raises `ConfigError` where there is no index of this format; damage is listed, not raised.
     """
@@ -151,7 +151,7 @@ def _check_segment(
 
 
 def _check_rows(cluster: ClusterRows, seen: npt.NDArray[np.uint8]) -> list[str]:
-    """Counts the rows of a cluster in `seen`; returns what is wrong with them."""
+    """Counts the rows of a cluster in `seen`; returns their problems."""
     problems = []
     if cluster.rows.size and not (
         int(cluster.rows.min()) >= 0 and int(cluster.rows.max()) < len(seen)
@@ -161,7 +161,7 @@ def _check_rows(cluster: ClusterRows, seen: npt.NDArray[np.uint8]) -> list[str]:
             f"({len(seen)} rows)"
         ]
     rows, counts = np.unique(cluster.rows, return_counts=True)
-    # 2 stands for any larger count, so a byte a row is enough.
+    # 2 stands for any larger count, so one byte a row is enough.
     seen[rows] = np.minimum(seen[rows] + counts, 2)
     if not (np.abs(np.linalg.norm(cluster.vectors, axis=1) - 1) <= NORM_TOLERANCE).all():
         problems.append(f"cluster {cluster.cluster} contains a vector that is not normalised")

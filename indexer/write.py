@@ -50,7 +50,7 @@ def documents_build_id(corpus: CorpusIdentity) -> int:
 def plan_segments(
     identity: BuildIdentity, dimension: int, centroids: Float32, assignment: Assignment
 ) -> Plan:
-    """Returns the place of each cluster, and the build id: a hash of what the bytes depend on.
+    """Returns the place of each cluster, and the build id: a hash of all inputs of the bytes.
 
     Raises `ValueError` where a row of `dimension` does not fit any page.
     """

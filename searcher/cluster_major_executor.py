@@ -1,4 +1,4 @@
-"""The executor: does what `ClusterMajorPlanner` decides, on the search thread.
+"""The executor: carries out `ClusterMajorPlanner`'s decisions on the search thread.
 
 Other threads leave messages in a mailbox: groups that join, queries that are dropped, reads that
 ended. Between two sub-stages the search thread takes the messages, carries out the actions of the
@@ -57,7 +57,7 @@ from searcher.scoring.top_k import Float32, Slots, TopTable
 from searcher.store.engine import CancelledRead
 
 WAIT_S_MAX = 60.0
-"""The longest wait for a message; a longer timeout may overflow."""
+"""Longest wait for a message. A longer timeout may overflow."""
 NO_MEMORY = (
     "there was no memory to read it into: reads that never returned take up the budget. Check the "
     "disk; the queries that came meanwhile can be asked again"
@@ -114,7 +114,7 @@ class ClusterMajorExecutor:
         self._searches: dict[int, _SearchState] = {}
         self._deadlines: dict[int, int] = {}  # of the searches in progress that have one
         self._window: object = object()  # of the group that joined last
-        self._failures: dict[SliceId, ReadError] = {}  # why the read that just failed did
+        self._failures: dict[SliceId, ReadError] = {}  # errors of the read that just failed
         self._budget = SubstageBudget()
         self._ahead: set[SliceId] = set()  # read ahead, not wanted by a query so far
         self._is_stopped = False
@@ -136,7 +136,7 @@ class ClusterMajorExecutor:
     # ---- the search thread
 
     def run(self, finish: Finish) -> None:
-        """Searches what joins until it is stopped; see `Executor.run`."""
+        """Runs searches until `stop`; see `Executor.run`."""
         self._memory.start(self._mailbox.put)
         while not self._is_stopped:
             began_us = self._clock.now_us()
@@ -234,7 +234,7 @@ class ClusterMajorExecutor:
         self._tell(Joined(queries=tuple(wanted), horizon=horizon), finish)
 
     def _horizon(self, group: SearchGroup) -> Mapping[SliceId, int]:
-        """The horizon of a group, by slice; without one, what the next group wants first."""
+        """The horizon of a group, by slice; without one, the clusters of the next query."""
         clusters = group.horizon or dict.fromkeys(group.next_query, 1)
         return {
             number: windows
@@ -254,7 +254,7 @@ class ClusterMajorExecutor:
         return Wanted(query=search.key, slices=slices, deadline_us=search.deadline_us)
 
     def _tier(self, cluster: ClusterId) -> Tier:
-        """Returns where a query finds a cluster now: `ram` only if all of it is in memory."""
+        """Returns the tier of a cluster now: `ram` only if all of it is in memory."""
         slices = self._slices.of(cluster)
         for number in self._ahead.intersection(slices) if self._ahead else ():
             self._ahead.remove(number)
@@ -342,7 +342,7 @@ class ClusterMajorExecutor:
         return self._budget.cost_us(self._slices.extents[number].row_count, queries)
 
     def _score(self, substage: Substage) -> tuple[int, int]:
-        """Scores a sub-stage; returns when that began and ended, in epoch microseconds."""
+        """Scores a sub-stage; returns its start and end in epoch microseconds."""
         began_us = self._clock.now_us()
         places: dict[int, int] = {}  # of the queries in the batch
         members: dict[tuple[int, ...], Slots] = {}
@@ -366,7 +366,7 @@ class ClusterMajorExecutor:
         return began_us, ended_us
 
     def _record_times(self, substage: Substage, began_us: int, ended_us: int) -> int:
-        """Records how long a sub-stage took, and returns it, after its queries have left."""
+        """Records the duration of a sub-stage, and returns it in microseconds."""
         took_us = ended_us - began_us
         for task in substage.tasks:
             self._events.scored(self._slices.cluster(task.slice_id), began_us, ended_us)

@@ -36,7 +36,7 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class LocalResult(NamedTuple):
-    """What one query found: `hits`, best first. Clusters that could not be read were skipped."""
+    """The result of one query: `hits`, best first. Unreadable clusters were skipped."""
 
     hits: tuple[Hit, ...]
     skipped_clusters: tuple[ClusterId, ...]
@@ -171,7 +171,7 @@ class LocalSearcher:
 
 
 class SearchThread:
-    """Runs the executor of `plane` on a thread, and owns the plane from now on.
+    """Runs the executor of `plane` on a thread. It owns the plane: `close` closes it.
 
     For one calling thread. Keys of searches must grow.
     """
@@ -189,10 +189,9 @@ class SearchThread:
         self.plane.executor.join(group)
 
     def take(self, timeout_s: float | None = None) -> tuple[Search, SearchResult | None]:
-        """Returns a finished search; waits for it. The result of one that expired is None.
+        """Returns a finished search; blocks until there is one. An expired search has result None.
 
-        Raises `TimeoutError` where none finishes in time, and the error with which the executor
-        ended.
+        Raises `TimeoutError` after `timeout_s`, and the error that ended the executor.
         """
         try:
             finished = self._finished.get(timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""Groups of a window as records: their queries, their clusters, what is next (CaGR-RAG, Eq. 5)."""
+"""Groups of a window as records: queries, clusters and the next query (CaGR-RAG, Eq. 5)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ LANE, LANE_COUNT = 0, 1
 """The partition of the groups' topic that is written to, and how many there are."""
 
 ENVELOPE_BYTES = 512
-"""More than the field names, braces and numbers of a group take without its queries, clusters,
-`next` and identifiers.
-"""
+"""Upper bound of a group's JSON without its queries, clusters, `next` and identifiers."""
 
 ESCAPED_BYTES_MAX = 6
 """The most bytes that JSON spends on one character of a string."""
@@ -24,7 +22,7 @@ ESCAPED_BYTES_MAX = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
-    """What all groups of a window have in common."""
+    """The fields that all groups of a window share."""
 
     index_version: str
     centroids_fingerprint: str
@@ -53,12 +51,12 @@ def plan_records(
     """Returns the records of the groups of a lane, in order, each within `group_bytes_max`.
 
     `groups` holds positions in `queries`. Order is kept, of groups and within them. A group that is
-    too large becomes several records, one behind the other; a query that is too large alone travels
-    alone. `sequence` counts on from `first_sequence`; `next` is the first query of the record that
+    too large becomes several records, in a row; a query that is too large has a record of its own.
+    `sequence` counts on from `first_sequence`; `next` is the first query of the record that
     follows, so the last has none.
 
-    `horizon` is the same for the whole window, so it travels once: in its first record, unless that
-    holds a query that is too large alone.
+    `horizon` is the same for the whole window, so only its first record has it, unless that
+    contains a query that is too large.
     """
     sizes = [len(msgspec.json.encode(query)) + 1 for query in queries]  # and its comma
     nexts = [NextGroup(query_id=query.query.query_id, clusters=query.clusters) for query in queries]
@@ -96,7 +94,7 @@ def union_of(queries: Sequence[GroupedQuery]) -> tuple[ClusterId, ...]:
 
 
 def _fixed_bytes(header: Header, nexts: Sequence[NextGroup]) -> int:
-    """The most that a record of this window takes besides its queries and its clusters."""
+    """Upper bound of the bytes of a record without its queries and clusters."""
     identifiers = (
         header.index_version,
         header.centroids_fingerprint,
@@ -142,11 +140,11 @@ def _split(
 
 
 def _cost(members: Sequence[int], queries: Sequence[GroupedQuery], sizes: Sequence[int]) -> int:
-    """What these queries and their clusters take in one record."""
+    """Bytes of these queries and their clusters in one record."""
     clusters = {cluster for member in members for cluster in queries[member].clusters}
     return sum(sizes[member] for member in members) + _digits(clusters)
 
 
 def _digits(clusters: set[ClusterId]) -> int:
-    """What these cluster ids take in JSON, commas included."""
+    """Bytes of these cluster ids in JSON, commas included."""
     return sum(len(str(cluster)) + 1 for cluster in clusters)

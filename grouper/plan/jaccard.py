@@ -13,16 +13,16 @@ def jaccard_matrix(clusters: Sequence[Sequence[int]]) -> NDArray[np.float64]:
     """Returns J of each pair of queries: (n, n) float64, symmetric, 1 on the diagonal.
 
     `clusters[i]` is C(q_i): distinct cluster ids in any order, at least one; queries may probe
-    different numbers of them. The incidence has at most a column for each probe, so memory is
-    bounded by n x sum |C|, whatever nlist is. Each J is the float64 nearest to its fraction: a
-    theta written as a decimal compares as one expects.
+    different numbers of them. The incidence has at most a column for each probe, so memory is at
+    most n x sum |C|, whatever nlist is. Each J is the float64 nearest to its fraction: a
+    decimal theta compares exactly.
     """
     if not clusters:
         return np.zeros((0, 0))
     sizes = np.array([len(of_query) for of_query in clusters])
     probed = np.fromiter(chain.from_iterable(clusters), dtype=np.intp, count=int(sizes.sum()))
     width = int(probed.max()) + 1
-    if width > len(probed):  # many ids, few of them touched: number those anew
+    if width > len(probed):  # many ids, few of them probed: renumber those
         touched, probed = np.unique(probed, return_inverse=True)
         width = len(touched)
     incidence = np.zeros((len(clusters), width), dtype=np.float32)

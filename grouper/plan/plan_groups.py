@@ -9,9 +9,7 @@ from grouper.plan.jaccard import jaccard_matrix
 from grouper.plan.order import GroupOrder
 
 BEFORE_QUERIES = 20
-"""How many queries that left are worth remembering for the order of the next window: what lies
-further back has faded.
-"""
+"""How many earlier queries the order of the next window considers."""
 
 
 def plan_groups(

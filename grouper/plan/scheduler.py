@@ -23,7 +23,7 @@ RANKS = {INTERACTIVE: 0, BATCH: 1}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowLimits:
-    """The bounds on windows. `class_weights`: windows that a class closes in its turn."""
+    """The limits of windows. `class_weights`: windows that a class closes in its turn."""
 
     queries_min: int
     queries_max: int
@@ -35,7 +35,7 @@ class WindowLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewQuery:
-    """What the scheduler knows of a query. `deadline_us`: None if it has no deadline."""
+    """A query, for the scheduler. `deadline_us`: None if it has no deadline."""
 
     query_id: int
     priority: str
@@ -123,8 +123,8 @@ class WindowScheduler:
     def tick(self, now_us: int, *, pending_records: int, next_commit_at_us: int) -> int | None:
         """Closes the window that is due; returns when to call this again.
 
-        `pending_records`: records that will arrive and can be taken in. `next_commit_at_us`: when
-        finished groups leave; 0: immediately.
+        `pending_records`: records that will arrive and for which there is credit.
+        `next_commit_at_us`: when finished groups leave; 0: immediately.
         """
         self._pending_records = pending_records
         self._next_commit_at_us = next_commit_at_us

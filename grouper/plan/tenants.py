@@ -1,4 +1,4 @@
-"""What tenants weigh against each other, as a setting says it: `acme=4, free=1`."""
+"""The weights of tenants, as in the settings: `acme=4, free=1`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ WEIGHT_MAX = 1_000
 
 
 def parse_weights(text: str) -> dict[str, int]:
-    """Returns weights by tenant. Raises `ValueError` that names the entry which is none."""
+    """Returns weights by tenant. Raises `ValueError` that names the invalid entry."""
     weights: dict[str, int] = {}
     for entry in filter(None, map(str.strip, text.split(","))):
         tenant, equals, weight = (part.strip() for part in entry.rpartition("="))

@@ -49,7 +49,7 @@ class WindowPlanner:
 
     If more queries are gathered than fit, tenants take part by deficit round robin. Each query
     costs one, and a turn is worth the tenant's weight: the k-th query of a tenant is in a window
-    before any other tenant has had more than k turns.
+    before any other tenant gets more than k turns.
 
     Not thread-safe. Every call is O(1) except for the queries it returns or drops.
     """

@@ -1,8 +1,7 @@
 """The arena: one block of memory that contains every cluster; no cluster is moved.
 
 A cluster takes whole blocks: the smallest free run that is large enough, or several runs, largest
-first. So less than a block for each cluster stays unused, whatever was freed before. Cost: O(free
-runs) a call.
+first. So less than one block for each cluster is unused. Cost: O(free runs) a call.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Arena:
         self._taken: dict[int, int] = {}  # length by first block
 
     def fill(self, size_bytes: int) -> None:
-        """Allocates the pages of the first `size_bytes` now, at most all, so that no read does it.
+        """Allocates the pages of the first `size_bytes` now, so that no read does it.
 
         Raises `OSError` where the system does not have that much. Does nothing before Linux 5.14.
         """
@@ -93,7 +92,7 @@ class Arena:
         return self._free_blocks * self.block_bytes
 
     def blocks_bytes(self, size_bytes: int) -> int:
-        """Returns what `size_bytes` take here: whole blocks, at least one."""
+        """Returns the size of `size_bytes` in whole blocks, at least one."""
         return max(1, -(-size_bytes // self.block_bytes)) * self.block_bytes
 
     def allocate(self, size_bytes: int) -> Spans | None:

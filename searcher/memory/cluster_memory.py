@@ -1,7 +1,7 @@
 """The slices in memory: the arena that contains them, and the reads that fill it.
 
-It decides nothing: the caller has made sure that there is room, and says what to read and what to
-free. One lock guards the bookkeeping; pages are verified on the threads of the engine.
+The caller decides what to read and what to free, and makes sure that there is room. One lock guards
+the bookkeeping; pages are verified on the threads of the engine.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ _log = structlog.get_logger(__name__)
 class ClusterMemory:
     """Slices of clusters in an arena. Any thread may call; only `close` blocks.
 
-    It owns arena and engine. Whoever opened the engine's files closes them, after `close` has
-    returned True.
+    It owns arena and engine. The caller closes the engine's files after `close` returned True.
     """
 
     def __init__(
@@ -92,8 +91,8 @@ class ClusterMemory:
     def start(self, on_event: Callable[[MemoryEvent], None]) -> None:
         """Starts reading. `on_event` is called once for the end of each read, in order.
 
-        Never by two threads at a time: by a thread of the engine or by the watchdog. It may call
-        every method but `close`.
+        A thread of the engine or the watchdog calls it, one at a time. It may call every method
+        except `close`.
         """
         self._on_event = on_event
         self._engine.start(self._end_block)
@@ -108,7 +107,7 @@ class ClusterMemory:
 
     @property
     def stuck_bytes(self) -> int:
-        """Bytes of reads that were given up and have not come back."""
+        """Bytes of reads that were given up and that the kernel has not ended."""
         with self._changed:
             return sum(load.arena_bytes for load in self._stuck)
 
@@ -175,7 +174,7 @@ class ClusterMemory:
         self._engine.promote(tokens)
 
     def cancel(self, number: SliceId) -> None:
-        """Cancels a read. It ends with `CancelledRead`, or succeeds where the kernel had all of it.
+        """Cancels a read. It ends with `CancelledRead`, or succeeds if the kernel had all of it.
 
         A slice that is not being read is ignored.
         """
@@ -195,7 +194,7 @@ class ClusterMemory:
 
     def pages(self, number: SliceId) -> ClusterPages:
         """Returns the pages of a slice in memory, read-only, valid until it is evicted."""
-        return self._resident[number][1]  # one step of the interpreter: needs no lock
+        return self._resident[number][1]  # atomic under the GIL: needs no lock
 
     def residents(self) -> frozenset[SliceId]:
         """Returns the slices that are in memory, whole."""
@@ -287,7 +286,7 @@ class ClusterMemory:
             "read failed", cluster=load.extent.cluster, attempt=block.attempt, error=str(error)
         )
         following = replace(block, attempt=block.attempt + 1)
-        return self._block_read(following, False)  # it has waited already
+        return self._block_read(following, False)  # not a prefetch: it waited once
 
     def _end_load(self, load: Load) -> None:
         cluster = load.number

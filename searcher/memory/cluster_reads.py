@@ -35,7 +35,7 @@ class ReadBroke:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpaceFreed:
-    """The memory of a stuck read came back: the kernel has ended the last block of it."""
+    """The memory of a stuck read is free: the kernel has ended its last block."""
 
     slice_id: SliceId
 
@@ -63,7 +63,7 @@ class ReadRules:
 
 @dataclass(kw_only=True, slots=True)
 class Load:
-    """The read of a slice; `is_stuck`: given up, and not returned by the kernel yet."""
+    """The read of a slice; `is_stuck`: given up, but the kernel has not ended it."""
 
     number: SliceId
     extent: ClusterExtent
@@ -83,7 +83,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """A piece of a load, `start_bytes` into the cluster, and which attempt at it this is."""
+    """A piece of a load, `start_bytes` into the slice; `attempt` counts from 1."""
 
     load: Load
     start_bytes: int

@@ -3,7 +3,7 @@ of them in one call.
 
 VectorLiteRAG's dispatcher (section 4.2.2: a query leaves when its own clusters are done) over
 HedraRAG's sub-stages (section 4.2): new queries join between two sub-stages. A state machine
-without I/O; the only time that it knows is `now_us`.
+without I/O; its only clock is `now_us`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ClusterMajorPlanner:
         return one.room is Room.RESIDENT or one.is_leaving
 
     def step(self, event: Event) -> tuple[Action, ...]:
-        """Takes in what happened; returns what to do now, in this order."""
+        """Applies an event; returns the actions to carry out, in this order."""
         actions: list[Action] = []
         match event:
             case Joined():
@@ -159,7 +159,7 @@ class ClusterMajorPlanner:
             self._policy.touch(one.id)
             self._to_read_ahead.pop(one.id, None)
             if one.work is not Work.NONE:
-                continue  # it is in memory or expected for another query
+                continue  # in memory, or being read for another query
             if one.is_ahead:
                 # Whether or not it has arrived: the order must not depend on that.
                 self._table.set_ahead(one, False)
@@ -177,7 +177,7 @@ class ClusterMajorPlanner:
         self._demand.add(wanted.query, wants, wanted.deadline_us, unfetched)
 
     def _expect(self, one: Slice) -> None:
-        """Pins a slice that is being read, or was, until it is scored for its queries."""
+        """Pins a slice that was or is being read until it is scored for its queries."""
         self._table.set_work(one, Work.EXPECTED)
         self._demand.fetched(one)
 
@@ -189,7 +189,7 @@ class ClusterMajorPlanner:
                 self._release(one, actions)
 
     def _release(self, one: Slice, actions: list[Action]) -> None:
-        """No query wants `one` scored any more: it is freed now if it was to leave."""
+        """No query wants `one` any more: evicts it now if its eviction waited for that."""
         self._table.set_work(one, Work.NONE)
         if one.is_leaving:
             self._table.set_leaving(one, False)
@@ -275,7 +275,7 @@ class ClusterMajorPlanner:
             actions.append(Read(slice_id=one.id, query=one.reader))
 
     def _read_ahead(self, actions: list[Action]) -> None:
-        """Reserves room for what the next windows want, soonest first, up to `prefetch_bytes`."""
+        """Reserves room for slices of the horizon, soonest first, up to `prefetch_bytes`."""
         for number in tuple(self._to_read_ahead):
             one = self._table[number]
             if one.room is Room.ABSENT:
@@ -296,7 +296,7 @@ class ClusterMajorPlanner:
         actions.extend(Evict(slice_id=one.id) for one in victims if not one.is_leaving)
 
     def _cancel_unwanted(self, actions: list[Action]) -> bool:
-        """Cancels the reads that no query wants; returns whether that made room already."""
+        """Cancels reads that no query wants; returns whether that freed room at once."""
         has_room = False
         reads = [self._table[number] for number in sorted(self._table.fixed())]
         for one in reads:
@@ -314,7 +314,7 @@ class ClusterMajorPlanner:
     def _end_read(self, one: Slice) -> None:
         self._table.set_room(one, Room.RESIDENT)
         if one.work is Work.NONE and one.wanted_by:
-            self._table.set_work(one, Work.READY)  # cancelled, wanted again, and read all the same
+            self._table.set_work(one, Work.READY)  # cancelled too late, and wanted again
             self._demand.fetched(one)
 
     def _fail_read(self, event: ReadFailed, actions: list[Action]) -> None:

@@ -60,7 +60,7 @@ class ReadFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoomFreed:
-    """The memory of a stuck read came back."""
+    """The memory of a stuck read is free."""
 
     slice_id: SliceId
 

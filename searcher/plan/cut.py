@@ -1,7 +1,7 @@
 """How clusters are cut into slices. Small clusters are one slice, large ones several.
 
-While one slice is scored the disk reads the next; little memory is tied up by reads in flight; and
-a cluster may be kept in part, so that the budget is used up.
+While one slice is scored the disk reads the next; little memory is tied up by reads in flight;
+and a cluster may be kept in part, which uses the budget fully.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Slices:
     ) -> None:
         """`extents`: of all clusters, in order.
 
-        No slice is larger than `slice_bytes_max`, but for one of a single page; 0: clusters are not
+        No slice is larger than `slice_bytes_max`, except one of a single page; 0: clusters are not
         cut.
         """
         self._extents: list[ClusterExtent] = []
@@ -39,7 +39,7 @@ class Slices:
 
     @property
     def extents(self) -> Sequence[ClusterExtent]:
-        """Where each slice is stored, by its number; `cluster` is the cluster that it is of."""
+        """Where each slice is stored, by its number; `cluster` is its cluster."""
         return self._extents
 
     def of(self, cluster: int) -> tuple[SliceId, ...]:
@@ -51,7 +51,7 @@ class Slices:
         return tuple([number for cluster in clusters for number in self.of(cluster)])
 
     def cluster(self, number: SliceId) -> ClusterId:
-        """Returns the cluster that a slice is of."""
+        """Returns the cluster of a slice."""
         return ClusterId(self._extents[number].cluster)
 
     def shared(self, costs: Mapping[ClusterId, int]) -> dict[SliceId, int]:

@@ -1,4 +1,4 @@
-"""What bounds the cluster-major planner."""
+"""Limits of the cluster-major planner."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ OVERTAKE_US = 50_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterMajorLimits:
-    """What bounds the planner.
+    """Limits of the planner.
 
-    `read_ahead_bytes`: clusters being read or read and not scored yet, for queries in hand; one is
-    always allowed. `prefetch_bytes`: the same for clusters that only the horizon wants; 0 turns
-    that off. `overtaken_max`: see `Demand`. `overtake_us`: how long scoring waits for the cluster
-    whose turn it is while others are there.
+    `read_ahead_bytes`: clusters being read or read and not scored yet, for queries in progress; one
+    is always allowed. `prefetch_bytes`: the same for clusters that only the horizon wants; 0: none.
+    `overtaken_max`: see `Demand`. `overtake_us`: how long scoring waits for the next cluster while
+    others are ready.
     """
 
     budget_bytes: int

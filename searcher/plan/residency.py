@@ -25,7 +25,7 @@ class Residency:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that could be reserved now if everything were evicted that may be."""
+        """Bytes that could be reserved now if all evictable slices were evicted."""
         return self._budget_bytes - self._table.fixed_bytes - self._table.stuck_bytes
 
     def reserve(self, one: Slice, reader: int) -> tuple[Slice, ...] | None:
@@ -71,7 +71,7 @@ class Residency:
         return tuple(victims)
 
     def fail(self, one: Slice, *, is_stuck: bool) -> None:
-        """The read of `one` was given up; where `is_stuck`, its memory comes back with `free`."""
+        """The read of `one` was given up; if `is_stuck`, `free` returns its memory."""
         self._table.set_ahead(one, False)
         if one.work is Work.EXPECTED:
             self._table.set_work(one, Work.NONE)
@@ -81,7 +81,7 @@ class Residency:
             self._table.add_stuck(one, 1)
 
     def free(self, one: Slice) -> None:
-        """The memory of a stuck read came back."""
+        """The memory of a stuck read is free."""
         assert one.stuck_reads, f"{one} has no stuck read"
         self._table.add_stuck(one, -1)
 

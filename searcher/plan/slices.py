@@ -14,7 +14,7 @@ SliceId = NewType("SliceId", int)
 
 
 class Room(IntEnum):
-    """What a slice has of the budget."""
+    """The state of a slice in the budget."""
 
     ABSENT = 0
     RESERVED = 1  # room is reserved, the read is not issued yet
@@ -24,7 +24,7 @@ class Room(IntEnum):
 
 
 class Work(IntEnum):
-    """What is still to be done with the bytes of a slice."""
+    """The work that remains for the bytes of a slice."""
 
     NONE = 0
     READY = 1  # was in memory before a query wanted it
@@ -119,7 +119,7 @@ class SliceTable:
         return self._slices[number]
 
     def __contains__(self, number: SliceId) -> bool:
-        """Whether there is such a slice."""
+        """Whether the slice exists."""
         return number in self._slices
 
     def in_room(self, room: Room) -> Collection[Slice]:

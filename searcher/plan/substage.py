@@ -28,7 +28,7 @@ class SubstageBudget:
     def __init__(
         self, *, beta_us: float = 500.0, retrieval_us: float = 50_000.0, ns_per_work: float = 8.0
     ) -> None:
-        """The first guesses; each measurement moves them."""
+        """Starts with estimates; measurements correct them."""
         self._beta_us = beta_us
         self._retrieval_us = retrieval_us
         self._ns_per_work = ns_per_work
@@ -64,7 +64,7 @@ class SubstageBudget:
             self._ns_per_work += SMOOTHING * (took_us * 1_000 / work - self._ns_per_work)
 
     def scheduled(self, took_us: int) -> None:
-        """Everything around the scoring of a sub-stage took this long."""
+        """The overhead of a sub-stage, outside scoring, was this long."""
         self._beta_us += SMOOTHING * (max(1, took_us) - self._beta_us)
 
 

@@ -112,7 +112,7 @@ def _times_s(layout: PageLayout, counts: Iterable[int]) -> dict[int, tuple[float
     # float16 rows are multiplied in the cache where they were widened.
     trial_bytes = WIDE_BYTES if layout.vector_dtype == "float16" else TRIAL_BYTES
     pages = np.empty((max(1, trial_bytes // page_bytes), page_bytes), np.uint8)
-    pages.fill(0)  # or all of it is one page of zeros, in the cache
+    pages.fill(0)  # else all pages map to one page of zeros, which stays in the cache
     times = {}
     with threadpool_limits(limits=1, user_api="blas"):
         for count in counts:
@@ -149,7 +149,7 @@ class _DotProducts:
     """Dot products, in the order of memory.
 
     Between the rows of two pages are row numbers, zeros and a checksum. The processor's prefetcher
-    stops at a hole of 512 bytes, and reading then takes 2.5 times as long. So every dot product
+    stops at a gap of 512 bytes, and reading then takes 2.5 times as long. So every dot product
     reads `MARGIN` numbers more, and multiplies them by zero.
     """
 
@@ -166,7 +166,7 @@ class _DotProducts:
         """Multiplies the rows of `parts`; see `PreparedQueries.write`."""
         with np.errstate(invalid="ignore"):
             end = self._write(parts, scores, self._weights)
-        # Row numbers above 2**31 may read as infinite, and zero times that is none.
+        # Row numbers above 2**31 may read as infinite, and zero times infinity is NaN.
         if self._weights.shape[1] > self._dimension and end and math.isnan(scores[:end].min()):
             self._write(parts, scores, self._weights[:, : self._dimension])
 

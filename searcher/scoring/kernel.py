@@ -1,4 +1,4 @@
-"""The seam of scoring kernels, and what is scored: clusters, each for some queries of a batch."""
+"""The interface of scoring kernels, and its arguments: clusters and batches of queries."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class QueryBatch(NamedTuple):
     vectors: Float32
 
     def take(self, members: Slots) -> QueryBatch:
-        """Returns some of the queries, stored as scoring is fastest."""
+        """Returns some of the queries, in the layout that is scored fastest."""
         return QueryBatch(self.slots[members], np.take(self.vectors.T, members, axis=1).T)
 
 

@@ -25,7 +25,7 @@ from searcher.scoring.scan import COPY_BYTES_MAX, scan
 from searcher.scoring.top_k import Candidates, Float32, Slots, TopTable
 
 PARTS_PER_THREAD = 4
-"""Parts in an even share of a thread: more even out a busy core, and cost some 30 us each."""
+"""Parts for each thread. More parts balance busy cores better, and cost some 30 us each."""
 PART_COST_MIN = 4 << 20
 """Cost below which nothing is cut and no helper is woken: 0.15 ms for one query."""
 
@@ -93,7 +93,7 @@ class ScoringPool:
     def _help(self) -> None:
         while (run := self._runs.get()) is not None:
             run.work()
-            del run  # or its results would live until the next
+            del run  # else its results stay in memory until the next run
 
 
 class _SharedRun:

@@ -1,7 +1,7 @@
 """The scan: scores the rows of clusters, as their pages are stored, for a batch of queries.
 
 A kernel computes the scores of a block of rows. Groups of rows are then compared with a floor by
-their best score, and only the rows of groups that pass are looked at one by one.
+their best score, and only the rows of groups that pass are compared one by one.
 
 Scores depend in their last bits (a few 1e-7 for vectors of length one) on how clusters are cut into
 blocks, on how many queries are scored together, and on the kernel. Rows whose scores differ by less

@@ -1,8 +1,8 @@
-"""The best results of the queries in hand: one table for all of them, and one exact order.
+"""The best results of all queries in progress, in one table and one exact order.
 
 The order is that of scores, highest first, and of row numbers where scores are equal. Candidates of
 many queries, from one cluster or from several, are merged in one call: the k-th best score of a
-query is the floor below which no candidate of another cluster needs to be looked at.
+query is a floor: candidates below it are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Slots = npt.NDArray[np.intp]
 
 NO_FLOOR = np.float32(-np.inf)
 LEAST = np.finfo(np.float32).min
-"""Below it is only what marks that there is no score."""
+"""The least score. A smaller number marks a missing score."""
 _SLOTS_AT_START = 128
 
 
@@ -60,9 +60,9 @@ def concatenated(parts: Sequence[Candidates]) -> Candidates:
 
 
 class TopTable:
-    """The best results so far of each query in hand, at its slot; a few KB each. Not thread-safe.
+    """The best results of each query in progress, by slot; a few KB each. Not thread-safe.
 
-    Grows with the queries in hand, whose number its user bounds.
+    Grows with the queries in progress; the caller limits them.
     """
 
     def __init__(self) -> None:
@@ -74,12 +74,12 @@ class TopTable:
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        """The queries in hand."""
+        """The number of queries."""
         return len(self._top_ks) - len(self._free)
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the table holds; it does not shrink."""
+        """Memory of the table; it does not shrink."""
         return sum(part.nbytes for part in (self._top_ks, self._scores, self._rows, self._clusters))
 
     def add(self, top_k: int) -> int:
@@ -98,8 +98,8 @@ class TopTable:
         return slot
 
     def remove(self, slot: int) -> None:
-        """Forgets a query; its slot may be given to the next. Raises `KeyError` where there is
-        none.
+        """Forgets a query; its slot may be given to the next. Raises `KeyError` if it is
+        unknown.
         """
         self._check(slot)
         self._top_ks[slot] = 0
@@ -129,7 +129,7 @@ class TopTable:
 
     def best(self, slot: int) -> TopK:
         """Returns the best results so far, at most the query's `top_k`: copies. Raises `KeyError`
-        where there is none.
+        if it is unknown.
         """
         self._check(slot)
         top_k = self._top_ks[slot]
@@ -188,8 +188,7 @@ def best_of_each(
     in_order = keys[order]
     equal = in_order[1:] == in_order[:-1]
     if equal.any():
-        # Ties lie side by side, so sorting those that tie among themselves leaves all others where
-        # they are.
+        # Ties are adjacent, so sorting only the ties does not move any other candidate.
         ties = np.zeros(len(order), bool)
         ties[1:] = equal
         ties[:-1] |= equal

@@ -14,7 +14,7 @@ NEVER_TOGETHER = 2.0
 """A distance that no pair of sets has: Jaccard distances end at 1."""
 
 DISTANCE_THRESHOLD = 1.5
-"""Between the distances of pairs that may share a group (at most 1) and `NEVER_TOGETHER`."""
+"""Above the distances of pairs that may share a group (at most 1), below `NEVER_TOGETHER`."""
 
 ROUNDING = 1e-9
 """More than a mean of Jaccard distances is off by, and less than two of them that differ lie apart
@@ -55,12 +55,12 @@ class Agglomerative:
         return tuple(tuple(members) for members in groups.values())
 
     def _distances(self, similarity: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-        """The matrix to cluster, and the distance from which on nothing merges."""
+        """The matrix to cluster, and the distance at which merging stops."""
         if self._linkage == "average":
             return 1.0 - similarity, 1.0 - self._theta + ROUNDING
         # One pair decides here, and its J = theta joins exactly. Comparing 1 - J with 1 - theta
         # would leave that to rounding; so distances only order the merges, and pairs below theta
-        # lie beyond the threshold.
+        # are beyond the threshold.
         return np.where(
             similarity >= self._theta, 1.0 - similarity, NEVER_TOGETHER
         ), DISTANCE_THRESHOLD

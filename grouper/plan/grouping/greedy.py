@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 class Greedy:
     """Each query joins the first group with a member that is similar enough, or starts a group.
 
-    Algorithm 1, lines 6-19. It differs from Eq. 3 of the same paper, which wants *all* members to
-    be similar (`agglomerative`): here members of a group may share nothing but a chain of
-    neighbours. Not for windows whose chains hold everything together, where one group becomes the
-    window. O(n²) for n queries.
+    Algorithm 1, lines 6-19. It differs from Eq. 3 of the same paper, where *all* members are
+    similar (`agglomerative`): here a chain of similar neighbours is enough. Not for windows where
+    such a chain joins all queries: the window becomes one group. O(n²) for n queries.
     """
 
     name: Literal["greedy"] = "greedy"

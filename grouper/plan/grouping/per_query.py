@@ -1,4 +1,4 @@
-"""No grouping: every query travels alone, in arrival order. The baseline of every figure."""
+"""No grouping: every query is a group, in arrival order. The baseline of every figure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class PerQuery:
-    """One group for each query. O(n). Under load it shares only what is cached."""
+    """One group for each query. O(n). Queries share only cached clusters."""
 
     name: Literal["per_query"] = "per_query"
 

@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 
 
 class PerWindow:
-    """One group a window; only its order says who is like whom.
+    """One group a window.
 
-    A searcher that goes cluster by cluster reads each cluster once for everybody who is in its
-    hand, alike or not: there a boundary between groups can only tear apart what could share a read,
-    and every record more costs time. Not for reproducing CaGR-RAG, whose prefetch begins at the end
-    of a group. O(n).
+    The cluster-major searcher reads each cluster once for all queries in progress. Smaller groups
+    save no reads there, and each record costs time. Not for reproducing CaGR-RAG, whose prefetch
+    begins at the end of a group. O(n).
     """
 
     name: Literal["per_window"] = "per_window"

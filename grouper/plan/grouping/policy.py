@@ -1,4 +1,4 @@
-"""What a grouping policy is, and the list of those there are."""
+"""The interface of grouping policies, and their list."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINKAGE_NAMES: tuple[LinkageName, ...] = get_args(LinkageName)
 
 
 class GroupingPolicy(Protocol):
-    """Partitions a window. Deterministic, keeps nothing between calls."""
+    """Partitions a window. Deterministic and stateless."""
 
     @property
     def name(self) -> PolicyName:
@@ -41,8 +41,7 @@ def grouping_policy(
 ) -> GroupingPolicy:
     """Returns the policy `name`; `jaccard_similarity_min` is the theta of the paper.
 
-    `linkage` is for `agglomerative` alone. scikit-learn is imported only for it: its memory is paid
-    by those who use it.
+    `linkage` is for `agglomerative` alone. Only that policy imports scikit-learn, to save memory.
     """
     match name:
         case "per_window":

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 class ByArrival:
-    """The group whose first query waits longest goes next; clusters are not considered.
+    """The group whose first query arrived first goes next; clusters are not considered.
 
     O(n log n). Similarities are not used.
     """
@@ -31,7 +31,7 @@ class ByArrival:
         later = iter(deadlines)
         limit = next(
             later, None
-        )  # the first deadline that has not left: nothing behind it may leave
+        )  # the first remaining query with a deadline: no later query may leave
         ordered = []
         while pending:
             members = heappop(pending)
@@ -43,7 +43,6 @@ class ByArrival:
                 taken += 1
                 if member == limit:
                     limit = next(later, None)
-            # The first member of the first group is the first of all that are left, so nothing
-            # holds it back.
+            # The first member of the first group is the first remaining query, so it may leave.
             ordered.append(members[:taken])
         return tuple(ordered)

@@ -1,4 +1,4 @@
-"""Order by overlap: next is the group that shares most with the last ones. Of Carpool."""
+"""Order by overlap: next is the group that shares most with the last ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 FADE = 0.9
-"""What is left of a query's warmth after each query that follows it. 0 would be a chain of nearest
-neighbours; 0.9 looks back over about ten queries, which is what a cache of 40 clusters holds at
-nprobe 10 (`docs/grouping.md`).
+"""The factor on a query's warmth for each later query. 0: a chain of nearest neighbours; 0.9: about
+the last ten queries (`docs/grouping.md`).
 """
 
 NEVER = -np.inf
@@ -20,12 +19,11 @@ NEVER = -np.inf
 class NearestChain:
     """A chain: each query is as similar as possible to the queries just before it.
 
-    A query's warmth is the sum of its similarity (CaGR-RAG, Eq. 2) to all who left before it, each
-    times `FADE` for every query since: a guess at how much of what it probes a cache still holds,
-    whatever the cache. The warmest query goes next, then the warmest of its group until the group
-    has left. The first of a window is warmed by the end of the window before. Ties go by arrival.
-    Not for a searcher that goes cluster by cluster with the window in one record: it makes an order
-    of its own. O(n²) for n queries.
+    A query's warmth is the sum of its similarity (CaGR-RAG, Eq. 2) to all earlier queries, each
+    times `FADE` for every query since: an estimate of how much of its clusters is still cached. The
+    warmest query goes next, then the warmest of its group until the group has left. The first of a
+    window is warmed by the end of the window before. Ties go by arrival. Useless for the
+    cluster-major searcher, which has its own order. O(n²) for n queries.
     """
 
     name: Literal["nearest_chain"] = "nearest_chain"

@@ -1,4 +1,4 @@
-"""What an order of groups is, and the list of those there are."""
+"""The interface of group orders, and their list."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class GroupOrder(Protocol):
     """Orders the groups of a window and the queries in them. Deterministic, without state.
 
     A deadline is never overtaken: a query that has one leaves before every query of its window that
-    arrived later, with a deadline or without, however near either is. It may itself leave earlier
-    than it arrived. So it is never further back than where it arrived, and a window in which all
-    have deadlines leaves in the order of arrival. Where a group would have to wait for one that has
-    to wait for it, it is cut: its later part is a group of its own.
+    arrived later, with a deadline or without, whichever deadline is
+    earlier. It may itself leave before earlier queries. A window in which all queries have
+    deadlines leaves in the order of arrival. If two groups would have to wait for each other, one
+    is cut: its later part is a group of its own.
     """
 
     @property
@@ -42,7 +42,7 @@ class GroupOrder(Protocol):
 
         `groups`: a partition of n positions, members ascending. `similarity`: (n, n) float64, Eq. 2
         of each pair. `before`: (m, n) float64, the similarity to each of the m queries that left
-        last, oldest first; m >= 0. `deadlines`: the positions of the queries that have one,
+        last, oldest first; m >= 0. `deadlines`: the positions of the queries with a deadline,
         ascending.
         """
         ...

@@ -3,7 +3,7 @@
 Belady's MIN ("A study of replacement algorithms for a virtual-storage computer", IBM Systems
 Journal 5(2), 1966) over the windows that the grouper has read ahead. To keep a cluster costs its
 bytes for every window until its next use and saves its bytes once: the value of a byte kept for one
-window is 1 / (windows until next use), whatever the size. With the whole future known this is
+window is 1 / (windows until next use), whatever the size. If all future uses are known, this is
 optimal in bytes read, up to one cluster at the edge of the budget. (The bytes of a cluster are
 pages that are always used together.)
 

@@ -61,7 +61,7 @@ class RankedPolicy:
         raise NotImplementedError
 
     def _place(self, cluster: SliceId) -> None:
-        """Sorts a cluster in, by its rank of now."""
+        """Inserts a cluster at its current rank."""
         rank = self._rank(cluster)
         if cluster in self._ranks:
             if self._ranks[cluster] == rank:
@@ -74,13 +74,13 @@ class RankedPolicy:
         self._order.insert(position, cluster)
 
     def _place_all(self) -> None:
-        """Sorts all resident clusters anew. O(n log n)."""
+        """Sorts all resident clusters again. O(n log n)."""
         self._ranks = {cluster: self._rank(cluster) for cluster in self._ranks}
         self._sorted = sorted((rank, cluster) for cluster, rank in self._ranks.items())
         self._order = [cluster for _, cluster in self._sorted]
 
     def _take(self, cluster: SliceId) -> Rank:
-        """Takes a cluster out and returns its rank; `KeyError` if it is not resident."""
+        """Removes a cluster and returns its rank; `KeyError` if it is not resident."""
         rank = self._ranks.pop(cluster)
         position = bisect_left(self._sorted, (rank, cluster))
         del self._sorted[position]

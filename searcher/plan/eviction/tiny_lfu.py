@@ -96,8 +96,8 @@ class TinyLfu:
     def victim(self, protected: Set[SliceId]) -> SliceId | None:
         """Returns the loser of a duel: oldest candidate against oldest of probation, else of main.
 
-        Without one of the two, two candidates fight; with one cluster only, it is the victim; with
-        none, it is the oldest of the window.
+        If one of the two is missing, the duel is between two candidates. A single cluster is the
+        victim; without any, the oldest of the window is.
         """
         window, candidates, probation, main = (
             filterfalse(protected.__contains__, segment.clusters) for segment in self._segments()
