@@ -65,7 +65,7 @@ def test_a_vector_that_has_no_direction_counts_as_failed(fault: float) -> None:
     assert "zero or not finite" in embedded.failures[1]
 
 
-def test_a_window_of_one_bad_text_is_told_from_a_broken_model() -> None:
+def test_one_bad_text_is_not_taken_for_a_broken_model() -> None:
     embedder = FailsOn("bad")
     embedded = embed_texts(embedder, ["bad"])
     assert embedded.failures == {0: "RuntimeError: cannot read 'bad'"}

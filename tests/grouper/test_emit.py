@@ -115,7 +115,7 @@ def test_no_groups_make_no_records() -> None:
     assert planned([], []) == ()
 
 
-def test_the_union_holds_each_cluster_once_in_ascending_order() -> None:
+def test_the_union_has_each_cluster_once_in_ascending_order() -> None:
     assert union_of([grouped("a", (9, 3)), grouped("b", (3, 1))]) == (1, 3, 9)
     assert union_of([]) == ()
 

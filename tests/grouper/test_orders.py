@@ -187,7 +187,7 @@ def test_an_order_is_what_its_definition_says(
 
 @pytest.mark.parametrize("name", ORDER_NAMES)
 @given(window=windows())
-def test_no_deadline_is_overtaken_and_nobody_is_lost(
+def test_no_deadline_is_overtaken_and_no_query_is_lost(
     name: OrderName,
     window: tuple[list[tuple[int, ...]], list[tuple[int, ...]], Groups, tuple[int, ...]],
 ) -> None:

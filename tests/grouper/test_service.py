@@ -158,7 +158,7 @@ def test_a_worker_that_becomes_free_between_offers_waits_for_their_tick(tmp_path
         assert gate.batches == [["ada"], ["bell", "curie"]]
 
 
-def test_a_window_never_holds_more_than_its_most(tmp_path: Path) -> None:
+def test_a_window_never_exceeds_its_maximum(tmp_path: Path) -> None:
     with running(tmp_path) as rig:
         rig.offer(*[f"word{n}" for n in range(10)])
         rig.tick()
@@ -216,7 +216,7 @@ def test_a_window_closes_sooner_before_a_commit_the_longer_the_last_one_took(
         )
 
 
-def test_records_that_cannot_be_taken_in_are_not_waited_for(tmp_path: Path) -> None:
+def test_no_window_waits_for_records_without_credit(tmp_path: Path) -> None:
     with running(tmp_path, settings=GrouperSettings(intake_bytes_max=256 * 1024)) as rig:
         unit = rig.unit(Query(query_id="q-1", text="ada"), value=b"x" * 256 * 1024)
         rig.stage.offer(unit, NOW_US)

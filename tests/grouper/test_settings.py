@@ -40,7 +40,9 @@ def test_every_setting_is_documented() -> None:
         (GrouperSettings(group_bytes_max=GROUPS.max_message_bytes), "leaves no room for headers"),
     ],
 )
-def test_relations_that_do_not_hold_are_named(settings: GrouperSettings, says: str) -> None:
+def test_settings_that_contradict_each_other_are_named(
+    settings: GrouperSettings, says: str
+) -> None:
     problems = settings.check()
     assert len(problems) == 1
     assert says in problems[0]

@@ -1,4 +1,4 @@
-"""Windows conserve work: nobody waits for nothing, and nothing is carried over."""
+"""Windows conserve work: no needless wait, and no query moves to the next window."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_the_books_count_the_bytes_of_what_is_gathered() -> None:
     assert (made.queries, made.size_bytes) == (1, 11)
 
 
-def test_a_query_is_not_taken_in_twice_until_it_has_left() -> None:
+def test_a_query_is_not_added_twice_until_it_has_left() -> None:
     made = filled(1)
     with pytest.raises(ValueError, match="query 0 is in the window already"):
         made.add(0, 10, 1)

@@ -1,4 +1,4 @@
-"""Builds from vectors that somebody else made: taken, checked once, refused."""
+"""Builds from precomputed vectors: used, checked once, or refused."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ENGINE_NAMES: tuple[EngineName, ...] = ("io_uring", "threads") if HAS_IO_URING e
 
 
 class Ends:
-    """What an engine told, and which thread told it."""
+    """The ends that an engine reported, and on which threads."""
 
     def __init__(self) -> None:
         self.errors: dict[int, BlockError | None] = {}

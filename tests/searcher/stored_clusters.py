@@ -65,7 +65,7 @@ def store(
 
 
 class Heard:
-    """What was told, in order; and a place to wait for it."""
+    """The reported events, in order; can wait for them."""
 
     def __init__(self) -> None:
         self.events: list[MemoryEvent] = []

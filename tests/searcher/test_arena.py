@@ -53,7 +53,7 @@ def test_a_system_that_cannot_fill_gives_pages_when_they_are_used(
     view[:] = bytes(range(256)) * (4 * BLOCK // 256)
 
 
-def test_a_cluster_takes_the_smallest_run_that_holds_it() -> None:
+def test_a_cluster_takes_the_smallest_run_that_fits() -> None:
     arena = Arena(20 * BLOCK, BLOCK)
     parts = [take(arena, count) for count in (5, 1, 3, 1, 10)]
     assert parts == [
@@ -70,7 +70,7 @@ def test_a_cluster_takes_the_smallest_run_that_holds_it() -> None:
     arena.check_integrity()
 
 
-def test_where_no_run_holds_it_a_cluster_comes_in_pieces_largest_first() -> None:
+def test_a_cluster_larger_than_any_run_takes_several_runs_largest_first() -> None:
     arena = Arena(12 * BLOCK, BLOCK)
     parts = [take(arena, count) for count in (2, 1, 4, 1, 3, 1)]
     for position in (0, 2, 4):

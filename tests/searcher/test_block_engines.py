@@ -166,7 +166,7 @@ def test_no_buffer_is_kept_once_its_read_has_ended(make: Make) -> None:
         ends.wait(token)
     assert engine.close(30)
     del engine
-    pages.close()  # raises BufferError where somebody has a view of it
+    pages.close()  # raises BufferError if a view exists
 
 
 def test_a_listener_that_breaks_does_not_stop_the_engine(make: Make) -> None:

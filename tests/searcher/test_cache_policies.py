@@ -120,7 +120,7 @@ def test_asking_for_a_victim_changes_nothing(policy: CachePolicy) -> None:
     assert policy.residents() == {A, B, C}
 
 
-def test_a_removed_cluster_is_gone_and_may_come_back(policy: CachePolicy) -> None:
+def test_a_removed_cluster_may_be_inserted_again(policy: CachePolicy) -> None:
     fill(policy, A, B)
     policy.remove(A)
     assert policy.residents() == {B}
@@ -219,7 +219,7 @@ def test_the_horizon_is_not_kept(policy: CachePolicy) -> None:
 def test_lru_counts_the_insertion_of_a_prefetched_cluster_as_a_use() -> None:
     policy = Lru()
     fill(policy, A, B)
-    policy.insert(C)  # nobody asked for it
+    policy.insert(C)  # no query wants it
     assert policy.victim(NOBODY) == A
     policy.touch(A)
     assert policy.victim(NOBODY) == B
@@ -238,7 +238,7 @@ def test_edgerag_keeps_what_is_dear_to_read_and_often_asked_for() -> None:
     assert policy.victim(frozenset({B, C})) == A
 
 
-def test_edgerag_values_what_nobody_asked_for_at_nothing_and_breaks_ties_by_the_lower_id() -> None:
+def test_edgerag_gives_unused_clusters_value_zero_and_breaks_ties_by_the_lower_id() -> None:
     policy = EdgeRag({A: 5, B: 5, C: 5})
     fill(policy, B, A)
     assert policy.victim(NOBODY) == A
@@ -329,7 +329,7 @@ def test_farthest_next_use_lets_old_favourites_fade() -> None:
     assert policy.victim(NOBODY) == A
 
 
-def test_farthest_next_use_still_tells_clusters_apart_after_thousands_of_windows() -> None:
+def test_farthest_next_use_still_ranks_clusters_after_thousands_of_windows() -> None:
     policy = FarthestNextUse(half_life_windows=1)
     fill(policy, A, B)
     for window in range(2000):  # weights would overflow a float after 1,024 doublings

@@ -104,7 +104,7 @@ def test_a_slow_head_is_passed_over_after_a_while() -> None:
     assert here.scored == [(1, 0)]
 
 
-def test_when_reads_never_return_whole_budget_queries_go_without_and_do_not_wait_for_ever() -> None:
+def test_queries_skip_clusters_when_stuck_reads_use_the_whole_budget() -> None:
     here = world([10] * 2, 10)
     here.join(0, [(0, 1)])
     del here.reading[SliceId(0)]
@@ -184,7 +184,7 @@ def test_a_cluster_larger_than_the_budget_is_refused(budget: int) -> None:
         world([10], budget, read_ahead=1)
 
 
-def test_nobody_waits_for_what_is_late_once_those_who_wanted_it_were_dropped() -> None:
+def test_no_scoring_waits_for_a_late_slice_whose_queries_were_dropped() -> None:
     here = world([5, 5], 10)
     here.join(0, [(0, 1)])
     here.end_read(here.reads[1])

@@ -102,7 +102,7 @@ def test_reads_that_wait_behind_a_disk_that_hangs_altogether_break_too(stored: S
         assert it.arena.free_bytes == it.arena.size_bytes
 
 
-def test_clusters_that_hang_do_not_hold_up_the_others(stored: Stored) -> None:
+def test_clusters_that_hang_do_not_delay_others(stored: Stored) -> None:
     """As many hang as the engine reads at a time; the next ones are read as soon as those are given
     up.
     """
@@ -132,7 +132,7 @@ def test_clusters_that_hang_do_not_hold_up_the_others(stored: Stored) -> None:
         assert {event.slice_id for event in it.heard.take(2)} == {A, B}
 
 
-def test_after_closing_nothing_is_told_and_a_read_that_hangs_is_waited_for(stored: Stored) -> None:
+def test_close_waits_for_a_read_that_hangs_and_reports_no_event(stored: Stored) -> None:
     with running(stored, in_memory(stored), fault=lambda _: "hang") as it:
         it.memory.begin_read(A, is_prefetch=False)
         it.engine.wait_until_hanging()
@@ -144,7 +144,7 @@ def test_after_closing_nothing_is_told_and_a_read_that_hangs_is_waited_for(store
     assert {event.slice_id for event in told} <= {A}
 
 
-def test_closing_waits_for_what_is_being_told(stored: Stored) -> None:
+def test_close_waits_for_the_event_being_reported(stored: Stored) -> None:
     is_told, may_end = threading.Event(), threading.Event()
     ended: list[MemoryEvent] = []
 

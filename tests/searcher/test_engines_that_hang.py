@@ -129,7 +129,7 @@ def test_demands_go_first_and_the_kernel_never_has_more_than_it_may(
     assert sorted(waiting.cancel_all()) == sorted(dumb.demands + dumb.prefetches)
 
 
-def test_what_the_kernel_has_had_for_long_is_known() -> None:
+def test_reads_long_with_the_kernel_are_listed() -> None:
     waiting = WaitingReads(depth=4, prefetch_depth=1)
     waiting.put([block(token, 0, 0, 1) for token in (1, 2, 3)])
     for now_us in (10, 20):
@@ -150,7 +150,7 @@ def wait_until_started(engine: BlockEngine, count: int) -> None:
 # ---- threads and files
 
 
-def test_a_thread_that_hangs_holds_up_no_cancellation(paths: tuple[Path, ...]) -> None:
+def test_a_thread_that_hangs_delays_no_cancellation(paths: tuple[Path, ...]) -> None:
     go_on = threading.Event()
 
     def hang(_: BlockRead) -> None:

@@ -243,7 +243,7 @@ def test_several_clusters_for_some_queries_each_give_what_a_full_sort_gives(
     wants = generator.random((len(sizes), len(top_ks))) < 0.5
     wants[np.arange(len(sizes)), generator.integers(0, len(top_ks), len(sizes))] = True
     table = TopTable()
-    table.add(1)  # somebody else's
+    table.add(1)  # another query's
     slots = np.array([table.add(top_k) for top_k in top_ks])
     for stage in (range(len(sizes) // 2), range(len(sizes) // 2, len(sizes))):
         scorings = []

@@ -68,7 +68,7 @@ def test_a_revoked_group_is_forgotten_also_while_it_is_searched(index: SmallInde
     assert run.sink.parts() == [(2, 0), (2, 1)]
 
 
-def test_what_is_in_hand_is_finished_while_draining(index: SmallIndex) -> None:
+def test_queries_in_progress_are_finished_while_draining(index: SmallIndex) -> None:
     with running(index) as run:
         run.wait_ready()
         for number in range(3):

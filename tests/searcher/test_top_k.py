@@ -60,7 +60,7 @@ def test_a_result_does_not_change_when_the_table_does() -> None:
     assert before.rows.tolist() == [1]
 
 
-def test_the_table_grows_and_keeps_what_it_holds() -> None:
+def test_the_table_grows_and_keeps_its_results() -> None:
     table = TopTable()
     slots = [table.add(1) for _ in range(300)]
     assert sorted(slots) == list(range(300))
