@@ -20,10 +20,9 @@ class GroupOrder(Protocol):
     """Orders the groups of a window and the queries in them. Deterministic, without state.
 
     A deadline is never overtaken: a query that has one leaves before every query of its window that
-    arrived later, with a deadline or without, whichever deadline is
-    earlier. It may itself leave before earlier queries. A window in which all queries have
-    deadlines leaves in the order of arrival. If two groups would have to wait for each other, one
-    is cut: its later part is a group of its own.
+    arrived later, with any deadline or without. It may itself leave before earlier queries. A
+    window in which all queries have deadlines leaves in the order of arrival. If two groups would
+    have to wait for each other, one is cut: its later part is a group of its own.
     """
 
     @property
