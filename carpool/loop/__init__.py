@@ -1,3 +1,1 @@
-"""How do records become finished work? The loop, the stage seam, work in flight, retries, and how
-results commit.
-"""
+"""The loop, its interface to a stage, work in flight, retries and commits."""

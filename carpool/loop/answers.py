@@ -12,7 +12,7 @@ from schemas.topics import ANSWERS
 def answer_output(answer: Answer, *, stage: Stage, now_us: int, passed_on: Headers) -> Output:
     """Returns the record of `answer`, whose `source` is set; `passed_on`: headers of the query.
 
-    The event id depends on the input record only, so an answer that is written twice has one id.
+    The event id depends on the input record only, so both copies of a repeated answer have one id.
     """
     assert answer.source is not None, "every answer of a service names its input record"
     value, headers = encode(

@@ -15,7 +15,7 @@ from schemas.topics import is_batch
 
 
 class InFlight:
-    """Units that were taken in and are not complete. Thread-safe; short calls under one lock."""
+    """Accepted units that are not complete. Thread-safe; short calls under one lock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,9 +37,9 @@ class InFlight:
                 self._progress[at] = PartitionProgress(position.offset, position.metadata)
 
     def take(self, message: Message, record: R, parts: int) -> Unit[R] | None:
-        """Adds a record that was taken in.
+        """Adds an accepted record.
 
-        Returns None when an earlier life completed all of it, or its partition is not assigned.
+        Returns None when an earlier process completed all of it, or its partition is not assigned.
         """
         source = message.source
         at = TopicPartition(source.topic, source.partition)
@@ -194,7 +194,7 @@ class InFlight:
 
     @property
     def units(self) -> int:
-        """Units that owe a part."""
+        """Number of units that owe a part."""
         return len(self._units)
 
     @property
@@ -215,8 +215,8 @@ class InFlight:
     def metadata_bytes(self) -> int:
         """Returns the length of the longest commit metadata of all partitions.
 
-        A partition without records in flight does not count: only taking in its slow record makes
-        its metadata shorter.
+        Skips partitions without records in flight: only accepting their slow record makes the
+        metadata shorter.
         """
         with self._lock:
             moving = (progress for progress in self._progress.values() if progress.in_flight)

@@ -1,4 +1,4 @@
-"""The loop of every service: polls records, offers units to the stage, has finished work committed.
+"""The loop of every service: polls records, offers units to the stage, commits finished work.
 
 It runs on one thread, the polling thread, which never waits for work. Commits run on the thread of
 the delivery. The backlog waits in Kafka while partitions are paused.
@@ -139,14 +139,14 @@ class Loop(Generic[R]):
     # The rebalance listener: called from inside poll.
 
     def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Begins with these partitions."""
+        """Adds these partitions."""
         self.in_flight.assign(positions)
         self._stage.assigned(frozenset(positions))
         self._pause_partitions(self._stage.credit())  # before the first record comes
         self._observer.assigned(positions)
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """Does one last commit unless they are `lost`, then forgets the partitions."""
+        """Commits once more unless the partitions are `lost`, then forgets them."""
         unit_ids = self.delivery.revoked(partitions, lost=lost)
         self._delayed.forget(unit_ids)
         self._stage.revoke(unit_ids)
@@ -159,7 +159,7 @@ class Loop(Generic[R]):
         self._stopping.set()
 
     def not_ready(self) -> tuple[str, ...]:
-        """Returns what is missing before this service does its work, in words; thread-safe."""
+        """Returns why this service is not ready, in words. Thread-safe."""
         return self._not_ready
 
     def run(self, *, drain_us: int) -> None:
@@ -178,7 +178,7 @@ class Loop(Generic[R]):
     def start(self) -> None:
         """Starts the stage and the delivery, then joins the consumer group."""
         self._stage.start(self.sink)
-        # Before the group: an open transaction of an earlier life blocks reading its offsets.
+        # Before the group: an open transaction of an earlier process blocks reading its offsets.
         self.delivery.start()
         self._consumer.subscribe(self._intake.topic, self, self._intake.topics[1:])
 
@@ -193,7 +193,7 @@ class Loop(Generic[R]):
         return self.failure is not None and not isinstance(self.failure, DeploymentError)
 
     def step(self) -> None:
-        """Does one round: takes records within the credit, ticks the stage, reviews readiness."""
+        """Does one round: accepts records within the credit, ticks the stage, reviews readiness."""
         try:
             self._take()
         except DeploymentError as error:
@@ -204,7 +204,7 @@ class Loop(Generic[R]):
         self._wake_us = self._stage.tick(now_us, self._waiting, self.delivery.next_commit_at_us)
 
     def drain(self, until_us: int) -> None:
-        """Takes nothing more, lets the stage finish, waits for the outputs to be written."""
+        """Accepts no more records, lets the stage finish, waits until the outputs are written."""
         log.info("draining", units=self.in_flight.units)
         self._pause()
         self._stage.drain(until_us)
@@ -272,7 +272,7 @@ class Loop(Generic[R]):
         started_us = self._clock.now_us()
         is_busy = self.in_flight.units > 0 or len(self._reoffers) > 0
         message = self._poll(poll_s(is_busy=is_busy, wake_us=self._wake_us, now_us=started_us))
-        # Where no record came, no more records wait than before.
+        # Without a new record, the count of waiting records did not grow.
         is_moving = message is not None or self._waiting > 0
         while message is not None:
             self._accept(message)

@@ -1,4 +1,4 @@
-"""The progress of a partition: completions in any order in, an offset to commit out. Pure.
+"""Computes the offset to commit of a partition from completions in any order. Pure.
 
 The *low watermark* is the first offset that still owes a part. Completed parts above it are listed
 in the commit metadata, so that a restart repeats none of them.
@@ -26,13 +26,13 @@ class PartitionProgress:
 
     def __init__(self, offset: int | None, metadata: str = "") -> None:
         """Begins at a committed position. Unreadable metadata counts as none: work is repeated."""
-        # In offset order: records are taken in the order of the log.
+        # In offset order: records are accepted in the order of the log.
         self._owed: dict[int, _RecordParts] = {}
         self._next_offset = offset
         self._restored_whole, self._restored_parts = decode_metadata(offset or 0, metadata)
 
     def take(self, offset: int, parts: int) -> frozenset[int]:
-        """Adds the record at `offset`; returns which of its parts an earlier life completed."""
+        """Adds the record at `offset`; returns the parts that an earlier process completed."""
         if self._next_offset is not None and offset < self._next_offset:
             raise ValueError(f"offset {offset} was taken before; the next is {self._next_offset}")
         self._next_offset = offset + 1
@@ -63,7 +63,7 @@ class PartitionProgress:
 
     @property
     def in_flight(self) -> int:
-        """Records taken in, from the low watermark on."""
+        """Number of accepted records from the low watermark on."""
         return len(self._owed)
 
     @property
@@ -72,7 +72,7 @@ class PartitionProgress:
         return next(iter(self._owed), self._next_offset)
 
     def position_with(self, completions: Mapping[int, Collection[int]]) -> Position:
-        """Returns what to commit once `completions`, parts by offset, are complete too.
+        """Returns the position to commit once `completions`, parts by offset, are complete too.
 
         Changes nothing.
         """

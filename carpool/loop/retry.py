@@ -34,9 +34,9 @@ ORIGIN = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})/([0-9]{
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureLimits:
-    """Attempts of a query (1: no retry), the delay of a retry, and failures in a row.
+    """The attempts of a query (1: no retry), the delay of a retry, and failures in a row.
 
-    `in_a_row_max`: after so many the service stops, so that its topic does not end as dead letters.
+    `in_a_row_max`: the service then stops, so that its topic does not become dead letters.
     `connect_names`: whether dead letters also carry the error headers of Kafka Connect.
     """
 
@@ -113,8 +113,8 @@ def later_attempt(headers: Headers) -> str:
 def origin_of(message: Message) -> Source:
     """Returns the record that the client published: this record, or the one that it retries.
 
-    A client may write the header too, so a header that names another topic, another partition or a
-    later record is ignored.
+    A client may also write the header. Ignores a header that names another topic, another partition
+    or a later record.
     """
     found = ORIGIN.fullmatch(_text(message.headers, ORIGIN_HEADER))
     if found is None or attempt_of(message.headers) < 2:
@@ -129,7 +129,7 @@ def origin_of(message: Message) -> Source:
 
 
 def begin_us_of(message: Message, retry_delay_us: int) -> int:
-    """Returns when to begin a query, epoch microseconds; 0: now.
+    """Returns the time to begin a query, epoch microseconds; 0: now.
 
     The time is from its header, and at most one retry delay after the record arrived.
     """
@@ -150,7 +150,7 @@ class RetryDelay:
         self._waiting: list[tuple[int, int, Unit[Any]]] = []
 
     def add(self, unit: Unit[Any], until_us: int) -> bool:
-        """Takes a unit; False when too many wait: then it must begin now."""
+        """Adds a unit; False when too many wait: the unit must begin now."""
         if len(self._waiting) >= DELAYED_MAX:
             return False
         heapq.heappush(self._waiting, (until_us, unit.id, unit))
@@ -164,7 +164,7 @@ class RetryDelay:
         return units
 
     def forget(self, unit_ids: frozenset[int]) -> None:
-        """Drops these units: they are revoked."""
+        """Drops these revoked units."""
         self._waiting = [entry for entry in self._waiting if entry[1] not in unit_ids]
         heapq.heapify(self._waiting)
 

@@ -1,4 +1,4 @@
-"""The sink of a stage: retries failed queries, rejects bad ones, and submits what to commit."""
+"""The sink of a stage: retries failed queries, rejects bad ones, and submits finished work."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LoopSink:
         self.failure: CarpoolError | None = None
 
     def done(self, done: Done) -> None:
-        """Retries or ends the query of a failure."""
+        """Submits finished work. Retries or ends a failed query."""
         in_a_row = self._count(done)
         if in_a_row >= self._limits.in_a_row_max:  # `done` stays unacknowledged
             assert done.failure is not None
@@ -72,9 +72,9 @@ class LoopSink:
         self.delivery.submit(self._observer.finished(resolved))
 
     def _count(self, done: Done) -> int:
-        """Returns the number of failures in a row that end with `done`; 0 where it is none.
+        """Returns the number of failures in a row that end with `done`; 0: no failure.
 
-        Rejected records do not count: their sender caused them, not this deployment.
+        Does not count rejected records: their sender caused them, not this deployment.
         """
         with self._lock:
             if done.failure is not None:
@@ -89,7 +89,7 @@ class LoopSink:
             return 0
 
     def _resolved(self, done: Done, failure: QueryFailure) -> Done:
-        """Replaces the `failed` answer by the record that retries the query, or adds a letter."""
+        """Replaces the `failed` answer by a retry record, or adds a dead letter."""
         outcome, outputs = decide_retry(
             failure,
             limits=self._limits,
@@ -121,7 +121,7 @@ class LoopSink:
         self.done(Done(parts=unit.owed, outputs=outputs))
 
     def fail(self, error: CarpoolError) -> None:
-        """Only the first failure is reported."""
+        """Reports the first failure only."""
         if self.failure is None:
             self.failure = error
             log.error("cannot go on", error=str(error), kind=type(error).__name__)

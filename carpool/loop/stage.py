@@ -1,4 +1,4 @@
-"""The seam between the loop and a service: units in, finished work out, no Kafka client.
+"""The interface between the loop and a service, without a Kafka client.
 
 The loop calls a stage from the polling thread. A stage returns results through its `Sink` from any
 thread. No call blocks.
@@ -23,7 +23,7 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit(Generic[R]):
-    """One input record that owes `parts` results; an earlier life committed `parts_done`.
+    """One input record that owes `parts` results; an earlier process committed `parts_done`.
 
     `id` is unique within the process: a unit that was revoked and read again is another unit.
     `traceparents`: the trace context for the outputs of each part; empty: that of the headers.
@@ -38,12 +38,12 @@ class Unit(Generic[R]):
 
     @property
     def source(self) -> Source:
-        """Where the record was read."""
+        """The place of the record in its log."""
         return self.message.source
 
     @property
     def owed(self) -> tuple[tuple[int, int], ...]:
-        """(unit id, part) of each result that no earlier life committed."""
+        """(unit id, part) of each result that no earlier process committed."""
         return tuple((self.id, part) for part in range(self.parts) if part not in self.parts_done)
 
 
@@ -86,7 +86,7 @@ class Done:
     late: LateOutputs | None = None
 
     def outputs_at(self, now_us: int) -> tuple[Output, ...]:
-        """Returns what to write when the commit begins now."""
+        """Returns the outputs to write when the commit begins now."""
         return (
             self.late.outputs()
             if self.late is not None and now_us >= self.late.after_us
@@ -96,9 +96,9 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credit:
-    """What a stage can take now. Without records or bytes, the loop pauses all partitions.
+    """How much a stage can accept now. Without records or bytes, the loop pauses all partitions.
 
-    `paused_partitions`: partitions whose records could only wait in the stage at the moment.
+    `paused_partitions`: partitions whose records would only wait in the stage now.
     """
 
     records: int
@@ -107,10 +107,10 @@ class Credit:
 
 
 class Sink(Protocol):
-    """Where a stage puts its results, in any order. Calls are thread-safe and do not block."""
+    """Receives the results of a stage, in any order. Calls are thread-safe and do not block."""
 
     def done(self, done: Done) -> None:
-        """Takes finished work. It may still be revoked before its commit."""
+        """Submits finished work, which may still be revoked before its commit."""
 
     def hint(self, output: Output) -> None:
         """Sends a best-effort record, outside every commit: it may be lost, late or repeated."""
@@ -129,27 +129,27 @@ class Stage(Protocol[R]):
         """Starts worker threads, if any. Called once, before anything else."""
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Adds these partitions. Earlier knowledge of them is stale."""
+        """Adds these partitions. Earlier state of them is stale."""
 
     def credit(self) -> Credit:
-        """Returns what the stage can take now."""
+        """Returns how much the stage can accept now."""
 
     def offer(self, unit: Unit[R], now_us: int) -> None:
-        """Takes one unit, within the credit last given."""
+        """Accepts one unit, within the last credit."""
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
-        """Closes windows, expires work; called after every batch of offers.
+        """Closes windows and expires work. Called after every batch of offers.
 
-        `waiting`: records known to wait at the broker; 0: none is pending, so units in flight
-        should leave. `next_commit_at_us`: work that finishes earlier waits for this commit. Returns
-        when to be called next, epoch microseconds; None: when records come.
+        `waiting`: known number of records that wait at the broker; 0: units in flight should
+        leave. `next_commit_at_us`: work that finishes earlier waits for this commit. Returns
+        the time of the next call, epoch microseconds; None: when records arrive.
         """
 
     def revoke(self, unit_ids: frozenset[int]) -> None:
-        """Forgets these units. The loop discards results that still come for them."""
+        """Forgets these units. The loop discards their later results."""
 
     def drain(self, until_us: int) -> None:
-        """Asks to finish all units. The loop ticks until that is done, or until `until_us`."""
+        """Begins to finish all units. The loop ticks until they finish, or until `until_us`."""
 
     def not_ready(self) -> Sequence[str]:
         """Returns what the stage lacks (index, model, server), in words; empty when ready."""

@@ -1,4 +1,4 @@
-"""Decides whether a service stalls: records wait, but none is taken in or finished. Pure."""
+"""Decides whether a service stalls: records wait, but none is accepted or finished. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from carpool.kafka.records import TopicPartition
 
 @dataclass(slots=True)
 class _WaitingRecords:
-    """Records of a partition that are not taken in.
+    """Records of a partition that are not accepted yet.
 
-    `moved_us`: when a record was last taken in, or none was waiting. `newer_than_us`: all waiting
-    records were written after this time: the timestamp of the last record taken in, or the last
-    time at which none was waiting.
+    `moved_us`: last time at which a record was accepted, or none waited. `newer_than_us`: all
+    waiting records were written after this time: the timestamp of the last accepted record, or the
+    last time at which none waited.
     """
 
     moved_us: int
@@ -33,7 +33,7 @@ class StallDetector:
         """When a record was last taken in or finished, or none was waiting."""
 
     def assigned(self, partitions: Iterable[TopicPartition], now_us: int) -> None:
-        """Adds these partitions. The age of their records is unknown until one is taken in."""
+        """Adds these partitions. The age of their records is unknown until one is accepted."""
         for at in partitions:
             self._partitions[at] = _WaitingRecords(moved_us=now_us, newer_than_us=now_us)
         self.last_us = now_us
@@ -44,7 +44,7 @@ class StallDetector:
             self._partitions.pop(at, None)
 
     def took(self, at: TopicPartition, timestamp_ms: int, now_us: int) -> None:
-        """Notes that a record was taken in. `timestamp_ms`: of the record; 0: it has none."""
+        """Notes an accepted record. `timestamp_ms`: of the record; 0: it has none."""
         self.last_us = max(self.last_us, now_us)
         partition = self._partitions.get(at)
         if partition is not None:
@@ -52,11 +52,11 @@ class StallDetector:
             partition.newer_than_us = timestamp_ms * 1_000 or now_us
 
     def finished(self, now_us: int) -> None:
-        """Notes that work was finished."""
+        """Notes finished work."""
         self.last_us = max(self.last_us, now_us)
 
     def waits(self, waiting: Mapping[TopicPartition, int], now_us: int) -> None:
-        """Notes how many records wait in each partition now."""
+        """Notes the number of records that wait in each partition now."""
         for at, records in waiting.items():
             partition = self._partitions.get(at)
             if partition is None:
@@ -70,13 +70,13 @@ class StallDetector:
     def lag_us(self, now_us: int) -> int:
         """Returns an upper bound of how long the oldest waiting record has waited; 0: none waits.
 
-        All that is known of an unread record is that it is younger than the record before it.
+        An unread record is only known to be younger than the record before it.
         """
         ages = [now_us - each.newer_than_us for each in self._partitions.values() if each.waiting]
         return max(0, max(ages, default=0))
 
     def moved_us(self) -> dict[TopicPartition, int]:
-        """Returns when each partition last moved, or had no record waiting."""
+        """Returns the last time at which each partition moved, or no record waited in it."""
         return {at: partition.moved_us for at, partition in self._partitions.items()}
 
     def stalled(self, now_us: int) -> str | None:

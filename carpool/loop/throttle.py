@@ -1,4 +1,4 @@
-"""Decides when the loop takes records in, waits, or pauses its partitions. Pure."""
+"""Decides whether the loop accepts records, waits, or pauses its partitions. Pure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Throttle:
         is_failed: bool,
         now_us: int,
     ) -> IntakeAction:
-        """Returns what to do now. "take" requires `resume`, "pause" requires `pause`."""
+        """Returns the next action. "take" requires `resume`, "pause" requires `pause`."""
         has_credit = credit.records > 0 and credit.size_bytes > 0
         is_full = (
             is_delivery_full
@@ -78,14 +78,14 @@ class Throttle:
         return "wait" if now_us - self._blocked_since_us < PAUSE_AFTER_US else "pause"
 
     def pause(self, now_us: int) -> bool:
-        """Notes a pause; False where the partitions were paused already."""
+        """Notes a pause; False if the partitions are already paused."""
         if self._paused_since_us is not None:
             return False
         self._paused_since_us = now_us
         return True
 
     def resume(self, now_us: int) -> int | None:
-        """Ends a pause and returns how long it was; None where there was none."""
+        """Ends a pause and returns its duration; None without a pause."""
         if self._paused_since_us is None:
             return None
         paused_us, self._paused_since_us = now_us - self._paused_since_us, None
@@ -93,7 +93,7 @@ class Throttle:
 
 
 def poll_s(*, is_busy: bool, wake_us: int | None, now_us: int) -> float:
-    """Returns how long a poll may wait. `wake_us`: when the stage must be called again."""
+    """Returns how long a poll may wait. `wake_us`: time of the next call of the stage."""
     longest_s = BUSY_POLL_S if is_busy else IDLE_POLL_S
     if wake_us is None:
         return longest_s

@@ -18,7 +18,7 @@ from carpool.telemetry.metrics import Metrics
 
 @dataclass(slots=True)
 class _UnitTimes:
-    """A unit in flight: when it came, how many parts it owes, when which part was finished."""
+    """A unit in flight: its arrival, its number of parts, and the finish time of each part."""
 
     topic: str
     received_us: int
@@ -28,7 +28,7 @@ class _UnitTimes:
 
 
 class WorkObserver:
-    """Changes nothing but the trace headers of outputs. Never blocks.
+    """Measures work. Changes only the trace headers of outputs. Never blocks.
 
     Thread-safe where a method says so; only the polling thread calls the others. Its memory is
     bounded by the units in flight.
@@ -44,10 +44,10 @@ class WorkObserver:
         self._stalls = StallDetector(stalled_after_us=stalled_after_us, now_us=clock.now_us())
         self._lock = threading.Lock()
         self._watched: dict[int, _UnitTimes] = {}
-        self._completed_us = 0  # when work was last complete
+        self._completed_us = 0  # last completion of work
         self._is_unit_opened = False
         self._is_rebalanced = False
-        # Looking up labels takes longer than counting.
+        # A lookup of labels takes longer than a count.
         self._consumed = cache(lambda topic: metrics.loop.records_consumed.labels(topic=topic))
         self._seconds = cache(
             lambda topic, step: metrics.loop.record_seconds.labels(topic=topic, step=step)
@@ -91,7 +91,7 @@ class WorkObserver:
         self._metrics.loop.paused_seconds.inc(paused_us / 1_000_000)
 
     def taken(self, message: Message) -> None:
-        """Notes that a record was taken in, before it is decoded."""
+        """Notes an accepted record, before it is decoded."""
         source = message.source
         self._stalls.took(
             TopicPartition(source.topic, source.partition), source.timestamp_ms, message.received_us

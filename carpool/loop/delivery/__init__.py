@@ -1,3 +1,1 @@
-"""How finished work becomes durable: `at_least_once`, or `exactly_once` in transactions (ADR
-0007).
-"""
+"""Commits finished work: `at_least_once`, or `exactly_once` in transactions (ADR 0007)."""

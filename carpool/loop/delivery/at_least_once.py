@@ -1,7 +1,7 @@
-"""At least once: outputs first, then the offsets they acknowledge.
+"""At least once: first writes outputs, then commits the offsets that they acknowledge.
 
 The brokers acknowledge the outputs; then their parts count as complete; then the moved offsets are
-committed, with what is complete above them in the metadata. A crash between the two writes an
+committed, with the completed parts above them in the metadata. A crash between the two writes an
 output again, under the same record id. Order of steps: `send` → `acknowledged` → `complete` →
 `commit`.
 """
@@ -89,7 +89,7 @@ class AtLeastOnceDelivery(Delivery):
             )
 
     def step(self, wait_s_max: float = IDLE_WAIT_S) -> None:
-        """Sends what is finished, serves acknowledgements, commits when a commit is due."""
+        """Sends finished work, serves acknowledgements, commits when a commit is due."""
         if not (self.backlog or self._hints):
             self._wake.wait(min(wait_s_max, self._idle_wait_s()))
         self._wake.clear()
@@ -157,7 +157,7 @@ class AtLeastOnceDelivery(Delivery):
         self._must_rebuild = False
 
     def _commit(self) -> None:
-        """Requests a commit of what moved, unless one is in progress."""
+        """Requests a commit of the moved positions, unless one is in progress."""
         with self._commit_lock:
             if self._requested:
                 return
@@ -170,13 +170,13 @@ class AtLeastOnceDelivery(Delivery):
     def _answered(
         self, offsets: dict[TopicPartition, Position], began_us: int, error: CarpoolError | None
     ) -> None:
-        """Takes the outcome of a requested commit. Called by the polling thread."""
+        """Notes the outcome of a requested commit. Called by the polling thread."""
         if self._requested is offsets:
             self._requested = {}
         self._note_commit(offsets, began_us, error)
 
     def _commit_now(self) -> None:
-        """Commits what moved; blocks the polling thread."""
+        """Commits the moved positions. Blocks the polling thread."""
         offsets, began_us = self._to_commit(), self._clock.now_us()
         if not offsets:
             return
@@ -208,7 +208,7 @@ class AtLeastOnceDelivery(Delivery):
             metrics.commit_seconds.observe((now_us - began_us) / 1_000_000)
             self._context.observer.committed(began_us)
             return
-        # A fenced member learns of it in its next poll; another member repeats its work.
+        # The next poll of a fenced member reports it; another member repeats its work.
         self._in_flight.not_committed(offsets)
         self._next_commit_us = now_us + COMMIT_RETRY_US
         outcome = "fenced" if isinstance(error, FencedError) else "retried"

@@ -27,7 +27,7 @@ URGENT_RECENTLY_US = 1_000_000
 
 
 class Progress(Protocol):
-    """What the planner needs to know of work in flight; `InFlight` implements it."""
+    """The state of work in flight that the planner reads; `InFlight` implements it."""
 
     def is_batch(self, done: Done) -> bool:
         """See `InFlight.is_batch`."""
@@ -87,7 +87,7 @@ class CommitPlanner:
         return began_us + self._duration_us + self._pause_us()
 
     def add(self, done: Done, *, is_batch: bool) -> None:
-        """Takes finished work."""
+        """Adds finished work."""
         self._has_urgent |= not is_batch
         self._finished.append(done)
 
@@ -104,7 +104,7 @@ class CommitPlanner:
         return take_all or self._has_urgent or now_us >= self._batch_due_us
 
     def plan(self, progress: Progress, now_us: int, *, take_all: bool) -> CommitPlan:
-        """Returns what commits next. `take_all`: without limits, as before a revocation."""
+        """Returns the next commit. `take_all`: without limits, as before a revocation."""
         urgent = [done for done in self._finished if not progress.is_batch(done)]
         if urgent:
             self._urgent_until_us = now_us + URGENT_RECENTLY_US
@@ -146,9 +146,9 @@ class CommitPlanner:
         return min(self._pause_us_max, self._duration_us)
 
     def _fitting(self, progress: Progress) -> CommitPlan:
-        """Returns work nearest to the slow records, as much as the metadata can list.
+        """Returns the work nearest to the slow records, as much as the metadata can list.
 
-        The rest waits until a slow record is finished.
+        The other work waits until a slow record is finished.
         """
         work = progress.nearest_first(self._finished)
         positions = progress.positions_with(work)

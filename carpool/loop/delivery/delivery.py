@@ -1,4 +1,4 @@
-"""The seam between the loop and the ways to commit: finished work in, committed outputs out."""
+"""The interface between the loop and the two ways to commit finished work."""
 
 from __future__ import annotations
 
@@ -71,29 +71,29 @@ class Delivery(ABC):
         """Does one round on the thread. Waits for work for at most `wait_s_max` seconds."""
 
     def submit(self, done: Done) -> None:
-        """Takes finished work; does not block. The intake limits how much waits here."""
+        """Adds finished work. Does not block: the intake limits how much waits here."""
         self._submitted.append(done)
         self._wake_up()
 
     def hint(self, output: Output) -> None:
-        """Takes a best-effort record; drops it when too many wait."""
+        """Adds a best-effort record; drops it when too many wait."""
         if self._hints.add(output):
             self._wake_up()
 
     def after_poll(self) -> None:
-        """Does the part of a commit that only the polling thread may do. Called after each poll."""
+        """Serves commits on the polling thread. Called after each poll."""
         return
 
     @abstractmethod
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
-        """Commits what is finished, forgets the partitions, and returns the ids of their units.
+        """Commits finished work, forgets the partitions, and returns the ids of their units.
 
         Called from inside the consumer's poll, on the polling thread. Waits for the running commit.
         Does at most one commit, and none when the partitions are `lost`.
         """
 
     def close(self, until_us: int) -> None:
-        """Writes and commits what was submitted, until `until_us`."""
+        """Writes and commits submitted work, until `until_us`."""
         self._stop_by_us = until_us
         self._closing.set()
         self._wake.set()

@@ -1,4 +1,4 @@
-"""Exactly once: outputs and the offsets they acknowledge in one transaction (ADR 0007).
+"""Exactly once: commits outputs and their offsets in one transaction (ADR 0007).
 
 A transaction is open only while finished work is committed. Order of steps: `plan` → `begin` →
 `send_offsets` → `produce` → `commit` → `complete`. Finished work stays in memory until the last
@@ -57,7 +57,7 @@ class ExactlyOnceDelivery(Delivery):
     ) -> None:
         """`instance_id`: of this member; it goes into the metadata of every commit.
 
-        `call_us_max`: see `CallWatchdog`. The next life of the service ends the transaction.
+        `call_us_max`: see `CallWatchdog`. The next process of the service ends the transaction.
         """
         super().__init__(context, make_hint_producer)
         self._make_producer = make_producer
@@ -87,7 +87,7 @@ class ExactlyOnceDelivery(Delivery):
     # Called from the polling thread.
 
     def open(self) -> None:
-        """Takes the instance id, which fences its previous life. Raises as the producer does."""
+        """Registers the instance id, which fences its previous process. Raises as the producer does."""
         self._producer = self._make_producer()
         self._producer.start()
 
@@ -132,7 +132,7 @@ class ExactlyOnceDelivery(Delivery):
             self._wake.set()
 
     def _may_end(self) -> bool:
-        """No thread polls at the end, so a member that was expelled would be refused forever."""
+        """No thread polls at the end, so the brokers would refuse an expelled member forever."""
         is_hopeless = self._is_halted or self._closing_aborts >= CLOSING_ABORTS_MAX
         return is_hopeless or super()._may_end()
 
@@ -143,7 +143,7 @@ class ExactlyOnceDelivery(Delivery):
                 self._producer.close()
 
     def step(self, wait_s_max: float = IDLE_WAIT_S) -> None:
-        """Sends hints, and commits what is finished when a commit is due."""
+        """Sends hints, and commits finished work when a commit is due."""
         wait_s = min(wait_s_max, self._wait_s())
         self._is_napping = 0 < wait_s <= NAP_S
         self._wake.wait(wait_s)
@@ -163,7 +163,7 @@ class ExactlyOnceDelivery(Delivery):
     # With the commit lock acquired.
 
     def _try_commit(self, *, is_last: bool = False) -> None:
-        """Commits what is due in one transaction. A failure is reported and leaves the work."""
+        """Commits the due work in one transaction. Reports a failure and keeps its work."""
         if self._is_halted or self._calls.is_stuck:
             return
         plan = self._plan(take_all=is_last or self._closing.is_set())
@@ -252,7 +252,7 @@ class ExactlyOnceDelivery(Delivery):
         self._in_flight.committed(plan.positions)
 
     def _insist(self, call: Callable[[], None]) -> None:
-        """Makes the call until the brokers answer.
+        """Repeats the call until the brokers answer.
 
         Raises `_GaveUpError` when the time to close is over, or the call took too long.
         """
@@ -267,7 +267,7 @@ class ExactlyOnceDelivery(Delivery):
                     raise _GaveUpError from error
                 self._closing.wait(error.retry_after_s or RETRY_WAIT_S)
             else:
-                if self._calls.is_stuck:  # another member may own the partitions by now
+                if self._calls.is_stuck:  # another member may own the partitions now
                     raise _GaveUpError
                 return
 

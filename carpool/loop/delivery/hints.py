@@ -1,4 +1,4 @@
-"""Best-effort records, outside every commit, with a producer of their own."""
+"""Sends best-effort records with a separate producer, outside every commit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Hints:
         return bool(self._waiting)
 
     def add(self, output: Output) -> bool:
-        """Takes a record. Drops it and returns False when too many wait."""
+        """Adds a record; False when too many wait: it is dropped."""
         if len(self._waiting) >= WAITING_MAX:
             self._dropped.inc()
             return False
@@ -36,7 +36,7 @@ class Hints:
         return True
 
     def send(self) -> None:
-        """Sends what waits and serves reports; does not block."""
+        """Sends waiting records and serves reports. Does not block."""
         if self._producer is None:
             if not self._waiting:
                 return
@@ -47,7 +47,7 @@ class Hints:
         self._producer.poll(0)
 
     def close(self) -> None:
-        """Flushes for one second at most."""
+        """Flushes for at most one second."""
         if self._producer is not None:
             self._producer.close(1.0)
 

@@ -1,6 +1,6 @@
-"""Finds calls of a client that never return.
+"""Detects calls of a client that never return.
 
-Calls of librdkafka may not return when a group coordinator is gone (its issues 5456 and 5511).
+librdkafka may block forever without a group coordinator (its issues 5456 and 5511).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOK_S = 0.1
 class CallWatchdog:
     """Watches one call at a time from another thread. A call that takes too long ends the service.
 
-    A thread cannot be ended from outside.
+    Python cannot end a blocked thread.
     """
 
     def __init__(self, clock: Clock, fail: Callable[[CarpoolError], None], *, us_max: int) -> None:
@@ -41,7 +41,7 @@ class CallWatchdog:
             self._began_us = None
 
     def look(self) -> None:
-        """Ends the service when the call takes too long. Called on any other thread."""
+        """Ends the service if the call takes too long. Called from any other thread."""
         began_us = self._began_us
         if self.is_stuck or began_us is None or self._clock.now_us() - began_us <= self._us_max:
             return
