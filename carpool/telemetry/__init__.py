@@ -1,5 +1,5 @@
 """Metrics in one typed list, JSON logs, and the three HTTP pages of a process.
 
-*Invariant:* metrics are passed in; labels have few values. *Invariant:* nothing here changes what a
-service does with a record.
+*Invariant:* metrics are parameters; labels have few values. *Invariant:* nothing here changes what
+a service does with a record.
 """

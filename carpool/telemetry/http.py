@@ -23,13 +23,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs all errors but a client that closed its connection."""
+        """Logs all errors except a connection closed by the client."""
         if not isinstance(sys.exception(), ConnectionError):
             log.exception("a page could not be served")
 
 
 class TelemetryServer:
-    """Serves the three pages on a thread of its own until `close`."""
+    """Serves the three pages on its own thread until `close`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class TelemetryServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Keeps scrapes out of the log."""
+                """Does not log scrapes."""
 
         try:
             self._server = _Server((host, port), Handler)

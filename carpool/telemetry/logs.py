@@ -15,7 +15,7 @@ LogFormat = Literal["json", "console"]
 
 
 def configure_logs(*, service: str, level: str = "info", log_format: LogFormat = "json") -> None:
-    """Sets up logging for this process, once, at start; for standard-library loggers too.
+    """Sets up logging once, at start, for standard-library loggers too.
 
     Work is identified by `query_id`, `trace_id`, `topic`, `partition` and `offset`.
     """

@@ -1,4 +1,4 @@
-"""The one list of metrics: name, type, unit, labels, and what a rise means."""
+"""The list of all metrics: name, type, unit, labels, and the meaning of a rise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class Metrics:
-    """Every metric that Carpool exports, over one registry. Pass it in: there is no global one."""
+    """All metrics of Carpool in one registry. Pass it as a parameter: there is no global one."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
@@ -46,7 +46,7 @@ class _Factory:
 
 
 class LoopMetrics:
-    """Records and partitions of the loop, and what every service counts."""
+    """Records and partitions of the loop, and counts of every service."""
 
     def __init__(self, make: _Factory) -> None:
         self.records_consumed = make.counter(
@@ -69,7 +69,7 @@ class LoopMetrics:
         self.query_failures = make.counter(
             "query_failures_total",
             "Queries that failed in processing, by outcome: again (retried), failed. A rise: the "
-            "index or the LLM server is in trouble.",
+            "index or the LLM server has a problem.",
             "stage",
             "outcome",
         )
@@ -82,7 +82,7 @@ class LoopMetrics:
         )
         self.lag_records = make.gauge(
             "lag_records",
-            "Records that wait, from position(). A rise: the service is too slow.",
+            "Records that wait. A rise: the service is too slow.",
             "topic",
             "partition",
         )
@@ -104,7 +104,7 @@ class LoopMetrics:
         )
         self.last_progress_seconds = make.gauge(
             "last_progress_timestamp_seconds",
-            "Epoch seconds when a record was last taken in or finished, or no record waited.",
+            "Epoch seconds when a record was last accepted or finished, or no record waited.",
         )
         self.partition_moved_seconds = make.gauge(
             "partition_moved_timestamp_seconds",
@@ -136,12 +136,12 @@ class DeliveryMetrics:
         self.commit_seconds = make.seconds("commit_seconds", "Time of a commit with its outputs.")
         self.transactions = make.counter(
             "transactions_total",
-            "Transactions by outcome: committed, aborted, fenced, refused; retried: a call to the "
-            "brokers, made again. A rise of any but the first: brokers are in trouble.",
+            "Transactions by outcome: committed, aborted, fenced, refused; retried: a repeated "
+            "call to the brokers. A rise of any but the first: brokers have a problem.",
             "outcome",
         )
         self.done_discarded = make.counter(
-            "done_discarded_total", "Finished parts discarded because their partition was revoked."
+            "done_discarded_total", "Finished parts of revoked partitions, discarded."
         )
 
 
@@ -204,7 +204,7 @@ class GeneratorMetrics:
         )
         self.tokens = make.counter("tokens_total", "Tokens by kind: input, cached, output.", "kind")
         self.citations = make.counter(
-            "citations_total", "Citations: valid, or dropped as out of range.", "result"
+            "citations_total", "Citations: valid, or dropped (out of range).", "result"
         )
         self.dedup_ids = make.gauge(
             "answer_ledger_ids",
@@ -212,7 +212,7 @@ class GeneratorMetrics:
         )
         self.dedup_decisions = make.counter(
             "answer_ledger_decisions_total",
-            "Records that were not generated: replayed, conflict (an id of another question), "
-            "skipped (answered before a crash); and unreadable answers, passed over.",
+            "Records without a generation: replayed, conflict (the id of another question), "
+            "skipped (answered before a crash); and unreadable answers, ignored.",
             "result",
         )

@@ -10,7 +10,7 @@ from carpool.settings import Settings
 
 
 class HttpSettings(Settings, frozen=True, kw_only=True):
-    """Where a service serves /healthz, /readyz and /metrics."""
+    """The address of /healthz, /readyz and /metrics."""
 
     host: Annotated[
         str,
@@ -40,7 +40,7 @@ class HttpSettings(Settings, frozen=True, kw_only=True):
 
 
 class LogSettings(Settings, frozen=True, kw_only=True):
-    """What is logged, and how."""
+    """The level and format of logs."""
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],

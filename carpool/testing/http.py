@@ -14,7 +14,7 @@ BODY_BYTES_MAX = 16 * 1024 * 1024
 
 
 class RefusedRequest(Exception):
-    """Ends a request with a status and OpenAI's shape of an error."""
+    """Ends a request with a status and an error object of OpenAI's API."""
 
     def __init__(self, status: int, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class HttpRequest:
 
 
 class Responder:
-    """Writes one response. Every call raises `ConnectionError` once the client has left."""
+    """Writes one response. Every call raises `ConnectionError` after the client disconnects."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -42,7 +42,7 @@ class Responder:
         self.has_begun = False
 
     async def wait(self, seconds: float | None) -> None:
-        """Sleeps (None: forever), and notices when the client disconnects."""
+        """Sleeps (None: forever), or raises when the client disconnects."""
         if self._watch is None:
             self._watch = asyncio.create_task(self._reader.read(1))
         done, _ = await asyncio.wait({self._watch}, timeout=seconds)

@@ -1,7 +1,7 @@
 """Real Apache Kafka on loopback for tests: one broker or several, from `KAFKA_HOME` (`libs/*.jar`).
 
 Brokers run in KRaft mode. The data of each broker are in a folder of the caller, so that it can be
-killed, paused and started again. Members and brokers count as dead after 6 seconds of silence.
+killed, paused and restarted. Members and brokers count as dead after 6 seconds of silence.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class KafkaServer:
         return ["java", *options, "-cp", self._classpath, *arguments]
 
     def launch(self) -> None:
-        """Starts the process on its data, without waiting."""
+        """Starts the process on its data; does not wait."""
         options = (*self._java_options, f"-Dlog4j2.configurationFile={self._folder / 'log4j2.xml'}")
         command = self._java(options, "kafka.Kafka", str(self._properties))
         with (self._folder / "log").open("ab") as output:

@@ -1,7 +1,7 @@
 """A stand-in for an LLM server, for crash and load tests: OpenAI's API on loopback, no model.
 
-The name of its model and every text contain its name. A text depends on the prompt only, and cites
-a passage that the prompt numbers.
+The stand-in's name is in its model name and in every text. A text depends on the prompt only, and
+cites a passage that the prompt numbers.
 
     python -m carpool.testing.llm_server --port 8000 --latency-ms 100 --tokens-per-second 50
 
@@ -34,7 +34,7 @@ class LlmFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The fault of the next `count` requests (None: of all) for a completion.
 
     `429`, `503`, `500`, `400`: that status, with `retry_after_s`. `hang`: no reply. `reset`: the
-    connection is closed. `garbage`: no event stream. The last three come after `after_tokens`
+    connection is closed. `garbage`: no event stream. The last three begin after `after_tokens`
     tokens.
     """
 
@@ -58,7 +58,7 @@ REFUSALS = (
 class LlmRequests(msgspec.Struct, kw_only=True):
     """Counts of requests for a completion, in all, by header X-Request-Id and by `prompt_hash`.
 
-    `disconnected`: the client left. `faulted`: met a fault. `in_flight_max`: at the same time.
+    `disconnected`: by the client. `faulted`: got a fault. `in_flight_max`: at the same time.
     """
 
     started: int = 0
@@ -74,7 +74,7 @@ class LlmRequests(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that are read of a request for a completion."""
+    """The used fields of a request for a completion."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -85,7 +85,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LlmServer:
-    """The stand-in on a thread of its own; a context manager.
+    """The stand-in on its own thread; a context manager.
 
     `port` 0 takes a free one. `model` gets the stand-in's name as prefix unless it contains it.
     """
@@ -242,7 +242,7 @@ class LlmServer:
     async def _write(
         self, chat: ChatRequest, fault: LlmFault, request_id: str, responder: Responder
     ) -> None:
-        """Writes the answer a token at a time, or whole, or up to the fault."""
+        """Writes the answer as tokens, as a whole, or up to the fault."""
         text = write(prompt_text(chat.messages), chat.response_format)
         tokens = words(text)
         limit = len(tokens) if chat.max_tokens is None else chat.max_tokens

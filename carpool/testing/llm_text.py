@@ -1,4 +1,4 @@
-"""The texts and JSON objects of the LLM stand-in, made from the prompt alone."""
+"""The texts and JSON objects of the LLM stand-in, made from the prompt only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Poison records for the topics of queries, each with the reason of its refusal.
+"""Poison records for the topics of queries, each with the reason of its rejection.
 
-A service must continue after each of them: the record is in the dead letters with its raw bytes,
-and a `failed` answer is written where the id is known.
+A service must continue after each one. It writes the raw bytes to the dead letters, and a `failed`
+answer if the id is known.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Poison:
 
 
 def poison_records() -> tuple[Poison, ...]:
-    """Returns records that are refused whatever the index is. Their ids begin with `poison-`."""
+    """Returns records that every index refuses. Their ids begin with `poison-`."""
     number = encoded_vector([1.0])
     return (
         Poison(reason="empty", value=b""),
@@ -86,7 +86,7 @@ def query(query_id: str, reason: Reason, *, headers: Headers = (), **fields: obj
 
 
 def encoded_vector(values: list[float]) -> str:
-    """Returns a vector as it travels in JSON."""
+    """Returns a vector as encoded in JSON."""
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
 
 

@@ -1,9 +1,9 @@
-"""Counts the steps from a record to its committed result, and kills before any of them.
+"""Counts the steps from a record to its committed result, and simulates a kill before any step.
 
-`Steps` is one life of a process. A call through `watched` is a step; the chosen call is not made:
-the process is dead, and takes no further step on any thread. Wrap consumer, producer, stage and
-in-flight work, run the loop, begin a new life when `is_killed`, and compare the committed results
-with those of a life without a kill.
+`Steps` is one run of a process. A call through `watched` is a step. The kill replaces the chosen
+call; after it, no thread takes another step. Wrap consumer, producer, stage and in-flight work, run
+the loop, begin a new run when `is_killed`, and compare the committed results with those of a run
+without a kill.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ IN_FLIGHT = frozenset({"assign", "take", "revoke", "complete", "committed"})
 
 
 class KilledError(BaseException):
-    """The process was killed before a step: no handler of errors outlives it."""
+    """The process was killed before a step. `except Exception` does not catch it."""
 
 
 @contextmanager
 def silent_deaths() -> Iterator[None]:
-    """Suppresses reports of threads that a kill ended."""
+    """Suppresses the reports of killed threads."""
     report = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:
@@ -46,10 +46,10 @@ def silent_deaths() -> Iterator[None]:
 
 
 class Steps:
-    """The steps of one life, by name: `producer.commit`. Thread-safe."""
+    """The steps of one run, by name: `producer.commit`. Thread-safe."""
 
     def __init__(self, kill_before: str | None = None, *, nth: int = 1) -> None:
-        """`nth`: which of the steps of that name is not taken."""
+        """`nth`: the step of that name to kill before, from 1."""
         self._kill_before = kill_before
         self._nth = nth
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class Steps:
         self.is_killed = False
 
     def take(self, name: str) -> None:
-        """Counts a step. Raises `KilledError` instead when the process is dead, or dies now."""
+        """Counts a step. Raises `KilledError` if the process is dead, or is killed now."""
         with self._lock:
             if (
                 not self.is_killed
@@ -71,7 +71,7 @@ class Steps:
 
 
 def watched(target: T, steps: Steps, seam: str, calls: Collection[str]) -> T:
-    """Returns `target` with `calls` counted as steps `SEAM.CALL`; everything else is as it was."""
+    """Returns `target` with `calls` counted as steps `SEAM.CALL`; other attributes unchanged."""
     return cast(T, _WatchedCalls(target, steps, seam, calls))
 
 

@@ -1,4 +1,4 @@
-"""The state of a transaction at its coordinator, for a producer that is stopped or dead.
+"""Reads the state of a transaction from its coordinator, also of a dead producer.
 
 Uses Kafka's protocol (DescribeTransactions, version 0, KIP-664), which librdkafka lacks.
 """
@@ -27,7 +27,7 @@ class DescribedTransaction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether records were written that are neither committed nor aborted."""
+        """Whether some of its records are neither committed nor aborted."""
         return self.state == OPEN
 
     @property
@@ -37,7 +37,7 @@ class DescribedTransaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_transaction(bootstrap: str, transactional_id: str) -> DescribedTransaction | None:
-    """Returns the transaction; None where no broker of `bootstrap` knows it. Blocks.
+    """Returns the transaction; None if no broker of `bootstrap` knows it. Blocks.
 
     A broker that is down or paused is skipped after at most `TIMEOUT_S`.
     """

@@ -1,6 +1,6 @@
 """A real vLLM with a small model on loopback, for tests: `CARPOOL_TEST_MODEL` is its folder.
 
-It needs a minute to start, about 4 GB of memory and all cores: start one in each test session.
+It needs a minute to start, about 4 GB of memory and all cores: start one for each test session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STOP_TIMEOUT_S = 30.0
 
 
 class VllmServer:
-    """One server. A context manager: ready inside, and its process has ended after it."""
+    """One server. A context manager: ready on entry, ended on exit."""
 
     def __init__(self, log_file: Path) -> None:
         """Chooses a port. Raises `ConfigError` without vLLM or a model."""
@@ -82,7 +82,7 @@ class VllmServer:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_TIMEOUT_S)
         with contextlib.suppress(ProcessLookupError):
-            # The server is the leader of its session, whose last process is the engine.
+            # The server leads its session, and the engine is the last process of it.
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

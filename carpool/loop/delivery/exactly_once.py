@@ -87,7 +87,7 @@ class ExactlyOnceDelivery(Delivery):
     # Called from the polling thread.
 
     def open(self) -> None:
-        """Registers the instance id, which fences its previous process. Raises as the producer does."""
+        """Registers the instance id: fences its previous process. Raises as the producer does."""
         self._producer = self._make_producer()
         self._producer.start()
 

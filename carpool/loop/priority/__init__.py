@@ -1,1 +1,1 @@
-"""The order and the rate at which records of several priority classes are taken in."""
+"""The order and the rate at which records of several priority classes are accepted."""

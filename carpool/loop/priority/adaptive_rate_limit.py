@@ -1,6 +1,6 @@
-"""Limits how fast batch work is taken in while there is urgent work. Pure.
+"""Limits the intake rate of batch work while there is urgent work. Pure.
 
-A token bucket whose rate increases slowly and decreases fast, by how long threads wait for a CPU.
+A token bucket. Its rate increases slowly and decreases fast, by the wait of threads for a CPU.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class AdaptiveRateLimit:
 
     @property
     def rate(self) -> float:
-        """Bytes a second; 0 before anything was taken."""
+        """Bytes a second; 0 before the first record."""
         return self._rate
 
     def urgent(self, now_us: int) -> None:
-        """Notes a record of a higher class. At the first one, no batch record follows for a while.
+        """Notes a record of a higher class. The first one stops batch records for a while.
 
-        The service is then full of batch records that it took in before.
+        The service is then full of batch records that it accepted before.
         """
         if not self._is_on(now_us):
             self._rate = max(RATE_MIN, self._taken_rate / BEGIN_SHARE)
@@ -59,12 +59,12 @@ class AdaptiveRateLimit:
         self._urgent_until_us = now_us + URGENT_RECENTLY_US
 
     def took(self, cost_bytes: int) -> None:
-        """Notes a record that was taken in."""
+        """Notes an accepted record."""
         self._taken += cost_bytes
         self._tokens -= cost_bytes
 
     def may_take(self, now_us: int) -> bool:
-        """Whether a record may be taken in now."""
+        """Whether a record may be accepted now."""
         elapsed_us, self._filled_us = now_us - self._filled_us, now_us
         burst = self._rate * BURST_US / 1_000_000
         self._tokens = min(burst, self._tokens + self._rate * elapsed_us / 1_000_000)
@@ -72,7 +72,7 @@ class AdaptiveRateLimit:
         return self._is_open or not self._is_on(now_us)
 
     def is_review_due(self, now_us: int) -> bool:
-        """Whether `review` must be called."""
+        """Whether to call `review`."""
         return now_us - self._reviewed_us >= REVIEW_US
 
     def review(self, now_us: int, cpu_wait_us: float | None) -> None:

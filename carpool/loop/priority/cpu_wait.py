@@ -1,4 +1,4 @@
-"""Measures how long a thread waits for a CPU: the scheduler statistics of Linux."""
+"""Measures the wait of a thread for a CPU, from the scheduler statistics of Linux."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class CpuWait:
-    """Measures the thread that calls it, which must be always the same one."""
+    """Measures the thread that calls it, which must always be the same one."""
 
     def __init__(self, path: Path = SCHEDSTAT) -> None:
         """`path`: a file with run time and wait in nanoseconds, and the number of runs."""
@@ -16,7 +16,7 @@ class CpuWait:
         self._last: tuple[int, int] | None = None
 
     def mean_us(self) -> float | None:
-        """Returns the mean wait before a run since the last call; None where it is unknown.
+        """Returns the mean wait before a run since the last call; None: unknown.
 
         Takes microseconds.
         """

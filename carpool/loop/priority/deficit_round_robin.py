@@ -8,8 +8,8 @@ from collections.abc import Callable
 class DeficitRoundRobin:
     """Shares capacity between flows that have work.
 
-    On its turn a flow spends `quantum` times its weight; what it could not spend is added to its
-    next turn. A flow without work has no turn and saves nothing. With `cost_max` the cost of the
+    On its turn a flow spends `quantum` times its weight; the rest is added to its next turn.
+    A flow without work has no turn and saves nothing. With `cost_max` the cost of the
     most expensive item:
 
     - *Work-conserving*: an item is chosen whenever any flow may go.
@@ -47,7 +47,7 @@ class DeficitRoundRobin:
             del self._deficits[flow]
 
     def next(self, cost_of: Callable[[str], int | None]) -> str | None:
-        """Returns the flow whose first item goes now, and charges its cost; None when none may.
+        """Returns the flow whose first item goes now, and charges its cost; None: all are blocked.
 
         `cost_of`: the cost of the first item of a flow. None: the flow is blocked and loses its
         turn.

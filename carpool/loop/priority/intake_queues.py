@@ -1,9 +1,9 @@
-"""Decides which polled record is taken in next: one bounded queue for each topic, in turns. Pure.
+"""Chooses the next polled record to accept: one bounded queue for each topic, in turns. Pure.
 
 A service reads one topic for each priority class. A client returns records in the order of its
-fetches, so an urgent record may be behind thousands of others. The queues sort what was polled; a
-topic whose queue is full is paused. The partitions of a topic alternate too: a client returns all
-it fetched of one partition before the next one.
+fetches, so an urgent record may be behind thousands of others. The queues sort the polled records;
+a topic whose queue is full is paused. The partitions of a topic alternate too: a client returns all
+fetched records of one partition before those of the next one.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class PriorityClass:
 
 @dataclass(frozen=True, kw_only=True)
 class Intake(Generic[R]):
-    """How a service reads its topic.
+    """The input of a service: its topics and their decoder.
 
     `decode` raises `RecordError`. `bad_input`: "refuse" sends the record to the dead letters with a
     `failed` answer (queries); "stop" is a deployment fault and stops consumption (internal topics).
-    `parts`: how many results a record owes. `extra_classes`: topics with the same records in other
-    priority classes. `weight`: of `topic`, see `PriorityClass`.
+    `parts`: number of results that a record owes. `extra_classes`: topics with the same records in
+    other priority classes. `weight`: of `topic`, see `PriorityClass`.
     """
 
     topic: str
@@ -74,7 +74,7 @@ def cost_bytes(message: Message) -> int:
 
 
 class IntakeQueues:
-    """Records that were polled and not taken in. Not thread-safe; calls take microseconds."""
+    """Polled records that are not accepted yet. Not thread-safe; calls take microseconds."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class IntakeQueues:
         records_max: int = RECORDS_MAX,
         bytes_max: int = BYTES_MAX,
     ) -> None:
-        """`records_max`, `bytes_max`: when a queue is full. `add` takes records beyond them."""
+        """`records_max`, `bytes_max`: size of a full queue. `add` accepts records beyond them."""
         self._classes = {each.topic: each for each in classes}
         self._records_max = records_max
         self._bytes_max = bytes_max
@@ -95,7 +95,7 @@ class IntakeQueues:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics, in the order in which they were given."""
+        """The topics, in the order of the constructor."""
         return tuple(self._classes)
 
     @property
@@ -123,7 +123,7 @@ class IntakeQueues:
         )
 
     def add(self, message: Message) -> None:
-        """Takes a record that was polled."""
+        """Adds a polled record."""
         topic = message.source.topic
         self._queues[topic].add(message)
         self._turns.join(topic)
@@ -132,9 +132,9 @@ class IntakeQueues:
     def next(
         self, unfinished_parts: Mapping[str, int], may_take: Callable[[str], bool] = lambda _: True
     ) -> Message | None:
-        """Removes and returns the record to take in now; None where none may be.
+        """Removes and returns the record to accept now; None: all are blocked.
 
-        `unfinished_parts`: by topic. `may_take`: whether records of a topic may be taken in now.
+        `unfinished_parts`: by topic. `may_take`: whether records of a topic may be accepted now.
         """
 
         def cost(topic: str) -> int | None:
@@ -152,7 +152,7 @@ class IntakeQueues:
         return message
 
     def forget(self, partitions: frozenset[TopicPartition]) -> None:
-        """Drops the records of partitions that are revoked."""
+        """Drops the records of revoked partitions."""
         for topic, queue in self._queues.items():
             if queue.forget({at.partition for at in partitions if at.topic == topic}):
                 self._removed(topic)

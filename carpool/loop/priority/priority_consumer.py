@@ -1,9 +1,9 @@
 """A `ConsumerClient` around another one that returns records of several topics in turns.
 
-It sorts what the inner client returns into one queue for each topic (`intake_queues`), so an urgent
-record never waits for records of another topic that were fetched before it. It pauses a topic whose
-queue is full. Records in the queues are not taken in: when their partition is revoked they are
-dropped, and its next owner reads them again.
+It sorts the records of the inner client into one queue for each topic (`intake_queues`), so an
+urgent record never waits for records of another topic that were fetched before it. It pauses a
+topic whose queue is full. Records in the queues are not accepted yet. If their partition is revoked
+they are dropped, and its next owner reads them again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PriorityConsumer:
         self._consumer.subscribe(topic, _QueueListener(listener, self._queues), extra_topics)
 
     def poll(self, timeout_s: float) -> Message | None:
-        """Returns the next record; None after `timeout_s` where none may be taken in."""
+        """Returns the next record; None after `timeout_s` if none may be accepted."""
         was_drained, self._is_drained = self._is_drained, False
         if was_drained and timeout_s == 0 and not self._queues.records:
             return None
@@ -118,7 +118,7 @@ class PriorityConsumer:
                 limit.review(now_us, cpu_wait_us)
 
     def _update_paused(self) -> None:
-        """Pauses and resumes topics where that has changed."""
+        """Pauses full topics, and resumes the others."""
         paused = frozenset(self._queues.topics) if self._is_paused else self._queues.full
         if paused == self._paused_topics:
             return
@@ -133,7 +133,7 @@ class PriorityConsumer:
         self._update_paused()
 
     def resume(self, topics: frozenset[str] | None = None) -> None:
-        """Resumes all topics, but those whose queue is full."""
+        """Resumes all topics except those whose queue is full."""
         self._is_paused = False
         self._update_paused()
 
