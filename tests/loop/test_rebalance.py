@@ -30,7 +30,7 @@ def begin(group: MemberGroup, *names: str) -> None:
 
 
 def test_from_one_member_to_three_and_back_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    with open_group(tmp_path, members=3, rate_per_s=RATE_PER_S) as group:
+    with open_group(tmp_path, members=3, rate_per_s=RATE_PER_S, settings={}) as group:
         begin(group, "generator-1", "generator-2", "generator-3")
         for name in ("generator-2", "generator-3"):
             group.join(name)
@@ -48,7 +48,7 @@ def test_from_one_member_to_three_and_back_loses_and_repeats_nothing(tmp_path: P
 def test_work_of_a_member_killed_inside_a_transaction_is_answered_once_by_the_others(
     tmp_path: Path,
 ) -> None:
-    with open_group(tmp_path, members=2, rate_per_s=RATE_PER_S) as group:
+    with open_group(tmp_path, members=2, rate_per_s=RATE_PER_S, settings={}) as group:
         begin(group, "generator-1", "generator-2")
         group.join("generator-2")
         group.wait_assigned("generator-2")
