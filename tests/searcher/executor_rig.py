@@ -13,10 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from carpool.clock import SystemClock
-from carpool.disk.centroids import probe
-from carpool.disk.extents import ClusterExtent, plan_extents, segment_name
-from carpool.disk.pages import PageLayout
-from carpool.disk.segments import SegmentWriter
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
@@ -33,58 +29,18 @@ from searcher.scoring.pool import ScoringPool
 from searcher.store.engine import BlockEngine, BlockRead
 from searcher.store.files import SegmentFiles
 from searcher.store.threads import ThreadEngine
-from tests.searcher.helpers import Float32, normalised
+from tests.searcher.helpers import Float32, SmallIndex, exact_top_k, normalised, random_index
 
-BUILD_ID = 77
 DIMENSION = 32
 NLIST = 12
 TOP_K = 7
 
 
-@dataclass(frozen=True)
-class Disk:
-    """An index without documents: vectors (n, dim), their clusters, segments on disk."""
-
-    folder: Path
-    vectors: Float32
-    centroids: Float32
-    assigned: np.ndarray
-    layout: PageLayout
-    extents: tuple[ClusterExtent, ...]
-
-    @property
-    def paths(self) -> list[Path]:
-        return [
-            self.folder / segment_name(n)
-            for n in range(1 + max(extent.segment for extent in self.extents))
-        ]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(extent.size_bytes for extent in self.extents)
-
-    def exact(self, query: Float32, clusters: Sequence[int]) -> list[int]:
-        rows = np.flatnonzero(np.isin(self.assigned, clusters))
-        scores = self.vectors[rows] @ query
-        return [int(rows[at]) for at in np.lexsort((rows, -scores))[:TOP_K]]
-
-
-def make_disk(folder: Path) -> Disk:
-    """Returns an index of made-up vectors in `folder`."""
-    rng = np.random.default_rng(4)
-    vectors = normalised(rng.standard_normal((6000, DIMENSION)))
-    centroids = normalised(rng.standard_normal((NLIST, DIMENSION)))
-    assigned = probe(centroids, vectors, 1)[:, 0]
-    layout = PageLayout(dimension=DIMENSION, vector_dtype="float32", page_bytes=4096)
-    extents = plan_extents(
-        layout, np.bincount(assigned, minlength=NLIST).tolist(), segment_bytes_max=1 << 18
+def make_index(folder: Path) -> SmallIndex:
+    """Returns an index of random vectors in several segments."""
+    return random_index(
+        folder, rows=6000, dimension=DIMENSION, nlist=NLIST, seed=4, segment_bytes_max=1 << 18
     )
-    writer = SegmentWriter(folder, layout=layout, build_id=BUILD_ID, extents=extents)
-    for cluster in range(NLIST):
-        rows = np.flatnonzero(assigned == cluster).astype(np.int64)
-        writer.append(cluster, vectors[rows], rows)
-    writer.close()
-    return Disk(folder, vectors, centroids, assigned, layout, tuple(extents))
 
 
 class Trouble:
@@ -92,14 +48,14 @@ class Trouble:
     disk.
     """
 
-    def __init__(self, disk: Disk, files: SegmentFiles) -> None:
-        self._files = files
+    def __init__(self, index: SmallIndex, files: SegmentFiles) -> None:
+        self._files, layout = files, index.manifest.layout()
         self._clusters = {
-            (extent.segment, extent.offset_bytes + page * disk.layout.page_bytes): (
+            (extent.segment, extent.offset_bytes + page * layout.page_bytes): (
                 extent.cluster,
                 page,
             )
-            for extent in disk.extents
+            for extent in index.extents
             for page in range(extent.page_count)
         }
         self.failing: set[int] = set()
@@ -142,7 +98,6 @@ class Running:
         queries: Float32,
         clusters: Sequence[tuple[int, ...]],
         deadline_us: int | None = None,
-        next_query: tuple[int, ...] = (),
         horizon: Mapping[int, int] | None = None,
     ) -> tuple[int, ...]:
         searches = tuple(
@@ -157,16 +112,8 @@ class Running:
         )
         self.keys += len(searches)
         foreseen = {ClusterId(cluster): windows for cluster, windows in (horizon or {}).items()}
-        after = tuple(map(ClusterId, next_query))
-        self.executor.join(
-            SearchGroup(searches=searches, window=object(), next_query=after, horizon=foreseen)
-        )
+        self.executor.join(SearchGroup(searches=searches, window=object(), horizon=foreseen))
         return tuple(search.key for search in searches)
-
-    def read_all(self, query: Float32) -> None:
-        """Has every cluster read by a query, (1, dim)."""
-        self.join(query, [tuple(range(NLIST))])
-        self.take(1)
 
     def take(self, count: int) -> dict[int, SearchResult | None]:
         return {
@@ -184,7 +131,7 @@ class Running:
 
 @contextmanager
 def running(
-    disk: Disk,
+    index: SmallIndex,
     *,
     share: float = 0.5,
     threads: int = 2,
@@ -192,18 +139,18 @@ def running(
     timeout_us: int = 10_000_000,
     slice_bytes_max: int = 0,
 ) -> Iterator[Running]:
-    clock, metrics = SystemClock(), Metrics()
-    slices = Slices(disk.extents, disk.layout, slice_bytes_max)
-    block_bytes = choose_block_bytes(disk.layout.page_bytes, disk.size_bytes // NLIST)
-    arena = Arena(int(share * disk.size_bytes), block_bytes)
-    files = SegmentFiles(disk.paths, "auto")
-    trouble = Trouble(disk, files)
+    clock, metrics, layout = SystemClock(), Metrics(), index.manifest.layout()
+    slices = Slices(index.extents, layout, slice_bytes_max)
+    block_bytes = choose_block_bytes(layout.page_bytes, index.size_bytes // NLIST)
+    arena = Arena(int(share * index.size_bytes), block_bytes)
+    files = SegmentFiles(index.paths, "auto")
+    trouble = Trouble(index, files)
     engine: BlockEngine = ThreadEngine(trouble.read_block, depth=4, prefetch_depth=1, clock=clock)
     memory = ClusterMemory(
-        layout=disk.layout,
+        layout=layout,
         extents=slices.extents,
-        build_id=BUILD_ID,
-        paths=[str(path) for path in disk.paths],
+        build_id=index.manifest.build_id,
+        paths=[str(path) for path in index.paths],
         arena=arena,
         engine=engine,
         rules=ReadRules(
@@ -251,7 +198,11 @@ def running(
 
 
 def questions(
-    disk: Disk, count: int, nprobe: int, seed: int = 1
-) -> tuple[Float32, list[tuple[int, ...]]]:
-    queries = normalised(np.random.default_rng(seed).standard_normal((count, DIMENSION)))
-    return queries, [tuple(row) for row in probe(disk.centroids, queries, nprobe).tolist()]
+    index: SmallIndex, count: int, nprobe: int
+) -> tuple[Float32, list[tuple[ClusterId, ...]]]:
+    queries = normalised(np.random.default_rng(1).standard_normal((count, DIMENSION)))
+    return queries, [index.clusters_of(query, nprobe) for query in queries]
+
+
+def exact(index: SmallIndex, query: Float32, clusters: Sequence[int]) -> list[int]:
+    return exact_top_k(index, query, clusters, TOP_K)

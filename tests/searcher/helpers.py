@@ -16,7 +16,7 @@ from carpool.clock import SystemClock
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, probe, write_centroids
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentWriter
 from carpool.disk.extent_table import EXTENTS_NAME, write_extents
-from carpool.disk.extents import ClusterExtent, plan_extents, segment_name
+from carpool.disk.extents import SEGMENT_BYTES_MAX, ClusterExtent, plan_extents, segment_name
 from carpool.disk.files import file_crc32
 from carpool.disk.index import index_files
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
@@ -65,6 +65,14 @@ class SmallIndex:
         return self.dir / segment_name(0)
 
     @property
+    def paths(self) -> list[Path]:
+        return [self.dir / segment_name(n) for n in range(self.manifest.segment_count)]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(extent.size_bytes for extent in self.extents)
+
+    @property
     def settings(self) -> IndexSettings:
         return IndexSettings(dir=str(self.dir))
 
@@ -91,6 +99,7 @@ def write_index(
     nprobe: int = 1,
     vector_dtype: VectorDtype = "float32",
     embedding_model: str = MODEL,
+    segment_bytes_max: int = SEGMENT_BYTES_MAX,
 ) -> SmallIndex:
     """Writes an index in which each row is in the cluster of its nearest centroid. What is stored
     rounds `vectors`.
@@ -102,7 +111,7 @@ def write_index(
     counts = np.bincount(assigned, minlength=nlist).tolist()
     layout = choose_layout(dimension, vector_dtype, counts)
     build_id = build_id_of(vectors.tobytes(), centroids.tobytes())
-    extents = plan_extents(layout, counts)
+    extents = plan_extents(layout, counts, segment_bytes_max=segment_bytes_max)
     segment = SegmentWriter(folder, layout=layout, build_id=build_id, extents=extents)
     for cluster in range(nlist):
         rows = np.flatnonzero(assigned == cluster).astype(np.int64)
@@ -110,14 +119,14 @@ def write_index(
     segments = segment.close()
     write_extents(folder, extents)
     writer = DocumentWriter(folder, build_id)
-    for row, document in enumerate(documents or ()):
+    if documents is None:
+        documents = (
+            Document(doc_id=f"d{row}", title=f"Title {row}", text=f"The text of row {row}.")
+            for row in range(len(vectors))
+        )
+    for row, document in enumerate(documents):
         assert row < len(vectors)
         writer.append(document)
-    if documents is None:
-        for row in range(len(vectors)):
-            writer.append(
-                Document(doc_id=f"d{row}", title=f"Title {row}", text=f"The text of row {row}.")
-            )
     writer.close()
     small = (CENTROIDS_NAME, EXTENTS_NAME, DOCUMENTS_NAME, OFFSETS_NAME)
     files = {
@@ -163,13 +172,13 @@ def random_index(
     dimension: int = 16,
     nlist: int = 8,
     seed: int = 1,
-    embedding_model: str = MODEL,
+    **given: Any,
 ) -> SmallIndex:
     """Writes an index of random directions; its clusters are uneven."""
     generator = np.random.default_rng(seed)
     vectors = normalised(generator.standard_normal((rows, dimension)))
     centroids = normalised(generator.standard_normal((nlist, dimension)))
-    return write_index(folder, vectors, centroids, embedding_model=embedding_model)
+    return write_index(folder, vectors, centroids, **given)
 
 
 def make_group(
@@ -296,18 +305,14 @@ class ListSink:
         return [output for done in self.dones for output in done.outputs]
 
     def retrievals(self) -> dict[str, Retrieval]:
-        found = [
-            decode(Retrieval, o.value, o.headers)
-            for o in self.outputs()
-            if o.topic == RETRIEVALS.name
-        ]
+        found = self._records(RETRIEVALS.name, Retrieval)
         return {retrieval.query.query_id: retrieval for retrieval in found}
 
     def answers(self) -> dict[str, Answer]:
-        found = [
-            decode(Answer, o.value, o.headers) for o in self.outputs() if o.topic == ANSWERS.name
-        ]
-        return {answer.query_id: answer for answer in found}
+        return {answer.query_id: answer for answer in self._records(ANSWERS.name, Answer)}
+
+    def _records(self, topic: str, kind: type[Any]) -> list[Any]:
+        return [decode(kind, o.value, o.headers) for o in self.outputs() if o.topic == topic]
 
 
 @dataclass

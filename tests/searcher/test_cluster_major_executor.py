@@ -14,56 +14,63 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
-from tests.searcher.executor_rig import NLIST, Disk, make_disk, questions, running
+from tests.searcher.executor_rig import NLIST, exact, make_index, questions, running
+from tests.searcher.helpers import SmallIndex
 
 
 @pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Disk:
-    return make_disk(tmp_path_factory.mktemp("disk"))
+def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
+    return make_index(tmp_path_factory.mktemp("index"))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("prefetch", [0.0, 0.2])
 @pytest.mark.parametrize("slice_bytes_max", [0, 4096])
 def test_windows_of_queries_find_exactly_what_an_exact_search_of_their_clusters_finds(
-    disk: Disk, threads: int, prefetch: float, slice_bytes_max: int
+    index: SmallIndex, threads: int, prefetch: float, slice_bytes_max: int
 ) -> None:
-    queries, clusters = questions(disk, 120, 5)
-    with running(disk, threads=threads, prefetch=prefetch, slice_bytes_max=slice_bytes_max) as here:
+    queries, clusters = questions(index, 120, 5)
+    with running(
+        index, threads=threads, prefetch=prefetch, slice_bytes_max=slice_bytes_max
+    ) as here:
         for start in range(0, 120, 30):
-            keys = here.join(queries[start : start + 30], clusters[start : start + 30])
+            window = slice(start, start + 30)
+            following = {c for probes in clusters[start + 30 : start + 60] for c in probes}
+            keys = here.join(queries[window], clusters[window], horizon=dict.fromkeys(following, 1))
             for key, found in here.take(30).items():
                 assert found is not None and key in keys
-                assert found.best.rows.tolist() == disk.exact(queries[key], clusters[key])
+                assert found.best.rows.tolist() == exact(index, queries[key], clusters[key])
                 assert [probe.cluster for probe in found.probes] == list(clusters[key])
                 assert not found.skipped and not found.errors
-                np.testing.assert_array_equal(found.best.clusters, disk.assigned[found.best.rows])
+                np.testing.assert_array_equal(found.best.clusters, index.assigned[found.best.rows])
 
 
-def test_a_window_reads_each_cluster_once_and_what_queries_report_adds_up(disk: Disk) -> None:
-    queries, clusters = questions(disk, 50, 6)
-    with running(disk) as here:
+def test_a_window_reads_each_cluster_once_and_what_queries_report_adds_up(
+    index: SmallIndex,
+) -> None:
+    queries, clusters = questions(index, 50, 6)
+    with running(index) as here:
         here.join(queries, clusters)
         found = here.take(50)
         distinct = {cluster for probes in clusters for cluster in probes}
-        assert here.bytes_read() == sum(disk.extents[cluster].size_bytes for cluster in distinct)
+        assert here.bytes_read() == sum(index.extents[cluster].size_bytes for cluster in distinct)
         assert sum(each.bytes_read for each in found.values() if each) == here.bytes_read()
 
 
-def test_queries_that_join_while_others_are_searched_share_their_reads(disk: Disk) -> None:
-    queries, clusters = questions(disk, 40, 6)
-    with running(disk, share=1.2) as here:
+def test_queries_that_join_while_others_are_searched_share_their_reads(index: SmallIndex) -> None:
+    queries, clusters = questions(index, 40, 6)
+    with running(index, share=1.2) as here:
         for start in range(0, 40, 2):
             here.join(queries[start : start + 2], clusters[start : start + 2])
         here.take(40)
-        assert here.bytes_read() <= disk.size_bytes, "all of it fits, so nothing is read twice"
+        assert here.bytes_read() <= index.size_bytes, "all of it fits, so nothing is read twice"
 
 
 def test_what_fails_or_is_damaged_is_skipped_by_those_who_wanted_it_and_says_why(
-    disk: Disk,
+    index: SmallIndex,
 ) -> None:
-    queries, clusters = questions(disk, 40, 3)
-    with running(disk) as here:
+    queries, clusters = questions(index, 40, 3)
+    with running(index) as here:
         here.trouble.failing, here.trouble.damaged = {1, 2}, {3}
         here.join(queries, clusters)
         for key, found in here.take(40).items():
@@ -73,7 +80,7 @@ def test_what_fails_or_is_damaged_is_skipped_by_those_who_wanted_it_and_says_why
             assert len(found.errors) == len(bad)
             assert {type(error) for error in found.errors} <= {RetryableError, CorruptionError}
             good = [cluster for cluster in clusters[key] if cluster not in bad]
-            assert found.best.rows.tolist() == disk.exact(queries[key], good)
+            assert found.best.rows.tolist() == exact(index, queries[key], good)
         here.trouble.failing, here.trouble.damaged = set(), set()
         here.join(queries, clusters)
         assert all(found is not None and not found.skipped for found in here.take(40).values()), (
@@ -82,14 +89,14 @@ def test_what_fails_or_is_damaged_is_skipped_by_those_who_wanted_it_and_says_why
 
 
 def test_a_cluster_of_which_one_slice_is_damaged_is_skipped_and_what_is_left_of_it_is_searched(
-    disk: Disk,
+    index: SmallIndex,
 ) -> None:
-    queries, clusters = questions(disk, 40, 6)
+    queries, clusters = questions(index, 40, 6)
     bad = 3
     lost = set(
-        np.flatnonzero(disk.assigned == bad)[: disk.layout.rows_per_page].tolist()
+        np.flatnonzero(index.assigned == bad)[: index.manifest.layout().rows_per_page].tolist()
     )  # the rows of its first page
-    with running(disk, slice_bytes_max=disk.layout.page_bytes) as here:
+    with running(index, slice_bytes_max=index.manifest.layout().page_bytes) as here:
         here.trouble.damaged_pages = {(bad, 0)}
         here.join(queries, clusters)
         for key, found in here.take(40).items():
@@ -98,7 +105,7 @@ def test_a_cluster_of_which_one_slice_is_damaged_is_skipped_and_what_is_left_of_
             assert [f"cluster {bad} " in str(error) for error in found.errors] == [True] * len(
                 found.skipped
             )
-            rest = [row for row in disk.exact(queries[key], clusters[key]) if row not in lost]
+            rest = [row for row in exact(index, queries[key], clusters[key]) if row not in lost]
             assert found.best.rows.tolist()[: len(rest)] == rest
 
 
@@ -106,12 +113,12 @@ KINDS = ("failing", "damaged", "short", "slow", "hanging")
 
 
 def test_a_hundred_windows_of_bad_reads_return_all_their_memory(
-    disk: Disk,
+    index: SmallIndex,
 ) -> None:
     dice = random.Random(8)
-    queries, clusters = questions(disk, 8, 3)
+    queries, clusters = questions(index, 8, 3)
     skips: Counter[str] = Counter()
-    with running(disk, timeout_us=1_000_000) as here:
+    with running(index, timeout_us=1_000_000) as here:
         for number in range(100):
             bad = set(dice.sample(range(NLIST), 2))
             kind = KINDS[number % 5]
@@ -131,7 +138,7 @@ def test_a_hundred_windows_of_bad_reads_return_all_their_memory(
                         error
                     )
                 good = [cluster for cluster in mine if cluster not in found.skipped]
-                assert found.best.rows.tolist() == disk.exact(queries[key % 8], good)
+                assert found.best.rows.tolist() == exact(index, queries[key % 8], good)
                 skips[kind] += len(found.skipped)
             setattr(here.trouble, kind, set())
             here.trouble.released.set()
@@ -152,10 +159,10 @@ def test_a_hundred_windows_of_bad_reads_return_all_their_memory(
 
 
 def test_a_dropped_query_is_not_finished_and_an_expired_one_is_finished_with_none(
-    disk: Disk,
+    index: SmallIndex,
 ) -> None:
-    queries, clusters = questions(disk, 3, 3)
-    with running(disk) as here:
+    queries, clusters = questions(index, 3, 3)
+    with running(index) as here:
         here.trouble.hanging = set(range(NLIST))
         (dropped,) = here.join(queries[:1], clusters[:1])
         (expired,) = here.join(
