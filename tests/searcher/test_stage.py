@@ -88,9 +88,11 @@ def test_a_retrieval_carries_the_query_its_source_and_what_it_took(index: SmallI
 def test_bytes_read_and_tiers_say_what_the_query_found_in_memory(index: SmallIndex) -> None:
     vectors = questions(2)
     with running(index, prefetch="none") as run:
-        first = run.search(make_group(index, vectors[:1], clusters=[(0, 1)]))["q0-0"]
+        group = make_group(index, vectors[:1], clusters=[(0, 1)], next_clusters=(2, 5))
+        first = run.search(group)["q0-0"]
         later = make_group(index, vectors[1:], clusters=[(1, 2)], sequence=1)
         second = run.search(later)["q1-0"]
+        assert run.count("bytes_read_total", purpose="prefetch") == 0
     sizes = [extent.size_bytes for extent in index.extents]
     assert [(p.cluster, p.tier) for p in first.probes] == [(0, "ssd"), (1, "ssd")]
     assert [(p.cluster, p.tier) for p in second.probes] == [(1, "ram"), (2, "ssd")]
@@ -196,15 +198,6 @@ def test_the_first_query_of_a_group_finds_what_was_read_ahead(index: SmallIndex)
         )
 
 
-def test_without_prefetch_nothing_is_read_ahead(index: SmallIndex) -> None:
-    vector = questions(1)[0]
-    with running(index, prefetch="none") as run:
-        run.search(make_group(index, [vector], clusters=[(0, 1)], next_clusters=(5, 6)))
-        found = run.search(make_group(index, [vector], clusters=[(5, 6)], sequence=1))["q1-0"]
-        assert [probe.tier for probe in found.probes] == ["ssd", "ssd"]
-        assert run.count("bytes_read_total", purpose="prefetch") == 0
-
-
 # ---- parts
 
 
@@ -229,13 +222,3 @@ def test_a_query_leaves_as_soon_as_it_is_done(index: SmallIndex) -> None:
         assert run.sink.parts() == [(0, 0)]
         gate.opened.set()
         run.sink.wait_done(2)
-
-
-def test_the_same_group_searched_again_gives_records_with_the_same_ids(index: SmallIndex) -> None:
-    group = make_group(index, questions(3))
-    ids = []
-    for _ in range(2):
-        with running(index) as run:
-            run.search(group)
-        ids.append([dict(output.headers)["ce_id"] for output in run.sink.outputs()])
-    assert ids[0] == ids[1]

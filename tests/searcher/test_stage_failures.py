@@ -34,14 +34,17 @@ from tests.searcher.stage import Gate, questions
         ({"centroids_fingerprint": "another"}, "centroids another"),
         ({"index_version": "v-other"}, "index version v-other"),
         ({"embedding_model": "other-model"}, "embedding model other-model"),
+        ({"vectors": [np.ones(8)], "clusters": [(1,)]}, "32 bytes; 16 float32"),
+        ({"vectors": questions(1), "clusters": [(1, 8)]}, "not among the 8"),
+        ({"vectors": questions(1), "clusters": [(-1,)]}, "not among the 8"),
     ],
 )
-def test_a_group_of_another_index_stops_the_searcher_and_loses_nothing(
+def test_a_group_that_does_not_fit_the_index_stops_the_searcher_and_loses_nothing(
     index: SmallIndex, changes: dict[str, Any], words: str
 ) -> None:
     with running(index) as run:
         run.wait_ready()
-        run.stage.offer(make_unit(0, make_group(index, questions(2), **changes)), 0)
+        run.stage.offer(make_unit(0, make_group(index, **{"vectors": questions(2), **changes})), 0)
         error = run.sink.wait_failure()
         assert isinstance(error, DeploymentError)
         assert words in str(error)
@@ -50,35 +53,16 @@ def test_a_group_of_another_index_stops_the_searcher_and_loses_nothing(
     assert run.sink.dones == []
 
 
-def test_a_vector_of_another_dimension_or_a_cluster_that_does_not_exist_is_a_deployment_fault(
-    index: SmallIndex,
-) -> None:
-    short = normalised(np.ones((1, 8)))[0]
-    for group, words in (
-        (make_group(index, [short], clusters=[(1,)]), "32 bytes; 16 float32"),
-        (make_group(index, questions(1), clusters=[(1, 8)]), "not among the 8"),
-        (make_group(index, questions(1), clusters=[(-1,)]), "not among the 8"),
-    ):
-        with running(index) as run:
-            run.wait_ready()
-            run.stage.offer(make_unit(0, group), 0)
-            error = run.sink.wait_failure()
-            assert isinstance(error, DeploymentError)
-            assert words in str(error)
-
-
 # ---- deadlines
 
 
 def test_an_expired_query_is_answered_expired_and_not_searched(index: SmallIndex) -> None:
     clock = HandClock(9_000_000)
     with running(index, clock=clock) as run:
-        run.wait_ready()
-        run.stage.offer(make_unit(0, make_group(index, questions(1), deadline_us=9_000_000)), 0)
-        run.stage.offer(
-            make_unit(1, make_group(index, questions(1), deadline_us=9_000_001, sequence=1)), 0
+        run.search(
+            make_group(index, questions(1), deadline_us=9_000_000),
+            make_group(index, questions(1), deadline_us=9_000_001, sequence=1),
         )
-        run.sink.wait_done(2)
         assert run.count("answers_total", stage="searcher", status="expired") == 1
     answer = run.sink.answers()["q0-0"]
     assert (answer.status, answer.is_final, answer.source) == (
@@ -109,9 +93,8 @@ def test_a_deadline_that_is_further_away_than_any_wait_is_a_deadline_like_others
         gate.arrived.acquire()
         gate.opened.set()
         run.sink.wait_done(1)
-        run.stage.offer(make_unit(1, make_group(index, questions(1), sequence=1)), 0)
-        run.sink.wait_done(2)
-    assert set(run.sink.retrievals()) == {"q0-0", "q1-0"}
+        found = run.search(make_group(index, questions(1), sequence=1))
+    assert set(found) == {"q0-0", "q1-0"}
 
 
 def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(
@@ -125,9 +108,7 @@ def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(
             return super().run(*given)
 
     with running(index, clock=clock, pool=Slow) as run:
-        run.wait_ready()
-        run.stage.offer(make_unit(0, make_group(index, questions(1), deadline_us=2_000)), 0)
-        run.sink.wait_done(1)
+        run.search(make_group(index, questions(1), deadline_us=2_000))
     assert run.sink.answers()["q0-0"].status == "expired"
     assert "1 ms" in run.sink.answers()["q0-0"].error.message  # type: ignore[union-attr]
     assert run.sink.retrievals() == {}
@@ -157,11 +138,7 @@ def test_a_query_that_finds_only_damage_is_answered_failed_and_the_next_one_is_s
     own_index.damage(2)
     own_index.damage(4)
     with running(own_index) as run:
-        run.wait_ready()
-        run.stage.offer(
-            make_unit(0, make_group(own_index, questions(2), clusters=[(2, 4), (1, 4)])), 0
-        )
-        run.sink.wait_done(2)
+        run.search(make_group(own_index, questions(2), clusters=[(2, 4), (1, 4)]))
     answer = run.sink.answers()["q0-0"]
     assert answer.status == "failed"
     assert answer.error is not None
@@ -190,9 +167,7 @@ def test_a_segment_that_was_cut_short_while_it_was_open_fails_only_what_needs_it
 
 def test_when_no_cluster_can_be_read_now_the_failure_may_be_retried(index: SmallIndex) -> None:
     with running(index, engine=lambda _: NoEngine(clock=SystemClock()), read_attempts=1) as run:
-        run.wait_ready()
-        run.stage.offer(make_unit(0, make_group(index, questions(1))), 0)
-        run.sink.wait_done(1)
+        run.search(make_group(index, questions(1)))
     error = run.sink.answers()["q0-0"].error
     assert error is not None
     assert (error.type, error.retryable) == ("index_damaged", True)
@@ -211,10 +186,7 @@ def test_a_query_that_brought_a_vector_travels_on_with_it(index: SmallIndex) -> 
     mine = msgspec.structs.replace(group.queries[0].query, embedding_model=group.embedding_model)
     queries = (msgspec.structs.replace(group.queries[0], query=mine), group.queries[1])
     with running(index) as run:
-        run.wait_ready()
-        run.stage.offer(make_unit(0, msgspec.structs.replace(group, queries=queries)), 0)
-        run.sink.wait_done(2)
-    found = run.sink.retrievals()
+        found = run.search(msgspec.structs.replace(group, queries=queries))
     assert found["q0-0"].query.vector == group.queries[0].vector
     assert found["q0-1"].query.vector is None
 
@@ -224,8 +196,7 @@ def test_a_damaged_passage_fails_its_query(own_index: SmallIndex) -> None:
         run.wait_ready()
         documents = own_index.dir / DOCUMENTS_NAME
         documents.write_bytes(bytes(len(documents.read_bytes())))
-        run.stage.offer(make_unit(0, make_group(own_index, questions(1))), 0)
-        run.sink.wait_done(1)
+        run.search(make_group(own_index, questions(1)))
     answer = run.sink.answers()["q0-0"]
     assert answer.error is not None
     assert (answer.status, answer.error.type, answer.error.retryable) == (
@@ -243,12 +214,10 @@ def test_a_retrieval_that_its_topic_would_not_take_is_refused_in_words(tmp_path:
         tmp_path / "index", vectors, normalised(np.ones((1, 4))), documents=documents
     )
     with running(large) as run:
-        run.wait_ready()
-        run.stage.offer(make_unit(0, make_group(large, [vectors[0]], nprobe=1, top_k=5)), 0)
-        run.stage.offer(
-            make_unit(1, make_group(large, [vectors[0]], nprobe=1, top_k=4, sequence=1)), 0
+        run.search(
+            make_group(large, [vectors[0]], nprobe=1, top_k=5),
+            make_group(large, [vectors[0]], nprobe=1, top_k=4, sequence=1),
         )
-        run.sink.wait_done(2)
     error = run.sink.answers()["q0-0"].error
     assert error is not None
     assert (error.type, error.retryable) == ("too_large", False)

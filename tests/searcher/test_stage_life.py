@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from carpool.errors import CarpoolError, ConfigError, CorruptionError
 from searcher.scoring.pool import ScoringPool
-from tests.searcher.helpers import ListSink, SmallIndex, make_group, make_unit, running
+from tests.searcher.helpers import Running, SmallIndex, make_group, make_unit, running
 from tests.searcher.stage import Gate, questions
 
 
@@ -100,10 +101,9 @@ def test_it_closes_before_it_was_started_and_while_it_opens(index: SmallIndex) -
     assert run.sink.failures == []
 
 
-def failure_at_start(run: Any) -> CarpoolError:
-    sink: ListSink = run.sink
-    run.stage.start(sink)
-    error = sink.wait_failure()
+def failure_at_start(run: Running) -> CarpoolError:
+    run.stage.start(run.sink)
+    error = run.sink.wait_failure()
     assert run.stage.not_ready() == (str(error),)
     run.stage.close()
     return error
@@ -113,30 +113,20 @@ def failure_at_start(run: Any) -> CarpoolError:
 
 
 def test_a_missing_index_is_refused_with_what_to_do(index: SmallIndex, tmp_path: Path) -> None:
-    run = running(index)
-    elsewhere = running(SmallIndex(**{**index.__dict__, "dir": tmp_path / "nowhere"}))
-    error = failure_at_start(elsewhere)
+    error = failure_at_start(running(replace(index, dir=tmp_path / "nowhere")))
     assert isinstance(error, ConfigError)
     assert "carpool index build" in str(error)
-    run.stage.close()
 
 
-def test_a_budget_below_the_largest_cluster_is_refused_with_the_number_that_it_takes(
+def test_a_budget_below_the_largest_cluster_or_above_the_memory_is_refused_with_what_to_do(
     index: SmallIndex,
 ) -> None:
     largest = max(extent.size_bytes for extent in index.extents)
-    error = failure_at_start(running(index, budget_bytes=largest - 1))
-    assert isinstance(error, ConfigError)
-    assert f"at least {largest}" in str(error)
-
-
-def test_a_budget_that_the_machine_does_not_have_is_refused_with_what_to_do(
-    index: SmallIndex,
-) -> None:
-    error = failure_at_start(running(index, budget_bytes=1 << 60))
-    assert isinstance(error, ConfigError)
+    for budget_bytes, words in ((largest - 1, f"at least {largest}"), (1 << 60, "Set it lower")):
+        error = failure_at_start(running(index, budget_bytes=budget_bytes))
+        assert isinstance(error, ConfigError)
+        assert words in str(error)
     assert f"budget_bytes is {1 << 60}" in str(error)
-    assert "Set it lower" in str(error)
 
 
 def test_a_damaged_manifest_is_refused(own_index: SmallIndex) -> None:
