@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,12 @@ from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.events import NoEvents
 from searcher.memory.arena import Arena
-from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadRules
-from searcher.store.engine import BlockEngine, BlockRead
+from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadRules
+from searcher.store.engine import BlockEngine, BlockError, BlockRead
 from searcher.store.faulty import Fault, FaultyDisk
 from searcher.store.memory import MemoryEngine
+
+Error = TypeVar("Error", bound=BlockError)
 
 BUILD_ID = 0xC0FFEE
 DIMENSION = 24
@@ -153,6 +156,14 @@ def running(
 
 def in_memory(stored: Stored) -> MemoryEngine:
     return MemoryEngine(stored.contents(), clock=SystemClock())
+
+
+def error_of(event: MemoryEvent, kind: type[Error], *, is_stuck: bool = False) -> Error:
+    """Returns the error of a read that broke; it names its cluster."""
+    assert isinstance(event, ReadBroke), event
+    assert isinstance(event.error, kind) and event.is_stuck == is_stuck
+    assert f"cluster {event.slice_id} " in str(event.error)
+    return event.error
 
 
 def check_rows(memory: ClusterMemory, stored: Stored, cluster: ClusterId) -> None:

@@ -18,8 +18,16 @@ from searcher.store.io_uring_engine import IoUringEngine
 from searcher.store.memory import MemoryEngine
 from searcher.store.none import NoEngine
 from searcher.store.threads import ThreadEngine
-from tests.searcher.block_reads import PAGE, SIZES, Ends, block, content, expected, refuse_direct
-from tests.searcher.engines import HAS_IO_URING
+from tests.searcher.block_reads import (
+    HAS_IO_URING,
+    PAGE,
+    SIZES,
+    Ends,
+    block,
+    content,
+    expected,
+    refuse_direct,
+)
 
 ENGINES = ("io_uring", "io_uring buffered", "threads", "threads buffered", "memory", "none")
 Make = Callable[..., BlockEngine]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from carpool.clock import SystemClock
 from carpool.disk.extents import ClusterExtent, segment_name
 from carpool.errors import CorruptionError, RetryableError
 from schemas.record import ClusterId
-from searcher.memory.cluster_memory import ReadBroke, ReadDone
+from searcher.memory.cluster_memory import ReadDone
 from searcher.store.engine import BlockRead
 from searcher.store.faulty import Fault
 from searcher.store.files import SegmentFiles
@@ -26,9 +28,9 @@ from tests.searcher.stored_clusters import (
     B,
     C,
     D,
-    Running,
     Stored,
     check_rows,
+    error_of,
     in_memory,
     running,
 )
@@ -53,64 +55,43 @@ def test_every_cluster_arrives_whole_whatever_blocks_and_reads_are_cut_to(stored
             assert it.sample("bytes_read_total", purpose="demand") == total_bytes
 
 
-def test_scattered_clusters_are_read_into_their_pieces(stored: Stored) -> None:
+def test_a_scattered_cluster_is_read_into_its_pieces_and_each_of_its_pages_is_checked(
+    stored: Stored,
+) -> None:
     """Every second small cluster is evicted, and a large one takes the holes."""
     small = (ClusterId(2), ClusterId(4), ClusterId(7), B)
     # Exactly what holds the large one once the second and the last of the small ones are gone.
-    arena_bytes = sum(stored.extents[cluster].size_bytes for cluster in (small[0], small[2], D))
-    with running(stored, in_memory(stored), block_pages=1, arena_bytes=arena_bytes) as it:
-        for cluster in small:
-            assert isinstance(it.read(cluster)[cluster], ReadDone)
-        it.memory.evict(small[1])
-        it.memory.evict(small[3])
-        assert isinstance(it.read(D)[D], ReadDone)
-        assert it.arena.free_bytes == 0
-        assert len(it.memory.pages(D).pieces) == 2
-        check_rows(it.memory, stored, D)
-        check_rows(it.memory, stored, small[0])
-        check_rows(it.memory, stored, small[2])
-
-
-def test_damage_in_any_page_of_a_scattered_cluster_is_found(stored: Stored) -> None:
-    """A block read may end in several places of the arena: each of them is looked at."""
-    small = (ClusterId(2), ClusterId(4), ClusterId(7), B)
     arena_bytes = sum(stored.extents[cluster].size_bytes for cluster in (small[0], small[2], D))
     contents = [bytearray(content) for content in stored.contents()]
     extent = stored.extents[D]
     engine = MemoryEngine(contents, clock=SystemClock())  # type: ignore[arg-type]
     with running(stored, engine, block_pages=1, arena_bytes=arena_bytes) as it:
-        it.read(*small)
+        for cluster in small:
+            assert isinstance(it.read(cluster)[cluster], ReadDone)
         it.memory.evict(small[1])
         it.memory.evict(small[3])
-        assert any(len(read.buffers) > 1 for read in _reads_of(it, D))
+        before = len(it.engine.seen)
+        assert isinstance(it.read(D)[D], ReadDone)
+        assert it.arena.free_bytes == 0
+        assert len(it.memory.pages(D).pieces) == 2
+        assert any(len(read.buffers) > 1 for read in it.engine.seen[before:])
+        for cluster in (D, small[0], small[2]):
+            check_rows(it.memory, stored, cluster)
+        it.memory.evict(D)
         for page in range(extent.page_count):
             at_bytes = extent.offset_bytes + page * stored.layout.page_bytes
             contents[extent.segment][at_bytes + 17] ^= 4
-            broken = it.read(D)[D]
-            assert isinstance(broken, ReadBroke), f"page {page} was taken"
-            assert isinstance(broken.error, CorruptionError)
-            assert broken.error.offset_bytes == at_bytes
+            assert error_of(it.read(D)[D], CorruptionError).offset_bytes == at_bytes
             contents[extent.segment][at_bytes + 17] ^= 4
-
-
-def _reads_of(it: Running, cluster: ClusterId) -> list[BlockRead]:
-    """Reads a cluster, forgets it, and returns the block reads that it took."""
-    before = len(it.engine.seen)
-    assert isinstance(it.read(cluster)[cluster], ReadDone)
-    it.memory.evict(cluster)
-    return it.engine.seen[before:]
 
 
 def test_what_is_evicted_gives_its_blocks_back(stored: Stored) -> None:
     with running(stored, in_memory(stored)) as it:
         free_bytes = it.arena.free_bytes
         it.read(A, B)
-        assert it.arena.free_bytes == free_bytes - it.memory.arena_bytes(A) - it.memory.arena_bytes(
-            B
-        )
-        assert it.sample("resident_bytes", kind="resident") == it.memory.arena_bytes(
-            A
-        ) + it.memory.arena_bytes(B)
+        used_bytes = it.memory.arena_bytes(A) + it.memory.arena_bytes(B)
+        assert it.arena.free_bytes == free_bytes - used_bytes
+        assert it.sample("resident_bytes", kind="resident") == used_bytes
         it.memory.evict(A)
         it.memory.evict(B)
         assert it.arena.free_bytes == free_bytes
@@ -133,12 +114,9 @@ def test_damage_breaks_that_cluster_only_names_the_place_and_is_not_read_again(
     contents[extent.segment][extent.offset_bytes + page * stored.layout.page_bytes + 17] ^= 4
     with running(stored, MemoryEngine([bytes(c) for c in contents], clock=SystemClock())) as it:
         events = it.read(A, B, C)
-        broken = events[B]
-        assert isinstance(broken, ReadBroke)
-        assert isinstance(broken.error, CorruptionError)
-        assert broken.error.path == segment_name(extent.segment)
-        assert broken.error.offset_bytes == extent.offset_bytes + page * stored.layout.page_bytes
-        assert f"cluster {B} " in str(broken.error)
+        error = error_of(events[B], CorruptionError)
+        assert error.path == segment_name(extent.segment)
+        assert error.offset_bytes == extent.offset_bytes + page * stored.layout.page_bytes
         assert isinstance(events[A], ReadDone)
         assert isinstance(events[C], ReadDone)
         assert it.memory.residents() == {A, C}
@@ -149,21 +127,9 @@ def test_damage_breaks_that_cluster_only_names_the_place_and_is_not_read_again(
 def test_a_cluster_of_another_place_never_passes_for_this_one(stored: Stored) -> None:
     swapped = list(stored.extents)
     one, two = stored.extents[C], stored.extents[C + 1]
-    swapped[C] = ClusterExtent(
-        cluster=C,
-        segment=two.segment,
-        offset_bytes=two.offset_bytes,
-        size_bytes=one.size_bytes,
-        page_count=one.page_count,
-        row_count=one.row_count,
-    )
-    other = Stored(
-        folder=stored.folder, layout=stored.layout, extents=tuple(swapped), vectors=stored.vectors
-    )
-    with running(other, in_memory(stored)) as it:
-        broken = it.read(C)[C]
-        assert isinstance(broken, ReadBroke)
-        assert isinstance(broken.error, CorruptionError)
+    swapped[C] = msgspec.structs.replace(one, segment=two.segment, offset_bytes=two.offset_bytes)
+    with running(replace(stored, extents=tuple(swapped)), in_memory(stored)) as it:
+        error_of(it.read(C)[C], CorruptionError)
 
 
 def test_a_segment_that_ends_early_is_damage_that_names_the_cluster(
@@ -181,11 +147,7 @@ def test_a_segment_that_ends_early_is_damage_that_names_the_cluster(
         stored, ThreadEngine(files.read_block, depth=3, prefetch_depth=1, clock=SystemClock())
     ) as it:
         events = it.read(A, D)
-        broken = events[D]
-        assert isinstance(broken, ReadBroke)
-        assert isinstance(broken.error, CorruptionError)
-        assert broken.error.offset_bytes == end_bytes
-        assert f"cluster {D} " in str(broken.error)
+        assert error_of(events[D], CorruptionError).offset_bytes == end_bytes
         assert isinstance(events[A], ReadDone)
     files.close()
 
@@ -217,11 +179,7 @@ def test_a_block_that_goes_on_failing_breaks_its_cluster_after_so_many_attempts(
     with running(stored, in_memory(stored), attempts=3, fault=fail) as it:
         free_bytes = it.arena.free_bytes
         events = it.read(A, B)
-        broken = events[B]
-        assert isinstance(broken, ReadBroke)
-        assert isinstance(broken.error, RetryableError)
-        assert f"cluster {B} " in str(broken.error)
-        assert "the cable is out" in str(broken.error)
+        assert "the cable is out" in str(error_of(events[B], RetryableError))
         place = (stored.extents[B].segment, offset_bytes)
         assert [(read.file, read.offset_bytes) for read in it.engine.seen].count(place) == 3
         assert isinstance(events[A], ReadDone)
@@ -240,10 +198,7 @@ def test_a_check_that_cannot_be_made_breaks_its_cluster_and_leaves_nobody_waitin
     with running(stored, in_memory(stored)) as it:
         events = it.read(A, B)
         assert isinstance(events[B], ReadDone)
-        broken = events[A]
-        assert isinstance(broken, ReadBroke)
-        assert isinstance(broken.error, RetryableError)
-        assert "not now" in str(broken.error)
+        assert "not now" in str(error_of(events[A], RetryableError))
         it.memory.evict(B)
         assert it.arena.free_bytes == it.arena.size_bytes
 
@@ -251,8 +206,6 @@ def test_a_check_that_cannot_be_made_breaks_its_cluster_and_leaves_nobody_waitin
 def test_an_engine_without_anything_breaks_every_cluster_and_keeps_no_byte(stored: Stored) -> None:
     with running(stored, NoEngine(clock=SystemClock())) as it:
         events = it.read(A, B, C)
-        assert all(
-            isinstance(e, ReadBroke) and isinstance(e.error, RetryableError)
-            for e in events.values()
-        )
+        for event in events.values():
+            error_of(event, RetryableError)
         assert it.arena.free_bytes == it.arena.size_bytes

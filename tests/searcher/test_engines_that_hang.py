@@ -24,6 +24,7 @@ from searcher.store.threads import ThreadEngine
 from searcher.store.waiting import WaitingReads
 from tests.searcher.block_reads import (
     ENGINE_NAMES,
+    HAS_IO_URING,
     PAGE,
     Ends,
     block,
@@ -32,7 +33,6 @@ from tests.searcher.block_reads import (
     engine_at_work,
     expected,
 )
-from tests.searcher.engines import HAS_IO_URING
 
 Step = tuple[str, int]
 STEPS = st.lists(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from tests.searcher.block_reads import (
     expected,
     refuse_direct,
 )
-from tests.searcher.engines import kernel_read_bytes
 
 
 @pytest.mark.parametrize("at", ["open", "read"])
@@ -134,19 +132,3 @@ def test_the_engines_leave_no_descriptor_open(paths: tuple[Path, ...]) -> None:
             engine.submit([block(1, 0, 0, 1)])
             ends.wait(1)
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_the_kernel_counts_the_bytes_that_were_asked_for(tmp_path: Path) -> None:
-    """/proc/self/io, `read_bytes`: what this process, with all its threads, had fetched from
-    storage.
-    """
-    path = tmp_path / "large.seg"
-    path.write_bytes(random.Random(9).randbytes(16 << 20))
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    for kind in ENGINE_NAMES:
-        with engine_at_work(kind, [path], depth=4) as (engine, ends):
-            before = kernel_read_bytes()
-            engine.submit([block(token, 0, (token - 1) * 64, 64) for token in range(1, 65)])
-            ends.wait(64)
-            assert kernel_read_bytes() - before == pytest.approx(16 << 20, rel=0.02)
