@@ -25,9 +25,13 @@ def take(arena: Arena, blocks: int) -> Spans:
     return spans
 
 
-def test_a_system_without_large_pages_gives_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("searcher.memory.arena.mmap.MADV_HUGEPAGE", 9_999)  # as unknown as there
+@pytest.mark.parametrize("advice", ["mmap.MADV_HUGEPAGE", "_MADV_POPULATE_WRITE"])
+def test_a_system_without_large_pages_or_without_filling_still_gives_memory(
+    monkeypatch: pytest.MonkeyPatch, advice: str
+) -> None:
+    monkeypatch.setattr(f"searcher.memory.arena.{advice}", 9_999)  # as unknown as there
     arena = Arena(4 * BLOCK, BLOCK)
+    arena.fill(4 * BLOCK)
     (view,) = arena.views(take(arena, 4))
     view[:] = bytes(range(256)) * (4 * BLOCK // 256)
 
@@ -41,16 +45,6 @@ def test_what_is_filled_is_in_memory_before_it_is_used() -> None:
     arena.fill(1 << 40)
     assert psutil.Process().memory_info().rss - before_bytes >= 92 << 20
     arena.close()
-
-
-def test_a_system_that_cannot_fill_gives_pages_when_they_are_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("searcher.memory.arena._MADV_POPULATE_WRITE", 9_999)
-    arena = Arena(4 * BLOCK, BLOCK)
-    arena.fill(4 * BLOCK)
-    (view,) = arena.views(take(arena, 4))
-    view[:] = bytes(range(256)) * (4 * BLOCK // 256)
 
 
 def test_a_cluster_takes_the_smallest_run_that_fits() -> None:
@@ -81,15 +75,12 @@ def test_a_cluster_larger_than_any_run_takes_several_runs_largest_first() -> Non
 
 
 def test_a_part_of_a_block_takes_all_of_it_and_nothing_takes_one() -> None:
+    assert Arena(3 * BLOCK - 1, BLOCK).size_bytes == 2 * BLOCK
     arena = Arena(3 * BLOCK, BLOCK)
     assert arena.blocks_bytes(0) == arena.blocks_bytes(1) == arena.blocks_bytes(BLOCK) == BLOCK
     assert arena.allocate(BLOCK + 1) == spans_of((0, 2))
     assert arena.allocate(BLOCK + 1) is None
     assert arena.free_bytes == BLOCK
-
-
-def test_what_makes_no_whole_block_is_not_used() -> None:
-    assert Arena(3 * BLOCK - 1, BLOCK).size_bytes == 2 * BLOCK
 
 
 def test_freeing_twice_or_a_part_is_a_fault_of_the_caller() -> None:

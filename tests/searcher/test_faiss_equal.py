@@ -101,12 +101,10 @@ def test_539_claims_find_what_faiss_finds_but_for_scores_that_tie(
         for at in range(0, len(claims), 20)
     ]
     # A third of the index fits: clusters come and go while the claims are searched.
-    budget_bytes = sum(extent.size_bytes for extent in index.extents) // 3
+    budget_bytes = index.size_bytes // 3
     with running(index, budget_bytes=budget_bytes, groups_in_hand_max=len(groups)) as run:
         found = run.search(*groups)
-        hits_in_ram = run.count("cluster_requests_total", tier="ram")
-        reads = run.count("cluster_requests_total", tier="ssd")
-    assert reads > 0
+        assert run.count("cluster_requests_total", tier="ssd") > 0
     differing = 0
     for at in range(len(claims)):
         retrieval = found[f"q{at // 20 * 20}-{at % 20}"]
@@ -119,10 +117,4 @@ def test_539_claims_find_what_faiss_finds_but_for_scores_that_tie(
                 # that FAISS put there.
                 own = float(index.vectors[ids.index(doc_id)] @ claims[at])
                 assert abs(own - float(score)) < SCORE_TOLERANCE
-    bytes_a_query = sum(retrieval.bytes_read for retrieval in found.values()) / len(found)
-    print(
-        f"{index.manifest.vector_dtype}, nprobe {nprobe}: {differing} of {len(claims)} lists "
-        f"differ by ties; {hits_in_ram / (hits_in_ram + reads):.3f} of requests in RAM, "
-        f"{bytes_a_query:.0f} demand bytes a query"
-    )
     assert differing <= 5

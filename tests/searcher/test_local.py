@@ -21,6 +21,7 @@ def test_vectors_find_the_best_rows_of_the_clusters_that_they_probe(
 ) -> None:
     queries = index.vectors[:20] + np.float32(0.01)
     with LocalSearcher(index.dir, budget_bytes=BUDGET_BYTES, nprobe=nprobe) as searcher:
+        assert searcher.search(queries[:0]) == []
         for _ in range(2):  # from the disk, then from memory
             results = searcher.search(queries, top_k=5)
     for query, result in zip(queries, results, strict=True):
@@ -30,11 +31,6 @@ def test_vectors_find_the_best_rows_of_the_clusters_that_they_probe(
         assert [hit.title for hit in result.hits] == [f"Title {row}" for row in best]
         assert [hit.score for hit in result.hits] == pytest.approx(index.vectors[best] @ query)
         assert not result.skipped_clusters and not result.errors
-
-
-def test_no_queries_have_no_results(index: SmallIndex) -> None:
-    with LocalSearcher(index.dir, budget_bytes=BUDGET_BYTES) as searcher:
-        assert searcher.search(np.empty((0, 16), np.float32)) == []
 
 
 def test_a_damaged_cluster_is_skipped_and_named(own_index: SmallIndex) -> None:

@@ -42,16 +42,12 @@ def test_the_slices_of_a_cluster_are_its_pages_and_rows_in_order_each_once(
         assert page == extent.page_count
 
 
-def test_clusters_are_whole_where_nothing_is_to_be_cut() -> None:
+def test_without_a_limit_clusters_are_whole_and_an_unknown_cluster_has_no_slices() -> None:
     extents = plan_extents(LAYOUT, [5_000, 1, 0, 300])
     slices = Slices(extents, LAYOUT)
     assert tuple(slices.extents) == extents
     assert [slices.of(cluster) for cluster in range(4)] == [(0,), (1,), (2,), (3,)]
-
-
-def test_a_cluster_that_there_is_not_has_no_slices() -> None:
-    slices = Slices(plan_extents(LAYOUT, [300]), LAYOUT)
-    assert slices.of(1) == slices.of(-1) == ()
+    assert slices.of(4) == slices.of(-1) == ()
 
 
 def test_the_cost_of_a_cluster_is_shared_by_its_slices_and_none_is_made_up() -> None:
