@@ -42,17 +42,46 @@ def with_vector(*values: float, model: str = "e3f4") -> Query:
     )
 
 
-def refused(query: Query) -> RecordError:
-    with pytest.raises(RecordError) as caught:
+@pytest.mark.parametrize(
+    ("query", "reason", "field", "says"),
+    [
+        (
+            Query(query_id="q-1", text="why?", nprobe=11),
+            "invalid_value",
+            "nprobe",
+            "the index has 10 clusters",
+        ),
+        (
+            with_vector(1, 2, 3),
+            "wrong_dimension",
+            "vector",
+            "has 3 float32 values; the index has dimension 4",
+        ),
+        (
+            with_vector(1, 2, 3, 4, model="other"),
+            "wrong_model",
+            "embedding_model",
+            "Embed with all-MiniLM-L6-v2 and say 'e3f4'",
+        ),
+        (with_vector(1, float("nan"), 0, 0), "invalid_value", "vector", "not finite"),
+        (with_vector(1, float("-inf"), 0, 0), "invalid_value", "vector", "not finite"),
+        (with_vector(0, 0, -0.0, 0), "invalid_value", "vector", "all zeros"),
+    ],
+)
+def test_a_query_that_does_not_fit_the_index_is_refused_with_the_reason(
+    query: Query, reason: str, field: str, says: str
+) -> None:
+    with pytest.raises(RecordError, match=says) as caught:
         admitted(query)
-    assert caught.value.query_id == "q-1", "whoever asked can be told"
-    return caught.value
+    error = caught.value
+    assert (error.reason, error.field, error.query_id) == (reason, f"$.{field}", "q-1")
 
 
 def test_a_text_is_admitted_with_the_default_nprobe_and_no_deadline() -> None:
     query = admitted(Query(query_id="q-1", text="why?"))
     assert (query.vector, query.nprobe, query.deadline_us) == (None, 3, None)
     assert not query.is_expired(10**18)
+    assert admitted(Query(query_id="q-1", text="why?", nprobe=10)).nprobe == 10
 
 
 def test_a_vector_is_normalised() -> None:
@@ -67,38 +96,6 @@ def test_a_vector_of_any_length_has_a_direction(scale: float) -> None:
     vector = admitted(with_vector(scale, scale, 0, 0)).vector
     assert vector is not None
     assert vector.tolist() == pytest.approx([0.5**0.5, 0.5**0.5, 0, 0])
-
-
-def test_a_query_may_ask_for_every_cluster_but_not_for_more() -> None:
-    assert admitted(Query(query_id="q-1", text="why?", nprobe=10)).nprobe == 10
-    error = refused(Query(query_id="q-1", text="why?", nprobe=11))
-    assert (error.reason, error.field) == ("invalid_value", "$.nprobe")
-    assert "the index has 10 clusters" in str(error)
-
-
-def test_a_vector_of_another_dimension_is_refused_with_the_right_one() -> None:
-    error = refused(with_vector(1, 2, 3))
-    assert (error.reason, error.field) == ("wrong_dimension", "$.vector")
-    assert "has 3 float32 values; the index has dimension 4" in str(error)
-
-
-def test_a_vector_of_another_model_is_refused_with_the_model_to_embed_with() -> None:
-    error = refused(with_vector(1, 2, 3, 4, model="other"))
-    assert (error.reason, error.field) == ("wrong_model", "$.embedding_model")
-    assert "Embed with all-MiniLM-L6-v2 and say 'e3f4'" in str(error)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_vector_that_is_not_finite_is_refused(value: float) -> None:
-    error = refused(with_vector(1, value, 0, 0))
-    assert (error.reason, error.field) == ("invalid_value", "$.vector")
-    assert "not finite" in str(error)
-
-
-def test_a_vector_of_zeros_is_refused() -> None:
-    error = refused(with_vector(0, 0, -0.0, 0))
-    assert (error.reason, error.field) == ("invalid_value", "$.vector")
-    assert "all zeros" in str(error)
 
 
 def test_a_deadline_has_passed_from_its_very_microsecond_on() -> None:

@@ -100,26 +100,6 @@ def test_a_group_carries_its_queries_their_clusters_and_what_comes_next() -> Non
     )
 
 
-def test_the_order_that_the_policy_gave_is_kept_not_sorted() -> None:
-    queries = [grouped(name, (0,)) for name in "abcd"]
-    records = planned([(3, 1), (2, 0)], queries)
-    assert [record.members for record in records] == [(3, 1), (2, 0)]
-    assert [[query.query.query_id for query in record.group.queries] for record in records] == [
-        ["d", "b"],
-        ["c", "a"],
-    ]
-    assert records[0].group.next == NextGroup(query_id="c", clusters=(ClusterId(0),))
-
-
-def test_no_groups_make_no_records() -> None:
-    assert planned([], []) == ()
-
-
-def test_the_union_has_each_cluster_once_in_ascending_order() -> None:
-    assert union_of([grouped("a", (9, 3)), grouped("b", (3, 1))]) == (1, 3, 9)
-    assert union_of([]) == ()
-
-
 def test_a_group_that_is_too_large_becomes_several_records_one_behind_the_other() -> None:
     queries = [grouped(name, (0,), text=name * 1_000) for name in "abcde"]
     # Room for two of them: each takes about 1,130 bytes.
@@ -134,70 +114,38 @@ def test_a_group_that_is_too_large_becomes_several_records_one_behind_the_other(
     ]
 
 
-def test_each_part_of_a_cut_group_names_its_own_clusters_only() -> None:
-    queries = [grouped("a", (5, 1), text="a" * 1_000), grouped("b", (1, 8), text="b" * 1_000)]
-    records = planned([(0, 1)], queries, group_bytes_max=2_000)
-    assert [record.group.clusters for record in records] == [(1, 5), (1, 8)]
-
-
 def test_a_query_that_is_too_large_alone_travels_alone() -> None:
     queries = [grouped("a", (0,)), grouped("b", (0,), text="b" * 5_000), grouped("c", (0,))]
     records = planned([(0, 1, 2)], queries, group_bytes_max=2_000)
     assert [record.members for record in records] == [(0,), (1,), (2,)]
 
 
-def test_shared_clusters_are_paid_for_once() -> None:
-    clusters = tuple(range(10_000, 10_500))  # 3,000 bytes in JSON
-    queries = [grouped(name, clusters) for name in "ab"]
-    each_bytes = len(msgspec.json.encode(queries[0])) + 1
+SHARED, OTHER = tuple(range(10_000, 10_500)), tuple(range(20_000, 20_500))
+
+
+@pytest.mark.parametrize(
+    ("clusters", "fit", "full", "cut"),
+    [
+        ([SHARED, SHARED], (2, 500), [(0, 1)], [(0,), (1,)]),
+        ([SHARED, OTHER, SHARED], (3, 1_000), [(0, 1, 2)], [(0, 1), (2,)]),
+        ([SHARED] * 4, (2, 500), [(0, 1), (2, 3)], [(0,), (1,), (2,), (3,)]),
+    ],
+)
+def test_a_shared_cluster_is_counted_once_in_each_record(
+    clusters: list[tuple[int, ...]],
+    fit: tuple[int, int],
+    full: list[tuple[int, ...]],
+    cut: list[tuple[int, ...]],
+) -> None:
+    """`fit`: queries and cluster ids of 6 bytes that fill a record exactly."""
+    queries = [grouped(name, each) for name, each in zip("abcd", clusters, strict=False)]
+    query_bytes = len(msgspec.json.encode(queries[0])) + 1
     next_bytes = len(msgspec.json.encode(NextGroup(query_id="a", clusters=queries[0].clusters)))
     fixed_bytes = ENVELOPE_BYTES + 6 * len("v-7c1d2e3f4host-1") + next_bytes
-    exact_bytes = fixed_bytes + 2 * each_bytes + 500 * 6
-    assert [
-        record.members for record in planned([(0, 1)], queries, group_bytes_max=exact_bytes)
-    ] == [(0, 1)]
-    assert [
-        record.members for record in planned([(0, 1)], queries, group_bytes_max=exact_bytes - 1)
-    ] == [(0,), (1,)]
-
-
-def test_clusters_are_paid_for_once_although_others_came_between() -> None:
-    shared, other = tuple(range(10_000, 10_500)), tuple(range(20_000, 20_500))
-    queries = [grouped("a", shared), grouped("b", other), grouped("c", shared)]
-    each_bytes = len(msgspec.json.encode(queries[0])) + 1
-    next_bytes = len(msgspec.json.encode(NextGroup(query_id="a", clusters=queries[0].clusters)))
-    exact_bytes = (
-        ENVELOPE_BYTES + 6 * len("v-7c1d2e3f4host-1") + next_bytes + 3 * each_bytes + 1_000 * 6
-    )
-    assert [r.members for r in planned([(0, 1, 2)], queries, group_bytes_max=exact_bytes)] == [
-        (0, 1, 2)
-    ]
-    assert [r.members for r in planned([(0, 1, 2)], queries, group_bytes_max=exact_bytes - 1)] == [
-        (0, 1),
-        (2,),
-    ]
-
-
-def test_after_a_cut_the_clusters_are_counted_anew() -> None:
-    clusters = tuple(range(10_000, 10_500))
-    queries = [grouped(name, clusters) for name in "abc"]
-    each_bytes = len(msgspec.json.encode(queries[0])) + 1
-    next_bytes = len(msgspec.json.encode(NextGroup(query_id="a", clusters=queries[0].clusters)))
-    exact_bytes = (
-        ENVELOPE_BYTES + 6 * len("v-7c1d2e3f4host-1") + next_bytes + 2 * each_bytes + 500 * 6
-    )
-    four = [*queries, grouped("d", clusters)]
-    assert [
-        record.members for record in planned([(0, 1, 2, 3)], four, group_bytes_max=exact_bytes)
-    ] == [(0, 1), (2, 3)]
-    assert [
-        record.members for record in planned([(0, 1, 2, 3)], four, group_bytes_max=exact_bytes - 1)
-    ] == [
-        (0,),
-        (1,),
-        (2,),
-        (3,),
-    ]
+    exact_bytes = fixed_bytes + fit[0] * query_bytes + fit[1] * 6
+    for group_bytes_max, expected in ((exact_bytes, full), (exact_bytes - 1, cut)):
+        records = planned([range(len(queries))], queries, group_bytes_max=group_bytes_max)
+        assert [record.members for record in records] == expected
 
 
 def test_the_horizon_travels_once_in_the_first_record_of_the_window() -> None:
@@ -306,12 +254,3 @@ def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
                 + max(len(msgspec.json.encode(q.query.query_id)) + 6 * 12 + 40 for q in queries)
             )
             assert len(msgspec.json.encode(wider)) > group_bytes_max - aside
-
-
-@pytest.mark.parametrize("first", [0, 5])
-def test_sequences_count_on_from_where_the_lane_is(first: int) -> None:
-    queries = [grouped(name, (0,)) for name in "ab"]
-    assert [record.group.sequence for record in planned([(0,), (1,)], queries, first=first)] == [
-        first,
-        first + 1,
-    ]

@@ -1,6 +1,4 @@
-"""Orders of groups: a chain of likes, or arrival; and no query with a deadline is overtaken,
-whatever the order.
-"""
+"""Orders of groups: by similarity or arrival; no query with a deadline is overtaken."""
 
 from __future__ import annotations
 
@@ -102,35 +100,12 @@ def dumb(
     return tuple(map(tuple, result))
 
 
-def test_each_order_goes_by_its_name() -> None:
-    assert ORDER_NAMES == ("arrival", "nearest_chain")
-    assert [group_order(name).name for name in ORDER_NAMES] == list(ORDER_NAMES)
-
-
-@pytest.mark.parametrize("name", ORDER_NAMES)
-def test_a_window_of_none_and_one_of_one_have_only_one_order(name: OrderName) -> None:
-    assert ordered(name, []) == ()
-    assert ordered(name, [(3,)], before=[(1,), (3,)], deadlines=[0]) == ((0,),)
-
-
-def test_arrival_leaves_groups_as_policies_give_them() -> None:
-    groups = ((0, 3), (1,), (2, 4))
-    assert ordered("arrival", [(1,)] * 5, groups) == groups
-
-
-def test_overlap_puts_next_who_is_like_those_just_before() -> None:
+def test_nearest_chain_puts_next_the_query_most_similar_to_those_just_before() -> None:
     clusters = [(1, 2), (7, 8), (2, 3), (8, 9), (3, 4)]
     assert ordered("nearest_chain", clusters) == ((0, 2, 4, 1, 3),)
 
 
-def test_overlap_looks_back_over_more_than_the_last_query() -> None:
-    # The last shares nothing with the second, but something with the first; the third shares
-    # nothing with anybody.
-    clusters = [(1, 2, 3, 4), (1, 2, 3), (9,), (4,)]
-    assert ordered("nearest_chain", clusters) == ((0, 1, 3, 2),)
-
-
-def test_overlap_goes_on_from_where_the_last_window_ended() -> None:
+def test_nearest_chain_continues_from_the_end_of_the_last_window() -> None:
     clusters = [(1, 2), (7, 8)]
     assert ordered("nearest_chain", clusters) == ((0, 1),)
     assert ordered("nearest_chain", clusters, before=[(1, 2), (8, 9)]) == ((0, 1),), (
@@ -139,23 +114,6 @@ def test_overlap_goes_on_from_where_the_last_window_ended() -> None:
     assert ordered("nearest_chain", clusters, before=[(2, 3), (8, 9)]) == ((1, 0),), (
         "of two that are alike, the later counts"
     )
-
-
-def test_overlap_lets_a_group_leave_whole_before_the_next() -> None:
-    clusters = [(1, 2), (1, 2), (8, 9), (2, 3)]
-    assert ordered("nearest_chain", clusters, ((0, 2), (1, 3))) == ((0, 2), (1, 3))
-    assert ordered("nearest_chain", clusters, ((0, 1), (2,), (3,))) == ((0, 1), (3,), (2,))
-
-
-def test_ties_go_by_arrival() -> None:
-    assert ordered("nearest_chain", [(1,), (2,), (3,)], ((0,), (1,), (2,))) == ((0,), (1,), (2,))
-
-
-@pytest.mark.parametrize("name", ORDER_NAMES)
-def test_when_all_have_deadlines_they_leave_as_they_came(name: OrderName) -> None:
-    clusters = [(1, 2), (7, 8), (2, 3), (8, 9)]
-    assert ordered(name, clusters, deadlines=range(4)) == ((0, 1, 2, 3),)
-    assert ordered(name, clusters, ((0, 2), (1, 3)), deadlines=range(4)) == ((0,), (1,), (2,), (3,))
 
 
 def test_a_query_with_a_deadline_may_overtake_but_is_not_overtaken() -> None:
@@ -167,10 +125,6 @@ def test_a_query_with_a_deadline_may_overtake_but_is_not_overtaken() -> None:
     assert ordered("nearest_chain", clusters, deadlines=[3]) == ((0, 2, 3, 1, 4),), (
         "it may leave before who came earlier"
     )
-
-
-def test_a_group_is_cut_where_it_would_overtake_a_deadline() -> None:
-    assert ordered("arrival", [(1,)] * 4, ((0, 2), (1, 3)), deadlines=[1]) == ((0,), (1, 3), (2,))
 
 
 @pytest.mark.parametrize("name", ORDER_NAMES)

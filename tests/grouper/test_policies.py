@@ -57,13 +57,6 @@ def algorithm_1(clusters: Clusters, theta: float) -> Groups:
     return tuple(tuple(g) for g in groups)
 
 
-def test_the_registry_gives_each_policy_under_its_name() -> None:
-    assert POLICY_NAMES == ("per_window", "greedy", "agglomerative", "per_query")
-    assert [
-        grouping_policy(name, jaccard_similarity_min=0.5).name for name in POLICY_NAMES
-    ] == list(POLICY_NAMES)
-
-
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_a_window_of_no_queries_has_no_groups_and_one_of_one_has_one(name: PolicyName) -> None:
     assert group(name, []) == ()
@@ -98,12 +91,19 @@ def test_the_same_window_gives_the_same_groups(
     assert np.array_equal(similarity, before), "the matrix is the caller's"
 
 
-def test_whole_lets_strangers_travel_together() -> None:
+def test_per_window_and_per_query_ignore_similarity() -> None:
     assert group("per_window", [(1,), (2,), (3,)], theta=1.0) == ((0, 1, 2),)
-
-
-def test_none_lets_identical_queries_travel_alone() -> None:
     assert group("per_query", [(1,), (1,), (1,)], theta=0.0) == ((0,), (1,), (2,))
+
+
+@pytest.mark.parametrize("name", ["greedy", "agglomerative"])
+@pytest.mark.parametrize(
+    ("shared", "of"), [(1, 2), (1, 3), (3, 10), (7, 10), (9, 10), (2, 3), (6, 7)]
+)
+def test_similarity_equal_to_the_threshold_joins(name: PolicyName, shared: int, of: int) -> None:
+    clusters: Clusters = [tuple(range(of)), tuple(range(shared))]
+    assert group(name, clusters, theta=shared / of) == ((0, 1),)
+    assert group(name, clusters, theta=float(np.nextafter(shared / of, 2))) == ((0,), (1,))
 
 
 def test_greedy_joins_the_first_group_that_fits_not_the_best() -> None:
@@ -151,14 +151,6 @@ def test_no_two_agglomerative_groups_could_be_one(clusters: Clusters, theta: flo
     """
     for one, other in itertools.combinations(group("agglomerative", clusters, theta), 2):
         assert any(jaccard(clusters[a], clusters[b]) < theta for a in one for b in other)
-
-
-def test_agglomerative_merges_the_closest_pair_first() -> None:
-    # The second fits both neighbours (1/2 and 3/4), which do not fit each other: the closer gets
-    # it.
-    clusters: Clusters = [(1, 2), (1, 2, 3, 4), (2, 3, 4), (9,)]
-    assert jaccard(clusters[0], clusters[2]) == 1 / 4
-    assert group("agglomerative", clusters) == ((0,), (1, 2), (3,))
 
 
 @pytest.mark.parametrize("linkage", LINKAGE_NAMES)
@@ -223,16 +215,6 @@ def test_whatever_the_linkage_similarity_equal_to_the_threshold_joins(
     clusters: Clusters = [tuple(range(of)), tuple(range(shared))]
     assert group("agglomerative", clusters, shared / of, linkage) == ((0, 1),)
     assert group("agglomerative", clusters, shared / of + 1e-6, linkage) == ((0,), (1,))
-
-
-@pytest.mark.parametrize("name", ["greedy", "agglomerative"])
-@pytest.mark.parametrize(
-    ("shared", "of"), [(1, 2), (1, 3), (3, 10), (7, 10), (9, 10), (2, 3), (6, 7)]
-)
-def test_similarity_equal_to_the_threshold_joins(name: PolicyName, shared: int, of: int) -> None:
-    clusters: Clusters = [tuple(range(of)), tuple(range(shared))]
-    assert group(name, clusters, theta=shared / of) == ((0, 1),)
-    assert group(name, clusters, theta=float(np.nextafter(shared / of, 2))) == ((0,), (1,))
 
 
 @pytest.mark.parametrize("name", ["greedy", "agglomerative"])

@@ -9,10 +9,7 @@ import msgspec
 
 from carpool.loop.stage import Credit
 from grouper.settings import GrouperSettings
-from schemas.answer import Answer
-from schemas.codec import decode
 from schemas.group import Group
-from schemas.topics import ANSWERS
 from tests.clocks import NOW_US
 from tests.grouper.stage import AHEAD, Gate, GatePolicy, prepared, running, until
 
@@ -147,28 +144,6 @@ def test_what_is_revoked_while_it_is_embedded_ahead_is_in_no_horizon(tmp_path: P
         until(lambda: not rig.stage.pending_windows())
         assert [horizon_numbers(group) for group in rig.sink.groups] == [[(2, 1, 2)], []]
         assert len(rig.sink.acknowledged) == 6
-
-
-def test_what_expires_while_it_is_read_ahead_is_answered(tmp_path: Path) -> None:
-    policy = GatePolicy()
-    with running(tmp_path, settings=AHEAD, policy=policy) as rig:
-        rig.offer(*["ada"] * 4)
-        rig.offer(*["bell"] * 4, deadline=NOW_US // 1_000 + 5)
-        rig.tick()
-        until(lambda: prepared(rig) == 2)
-        rig.clock.time_us += 5_000
-        policy.opened.release(9)
-        rig.settled(8)
-        assert [len(group.queries) for group in rig.sink.groups] == [4]
-        answers = [
-            output
-            for done in rig.sink.dones
-            for output in done.outputs
-            if output.topic == ANSWERS.name
-        ]
-        assert [decode(Answer, output.value, output.headers).status for output in answers] == [
-            "expired"
-        ] * 4
 
 
 def test_draining_lets_all_that_was_read_ahead_leave(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Windows conserve work: no needless wait, and no query moves to the next window."""
+"""When windows close, and which queries they contain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouper.plan.window import STALL_WINDOWS, Wait, Window, WindowPlanner
+from grouper.plan.window import Wait, Window, WindowPlanner
 
 
 def planner(*, least: int = 2, most: int = 4, window_us: int = 100) -> WindowPlanner:
@@ -40,7 +40,7 @@ def test_an_empty_planner_has_nothing_to_close_and_no_time_to_wake() -> None:
     assert step(planner(), 5, waiting=9, busy=False) == Wait(until_us=None)
 
 
-def test_what_is_there_leaves_at_once_when_nothing_more_waits() -> None:
+def test_a_window_closes_at_once_when_no_records_are_pending() -> None:
     made = filled(1, at_us=7)
     assert step(made, 7, waiting=0, busy=False) == Window(
         window_id=0, query_ids=(0,), opened_us=7, closed_us=7
@@ -50,12 +50,7 @@ def test_what_is_there_leaves_at_once_when_nothing_more_waits() -> None:
     made.check_integrity()
 
 
-def test_a_full_window_leaves_at_once_however_many_wait() -> None:
-    window = step(filled(4, at_us=3), 3, waiting=1_000, busy=False)
-    assert window == Window(window_id=0, query_ids=(0, 1, 2, 3), opened_us=3, closed_us=3)
-
-
-def test_what_would_lie_until_a_commit_gathers_until_shortly_before_unless_it_is_full() -> None:
+def test_before_a_commit_a_window_stays_open_until_just_before_it_unless_it_is_full() -> None:
     made = filled(3, at_us=50)
     assert step(made, 60, waiting=0, busy=False, due_us=90) == Wait(until_us=90)
     window = step(made, 90, waiting=0, busy=False, due_us=90)
@@ -63,39 +58,22 @@ def test_what_would_lie_until_a_commit_gathers_until_shortly_before_unless_it_is
     assert isinstance(step(filled(4, at_us=3), 3, waiting=0, busy=False, due_us=90), Window)
 
 
-def test_a_backlog_and_a_commit_are_waited_for_side_by_side() -> None:
+def test_a_window_waits_for_the_later_of_backlog_and_commit() -> None:
     assert step(filled(3, at_us=50), 60, waiting=5, busy=False, due_us=90) == Wait(until_us=150)
     assert step(filled(3, at_us=50), 60, waiting=5, busy=False, due_us=400) == Wait(until_us=400)
 
 
-def test_under_a_backlog_a_window_one_short_of_full_waits_for_its_age() -> None:
-    made = filled(3, at_us=50)
-    assert step(made, 50, waiting=1, busy=False) == Wait(until_us=150)
-    assert step(made, 149, waiting=1, busy=False) == Wait(until_us=150)
-    assert step(made, 150, waiting=1, busy=False) == Window(
-        window_id=0, query_ids=(0, 1, 2), opened_us=50, closed_us=150
+@pytest.mark.parametrize(("queries", "closes_us"), [(1, 450), (2, 150), (3, 150), (4, 50)])
+def test_with_pending_records_a_window_waits_for_its_age_or_if_small_four_times_as_long(
+    queries: int, closes_us: int
+) -> None:
+    made = filled(queries, at_us=50)
+    if closes_us > 50:
+        assert step(made, 50, waiting=1, busy=False) == Wait(until_us=closes_us)
+        assert step(made, closes_us - 1, waiting=1, busy=False) == Wait(until_us=closes_us)
+    assert step(made, closes_us, waiting=1, busy=False) == Window(
+        window_id=0, query_ids=tuple(range(queries)), opened_us=50, closed_us=closes_us
     )
-
-
-def test_a_window_of_the_least_size_need_not_wait_longer_than_its_age() -> None:
-    assert step(filled(2), 99, waiting=1, busy=False) == Wait(until_us=100)
-    assert isinstance(step(filled(2), 100, waiting=1, busy=False), Window)
-
-
-def test_below_the_least_size_a_window_goes_on_but_only_four_times_as_long() -> None:
-    assert STALL_WINDOWS == 4
-    made = filled(1, at_us=50)
-    assert step(made, 150, waiting=1, busy=False) == Wait(until_us=450)
-    assert step(made, 449, waiting=1, busy=False) == Wait(until_us=450)
-    assert step(made, 450, waiting=1, busy=False) == Window(
-        window_id=0, query_ids=(0,), opened_us=50, closed_us=450
-    )
-
-
-def test_a_small_window_leaves_as_soon_as_the_backlog_dries_up() -> None:
-    made = filled(1)
-    assert isinstance(step(made, 10, waiting=1, busy=False), Wait)
-    assert isinstance(step(made, 10, waiting=0, busy=False), Window)
 
 
 def test_the_age_of_a_window_is_that_of_its_oldest_query() -> None:
@@ -108,37 +86,7 @@ def test_the_age_of_a_window_is_that_of_its_oldest_query() -> None:
     assert step(made, 90, waiting=1, busy=False) == Wait(until_us=180)
 
 
-def test_while_the_worker_is_busy_arrivals_gather_and_nothing_closes() -> None:
-    made = filled(9)
-    assert step(made, 10_000, waiting=0, busy=True) == Wait(until_us=None)
-    assert made.queries == 9
-    assert made.size_bytes == 90
-
-
-def test_what_gathered_beyond_one_window_makes_the_next_ones_in_order_of_arrival() -> None:
-    made = filled(9)
-    windows = [step(made, 20, waiting=0, busy=False) for _ in range(3)]
-    assert [window.query_ids for window in windows if isinstance(window, Window)] == [
-        (0, 1, 2, 3),
-        (4, 5, 6, 7),
-        (8,),
-    ]
-    assert [window.window_id for window in windows if isinstance(window, Window)] == [0, 1, 2]
-    assert step(made, 20, waiting=0, busy=False) == Wait(until_us=None)
-
-
-def test_a_dropped_query_is_in_no_window_and_unknown_ones_are_ignored() -> None:
-    made = filled(3)
-    made.drop(frozenset({1, 77}))
-    assert made.queries == 2
-    assert made.size_bytes == 20
-    made.check_integrity()
-    window = step(made, 0, waiting=0, busy=False)
-    assert isinstance(window, Window)
-    assert window.query_ids == (0, 2)
-
-
-def test_the_books_count_the_bytes_of_what_is_gathered() -> None:
+def test_the_bytes_of_gathered_queries_are_counted() -> None:
     made = planner(most=2)
     for query_id, size_bytes in enumerate((5, 7, 11)):
         made.add(query_id, size_bytes, 0)
@@ -147,7 +95,7 @@ def test_the_books_count_the_bytes_of_what_is_gathered() -> None:
     assert (made.queries, made.size_bytes) == (1, 11)
 
 
-def test_a_query_is_not_added_twice_until_it_has_left() -> None:
+def test_a_gathered_query_cannot_be_added_again_until_it_has_left() -> None:
     made = filled(1)
     with pytest.raises(ValueError, match="query 0 is in the window already"):
         made.add(0, 10, 1)
@@ -156,22 +104,13 @@ def test_a_query_is_not_added_twice_until_it_has_left() -> None:
     assert made.queries == 1
 
 
-def test_a_zero_window_time_never_waits() -> None:
-    made = filled(1, window_us=0, at_us=3)
-    assert isinstance(step(made, 3, waiting=5, busy=False), Window)
-
-
 @pytest.mark.parametrize(
     ("least", "most", "window_us"),
     [(0, 4, 1), (5, 4, 1), (1, 0, 1), (1, 1, -1)],
 )
-def test_bounds_that_cannot_be_are_refused(least: int, most: int, window_us: int) -> None:
+def test_impossible_bounds_are_refused(least: int, most: int, window_us: int) -> None:
     with pytest.raises(ValueError, match=r"1 <= .* <= .* queries"):
         planner(least=least, most=most, window_us=window_us)
-
-
-def test_a_window_of_exactly_one_query_can_be_asked_for() -> None:
-    assert isinstance(step(filled(1, least=1, most=1), 0, waiting=9, busy=False), Window)
 
 
 def test_while_earlier_windows_have_not_left_only_a_full_one_closes() -> None:
@@ -194,9 +133,7 @@ def test_while_earlier_windows_have_not_left_only_a_full_one_closes() -> None:
 def test_reading_ahead_changes_no_window(
     steps: list[tuple[int, bool, int]], least: int, spare: int
 ) -> None:
-    """The same arrivals, and one window leaving at the same moments: closed ahead or not, windows
-    hold the same queries.
-    """
+    """With the same arrivals and departures, windows closed ahead have the same queries."""
     most = least + spare
     plain, reading = planner(least=least, most=most), planner(least=least, most=most)
     in_hand: deque[tuple[int, ...]] = (
@@ -240,7 +177,7 @@ EVENTS = st.lists(
 @given(
     events=EVENTS, least=st.integers(1, 4), spare=st.integers(0, 4), window_us=st.integers(0, 200)
 )
-def test_windows_keep_their_promises_in_any_order_of_events(
+def test_windows_close_by_the_rules_in_any_order_of_events(
     events: list[tuple[str, int | tuple[int, bool]]], least: int, spare: int, window_us: int
 ) -> None:
     """Against the dumb version: a list of (id, when), and the rules written out."""
@@ -287,9 +224,7 @@ def test_windows_keep_their_promises_in_any_order_of_events(
 
 
 def with_tenants(tenants: str, most: int, **weights: int) -> WindowPlanner:
-    """A planner that gathered a query of each tenant in turn of the letters: id 0 is of the
-    first.
-    """
+    """A planner with one query for each letter, of the tenant with that name."""
     made = WindowPlanner(
         queries_min=1,
         queries_max=most,
@@ -337,7 +272,7 @@ def test_a_tenant_whose_queries_are_dropped_has_no_turn() -> None:
     st.fixed_dictionaries({tenant: st.integers(1, 4) for tenant in "abc"}),
     st.integers(1, 8),
 )
-def test_the_k_th_query_of_a_tenant_waits_for_k_turns_of_the_others_at_most(
+def test_the_k_th_query_of_a_tenant_waits_for_at_most_k_turns_of_the_others(
     tenants: str, weights: dict[str, int], most: int
 ) -> None:
     made = with_tenants(tenants, most, **weights)

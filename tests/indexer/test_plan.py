@@ -67,56 +67,31 @@ def test_the_same_build_goes_on_with_all_of_it_and_its_start() -> None:
     )
 
 
-def test_another_layout_keeps_all_but_the_segments() -> None:
-    wanted = msgspec.structs.replace(
-        WANTED, layout=msgspec.structs.replace(LAYOUT, vector_dtype="float16")
-    )
-    resume = plan_resume(FOUND, wanted, now_us=9)
-    assert resume.state == msgspec.structs.replace(FOUND, identity=wanted)
-    assert resume.keeps_shards
-    assert not resume.discards
-    assert resume.changes == ("layout: vector_dtype was 'float32' and is 'float16'",)
-
-
-def test_other_clusters_keep_documents_and_vectors() -> None:
-    wanted = msgspec.structs.replace(
-        WANTED, clustering=msgspec.structs.replace(CLUSTERING, nlist=7, seed=1)
-    )
-    resume = plan_resume(FOUND, wanted, now_us=9)
-    assert resume.state == msgspec.structs.replace(
-        FOUND, identity=wanted, centroids_crc32=None, assignment=None
-    )
-    assert resume.keeps_shards
-    assert not resume.discards
-    assert resume.changes == ("clusters: nlist was 0 and is 7", "clusters: seed was 0 and is 1")
+DOCUMENTS_ONLY = {"dimension": None, "centroids_crc32": None, "assignment": None, "started_us": 9}
+NOTHING = {"documents": None, **DOCUMENTS_ONLY}
+VECTORS_ONLY = {"centroids_crc32": None, "assignment": None}
 
 
 @pytest.mark.parametrize(
-    "field", ["embedding_model", "vectors_sha256", "shard_rows", "batch_size", "max_tokens"]
+    ("part", "field", "value", "lost"),
+    [
+        *(("corpus", field, 99, NOTHING) for field in CORPUS.__struct_fields__),
+        *(("vectors", field, 99, DOCUMENTS_ONLY) for field in VECTORS.__struct_fields__),
+        *(("clustering", field, 99, VECTORS_ONLY) for field in CLUSTERING.__struct_fields__),
+        *(("layout", field, 99, {}) for field in LAYOUT.__struct_fields__),
+    ],
 )
-def test_other_vectors_keep_the_documents_only(field: str) -> None:
-    value = "other" if isinstance(getattr(VECTORS, field), str) else 99
-    wanted = msgspec.structs.replace(
-        WANTED, vectors=msgspec.structs.replace(VECTORS, **{field: value})
-    )
+def test_a_changed_build_keeps_the_work_that_does_not_depend_on_the_change(
+    part: str, field: str, value: int, lost: dict[str, object]
+) -> None:
+    changed = msgspec.structs.replace(getattr(WANTED, part), **{field: value})
+    wanted = msgspec.structs.replace(WANTED, **{part: changed})
     resume = plan_resume(FOUND, wanted, now_us=9)
-    assert resume.state == BuildState(
-        format=STATE_FORMAT, started_us=9, identity=wanted, documents=DOCUMENTS
-    )
-    assert resume.discards
-    assert [change.split()[:2] for change in resume.changes] == [["vectors:", field]]
-
-
-@pytest.mark.parametrize("field", ["size_bytes", "sha256", "passage_bytes_max", "line_bytes_max"])
-def test_another_corpus_keeps_nothing(field: str) -> None:
-    value = "other" if field == "sha256" else 99
-    wanted = msgspec.structs.replace(
-        WANTED, corpus=msgspec.structs.replace(CORPUS, **{field: value})
-    )
-    resume = plan_resume(FOUND, wanted, now_us=9)
-    assert resume.state == BuildState(format=STATE_FORMAT, started_us=9, identity=wanted)
-    assert resume.discards
-    assert not resume.keeps_shards
+    assert resume.state == msgspec.structs.replace(FOUND, identity=wanted, **lost)
+    assert resume.discards == (part in ("corpus", "vectors")) == (not resume.keeps_shards)
+    name = "clusters" if part == "clustering" else part
+    old = getattr(getattr(WANTED, part), field)
+    assert resume.changes == (f"{name}: {field} was {old!r} and is {value}",)
 
 
 def test_a_state_of_another_format_keeps_nothing_and_says_so() -> None:
