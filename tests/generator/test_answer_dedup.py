@@ -132,7 +132,9 @@ def test_a_dictionary_of_recent_entries_never_has_more_than_its_maximum() -> Non
     assert 999 not in recent
 
 
-def test_the_same_question_has_the_same_digest_however_urgent_it_is() -> None:
+def test_a_digest_depends_on_the_question_and_not_on_its_urgency_or_the_order_of_its_filter() -> (
+    None
+):
     question = a_query("a", top_k=3)
     for same in (
         a_query("b", top_k=3),
@@ -153,8 +155,5 @@ def test_the_same_question_has_the_same_digest_however_urgent_it_is() -> None:
     ]
     for fields in others:
         assert query_digest(a_query("a", **{"top_k": 3, **fields})) != query_digest(question)
-
-
-def test_the_order_in_which_a_filter_is_written_changes_no_digest() -> None:
     one, two = a_query(filter={"a": 1, "b": 2}), a_query(filter={"b": 2, "a": 1})
     assert query_digest(one) == query_digest(two)

@@ -107,10 +107,16 @@ def assigned() -> Bench:
     return bench
 
 
-def test_a_replayed_answer_has_its_own_source_headers_and_key_and_the_stored_text() -> None:
+def answered(text: str | None = None) -> tuple[Bench, Unit[Retrieval]]:
+    """A dedup that has read the answer to a question."""
     bench, first = assigned(), unit("why?")
-    bench.write(made(first.record, text="Because."))
+    bench.write(made(first.record, text=text))
     bench.follow()
+    return bench, first
+
+
+def test_a_replayed_answer_has_its_own_source_headers_and_key_and_the_stored_text() -> None:
+    bench, first = answered("Because.")
     second = again(first)
     bench.offer(second)
     assert not bench.within.units
@@ -131,18 +137,13 @@ def test_a_replayed_answer_has_its_own_source_headers_and_key_and_the_stored_tex
 
 
 def test_the_same_id_with_another_question_is_refused_with_what_to_do() -> None:
-    bench, first = assigned(), unit("why?")
-    bench.write(made(first.record))
-    bench.follow()
+    bench, first = answered()
     other = again(first, text="who?")
     bench.offer(other)
     (answer,) = bench.sink.answers
     assert answer.error is not None
-    assert (answer.status, answer.error.type, answer.error.retryable) == (
-        "failed",
-        "conflict",
-        False,
-    )
+    error = answer.error
+    assert (answer.status, error.type, error.retryable) == ("failed", "conflict", False)
     assert "an id of its own" in answer.error.message
     assert (answer.source, answer.replayed) == (other.record.source, False)
     assert bench.decisions("conflict") == 1
@@ -220,21 +221,8 @@ def test_an_id_in_both_priority_classes_is_generated_once_by_the_owner_of_both_p
     ]
 
 
-def test_a_replay_for_a_unit_that_was_revoked_is_dropped() -> None:
-    bench, first = assigned(), unit("why?")
-    bench.write(made(first.record))
-    bench.follow()
-    second = again(first)
-    bench.offer(second)
-    bench.stage.revoke(frozenset({second.id}))
-    bench.follow()
-    assert bench.sink.dones == []
-
-
 def test_a_stored_answer_that_was_fetched_too_late_is_not_given() -> None:
-    bench, first = assigned(), unit("why?")
-    bench.write(made(first.record))
-    bench.follow()
+    bench, first = answered()
     second = again(first, deadline=NOW_MS + 100)
     bench.offer(second)
     bench.clock.time_us += 100_000
@@ -293,9 +281,7 @@ def test_readiness_names_trouble_with_the_log_until_it_is_read_again() -> None:
 
 
 def test_a_partition_that_comes_back_is_read_from_its_position() -> None:
-    bench, first = assigned(), unit("why?")
-    bench.write(made(first.record))
-    bench.follow()
+    bench, first = answered()
     bench.reader.trouble = ConfigError("it is not begun a second time")
     other = unit("who?")
     bench.write(made(other.record))

@@ -45,6 +45,11 @@ def vectors_of(folder: Path, rows: np.ndarray) -> Vectors:
     return open_precomputed(folder / "v.npy", len(rows))
 
 
+def trained(vectors: Vectors, **changes: int) -> np.ndarray:
+    settings = msgspec.structs.replace(SETTINGS, **changes)
+    return train_centroids(vectors, 20, settings, SilentProgress())
+
+
 def test_clusters_come_within_the_factors_and_are_as_many_as_asked_for() -> None:
     rows = crowded()
     # Every second start in one place: what a poor k-means leaves.
@@ -81,31 +86,20 @@ def test_the_same_vectors_and_seed_give_the_same_centroids_and_another_seed_othe
     tmp_path: Path,
 ) -> None:
     vectors = vectors_of(tmp_path, crowded())
-    one, two = (train_centroids(vectors, 20, SETTINGS, SilentProgress()) for _ in range(2))
+    one, two = trained(vectors), trained(vectors)
     assert np.array_equal(one, two)
-    other = train_centroids(
-        vectors, 20, msgspec.structs.replace(SETTINGS, seed=4), SilentProgress()
-    )
-    assert not np.array_equal(one, other)
+    assert not np.array_equal(one, trained(vectors, seed=4))
 
 
 def test_a_sample_that_memory_bounds_trains_centroids_nearly_as_good(tmp_path: Path) -> None:
     rows = crowded()
     vectors = vectors_of(tmp_path, rows)
-    whole = train_centroids(vectors, 20, SETTINGS, SilentProgress())
-    small = train_centroids(
-        vectors,
-        20,
-        msgspec.structs.replace(SETTINGS, train_bytes_max=800 * 12 * 4),
-        SilentProgress(),
-    )
+    whole, small = trained(vectors), trained(vectors, train_bytes_max=800 * 12 * 4)
     assert not np.array_equal(whole, small)
     near = [(rows @ centroids.T).max(axis=1).mean() for centroids in (whole, small)]
     assert near[1] > near[0] - 0.02
     with pytest.raises(ConfigError, match=r"indexer\.memory_bytes is 479: .* give at least 960"):
-        train_centroids(
-            vectors, 20, msgspec.structs.replace(SETTINGS, train_bytes_max=479), SilentProgress()
-        )
+        trained(vectors, train_bytes_max=479)
 
 
 def test_every_row_is_assigned_to_its_nearest_centroid_and_the_digest_is_of_the_vectors(

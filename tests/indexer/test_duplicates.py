@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from carpool.disk.documents import DocumentStore
-from carpool.errors import ConfigError, CorruptionError
+from carpool.errors import CorruptionError
 from indexer import duplicates
 from indexer.duplicates import IdLog, find_duplicates
 from indexer.plan.passes import ID_BYTES, ID_MEMORY_MIN_BYTES, id_passes
@@ -82,11 +82,3 @@ def test_a_build_keeps_the_first_passage_of_an_id_and_lists_the_others_between_o
     assert [document.doc_id for document in found] == [f"doc-{row}" for row in range(60)]
     assert found[7].title == "Title 7"
     assert not (tmp_path / "index" / ".build").exists()
-
-
-def test_a_strict_build_refuses_an_id_that_is_there_twice(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "c.jsonl", 20)
-    with corpus.open("a") as file:
-        file.write(corpus.read_text().splitlines()[4] + "\n")
-    with pytest.raises(ConfigError, match="line 21: duplicate id 'doc-4'"):
-        build(corpus, tmp_path / "index", strict=True)

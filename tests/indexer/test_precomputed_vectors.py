@@ -57,6 +57,10 @@ def test_precomputed_vectors_are_taken_as_they_are_and_rounded_ones_are_normalis
     assert computed.embedding_model == HashingEmbedder(16).fingerprint
 
 
+def build_ten(folder: Path) -> None:
+    build(write_corpus(folder / "c.jsonl", 10), folder / "index", vectors=folder / "v.npy")
+
+
 def good_vectors() -> np.ndarray:
     return HashingEmbedder(8).encode([str(row) for row in range(10)])
 
@@ -81,9 +85,7 @@ def test_precomputed_vectors_that_do_not_fit_are_refused(
 ) -> None:
     np.save(tmp_path / "v.npy", vectors, allow_pickle=vectors.dtype == object)
     with pytest.raises(ConfigError, match=says):
-        build(
-            write_corpus(tmp_path / "c.jsonl", 10), tmp_path / "index", vectors=tmp_path / "v.npy"
-        )
+        build_ten(tmp_path)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no numpy file"])
@@ -91,6 +93,4 @@ def test_a_vectors_file_that_is_none_is_refused(tmp_path: Path, content: bytes |
     if content is not None:
         (tmp_path / "v.npy").write_bytes(content)
     with pytest.raises(ConfigError, match="cannot read the vectors"):
-        build(
-            write_corpus(tmp_path / "c.jsonl", 10), tmp_path / "index", vectors=tmp_path / "v.npy"
-        )
+        build_ten(tmp_path)

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from carpool.clock import Clock
 from carpool.disk.direct import NoDirectReadError, open_direct
 from carpool.disk.index import open_index
-from carpool.disk.manifest import read_manifest, write_manifest
+from carpool.disk.manifest import Manifest, read_manifest, write_manifest
 from carpool.errors import ConfigError, CorruptionError
 from indexer import profile as module
 from indexer.profile import profile_index
@@ -36,6 +37,11 @@ def index_dir(tmp_path: Path) -> Path:
     return tmp_path / "index"
 
 
+def profiled(index_dir: Path, reads: int = 1, clock: Clock | None = None) -> Manifest:
+    clock = clock or HandClock(step_us=1_000)
+    return profile_index(index_dir, reads=reads, clock=clock, progress=SilentProgress())
+
+
 class SlowCluster(HandClock):
     """Tells a longer time for every read that another clock's reads do not explain: the `slow`-th
     of each round.
@@ -56,12 +62,10 @@ def test_the_median_of_several_reads_replaces_the_profile_and_nothing_else(index
     # Three rounds over 10 clusters; whatever the order, the median of a constant and one outlier is
     # the constant.
     took_us = [50] * 10 + [9000] * 10 + [70] * 10
-    profiled = profile_index(
-        index_dir, reads=3, clock=SlowCluster(took_us), progress=SilentProgress()
-    )
-    assert profiled.read_latency_us == (70,) * 10
-    assert read_manifest(index_dir) == profiled
-    assert msgspec.structs.replace(profiled, read_latency_us=()) == before
+    after = profiled(index_dir, reads=3, clock=SlowCluster(took_us))
+    assert after.read_latency_us == (70,) * 10
+    assert read_manifest(index_dir) == after
+    assert msgspec.structs.replace(after, read_latency_us=()) == before
     open_index(index_dir).close()
 
 
@@ -80,7 +84,7 @@ def test_each_round_reads_every_cluster_once_whole_in_another_order(
 
     monkeypatch.setattr(module, "PIECE_BYTES", 4096)
     monkeypatch.setattr(os, "preadv", preadv)
-    profile_index(index_dir, reads=2, clock=HandClock(step_us=1_000), progress=SilentProgress())
+    profiled(index_dir, reads=2)
     index = open_index(index_dir)
     index.close()
     expected = [
@@ -106,7 +110,7 @@ def test_a_file_system_without_direct_reads_is_refused_and_the_profile_stays(
     monkeypatch.setattr(os, "open", refusing)
     before = (index_dir / "manifest.json").read_bytes()
     with pytest.raises(ConfigError, match=r"O_DIRECT.*the profile stays as it was"):
-        profile_index(index_dir, reads=1, clock=HandClock(step_us=1_000), progress=SilentProgress())
+        profiled(index_dir)
     assert (index_dir / "manifest.json").read_bytes() == before
     # A build goes without.
     wanted = IndexerConfig(embedding=CONFIG.embedding, indexer=IndexerSettings(shard_rows=64))
@@ -124,7 +128,7 @@ def test_memory_is_not_profiled_as_if_it_were_a_disk(index_dir: Path, memory_fol
         ConfigError,
         match=r"is tmpfs, which keeps files in memory.*the profile stays as it was.*local disk",
     ):
-        profile_index(copied, reads=1, clock=HandClock(step_us=1_000), progress=SilentProgress())
+        profiled(copied)
     assert read_manifest(copied).read_latency_us == ()
 
 
@@ -138,22 +142,18 @@ def test_an_index_that_was_replaced_meanwhile_keeps_its_own_manifest(index_dir: 
             return super().now_us()
 
     with pytest.raises(ConfigError, match="was replaced while it was read"):
-        profile_index(index_dir, reads=1, clock=Replacing(), progress=SilentProgress())
+        profiled(index_dir, clock=Replacing())
     assert read_manifest(index_dir).index_version == "another"
     assert read_manifest(index_dir).read_latency_us == ()
 
 
 def test_what_cannot_be_profiled_is_said(index_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="build one"):
-        profile_index(
-            tmp_path / "none", reads=1, clock=HandClock(step_us=1_000), progress=SilentProgress()
-        )
+        profiled(tmp_path / "none")
     with pytest.raises(ConfigError, match="at least one read"):
-        profile_index(index_dir, reads=0, clock=HandClock(step_us=1_000), progress=SilentProgress())
+        profiled(index_dir, reads=0)
     shutil.copytree(index_dir, tmp_path / "cut")
     segment = open_index(index_dir).segment_paths[0].name
     (tmp_path / "cut" / segment).write_bytes((index_dir / segment).read_bytes()[:-4096])
     with pytest.raises(CorruptionError, match=segment):
-        profile_index(
-            tmp_path / "cut", reads=1, clock=HandClock(step_us=1_000), progress=SilentProgress()
-        )
+        profiled(tmp_path / "cut")

@@ -58,11 +58,8 @@ def test_damage_in_the_workspace_is_done_again_and_not_built_upon(
     if damage == "state":
         (index_dir / ".build" / "state.json").write_text("{")
     else:
-        shard.write_bytes(
-            {"cut": content[:-1], "flip": bytes([content[0] ^ 1]) + content[1:], "empty": b""}[
-                damage
-            ]
-        )
+        flipped = bytes([content[0] ^ 1]) + content[1:]
+        shard.write_bytes({"cut": content[:-1], "flip": flipped, "empty": b""}[damage])
     resumed = build(corpus, index_dir).manifest
     assert same_but_time(resumed) == same_but_time(build(corpus, tmp_path / "whole").manifest)
 
@@ -86,10 +83,8 @@ def test_centroids_assignment_and_finished_segments_are_never_made_again(
         stop_at(patch, SegmentWriter, "append", 8)  # the second cluster of the third segment
         build(corpus, index_dir, SEGMENTS, nlist=10)
     finished = index_dir / ".build" / "finished"
-    assert sorted(path.name for path in finished.glob("*.seg")) == [
-        segment_name(0),
-        segment_name(1),
-    ]
+    names = sorted(path.name for path in finished.glob("*.seg"))
+    assert names == [segment_name(0), segment_name(1)]
     for name in ("train_centroids", "assign_rows"):
         stop_at(monkeypatch, stages, name, 1)
     appended: list[int] = []

@@ -47,9 +47,8 @@ def test_a_flipped_byte_anywhere_is_found(index_dir: Path, name: str) -> None:
         len(content) - 1,
         *np.random.default_rng(5).integers(0, len(content), 10).tolist(),
     ]:
-        (index_dir / name).write_bytes(
-            content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
-        )
+        (index_dir / name).write_bytes(content)
+        flip(index_dir / name, place)
         try:
             problems = verify_index(index_dir, SilentProgress()).problems
         except ConfigError as error:  # the format's own name was hit
