@@ -52,16 +52,23 @@ def test_every_passage_is_in_the_cluster_of_its_nearest_centroid_with_its_text(
     )
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_one_other_clusters(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes_and_ids_and_another_one_other_clusters(
+    tmp_path: Path,
+) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 100)
     first, second, third = (
         build(corpus, tmp_path / str(number), seed=seed, nlist=9).manifest
         for number, seed in enumerate((1, 1, 2))
     )
     assert same_but_time(first) == same_but_time(second)
+    assert first.build_id == second.build_id
+    assert first.documents_build_id == second.documents_build_id == third.documents_build_id
     assert first.centroids_fingerprint != third.centroids_fingerprint
+    assert first.build_id != third.build_id
     assert first.index_version.startswith("2027-01-15T08:00Z-")
     assert first.index_version != third.index_version
+    grown = build(write_corpus(corpus, 101), tmp_path / "grown").manifest
+    assert grown.documents_build_id != first.documents_build_id
 
 
 def test_passages_that_are_all_the_same_leave_empty_clusters_that_work(tmp_path: Path) -> None:
@@ -166,22 +173,6 @@ def test_float16_vectors_are_those_of_the_model_rounded_in_pages_of_half_the_siz
     }
     used = {dtype: index_stats(tmp_path / dtype).cluster_size_bytes.max for dtype in configs}
     assert used["float16"] * 2 == used["float32"]
-
-
-def test_builds_of_the_same_bytes_share_their_build_id_and_no_others_do(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "c.jsonl", 60)
-    first, again = (build(corpus, tmp_path / str(number)).manifest for number in range(2))
-    assert (first.build_id, first.documents_build_id) == (
-        again.build_id,
-        again.documents_build_id,
-    )
-    other = build(corpus, tmp_path / "seed", seed=1).manifest
-    assert (other.build_id != first.build_id, other.documents_build_id) == (
-        True,
-        first.documents_build_id,
-    )
-    grown = build(write_corpus(corpus, 61), tmp_path / "grown").manifest
-    assert grown.documents_build_id != first.documents_build_id
 
 
 def test_memory_that_holds_no_cluster_or_no_sample_is_said_and_more_goes_on(tmp_path: Path) -> None:
