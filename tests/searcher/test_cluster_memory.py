@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,10 +136,7 @@ def test_a_cluster_of_another_place_never_passes_for_this_one(stored: Stored) ->
 def test_a_segment_that_ends_early_is_damage_that_names_the_cluster(
     stored: Stored, tmp_path: Path
 ) -> None:
-    paths = []
-    for path in stored.paths:
-        paths.append(tmp_path / path.name)
-        paths[-1].write_bytes(path.read_bytes())
+    paths = [Path(shutil.copy(path, tmp_path)) for path in stored.paths]
     extent = stored.extents[D]
     end_bytes = extent.offset_bytes + extent.size_bytes - 4096
     os.truncate(paths[extent.segment], end_bytes)

@@ -49,11 +49,8 @@ def test_with_auto_it_reads_through_the_page_cache_and_says_so_once(
     )
     with capture_logs() as logs:
         files = SegmentFiles(paths, "auto")
-        engine, ends = (
-            open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock()),
-            Ends(),
-        )
-        engine.start(ends)
+        engine = open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock())
+        engine.start(ends := Ends())
         reads = [block(1, 0, 3, 2), block(2, 1, 0, 1)]
         engine.submit(reads)
         assert ends.wait(2) == {1: None, 2: None}

@@ -133,16 +133,6 @@ def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on(
     assert all(table.best(int(slot)).rows.tolist() == [0, 1, 2] for slot in slots)
 
 
-def test_no_scorings_give_no_results() -> None:
-    with ScoringPool(2) as pool:
-        assert (
-            pool.run(
-                [], QueryBatch(np.zeros(0, np.intp), np.zeros((0, 16), np.float32)), TopTable()
-            )
-            == []
-        )
-
-
 @pytest.mark.parametrize("small_bytes", [0, 1 << 30])
 @pytest.mark.parametrize("asked", [1, 2])
 def test_no_page_is_held_after_a_run(
@@ -167,10 +157,12 @@ def test_no_page_is_held_after_a_run(
         assert scored
 
 
-def test_helpers_end_when_the_pool_closes_and_closing_twice_is_safe() -> None:
+def test_a_pool_returns_nothing_for_no_scorings_and_its_threads_end_when_it_is_closed() -> None:
     before = threading.active_count()
     pool = ScoringPool(4)
     assert threading.active_count() == before + 3
+    no_queries = QueryBatch(np.zeros(0, np.intp), np.zeros((0, 16), np.float32))
+    assert pool.run([], no_queries, TopTable()) == []
     pool.close()
     pool.close()
     assert threading.active_count() == before
