@@ -121,11 +121,11 @@ class Running:
             for search, found in (self.found.get(timeout=10) for _ in range(count))
         }
 
-    def bytes_read(self) -> float:
+    def bytes_read(self, *purposes: str) -> float:
         return sum(
             self.metrics.registry.get_sample_value("carpool_bytes_read_total", {"purpose": purpose})
             or 0
-            for purpose in ("demand", "prefetch")
+            for purpose in purposes or ("demand", "prefetch")
         )
 
 

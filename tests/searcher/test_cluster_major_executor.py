@@ -24,25 +24,26 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("prefetch", [0.0, 0.2])
+@pytest.mark.parametrize(("size", "prefetch"), [(30, 0.0), (2, 0.2)])
 @pytest.mark.parametrize("slice_bytes_max", [0, 4096])
 def test_windows_of_queries_find_exactly_what_an_exact_search_of_their_clusters_finds(
-    index: SmallIndex, threads: int, prefetch: float, slice_bytes_max: int
+    index: SmallIndex, threads: int, size: int, prefetch: float, slice_bytes_max: int
 ) -> None:
     queries, clusters = questions(index, 120, 5)
     with running(
         index, threads=threads, prefetch=prefetch, slice_bytes_max=slice_bytes_max
     ) as here:
-        for start in range(0, 120, 30):
-            window = slice(start, start + 30)
-            following = {c for probes in clusters[start + 30 : start + 60] for c in probes}
+        for start in range(0, 120, size):
+            window = slice(start, start + size)
+            following = {c for probes in clusters[start + size :][:size] for c in probes}
             keys = here.join(queries[window], clusters[window], horizon=dict.fromkeys(following, 1))
-            for key, found in here.take(30).items():
+            for key, found in here.take(size).items():
                 assert found is not None and key in keys
                 assert found.best.rows.tolist() == exact(index, queries[key], clusters[key])
                 assert [probe.cluster for probe in found.probes] == list(clusters[key])
                 assert not found.skipped and not found.errors
                 np.testing.assert_array_equal(found.best.clusters, index.assigned[found.best.rows])
+        assert (here.bytes_read("prefetch") > 0) == (prefetch > 0)
 
 
 def test_a_window_reads_each_cluster_once_and_what_queries_report_adds_up(
