@@ -39,15 +39,6 @@ def test_while_both_classes_have_records_batch_gets_its_share() -> None:
     assert 8 <= taken[BATCH] <= 16  # one in 17 is 10, and turns are of 8
 
 
-def test_a_class_at_its_limit_is_skipped() -> None:
-    queues = filled(urgent=0, batch=100)
-    assert queues.next({BATCH: 50}) is None
-    assert queues.next({BATCH: 49, URGENT: 1_000}) is not None
-    queues.add(message(URGENT, 0))
-    taken = queues.next({BATCH: 50, URGENT: 1_000})
-    assert taken is not None and taken.source.topic == URGENT
-
-
 def test_a_queue_full_of_records_or_bytes_pauses_only_its_topic_until_it_is_half_empty() -> None:
     queues = filled(urgent=1, batch=8, records_max=8)
     assert queues.full == {BATCH}
