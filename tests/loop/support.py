@@ -230,6 +230,17 @@ def turn(loop: Loop[Query], times: int = 3) -> None:
     loop.in_flight.check_integrity()
 
 
+def with_taken(
+    bench: Bench, *texts: str, credit: int = 1_000, parts: Callable[[Query], int] = lambda _: 1
+) -> tuple[Bench, HandStage, Loop[Query], MemoryConsumer]:
+    """Starts a loop that has taken these queries in."""
+    stage = HandStage(credit)
+    loop, consumer = bench.loop(stage, parts=parts)
+    bench.publish(*texts)
+    turn(loop)
+    return bench, stage, loop, consumer
+
+
 class Exact(Bench):
     """A bench whose loops deliver exactly once."""
 

@@ -23,7 +23,7 @@ from carpool.loop.stage import Done
 from carpool.loop.throttle import METADATA_STOP_BYTES
 from schemas.query import Query
 from schemas.topics import QUERIES, QUERIES_BATCH
-from tests.loop.support import GROUP, Exact, HandStage, TwoClasses, result, turn
+from tests.loop.support import GROUP, Bench, Exact, HandStage, TwoClasses, result, turn, with_taken
 
 TEXTS = [f"q{number}" for number in range(3_000)]
 
@@ -54,10 +54,7 @@ def test_after_a_rebalance_of_others_aborted_it_a_transaction_is_repeated_withou
 
 
 def test_a_commit_without_reply_is_repeated_and_takes_effect_once() -> None:
-    bench, stage = Exact(), HandStage()
-    loop, _ = bench.loop(stage)
-    bench.publish("a")
-    turn(loop)
+    bench, stage, loop, _ = with_taken(Exact(), "a")
     bench.broker.break_next("commit", RetryableError("no reply"), took_effect=True)
     stage.finish("a")
     turn(loop)
@@ -107,10 +104,7 @@ def test_an_expelled_member_commits_nothing_and_rejoins_in_its_next_poll() -> No
 
 
 def test_a_member_ends_when_another_takes_its_instance_id() -> None:
-    bench, stage = Exact(), HandStage()
-    loop, _ = bench.loop(stage)
-    bench.publish("a")
-    turn(loop)
+    bench, stage, loop, _ = with_taken(Exact(), "a")
     bench.producer("member-1").start()
     stage.finish("a")
     turn(loop)
@@ -119,10 +113,7 @@ def test_a_member_ends_when_another_takes_its_instance_id() -> None:
 
 
 def test_a_hint_does_not_wait_for_work_that_cannot_be_committed() -> None:
-    bench, stage = Exact(), HandStage()
-    loop, _ = bench.loop(stage)
-    bench.publish("a")
-    turn(loop)
+    bench, stage, loop, _ = with_taken(Exact(), "a")
     bench.broker.break_next("commit", AbortedError("the coordinator moved"))
     stage.finish("a")
     loop.sink.hint(result("draft"))
@@ -130,12 +121,9 @@ def test_a_hint_does_not_wait_for_work_that_cannot_be_committed() -> None:
     assert bench.results() == ["draft"]
 
 
-def with_every_second_finished() -> tuple[Exact, HandStage, Loop[Query], MemoryConsumer]:
+def with_every_second_finished() -> tuple[Bench, HandStage, Loop[Query], MemoryConsumer]:
     """3,000 units of one partition; more are finished than commit metadata can list."""
-    bench, stage = Exact(partitions=1), HandStage(credit=10_000)
-    loop, consumer = bench.loop(stage)
-    bench.publish(*TEXTS)
-    turn(loop)
+    bench, stage, loop, consumer = with_taken(Exact(partitions=1), *TEXTS, credit=10_000)
     for text in TEXTS[1::2]:
         stage.finish(text)
     for _ in range(5):
@@ -233,10 +221,7 @@ def _finish(stage: HandStage, text: str, part: int) -> None:
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_revocation_commits_what_is_finished_unless_the_partition_is_lost(is_lost: bool) -> None:
-    bench, stage = Exact(), HandStage()
-    loop, consumer = bench.loop(stage)
-    bench.publish("a")
-    turn(loop)
+    bench, stage, _, consumer = with_taken(Exact(), "a")
     stage.finish("a")
     if is_lost:
         bench.broker.expel(GROUP, consumer)
@@ -250,10 +235,7 @@ def test_a_revocation_commits_what_is_finished_unless_the_partition_is_lost(is_l
 def test_a_call_that_does_not_return_ends_the_service_and_commits_nothing_later(
     in_a_revocation: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench, stage = Exact(), HandStage()
-    loop, _ = bench.loop(stage)
-    bench.publish("a")
-    turn(loop)
+    bench, stage, loop, _ = with_taken(Exact(), "a")
     called, go_on = threading.Event(), threading.Event()
     send_offsets = MemoryTransactionalProducer.send_offsets
 

@@ -12,7 +12,7 @@ from carpool.kafka.memory.broker import Call
 from carpool.loop.stage import Credit, Done, LateOutputs
 from carpool.loop.throttle import PAUSE_AFTER_US
 from schemas.errors import RecordError
-from tests.loop.support import Bench, HandStage, result, turn
+from tests.loop.support import Bench, HandStage, result, turn, with_taken
 
 
 @pytest.fixture(autouse=True, params=["at_least_once", "exactly_once"])
@@ -24,10 +24,7 @@ def delivery(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_work_completes_out_of_order_and_offsets_wait_for_the_slowest() -> None:
-    bench, stage = Bench(), HandStage()
-    loop, _ = bench.loop(stage)
-    bench.publish("a", "b", "c")
-    turn(loop)
+    bench, stage, loop, _ = with_taken(Bench(), "a", "b", "c")
     stage.finish("c")
     stage.finish("b")
     turn(loop)
@@ -135,10 +132,7 @@ def test_two_members_share_the_partitions_and_a_crash_hands_them_over() -> None:
 
 
 def test_without_credit_the_backlog_waits_at_the_broker() -> None:
-    bench, stage = Bench(), HandStage(credit=2)
-    loop, consumer = bench.loop(stage)
-    bench.publish("a", "b", "c")
-    turn(loop)
+    _, stage, loop, consumer = with_taken(Bench(), "a", "b", "c", credit=2)
     assert [unit.record.text for unit in stage.units] == ["a", "b"]
     assert sum(consumer.waiting().values()) == stage.ticks[-1] == 1
     stage.finish("a")
@@ -235,10 +229,7 @@ def test_an_unreadable_internal_record_stops_consumption_and_loses_nothing() -> 
 def test_outputs_that_were_not_written_are_sent_again_before_offsets_move(
     delivery: DeliveryName,
 ) -> None:
-    bench, stage = Bench(), HandStage()
-    loop, _ = bench.loop(stage)
-    bench.publish("a")
-    turn(loop)
+    bench, stage, loop, _ = with_taken(Bench(), "a")
     if delivery == "at_least_once":
         bench.broker.break_next("produce", RetryableError("broker is away"))
     else:
@@ -252,10 +243,7 @@ def test_outputs_that_were_not_written_are_sent_again_before_offsets_move(
 
 
 def test_a_failed_commit_is_tried_again() -> None:
-    bench, stage = Bench(), HandStage()
-    loop, _ = bench.loop(stage)
-    bench.publish("a")
-    turn(loop)
+    bench, stage, loop, _ = with_taken(Bench(), "a")
     bench.broker.break_next("commit_offsets", RetryableError("coordinator moved"))
     stage.finish("a")
     turn(loop)
@@ -266,10 +254,7 @@ def test_a_failed_commit_is_tried_again() -> None:
 def test_a_topic_that_refuses_outputs_ends_the_service_instead_of_losing_them(
     delivery: DeliveryName,
 ) -> None:
-    bench, stage = Bench(), HandStage()
-    loop, _ = bench.loop(stage)
-    bench.publish("a")
-    turn(loop)
+    bench, stage, loop, _ = with_taken(Bench(), "a")
     call: Call = "produce" if delivery == "at_least_once" else "commit"
     bench.broker.break_next(call, DeploymentError("too large"))
     stage.finish("a")
@@ -280,11 +265,8 @@ def test_a_topic_that_refuses_outputs_ends_the_service_instead_of_losing_them(
 
 
 def test_the_intake_stops_while_too_many_parts_are_complete_above_the_watermark() -> None:
-    bench, stage = Bench(), HandStage(credit=10_000)
-    loop, _ = bench.loop(stage)
     texts = [f"q{n}" for n in range(2_000)]
-    bench.publish(*texts)
-    turn(loop)
+    bench, stage, loop, _ = with_taken(Bench(), *texts, credit=10_000)
     for text in texts[1::2]:
         stage.finish(text)
     turn(loop, 1)
@@ -302,10 +284,7 @@ def test_the_intake_stops_while_too_many_parts_are_complete_above_the_watermark(
 
 
 def test_hints_are_sent_and_acknowledge_nothing() -> None:
-    bench, stage = Bench(), HandStage()
-    loop, _ = bench.loop(stage)
-    bench.publish("a")
-    turn(loop)
+    bench, _, loop, _ = with_taken(Bench(), "a")
     loop.sink.hint(result("draft"))
     turn(loop)
     assert (bench.results(), bench.committed()) == (["draft"], (None, ""))
@@ -341,10 +320,7 @@ def test_stop_drains_units_in_flight_and_leaves_the_group() -> None:
 
 
 def test_a_rejected_unit_ends_with_all_its_parts() -> None:
-    bench, stage = Bench(), HandStage()
-    loop, _ = bench.loop(stage, parts=lambda _: 3)
-    bench.publish("a")
-    turn(loop)
+    bench, stage, loop, _ = with_taken(Bench(), "a", parts=lambda _: 3)
     loop.sink.refuse(stage.unit("a"), RecordError("wrong_dimension", "12, not 384", query_id="a"))
     turn(loop)
     assert bench.committed() == (1, "")
@@ -353,10 +329,7 @@ def test_a_rejected_unit_ends_with_all_its_parts() -> None:
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_late_outputs_replace_an_answer_whose_commit_begins_too_late(is_late: bool) -> None:
-    bench, stage = Bench(), HandStage()
-    loop, _ = bench.loop(stage)
-    bench.publish("a")
-    turn(loop)
+    bench, stage, loop, _ = with_taken(Bench(), "a")
     late = LateOutputs(
         after_us=bench.clock.now_us() + 1_000_000, outputs=lambda: (result("expired"),)
     )

@@ -58,16 +58,17 @@ class FailingStage(HandStage):
             self.sink.done(failed(unit, text.encode(), is_transient=is_transient))
 
 
-def started(partitions: int = 1) -> tuple[Bench, FailingStage, Loop[Query]]:
+def started(*texts: str, partitions: int = 1) -> tuple[Bench, FailingStage, Loop[Query]]:
+    """Starts a loop that has taken these queries in."""
     bench, stage = Bench(partitions), FailingStage()
     loop, _ = bench.loop(stage)
+    bench.publish(*texts)
+    turn(loop)
     return bench, stage, loop
 
 
 def test_a_failed_query_is_retried_after_its_delay_while_others_go_on() -> None:
-    bench, stage, loop = started()
-    bench.publish("a")
-    turn(loop)
+    bench, stage, loop = started("a")
     stage.fail_units("a")
     turn(loop)
     assert bench.committed()[0] == 1, "its first record is complete"
@@ -107,10 +108,8 @@ def test_after_its_last_attempt_a_query_has_one_answer_and_one_letter() -> None:
 
 
 def test_a_burst_of_failures_stops_the_intake_and_keeps_the_topic() -> None:
-    bench, stage, loop = started()
     texts = [f"q{number}" for number in range(30)]
-    bench.publish(*texts)
-    turn(loop)
+    bench, stage, loop = started(*texts)
     stage.fail_units(*texts, is_transient=False)
     turn(loop)
     assert isinstance(loop.failure, DeploymentError)
@@ -122,10 +121,8 @@ def test_a_burst_of_failures_stops_the_intake_and_keeps_the_topic() -> None:
 
 
 def test_a_result_ends_a_row_of_failures_and_an_expired_answer_does_not() -> None:
-    bench, stage, loop = started()
     texts = [f"q{number}" for number in range(40)]
-    bench.publish(*texts, "late", "good")
-    turn(loop)
+    _, stage, loop = started(*texts, "late", "good")
     stage.fail_units(*texts[:19])
     stage.finish("good")
     stage.fail_units(*texts[19:38])
@@ -147,9 +144,7 @@ def test_rejected_records_are_no_burst() -> None:
 
 
 def test_a_delayed_query_is_forgotten_when_its_partition_is_revoked() -> None:
-    bench, stage, loop = started(partitions=2)
-    bench.publish("a")
-    turn(loop)
+    bench, stage, loop = started("a", partitions=2)
     stage.fail_units("a")
     turn(loop)
     other = HandStage()
