@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, probe, write_centroids
 from carpool.disk.documents import Document, DocumentStore, DocumentWriter
-from carpool.disk.manifest import MANIFEST_NAME, encode_manifest, read_manifest
+from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from carpool.disk.settings import IndexSettings
 from carpool.errors import ConfigError, CorruptionError
 from tests.disk.helpers import make_content, write_index
@@ -52,12 +52,6 @@ def test_a_file_that_is_no_manifest_is_damage(tmp_path: Path, content: bytes) ->
     (tmp_path / MANIFEST_NAME).write_bytes(content)
     with pytest.raises(CorruptionError, match="damaged"):
         read_manifest(tmp_path)
-
-
-def test_the_manifest_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    manifest = write_index(tmp_path, CONTENT)
-    assert (tmp_path / MANIFEST_NAME).read_bytes() == encode_manifest(manifest)
-    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_documents_come_back_in_the_order_that_was_asked_for(tmp_path: Path) -> None:

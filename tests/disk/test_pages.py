@@ -19,23 +19,6 @@ from carpool.disk.pages import (
 dtypes = st.sampled_from(["float32", "float16"])
 
 
-@pytest.mark.parametrize(
-    ("dimension", "dtype", "page_bytes", "rows_per_page"),
-    [
-        (384, "float32", 57344, 37),
-        (384, "float16", 45056, 58),
-        (16, "float32", 20480, 284),
-        (1024, "float32", 65536, 15),
-    ],
-)
-def test_pages_of_large_clusters_are_nearly_full(
-    dimension: int, dtype: VectorDtype, page_bytes: int, rows_per_page: int
-) -> None:
-    layout = choose_layout(dimension, dtype)
-    assert layout.page_bytes == page_bytes
-    assert layout.rows_per_page == rows_per_page
-
-
 @given(
     dimension=st.integers(1, 2000),
     dtype=dtypes,

@@ -102,9 +102,6 @@ def test_a_broker_without_transactions_delivers_at_least_once_and_says_why() -> 
     assert deployment.delivery == "at_least_once"
     assert "have no transactions" in deployment.promise
     assert "no transactions" not in judged(facts(), "at_least_once").promise
-
-
-def test_exactly_once_is_refused_without_transactions() -> None:
     assert "set kafka.delivery to auto" in problem(facts(broker={}), "exactly_once")
 
 
@@ -116,13 +113,12 @@ def test_a_missing_topic_stops_the_service_with_how_to_make_it(topic: Topic) -> 
     )
 
 
-def test_a_missing_best_effort_topic_is_only_warned_of() -> None:
-    assert PARTIAL_ANSWERS.name in warning(facts(without=PARTIAL_ANSWERS))
-
-
 def changed(topic: Topic, partitions: int = 4, replicas: int = 3, **config: str) -> BrokerFacts:
     """A deployment where one topic differs."""
     return facts(topics={topic.name: topic_facts(topic, partitions, replicas, **config)})
+
+
+PARTLY_GONE = facts(standing=Standing(committed=5, first=12, end=20, first_young=12))
 
 
 @pytest.mark.parametrize(
@@ -135,9 +131,17 @@ def changed(topic: Topic, partitions: int = 4, replicas: int = 3, **config: str)
             changed(QUERIES, replicas=1, min_insync_replicas="2"),
             "no record would ever be acknowledged",
         ),
+        (PARTLY_GONE, "rag.queries.v1[0]: 7 records that were never processed are gone"),
+        (PARTLY_GONE, "--reset-offsets"),
+        (
+            facts(standing=Standing(committed=5, first=0, end=3, first_young=0)),
+            "the log ends at 3",
+        ),
     ],
 )
-def test_a_topic_that_would_stop_a_service_is_a_problem(found: BrokerFacts, says: str) -> None:
+def test_a_topic_or_log_that_would_stop_a_service_is_a_problem(
+    found: BrokerFacts, says: str
+) -> None:
     assert says in problem(found)
 
 
@@ -154,6 +158,7 @@ def test_partition_counts_of_groups_and_of_answers_are_checked() -> None:
 @pytest.mark.parametrize(
     ("found", "says"),
     [
+        (facts(without=PARTIAL_ANSWERS), PARTIAL_ANSWERS.name),
         (changed(QUERIES, min_insync_replicas="1"), "a broker that is lost"),
         (changed(QUERIES, replicas=1, min_insync_replicas="1"), "has one copy"),
         (changed(QUERIES, retention_ms="3600000"), "keeps records for 1 h"),
@@ -165,7 +170,9 @@ def test_partition_counts_of_groups_and_of_answers_are_checked() -> None:
         ),
     ],
 )
-def test_a_topic_that_may_lose_records_causes_a_warning(found: BrokerFacts, says: str) -> None:
+def test_a_topic_that_is_missing_or_may_lose_records_causes_a_warning(
+    found: BrokerFacts, says: str
+) -> None:
     assert says in warning(found)
 
 
@@ -192,18 +199,6 @@ def test_too_few_brokers_for_their_own_logs_stop_what_needs_them() -> None:
         name: topic_facts(QUERIES) for name in ("__consumer_offsets", "__transaction_state")
     }
     assert judged(BrokerFacts(brokers=1, config=BROKER, topics=made)).problems == ()
-
-
-def test_a_log_that_begins_after_what_was_committed_stops_the_service() -> None:
-    found = facts(standing=Standing(committed=5, first=12, end=20, first_young=12))
-    assert "rag.queries.v1[0]: 7 records that were never processed are gone" in problem(found)
-    assert "--reset-offsets" in problem(found)
-
-
-def test_a_log_that_ends_before_what_was_committed_stops_the_service() -> None:
-    assert "the log ends at 3" in problem(
-        facts(standing=Standing(committed=5, first=0, end=3, first_young=0))
-    )
 
 
 @pytest.mark.parametrize(

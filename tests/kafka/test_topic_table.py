@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.memory.broker import MemoryBroker
-from carpool.kafka.memory.producers import MemoryProducer
-from carpool.kafka.records import Message, Output
+from carpool.kafka.records import Message
 from carpool.kafka.topic_table import BACKOFF_US_MAX, BACKOFF_US_MIN, TopicTable
 from generator.dedup.answers_log import MemoryAnswersLog
 from schemas.topics import ANSWERS, RETRIEVALS
@@ -60,10 +59,7 @@ class Rig:
         self.table = TopicTable(self.reader, self.rows, self.clock, horizon_ms=1_000)
 
     def write(self, partition: int, value: bytes) -> None:
-        producer = MemoryProducer(self.broker)
-        output = Output(topic=ANSWERS.name, key=b"k", value=value, headers=(), partition=partition)
-        producer.produce(output, lambda error: None)
-        producer.close(1)
+        self.broker.append(ANSWERS.name, value, partition=partition)
 
 
 def test_other_partitions_are_read_while_one_has_no_leader() -> None:

@@ -64,13 +64,24 @@ def kind(call: str, error: KafkaError) -> type[CarpoolError]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_retriable_errors_and_time_outs_are_retried(call: str) -> None:
-    assert (
-        kind(call, KafkaError(KafkaError._PREV_IN_PROGRESS, "still at it", retriable=True))
-        is RetryableError
-    )
-    assert kind(call, KafkaError(KafkaError._TIMED_OUT, "no reply")) is RetryableError
-    assert kind(call, KafkaError(KafkaError.REQUEST_TIMED_OUT, "no reply")) is RetryableError
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (KafkaError(KafkaError._PREV_IN_PROGRESS, "at it", retriable=True), RetryableError),
+        (KafkaError(KafkaError._TIMED_OUT, "no reply"), RetryableError),
+        (KafkaError(KafkaError.REQUEST_TIMED_OUT, "no reply"), RetryableError),
+        (KafkaError(KafkaError._INVALID_ARG, "a bad value"), DeploymentError),
+        (KafkaError(KafkaError._AUTHENTICATION, "wrong password"), DeploymentError),
+        (
+            KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE, "4 KB", txn_requires_abort=True),
+            AbortedError,
+        ),
+    ],
+)
+def test_an_error_of_a_call_is_retried_or_aborts_or_is_a_deployment_error(
+    call: str, error: KafkaError, raised: type[CarpoolError]
+) -> None:
+    assert kind(call, error) is raised
 
 
 @pytest.mark.parametrize("call", [call for call in CALLS if call != "commit"])
@@ -93,17 +104,3 @@ def test_an_abort_that_is_refused_replaces_the_producer(monkeypatch: pytest.Monk
     monkeypatch.setattr(producer, "_make", lambda: Works(KafkaError(KafkaError._FAIL, "not asked")))
     producer.abort()
     assert len(started) == 1
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_an_error_of_the_settings_is_a_deployment_error(call: str) -> None:
-    assert kind(call, KafkaError(KafkaError._INVALID_ARG, "a bad value")) is DeploymentError
-    assert kind(call, KafkaError(KafkaError._AUTHENTICATION, "wrong password")) is DeploymentError
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_an_error_that_requires_an_abort_is_an_abort(call: str) -> None:
-    too_long = KafkaError(
-        KafkaError.OFFSET_METADATA_TOO_LARGE, "4,096 bytes", txn_requires_abort=True
-    )
-    assert kind(call, too_long) is AbortedError
