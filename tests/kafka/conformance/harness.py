@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer
 from confluent_kafka import TopicPartition as RawPartition
 
@@ -37,7 +38,7 @@ from carpool.kafka.memory import (
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
-from schemas.topics import Topic
+from schemas.topics import QUERIES
 
 PARTITIONS = 2
 WAIT_S = 20.0
@@ -156,13 +157,7 @@ class Reached(Broker):
         super().__init__(name)
         self.kind, self.settings, self.server = kind, settings, server
         topics = [
-            Topic(
-                name=topic,
-                partition_by="query_id",
-                retention_ms=10**9,
-                max_message_bytes=1_048_576,
-                purpose="a test",
-            )
+            msgspec.structs.replace(QUERIES, name=topic)
             for topic in (self.topic, self.results, self.drafts)
         ]
         assert len(create_topics(settings, topics)) == len(topics)
@@ -274,6 +269,16 @@ class Member:
     def close(self) -> None:
         self.consumer.close()
         self.producer.close()
+
+
+def share(one: Member, two: Member) -> None:
+    """Polls two members until each has a partition."""
+
+    def shared() -> bool:
+        two.consumer.poll(0.01)
+        return len(two.listener.positions) == 1 and len(one.listener.gone) == 1
+
+    poll_until(one.consumer, shared)
 
 
 def joined(broker: Broker, count: int = PARTITIONS) -> tuple[ConsumerClient, Listener]:

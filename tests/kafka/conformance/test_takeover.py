@@ -8,7 +8,7 @@ import pytest
 
 from carpool.errors import AbortedError, FencedError
 from carpool.kafka.clients import Position
-from tests.kafka.conformance.harness import PARTITIONS, Broker, Member, insist, poll_until
+from tests.kafka.conformance.harness import PARTITIONS, Broker, Member, insist, share
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -22,16 +22,6 @@ def broker(group_broker: Broker) -> Broker:
         *(group_broker.record("question", number % PARTITIONS) for number in range(10 * PARTITIONS))
     )
     return group_broker
-
-
-def share(one: Member, two: Member) -> None:
-    """Polls two members until each has a partition."""
-
-    def shared() -> bool:
-        two.consumer.poll(0.01)
-        return len(two.listener.positions) == 1 and len(one.listener.gone) == 1
-
-    poll_until(one.consumer, shared)
 
 
 def test_a_new_owner_claims_its_partitions_before_its_listener_is_called(broker: Broker) -> None:
