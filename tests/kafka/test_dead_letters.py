@@ -240,21 +240,16 @@ def test_a_dead_letter_topic_accepts_the_largest_record_of_its_source_with_added
     names = {topic.name: topic for topic in TOPICS}
     dead = [topic for topic in TOPICS if topic.name.endswith(".dlq")]
     assert dead
-    for topic in dead:
-        source = names[topic.name.removesuffix(".dlq")]
-        assert topic == dead_letters_of(source)
-        added = letter_of(
-            b"",
-            reason=Reason(
-                group="g" * 255,
-                stage="searcher",
-                attempts=3,
-                class_name="c" * 9_000,
-                message="é" * 9_000,
-            ),
-            connect_names=True,
-        )
-        assert size(added) < DEAD_LETTER_EXTRA_BYTES
+    assert dead == [dead_letters_of(names[topic.name.removesuffix(".dlq")]) for topic in dead]
+    largest = Reason(
+        group="g" * 255,
+        stage="searcher",
+        attempts=3,
+        class_name="c" * 9_000,
+        message="é" * 9_000,
+    )
+    added = letter_of(b"", reason=largest, connect_names=True)
+    assert size(added) < DEAD_LETTER_EXTRA_BYTES
 
 
 @pytest.mark.kafka

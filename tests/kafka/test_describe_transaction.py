@@ -34,10 +34,7 @@ def test_a_reply_says_whether_a_transaction_is_open_and_blocks_offsets() -> None
     ended = parse_reply(reply(0, b"CompleteCommit"))
     assert ended is not None
     assert not ended.is_open
-
-
-def test_a_reply_of_another_coordinator_is_none() -> None:
-    assert parse_reply(reply(16, b"")) is None
+    assert parse_reply(reply(16, b"")) is None, "of another coordinator"
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
 from schemas.codec import decode_query
 from schemas.errors import REASONS, RecordError
-from schemas.record import Source, header
+from schemas.record import Source
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD
 from tests.e2e.support import (
     LoggedRecord,
@@ -67,9 +67,8 @@ def test_every_mutated_query_ends_and_good_queries_between_them_are_answered(
             publisher.queue(QUERIES.name, raw.value, key=str(number), headers=raw.headers)
             if number % EVERY == 0:
                 good.append(f"good-{number}")
-                body = json.dumps(
-                    {"query_id": good[-1], "text": "what of the river and comet?"}
-                ).encode()
+                text = "what of the river and comet?"
+                body = json.dumps({"query_id": good[-1], "text": text}).encode()
                 publisher.queue(QUERIES.name, body, key=str(number))
         for name in (b"\xff\xfe", b"caf\xe9", b"", b"a\x00b"):
             write_with_header_name(broker.bootstrap, QUERIES.name, b"what of the violin?", name)
@@ -116,12 +115,8 @@ def test_every_mutated_query_ends_and_good_queries_between_them_are_answered(
             original = published[place(letter)]
             assert letter.value == original.value
             assert letter.headers[: len(original.headers)] == original.headers
-            reason = (
-                (header(letter.headers, "rag.errors.exception.class.name") or b"")
-                .decode()
-                .rpartition(".")[2]
-            )
-            assert reason in REASONS
+            class_name = letter.text("rag.errors.exception.class.name") or ""
+            assert class_name.rpartition(".")[2] in REASONS
         ends = {
             partition: max(at for number, at in published if number == partition) + 1
             for partition, _ in published

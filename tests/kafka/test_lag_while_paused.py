@@ -16,7 +16,7 @@ from carpool.kafka.librdkafka import LibrdkafkaConsumer
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import RETRIEVALS
-from tests.kafka.conformance.harness import Listener
+from tests.kafka.conformance.harness import Listener, poll_until
 
 AT = TopicPartition(RETRIEVALS.name, 0)
 
@@ -33,13 +33,9 @@ def write(bootstrap: str, count: int) -> None:
     producer.commit_transaction(10)
 
 
-def polled(consumer: LibrdkafkaConsumer, until: Callable[[], bool], timeout_s: float = 20.0) -> int:
+def polled(consumer: LibrdkafkaConsumer, until: Callable[[], bool]) -> int:
     """Polls until `until`; returns the records that came."""
-    deadline, records = time.monotonic() + timeout_s, 0
-    while not until():
-        assert time.monotonic() < deadline, consumer.waiting()
-        records += consumer.poll(0.02) is not None
-    return records
+    return len(poll_until(consumer, until))
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -23,7 +23,8 @@ from confluent_kafka.admin import (
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError, RetryableError
-from carpool.kafka.librdkafka import LibrdkafkaProducer
+from carpool.kafka.clients import ProducerClient, TransactionalProducerClient
+from carpool.kafka.librdkafka import LibrdkafkaProducer, LibrdkafkaTransactionalProducer
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.memory.producers import MemoryProducer, MemoryTransactionalProducer
 from carpool.kafka.records import Message, Output
@@ -47,9 +48,24 @@ class Log:
 
     kind: str
     reader: TableLog
-    write: Callable[..., None]
-    transaction: Callable[..., Callable[[bool], None]]
-    """Writes values into an open transaction; the returned function ends it: True commits."""
+    producer: Callable[[], ProducerClient]
+    transactional: Callable[[], TransactionalProducerClient]
+
+    def write(self, partition: int, *values: bytes) -> None:
+        producer = self.producer()
+        for value in values:
+            assert producer.produce(_output(partition, value), lambda error: None)
+        assert producer.close(20) == 0
+
+    def transaction(self, partition: int, *values: bytes) -> TransactionalProducerClient:
+        """Writes values into an open transaction."""
+        producer, before = self.transactional(), self.reader.end(partition)
+        insist(producer.start)
+        producer.begin()
+        for value in values:
+            producer.produce(_output(partition, value))
+        wait_until(lambda: self.reader.end(partition) >= before + len(values))
+        return producer
 
     def read(self, count: int) -> list[Message]:
         found: list[Message] = []
@@ -85,46 +101,22 @@ def log(request: pytest.FixtureRequest) -> Iterator[Log]:
 
 
 def _memory_log(broker: MemoryBroker) -> Log:
-    def write(partition: int, *values: bytes) -> None:
-        producer = MemoryProducer(broker)
-        for value in values:
-            producer.produce(_output(partition, value), lambda error: None)
-        producer.close(1)
-
-    def transaction(partition: int, *values: bytes) -> Callable[[bool], None]:
-        producer = MemoryTransactionalProducer(broker, "t")
-        producer.start()
-        producer.begin()
-        for value in values:
-            producer.produce(_output(partition, value))
-        return lambda commits: producer.commit() if commits else producer.abort()
-
-    return Log("memory", MemoryAnswersLog(broker), write, transaction)
+    return Log(
+        "memory",
+        MemoryAnswersLog(broker),
+        partial(MemoryProducer, broker),
+        partial(MemoryTransactionalProducer, broker, "t"),
+    )
 
 
 def _kafka_log(kind: str, settings: KafkaSettings) -> Log:
     make_topics(settings)
-
-    def write(partition: int, *values: bytes) -> None:
-        producer = LibrdkafkaProducer(settings)
-        for value in values:
-            assert producer.produce(_output(partition, value), lambda error: None)
-        assert producer.close(20) == 0
-
-    def transaction(partition: int, *values: bytes) -> Callable[[bool], None]:
-        producer = Producer(
-            {"bootstrap.servers": settings.bootstrap, "transactional.id": f"t-{uuid.uuid4()}"}
-        )
-        producer.init_transactions(30)
-        producer.begin_transaction()
-        for value in values:
-            producer.produce(ANSWERS.name, key=b"k", value=value, partition=partition)
-        producer.flush(20)
-        return lambda commits: (
-            producer.commit_transaction(20) if commits else producer.abort_transaction(20)
-        )
-
-    return Log(kind, answers_log(settings, SystemClock()), write, transaction)
+    return Log(
+        kind,
+        answers_log(settings, SystemClock()),
+        partial(LibrdkafkaProducer, settings),
+        partial(LibrdkafkaTransactionalProducer, settings, f"t-{uuid.uuid4()}"),
+    )
 
 
 def _output(partition: int, value: bytes) -> Output:
@@ -213,14 +205,14 @@ def test_open_transactions_count_for_the_end_and_are_not_read_before_they_commit
     start = begin_at_the_end(log, 0)
     before, inside, behind = values("before", "inside", "behind")
     log.write(0, before)
-    end_transaction = log.transaction(0, inside)
+    producer = log.transaction(0, inside)
     log.write(0, behind)
     end = log.reader.end(0)
     assert end == start + 3
     assert log.read(1)[0].value == before
     assert [message for _ in range(10) for message in log.reader.poll(0.02, 100)] == []
     assert log.reader.position(0) < end
-    end_transaction(commits)
+    insist(producer.commit if commits else producer.abort)
     found = [message.value for message in log.read_until(0, end)]
     assert found == ([inside, behind] if commits else [behind])
 
@@ -229,7 +221,7 @@ def test_a_log_that_ends_with_an_aborted_record_is_read_to_its_end(log: Log) -> 
     if log.kind == "embedded":
         pytest.skip("the embedded broker shows what is not committed")
     begin_at_the_end(log, 0)
-    log.transaction(0, *values("never"))(False)
+    insist(log.transaction(0, *values("never")).abort)
     assert log.read_until(0, log.reader.end(0)) == []
 
 

@@ -11,7 +11,7 @@ from carpool.errors import FencedError
 from carpool.kafka.clients import Position
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
-from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, insist, poll_until
+from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, insist, poll_until, share
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -31,12 +31,16 @@ def broker(request: pytest.FixtureRequest, kafka_server: KafkaServer) -> Reached
     return broker
 
 
+def with_an_open_transaction(broker: Reached) -> Member:
+    """A member whose transaction blocks the offsets of every partition, at 3."""
+    member = Member(broker, "a").await_partitions()
+    offsets = {broker.at(partition): Position(3, "2;a;") for partition in range(PARTITIONS)}
+    member.open(["late"], offsets)
+    return member
+
+
 def test_a_living_member_whose_transaction_ends_late_is_waited_for(broker: Reached) -> None:
-    one = Member(broker, "a").await_partitions()
-    one.open(
-        ["late"], {broker.at(partition): Position(3, "2;a;") for partition in range(PARTITIONS)}
-    )
-    two = Member(broker, "b")
+    one, two = with_an_open_transaction(broker), Member(broker, "b")
     commit = threading.Timer(SLOW_COMMIT_S, lambda: insist(one.producer.commit))
 
     def shared() -> bool:
@@ -58,17 +62,8 @@ def test_a_living_member_whose_transaction_ends_late_is_waited_for(broker: Reach
 
 
 def test_a_living_member_whose_transaction_does_not_end_is_fenced(broker: Reached) -> None:
-    one = Member(broker, "a").await_partitions()
-    one.open(
-        ["never"], {broker.at(partition): Position(3, "2;a;") for partition in range(PARTITIONS)}
-    )
-    two = Member(broker, "b")
-
-    def shared() -> bool:
-        two.consumer.poll(0.01)
-        return bool(two.listener.positions)
-
-    poll_until(one.consumer, shared)
+    one, two = with_an_open_transaction(broker), Member(broker, "b")
+    share(one, two)
     assert list(two.listener.positions.values()) == [Position(0, "2;b;")]
     with pytest.raises(FencedError):
         insist(one.producer.commit)

@@ -16,7 +16,7 @@ import pytest
 from carpool.kafka.librdkafka import consumer as module
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
-from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, poll_until, read
+from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, read, share
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -58,12 +58,7 @@ def broker(
 def test_retained_partitions_are_requested_after_the_revocation(broker: Reached) -> None:
     one = Member(broker, "a").await_partitions()
     two = Member(broker, "b")
-
-    def shared() -> bool:
-        two.consumer.poll(0.01)
-        return len(two.listener.positions) == 1
-
-    poll_until(one.consumer, shared)
+    share(one, two)
     (gone,) = (at.partition for at in one.listener.gone)
     assert isinstance(one.consumer, module.LibrdkafkaConsumer)
     noting = one.consumer._member
