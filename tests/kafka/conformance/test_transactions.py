@@ -147,6 +147,16 @@ def test_every_later_call_of_a_fenced_producer_raises_that_it_is_fenced(broker: 
     again.close()
 
 
+def test_instances_do_not_fence_one_another(broker: Broker) -> None:
+    member = Member(broker, "a").await_partitions()
+    other = broker.transactional("b")
+    insist(other.start)
+    member.transact(["one"], {broker.at(0): Position(7, "2;a;")})
+    assert broker.seen(broker.results) == ["one"]
+    other.close()
+    member.close()
+
+
 def test_commit_metadata_may_have_4095_bytes_and_after_one_more_only_an_abort_succeeds(
     broker: Broker,
 ) -> None:
