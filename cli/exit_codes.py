@@ -1,4 +1,4 @@
-"""The one table of exit codes of the command `carpool`."""
+"""The one table of exit codes. `main` of `cli/main.py` chooses one for each class of error."""
 
 from __future__ import annotations
 
