@@ -16,6 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
+from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader, is_final
@@ -60,7 +61,8 @@ class TopicRecorder:
             timeout_s=TIMEOUT_S,
             config={
                 "enable.partition.eof": False,
-                "fetch.wait.max.ms": 500,
+                # The embedded broker delays records by up to half of this.
+                "fetch.wait.max.ms": EMBEDDED_FETCH_WAIT_MS,
                 "fetch.message.max.bytes": MESSAGE_BYTES_MAX,
             },
         )
