@@ -12,8 +12,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -34,9 +36,20 @@ KAFKA_JAVA = (
 """The options of Kafka's own start script, for measurements after a warm-up."""
 
 HOST = "127.0.0.1"
+NO_SETTINGS: Mapping[str, object] = MappingProxyType({})
 START_TIMEOUT_S = 90.0
 SESSION_TIMEOUT_MS = 6_000
 """Silence after which a group member (of the protocol KIP-848) or a broker is taken for dead."""
+
+SHORT_LIVES = {
+    "transactional.id.expiration.ms": 4_000,
+    "transaction.remove.expired.transaction.cleanup.interval.ms": 500,
+    "producer.id.expiration.ms": 4_000,
+    "producer.id.expiration.check.interval.ms": 500,
+    "offsets.retention.check.interval.ms": 500,
+    "log.retention.check.interval.ms": 500,
+}
+"""Properties of a broker that forgets idle transactional ids after seconds instead of days."""
 
 LOG_CONFIG = """<Configuration><Appenders><Console name="out">
 <PatternLayout pattern="%d %p %c{1} %m%n"/></Console></Appenders>
@@ -63,6 +76,15 @@ def kafka_version() -> str:
     return jars[0].stem.removeprefix("kafka-server-") if jars else "unknown"
 
 
+class BrokerPorts(NamedTuple):
+    """The ports of one broker. `advertised`: where clients are sent instead of `clients`, or 0."""
+
+    clients: int
+    brokers: int
+    controllers: int
+    advertised: int = 0
+
+
 class KafkaServer:
     """One broker, alone or a node of a cluster. A context manager; data stay in `folder`."""
 
@@ -71,13 +93,15 @@ class KafkaServer:
         folder: Path,
         *,
         node: int = 1,
-        ports: Sequence[tuple[int, int]] = (),
+        ports: Sequence[BrokerPorts] = (),
         java: Sequence[str] = QUICK_JAVA,
+        settings: Mapping[str, object] = NO_SETTINGS,
     ) -> None:
         """Writes the configuration and formats the folder. Raises `ConfigError`.
 
-        `ports`: (client, controller) ports of all nodes of the cluster; this one is number `node`,
-        from 1. Empty: one broker on free ports. `java`: options of its virtual machine.
+        `ports`: the ports of all nodes of the cluster; this one is number `node`, from 1. Empty:
+        one broker on free ports. `java`: options of its virtual machine. `settings`: more
+        properties of the broker, such as `SHORT_LIVES`.
         """
         home = kafka_home()
         if home is None:
@@ -85,18 +109,19 @@ class KafkaServer:
                 "no Kafka to start: set KAFKA_HOME to a distribution with libs/*.jar, and install "
                 "Java 17"
             )
-        ports = ports or [(free_port(), free_port())]
+        ports = ports or [free_ports()]
         self._classpath = str(home.resolve() / "libs" / "*")
         self._folder = folder
         self._java_options = tuple(java)
-        self.port = ports[node - 1][0]
+        self.port = ports[node - 1].clients
+        self.advertised_port = ports[node - 1].advertised or self.port
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "log4j2.xml").write_text(LOG_CONFIG)
         self._properties = folder / "server.properties"
-        settings = _settings(node, ports, folder / "data")
+        properties = _settings(node, ports, folder / "data") | dict(settings)
         self._properties.write_text(
-            "".join(f"{name}={value}\n" for name, value in settings.items())
+            "".join(f"{name}={value}\n" for name, value in properties.items())
         )
         format_folder = ("format", "-t", CLUSTER_ID, "-c", str(self._properties))
         command = self._java(
@@ -108,8 +133,8 @@ class KafkaServer:
 
     @property
     def bootstrap(self) -> str:
-        """The address for clients."""
-        return f"{HOST}:{self.port}"
+        """The address that the broker advertises to clients."""
+        return f"{HOST}:{self.advertised_port}"
 
     @property
     def is_running(self) -> bool:
@@ -190,11 +215,20 @@ class KafkaServer:
 class KafkaCluster:
     """Several brokers, each a controller too; three copies, writes need two."""
 
-    def __init__(self, folder: Path, *, brokers: int = 3, java: Sequence[str] = QUICK_JAVA) -> None:
-        """Raises as `KafkaServer` does."""
-        ports = [(free_port(), free_port()) for _ in range(brokers)]
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        brokers: int = 3,
+        java: Sequence[str] = QUICK_JAVA,
+        settings: Mapping[str, object] = NO_SETTINGS,
+    ) -> None:
+        """Raises as `KafkaServer` does; `settings` are for every broker."""
+        ports = [free_ports() for _ in range(brokers)]
         self.servers = tuple(
-            KafkaServer(folder / f"broker-{node}", node=node, ports=ports, java=java)
+            KafkaServer(
+                folder / f"broker-{node}", node=node, ports=ports, java=java, settings=settings
+            )
             for node in range(1, brokers + 1)
         )
 
@@ -240,20 +274,30 @@ class KafkaCluster:
         self.kill()
 
 
-def _settings(node: int, ports: Sequence[tuple[int, int]], data: Path) -> dict[str, object]:
-    clients, controllers = ports[node - 1]
+def free_ports(advertised: int = 0) -> BrokerPorts:
+    """Returns free ports for a broker; `advertised`: the port of a proxy before it, 0: none."""
+    return BrokerPorts(free_port(), free_port(), free_port(), advertised)
+
+
+def _settings(node: int, ports: Sequence[BrokerPorts], data: Path) -> dict[str, object]:
+    own = ports[node - 1]
     replicas = min(3, len(ports))
     in_sync = max(1, replicas - 1)
-    voters = ",".join(f"{number}@{HOST}:{port}" for number, (_, port) in enumerate(ports, start=1))
+    voters = ",".join(
+        f"{number}@{HOST}:{each.controllers}" for number, each in enumerate(ports, start=1)
+    )
+    between = f"BROKERS://{HOST}:{own.brokers}"
     return {
         "process.roles": "broker,controller",
         "node.id": node,
         "controller.quorum.voters": voters,
         "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://{HOST}:{clients},CONTROLLER://{HOST}:{controllers}",
-        "advertised.listeners": f"PLAINTEXT://{HOST}:{clients}",
-        "inter.broker.listener.name": "PLAINTEXT",
-        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+        "listeners": f"CLIENTS://{HOST}:{own.clients},{between},"
+        f"CONTROLLER://{HOST}:{own.controllers}",
+        "advertised.listeners": f"CLIENTS://{HOST}:{own.advertised or own.clients},{between}",
+        "inter.broker.listener.name": "BROKERS",
+        "listener.security.protocol.map": "CLIENTS:PLAINTEXT,BROKERS:PLAINTEXT,"
+        "CONTROLLER:PLAINTEXT",
         "log.dirs": data,
         "min.insync.replicas": in_sync,
         "offsets.topic.replication.factor": replicas,
