@@ -1,28 +1,73 @@
 """Decides which members to fence at a takeover, and how the new owner claims a partition. Pure.
 
-See ADR 0007. Metadata without an instance id was committed under at-least-once, which leaves no
-transactions.
+See ADR 0007 and 0012. Metadata without an instance id was committed under at-least-once, which
+leaves no transactions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, instance_id_of, with_instance_id
 from carpool.kafka.records import TopicPartition
 
-TAKEOVER_WAIT_S = 0.1
-"""Wait for a transaction that blocks the offsets of a newly assigned partition, before its owner is
-looked up. Most transactions end within milliseconds.
-"""
-
 LIVING_WAIT_S = 5.0
-"""The same wait where the owner is a living member, at most half of the request time-out.
+"""How long the same transaction of a living member is waited for.
 
 A living member released the partition after its commit; brokers under load may still write the
 transaction markers.
 """
+
+
+class Transaction(NamedTuple):
+    """A transaction that has not ended. `is_ending`: its end is decided and is being written.
+
+    `started_ms`: the coordinator's clock, epoch milliseconds; it tells two transactions of one id
+    apart.
+    """
+
+    started_ms: int
+    is_ending: bool
+
+
+class TakeoverSteps(NamedTuple):
+    """Which of the last owners are fenced now, and whose transactions are waited for."""
+
+    fence: tuple[str, ...]
+    wait: tuple[str, ...]
+
+
+class Takeover:
+    """Decides for one assignment of partitions. No I/O; `now_s` is a monotonic time."""
+
+    def __init__(self, living_wait_s: float = LIVING_WAIT_S) -> None:
+        """`living_wait_s`: a smaller limit than `LIVING_WAIT_S`, in seconds."""
+        self._living_wait_s = min(LIVING_WAIT_S, living_wait_s)
+        self._first: dict[str, tuple[int, float]] = {}  # start of a transaction, when it was seen
+
+    def decide(
+        self, unfinished: Mapping[str, Transaction], living: Collection[str], now_s: float
+    ) -> TakeoverSteps:
+        """Returns what to do about the unfinished transactions of the last owners, by instance id.
+
+        A dead owner is fenced. Of a living owner, only the transaction that was unfinished at the
+        first call can contain the new partitions: it is waited for, and the owner is fenced when it
+        is still open after `living_wait_s`. A transaction that is ending is always waited for.
+        """
+        fence, wait = [], []
+        for owner, transaction in sorted(unfinished.items()):
+            first_ms, since_s = self._first.setdefault(owner, (transaction.started_ms, now_s))
+            is_first = transaction.started_ms == first_ms
+            if owner in living and not is_first:
+                continue
+            is_stuck = is_first and now_s - since_s >= self._living_wait_s
+            if not transaction.is_ending and (owner not in living or is_stuck):
+                fence.append(owner)
+            else:
+                wait.append(owner)
+        return TakeoverSteps(tuple(fence), tuple(wait))
 
 
 def transactional_id(group: str, instance_id: str) -> str:
@@ -30,16 +75,14 @@ def transactional_id(group: str, instance_id: str) -> str:
     return f"{group}-{instance_id}"
 
 
-def instances_to_fence(
-    last: Iterable[Position], own_instance_id: str, living: Collection[str] = ()
-) -> list[str]:
-    """Returns the ids that committed these positions, except our own and those of living members.
+def previous_owners(last: Iterable[Position], own_instance_id: str) -> list[str]:
+    """Returns the instance ids that committed these positions, except our own.
 
     The previous process with our own id was fenced at start.
     """
     return sorted(
         {instance_id_of(position.metadata) or own_instance_id for position in last}
-        - {own_instance_id, *living}
+        - {own_instance_id}
     )
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from carpool.errors import AbortedError, FencedError, RetryableError
 from carpool.kafka.clients import Position
-from carpool.kafka.fencing import TAKEOVER_WAIT_S
 from carpool.kafka.memory import (
     MemoryBroker,
     MemoryConsumer,
@@ -17,6 +16,7 @@ from carpool.kafka.memory import (
     MemoryTransactionalProducer,
 )
 from carpool.kafka.memory.broker import TRANSACTION_TIMEOUT_US, Call
+from carpool.kafka.memory.consumer import TAKEOVER_WAIT_S
 from carpool.kafka.records import Output, TopicPartition
 from tests.clocks import HandClock
 

@@ -1,9 +1,10 @@
-"""Finds where to begin newly assigned partitions: waits, fences and claims (ADR 0007)."""
+"""Finds where to begin newly assigned partitions: waits, fences and claims (ADR 0012)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -12,15 +13,16 @@ from confluent_kafka.admin import AdminClient
 
 from carpool.errors import CarpoolError, FencedError, RetryableError
 from carpool.kafka.client_config import client_config
-from carpool.kafka.clients import Position, partitions_text
-from carpool.kafka.commit_metadata import instance_id_of
-from carpool.kafka.fencing import LIVING_WAIT_S, TAKEOVER_WAIT_S, claims, instances_to_fence
+from carpool.kafka.clients import Position
+from carpool.kafka.fencing import Takeover, claims, previous_owners, transactional_id
 from carpool.kafka.librdkafka.admin_replies import reply
-from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.librdkafka.convert import LEFT_BEHIND, StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.librdkafka.transactional import fence_instance
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
+
+if TYPE_CHECKING:
+    from carpool.kafka.coordinator import CoordinatorClient
 
 log = structlog.get_logger()
 
@@ -65,29 +67,54 @@ class PartitionHandover:
 
         Raises `RetryableError` after the request time-out.
         """
-        began_s = time.monotonic()
-        living_wait_s = min(LIVING_WAIT_S, self._timeout_s / 2)
-        while True:
-            waited_s = time.monotonic() - began_s
-            try:
-                return self._try_to_begin(
-                    consumer, partitions, spare_the_living=waited_s < living_wait_s
-                )
-            except RetryableError as error:
-                if waited_s >= self._timeout_s:
-                    raise
-                log.warning("assigned partitions cannot be begun yet; retrying", error=str(error))
-                time.sleep(RETRY_S)
+        from carpool.kafka.coordinator import CoordinatorClient  # of the extra `services`
 
-    def _try_to_begin(
-        self, consumer: Consumer, partitions: Sequence[RawPartition], *, spare_the_living: bool
+        began_s = time.monotonic()
+        takeover = Takeover(self._timeout_s / 2)
+        with CoordinatorClient(self._settings) as coordinators:
+            while True:
+                try:
+                    self._end_transactions(coordinators, partitions, takeover)
+                    found = read_committed(consumer, partitions, self._timeout_s)
+                    return self._claim(consumer, found)
+                except RetryableError as error:
+                    if time.monotonic() - began_s >= self._timeout_s:
+                        raise
+                    log.warning("assigned partitions cannot be begun yet", error=str(error))
+                    time.sleep(RETRY_S)
+
+    def _end_transactions(
+        self,
+        coordinators: CoordinatorClient,
+        partitions: Sequence[RawPartition],
+        takeover: Takeover,
+    ) -> None:
+        """Fences the last owners that left a transaction open.
+
+        Raises `RetryableError` while a transaction must be waited for.
+        """
+        places = [TopicPartition(raw.topic, raw.partition) for raw in partitions]
+        last = coordinators.committed(self._group, places)
+        owners = {
+            transactional_id(self._group, owner): owner
+            for owner in previous_owners(last.values(), self._own_instance_id)
+        }
+        found = coordinators.unfinished(owners)
+        if not found:
+            return
+        unfinished = {owners[name]: each for name, each in found.items()}
+        steps = takeover.decide(unfinished, self._living(), time.monotonic())
+        for owner in steps.fence:
+            log.warning("a member left a transaction open: fencing it", instance_id=owner)
+            fence_instance(self._settings, self._group, owner)
+        if steps.wait:
+            raise RetryableError(
+                f"the transactions of {', '.join(sorted(steps.wait))} have not ended"
+            )
+
+    def _claim(
+        self, consumer: Consumer, found: Mapping[TopicPartition, Position]
     ) -> dict[TopicPartition, Position]:
-        try:
-            found = read_committed(consumer, partitions, TAKEOVER_WAIT_S)
-        except RetryableError:
-            if not self._fence_owners(consumer, partitions, spare_the_living=spare_the_living):
-                raise
-            found = read_committed(consumer, partitions, self._timeout_s)
         begun = {
             at: self._from_the_start(consumer, at) if now.offset is None else now
             for at, now in found.items()
@@ -99,42 +126,6 @@ class PartitionHandover:
             # This member can commit nothing for these partitions; the next poll revokes them.
             log.warning("the group rebalanced before partitions could be claimed", error=str(error))
         return claimed
-
-    def _fence_owners(
-        self, consumer: Consumer, partitions: Sequence[RawPartition], *, spare_the_living: bool
-    ) -> bool:
-        """Aborts the transactions that block these offsets; returns whether it fenced a member.
-
-        Spares this member, and living members if `spare_the_living`.
-        """
-        last = self._last_committed(partitions)
-        living = self._living() if spare_the_living else frozenset()
-        fenced = False
-        for instance_id in instances_to_fence(last.values(), self._own_instance_id, living):
-            theirs = [
-                at
-                for at, position in last.items()
-                if instance_id_of(position.metadata) == instance_id
-            ]
-            try:
-                raw = [RawPartition(*at) for at in theirs]
-                read_committed(consumer, raw, TAKEOVER_WAIT_S)
-            except RetryableError as error:
-                log.warning(
-                    "a transaction blocks offsets: fencing its member",
-                    partitions=partitions_text(theirs),
-                    instance_id=instance_id,
-                    error=str(error),
-                )
-                fence_instance(self._settings, self._group, instance_id)
-                fenced = True
-        return fenced
-
-    def _last_committed(self, partitions: Sequence[RawPartition]) -> dict[TopicPartition, Position]:
-        try:
-            return _positions(committed_so_far(self._settings, self._group, partitions))
-        except KafkaException as error:
-            raise _unread(error.args[0]) from error
 
     def _living(self) -> frozenset[str]:
         """The instance ids of the group's members, which are their client ids."""

@@ -13,12 +13,14 @@ from carpool.kafka.clients import (
     RebalanceListener,
     partitions_text,
 )
-from carpool.kafka.fencing import TAKEOVER_WAIT_S, claims, instances_to_fence, transactional_id
+from carpool.kafka.fencing import claims, previous_owners, transactional_id
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.memory.groups import ConsumerGroup, MemoryMembership
 from carpool.kafka.records import Message, TopicPartition
 
 REQUEST_TIMEOUT_US = 10_000_000
+TAKEOVER_WAIT_S = 0.1
+"""How long a transaction of the last owner is waited for, before it is fenced."""
 
 
 class MemoryConsumer:
@@ -143,7 +145,7 @@ class MemoryConsumer:
             unstable = self._broker.transactions.unstable(self._group_name).intersection(came)
             known = {at: self._group.positions.get(at, Position(None, "")) for at in came}
         if unstable and may_fence and self._own_instance_id is not None:
-            owners = instances_to_fence((known[at] for at in unstable), self._own_instance_id)
+            owners = previous_owners((known[at] for at in unstable), self._own_instance_id)
             for instance_id in owners:
                 with self._broker.serve("start"):
                     self._broker.transactions.start(transactional_id(self._group_name, instance_id))

@@ -1,0 +1,128 @@
+"""Asks the coordinators of groups and transactions what librdkafka cannot ask (ADR 0012).
+
+This is the only user of kafka-python. Each answer is that of a coordinator, never a conclusion from
+a time-out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self, TypeVar
+
+from kafka import KafkaAdminClient
+from kafka import TopicPartition as TheirPartition
+from kafka.admin import TransactionState
+from kafka.errors import AuthorizationError, KafkaError, TransactionalIdNotFoundError
+
+from carpool.errors import DeploymentError, RetryableError
+from carpool.kafka.clients import Position
+from carpool.kafka.fencing import Transaction
+from carpool.kafka.records import TopicPartition
+from carpool.kafka.settings import BrokerSettings
+
+T = TypeVar("T")
+
+logging.getLogger("kafka").setLevel(logging.CRITICAL)  # its errors are raised
+
+UNFINISHED = frozenset(
+    {
+        TransactionState.ONGOING,
+        TransactionState.PREPARE_COMMIT,
+        TransactionState.PREPARE_ABORT,
+        TransactionState.PREPARE_EPOCH_FENCE,
+    }
+)
+"""States in which records or offsets of a transaction are not decided for all readers."""
+
+
+class CoordinatorClient:
+    """A context manager that keeps its connections. Every call blocks; one thread at a time.
+
+    Every call raises `RetryableError` when no coordinator answers within `request_timeout_ms`, and
+    `DeploymentError` when these credentials may not ask.
+    """
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        """Connects with the first call."""
+        self._settings = settings
+        self._client: KafkaAdminClient | None = None
+
+    def committed(
+        self, group: str, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, Position]:
+        """Returns the offsets of a group, without those of unfinished transactions."""
+        wanted = [TheirPartition(*at) for at in partitions]
+        found = self._ask(lambda client: client.list_group_offsets({group: wanted}))[group]
+        return {
+            TopicPartition(at.topic, at.partition): Position(
+                each.offset if each.offset >= 0 else None, each.metadata or ""
+            )
+            for at, each in found.items()
+        }
+
+    def unfinished(self, transactional_ids: Iterable[str]) -> dict[str, Transaction]:
+        """Returns the transactions of these ids that have not ended."""
+        found: dict[str, Transaction] = {}
+        for transactional_id in transactional_ids:
+            description = self._ask(lambda client, name=transactional_id: _describe(client, name))
+            if description is not None and description.state in UNFINISHED:
+                found[transactional_id] = Transaction(
+                    started_ms=description.transaction_start_time_ms,
+                    is_ending=description.state is not TransactionState.ONGOING,
+                )
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Disconnects."""
+        self._close()
+
+    def _close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _ask(self, question: Callable[..., T]) -> T:
+        try:
+            if self._client is None:
+                self._client = KafkaAdminClient(**_config(self._settings))
+            return question(self._client)
+        except AuthorizationError as error:
+            raise DeploymentError(
+                f"Kafka refuses to describe groups or transactions ({error}): grant DESCRIBE on "
+                "the consumer group and on the transactional ids of the service"
+            ) from error
+        except (KafkaError, OSError) as error:
+            self._close()  # the next call connects again
+            raise RetryableError(f"the coordinator did not answer: {error}") from error
+
+
+def _describe(client: KafkaAdminClient, transactional_id: str) -> Any:
+    try:
+        return client.describe_transactions([transactional_id])[transactional_id]
+    except TransactionalIdNotFoundError:
+        return None
+
+
+def _config(settings: BrokerSettings) -> dict[str, Any]:
+    """Returns the settings as kafka-python names them. Contains the password: never log it."""
+    config: dict[str, Any] = {
+        "bootstrap_servers": settings.bootstrap.split(","),
+        "client_id": "carpool-coordinator",
+        "security_protocol": settings.security_protocol,
+        "request_timeout_ms": settings.request_timeout_ms,
+        "bootstrap_timeout_ms": settings.request_timeout_ms,
+        "retry_backoff_ms": settings.retry_backoff_ms,
+    }
+    if settings.sasl_mechanism:
+        config |= {
+            "sasl_mechanism": settings.sasl_mechanism,
+            "sasl_plain_username": settings.sasl_username,
+            "sasl_plain_password": settings.sasl_password.value,
+        }
+    if settings.ssl_ca_location:
+        config["ssl_cafile"] = settings.ssl_ca_location
+    return config
