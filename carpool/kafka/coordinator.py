@@ -65,13 +65,27 @@ class CoordinatorClient:
         """Returns the transactions of these ids that have not ended."""
         found: dict[str, Transaction] = {}
         for transactional_id in transactional_ids:
-            description = self._ask(lambda client, name=transactional_id: _describe(client, name))
+            description = self._describe(transactional_id)
             if description is not None and description.state in UNFINISHED:
                 found[transactional_id] = Transaction(
                     started_ms=description.transaction_start_time_ms,
                     is_ending=description.state is not TransactionState.ONGOING,
                 )
         return found
+
+    def state(self, transactional_id: str) -> str | None:
+        """Returns the state in Kafka's words, such as `Ongoing`; None for an unknown id."""
+        description = self._describe(transactional_id)
+        return None if description is None else str(description.state.value)
+
+    def _describe(self, transactional_id: str) -> Any:
+        def ask(client: KafkaAdminClient) -> Any:
+            try:
+                return client.describe_transactions([transactional_id])[transactional_id]
+            except TransactionalIdNotFoundError:
+                return None
+
+        return self._ask(ask)
 
     def __enter__(self) -> Self:
         return self
@@ -98,13 +112,6 @@ class CoordinatorClient:
         except (KafkaError, OSError) as error:
             self._close()  # the next call connects again
             raise RetryableError(f"the coordinator did not answer: {error}") from error
-
-
-def _describe(client: KafkaAdminClient, transactional_id: str) -> Any:
-    try:
-        return client.describe_transactions([transactional_id])[transactional_id]
-    except TransactionalIdNotFoundError:
-        return None
 
 
 def _config(settings: BrokerSettings) -> dict[str, Any]:

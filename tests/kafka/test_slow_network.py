@@ -55,16 +55,7 @@ def commit_all(member: Member, offset: int) -> None:
     own = set(member.listener.positions) - member.listener.gone
     assert own
     name = next(iter(member.listener.positions.values())).metadata.split(";")[1]
-    membership = member.consumer.membership()
-    assert membership is not None
-    member.producer.begin()
-    member.producer.produce(member.broker.result(f"{name} {offset}"))
-    insist(
-        lambda: member.producer.send_offsets(
-            {at: Position(offset, f"2;{name};") for at in own}, membership
-        )
-    )
-    insist(member.producer.commit)
+    member.transact([f"{name} {offset}"], {at: Position(offset, f"2;{name};") for at in own})
 
 
 def test_a_lone_member_takes_its_partitions_and_commits(broker: Reached, proxy: FaultProxy) -> None:

@@ -17,7 +17,7 @@ from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
 from carpool.kafka.fencing import claims
 from carpool.kafka.memory import MemoryConsumer, MemoryTransactionalProducer
 from carpool.kafka.records import TopicPartition
-from carpool.loop.delivery.exactly_once import CALL_US_MAX
+from carpool.loop.delivery.exactly_once import ABORTING_US_MAX, ABORTS_MIN, CALL_US_MAX
 from carpool.loop.loop import Loop
 from carpool.loop.stage import Done
 from carpool.loop.throttle import METADATA_STOP_BYTES
@@ -108,6 +108,17 @@ def test_a_member_ends_when_another_takes_its_instance_id() -> None:
     bench.producer("member-1").start()
     stage.finish("a")
     turn(loop)
+    assert isinstance(loop.failure, FencedError)
+    assert bench.results() == []
+
+
+def test_a_member_ends_when_its_transactions_only_abort() -> None:
+    bench, stage, loop, _ = with_taken(Exact(), "a")
+    stage.finish("a")
+    for _ in range(ABORTS_MIN):
+        assert loop.failure is None
+        bench.broker.break_next("commit", AbortedError("the id is unknown"))
+        bench.wait(loop, ABORTING_US_MAX // (ABORTS_MIN - 1))
     assert isinstance(loop.failure, FencedError)
     assert bench.results() == []
 

@@ -46,6 +46,11 @@ WRONG = frozenset(
     }
 )
 """Errors that an abort does not repair either."""
+FORGOTTEN = frozenset({KafkaError.INVALID_PRODUCER_ID_MAPPING, KafkaError.UNKNOWN_PRODUCER_ID})
+"""The brokers have forgotten an idle producer (`transactional.id.expiration.ms`, 7 days).
+
+Only a new producer can begin a transaction.
+"""
 REPORT_WAIT_S = 0.1
 """How long to wait for the delivery report that explains a failed transaction: it may come later.
 """
@@ -186,7 +191,7 @@ class LibrdkafkaTransactionalProducer:
         if code in REFUSED:
             return self._refused or sort_error(error)
         is_fatal = error.fatal() or code == KafkaError._FATAL
-        if is_fatal and not self._is_spent:
+        if code in FORGOTTEN or (is_fatal and not self._is_spent):
             self._is_spent = True
         elif error.txn_requires_abort() or code == KafkaError._STATE:
             self._note(lambda: self._producer.poll(REPORT_WAIT_S))

@@ -33,6 +33,9 @@ A wake-up costs more CPU time than most work. A hint may wait for as long.
 """
 RETRY_WAIT_S = 0.05
 CLOSING_ABORTS_MAX = 3
+ABORTS_MIN = 10
+ABORTING_US_MAX = 60_000_000
+"""After so many aborts in a row, and so long without a commit, the process ends."""
 CALL_US_MAX = 15_000_000
 
 Outcome = Literal["ok", "aborted", "fenced", "refused"]
@@ -69,6 +72,8 @@ class ExactlyOnceDelivery(Delivery):
         self._commit_lock = threading.Lock()
         self._is_halted = False
         self._closing_aborts = 0
+        self._aborts = 0  # in a row
+        self._aborting_since_us = 0
         self._calls = CallWatchdog(context.clock, context.fail, us_max=call_us_max)
         self._is_napping = False
 
@@ -184,7 +189,10 @@ class ExactlyOnceDelivery(Delivery):
         if outcome != "ok":
             self._is_in_doubt = True
             self._closing_aborts += self._closing.is_set()
+            if outcome == "aborted":
+                self._count_abort(ended_us)
             return
+        self._aborts = 0
         self._complete(plan)
         self._context.metrics.delivery.commit_seconds.observe((ended_us - began_us) / 1_000_000)
         self._context.observer.committed(began_us)
@@ -231,6 +239,20 @@ class ExactlyOnceDelivery(Delivery):
             self._halt(error)
             return "fenced"
         return "ok"
+
+    def _count_abort(self, now_us: int) -> None:
+        """Ends a process whose transactions do not commit any more: it would look healthy."""
+        if self._aborts == 0:
+            self._aborting_since_us = now_us
+        self._aborts += 1
+        aborting_us = now_us - self._aborting_since_us
+        if self._aborts >= ABORTS_MIN and aborting_us >= ABORTING_US_MAX:
+            self._halt(
+                FencedError(
+                    f"{self._aborts} transactions in a row were aborted within "
+                    f"{aborting_us / 1_000_000:.0f} s, and none was committed: restart the service"
+                )
+            )
 
     def _abort(self, producer: TransactionalProducerClient, outcome: Outcome) -> Outcome:
         try:

@@ -246,17 +246,24 @@ class Member:
     def open(self, texts: list[str], offsets: Mapping[TopicPartition, Position]) -> None:
         """Opens a transaction with these results and offsets, and waits until both are written."""
         before = self.broker.written(self.broker.results)
+        self._produce(texts)
+        wait_until(lambda: self.broker.written(self.broker.results) >= before + len(texts))
+        self._send(offsets)
+
+    def transact(self, texts: list[str], offsets: Mapping[TopicPartition, Position]) -> None:
+        self._produce(texts)
+        self._send(offsets)
+        insist(self.producer.commit)
+
+    def _produce(self, texts: list[str]) -> None:
         self.producer.begin()
         for text in texts:
             self.producer.produce(self.broker.result(text))
-        wait_until(lambda: self.broker.written(self.broker.results) >= before + len(texts))
+
+    def _send(self, offsets: Mapping[TopicPartition, Position]) -> None:
         membership = self.consumer.membership()
         assert membership is not None
         insist(lambda: self.producer.send_offsets(offsets, membership))
-
-    def transact(self, texts: list[str], offsets: Mapping[TopicPartition, Position]) -> None:
-        self.open(texts, offsets)
-        insist(self.producer.commit)
 
     def kill(self) -> None:
         """Ends as a killed process does: leaves no group, closes nothing."""

@@ -1,0 +1,53 @@
+"""Real Kafka that forgets idle transactional ids after seconds: an idle member commits again."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from carpool.errors import AbortedError
+from carpool.kafka.clients import Position
+from carpool.kafka.coordinator import CoordinatorClient
+from carpool.kafka.fencing import transactional_id
+from carpool.kafka.settings import KafkaSettings
+from carpool.testing.kafka import SHORT_LIVES, KafkaServer
+from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, insist
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(180)]
+
+EXPIRY_S = 30.0
+ATTEMPTS_MAX = 3
+
+
+@pytest.fixture
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reached]:
+    folder = tmp_path_factory.mktemp("short") / "broker"
+    with KafkaServer(folder, settings=SHORT_LIVES) as server:
+        settings = KafkaSettings(bootstrap=server.bootstrap, partitions=PARTITIONS)
+        yield Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings, server)
+
+
+def forgotten(broker: Reached, name: str) -> bool:
+    with CoordinatorClient(broker.settings) as coordinators:
+        return coordinators.state(name) is None
+
+
+def test_a_member_whose_transactional_id_expired_commits_again(broker: Reached) -> None:
+    member = Member(broker, "a").await_partitions()
+    member.transact(["before"], {broker.at(0): Position(1, "2;a;")})
+    deadline_s = time.monotonic() + EXPIRY_S
+    while not forgotten(broker, transactional_id(broker.group, "a")):
+        assert time.monotonic() < deadline_s
+        member.consumer.poll(0.2)
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        try:
+            member.transact(["after"], {broker.at(0): Position(2, "2;a;")})
+            break
+        except AbortedError:
+            assert attempt < ATTEMPTS_MAX, "it commits after one abort"
+            insist(member.producer.abort)
+    assert broker.seen(broker.results) == ["before", "after"]
+    member.close()
