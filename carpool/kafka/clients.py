@@ -126,8 +126,9 @@ class TransactionalProducerClient(Protocol):
     def send_offsets(
         self, offsets: Mapping[TopicPartition, Position], membership: Membership
     ) -> None:
-        """Adds offsets with metadata. The broker checks the membership only.
+        """Adds offsets with metadata, after all records are written.
 
+        The broker checks the membership only.
         A membership from before a rebalance is an `AbortedError`; the next `membership` is valid.
         """
         ...

@@ -68,7 +68,7 @@ class CoordinatorClient:
             description = self._describe(transactional_id)
             if description is not None and description.state in UNFINISHED:
                 found[transactional_id] = Transaction(
-                    started_ms=description.transaction_start_time_ms,
+                    started_at=description.transaction_start_time_ms,
                     is_ending=description.state is not TransactionState.ONGOING,
                 )
         return found

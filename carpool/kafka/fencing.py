@@ -24,11 +24,10 @@ transaction markers.
 class Transaction(NamedTuple):
     """A transaction that has not ended. `is_ending`: its end is decided and is being written.
 
-    `started_ms`: the coordinator's clock, epoch milliseconds; it tells two transactions of one id
-    apart.
+    `started_at`: by the coordinator's clock; it tells two transactions of one id apart.
     """
 
-    started_ms: int
+    started_at: int
     is_ending: bool
 
 
@@ -58,8 +57,8 @@ class Takeover:
         """
         fence, wait = [], []
         for owner, transaction in sorted(unfinished.items()):
-            first_ms, since_s = self._first.setdefault(owner, (transaction.started_ms, now_s))
-            is_first = transaction.started_ms == first_ms
+            first_at, since_s = self._first.setdefault(owner, (transaction.started_at, now_s))
+            is_first = transaction.started_at == first_at
             if owner in living and not is_first:
                 continue
             is_stuck = is_first and now_s - since_s >= self._living_wait_s

@@ -44,8 +44,8 @@ def test_a_living_owner_that_goes_on_is_never_fenced(
     looks: list[tuple[int, bool, float]],
 ) -> None:
     """Times ascend; each look sees a transaction that began after those of the looks before."""
-    takeover, now_s, started_ms = Takeover(), 0.0, 0
+    takeover, now_s, started_at = Takeover(), 0.0, 0
     for newer, is_ending, passed_s in looks:
-        now_s, started_ms = now_s + passed_s, started_ms + 1 + newer
-        steps = takeover.decide({"a": Transaction(started_ms, is_ending)}, {"a"}, now_s)
+        now_s, started_at = now_s + passed_s, started_at + 1 + newer
+        steps = takeover.decide({"a": Transaction(started_at, is_ending)}, {"a"}, now_s)
         assert steps.fence == ()

@@ -122,14 +122,21 @@ class LibrdkafkaTransactionalProducer:
     def send_offsets(
         self, offsets: Mapping[TopicPartition, Position], membership: Membership
     ) -> None:
-        """Adds offsets."""
+        """Waits until all records are written, then adds offsets."""
         raw = raw_offsets(offsets)
+        self._call(lambda: self._flush(self._timeout_s))
         self._call(
             lambda: self._producer.send_offsets_to_transaction(raw, membership, self._timeout_s)
         )
 
+    def _flush(self, timeout_s: float) -> None:
+        if self._producer.flush(timeout_s):
+            raise RetryableError(
+                "the broker has not written all records of the transaction in time"
+            )
+
     def commit(self) -> None:
-        """Waits until all records are written, then commits.
+        """Commits.
 
         After an error with unknown outcome it raises `FencedError`: the service must restart.
         """

@@ -13,14 +13,18 @@ from carpool.kafka.clients import (
     RebalanceListener,
     partitions_text,
 )
-from carpool.kafka.fencing import claims, previous_owners, transactional_id
+from carpool.kafka.fencing import (
+    Takeover,
+    Transaction,
+    claims,
+    previous_owners,
+    transactional_id,
+)
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.memory.groups import ConsumerGroup, MemoryMembership
 from carpool.kafka.records import Message, TopicPartition
 
 REQUEST_TIMEOUT_US = 10_000_000
-TAKEOVER_WAIT_S = 0.1
-"""How long a transaction of the last owner is waited for, before it is fenced."""
 
 
 class MemoryConsumer:
@@ -43,6 +47,7 @@ class MemoryConsumer:
         self._topics: tuple[str, ...] = ()
         self._next: dict[TopicPartition, int] = {}
         self._waiting_since_us: int | None = None
+        self._takeover = Takeover()
         self._paused: frozenset[str] = frozenset()
         self._paused_partitions: frozenset[TopicPartition] = frozenset()
         self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
@@ -124,32 +129,53 @@ class MemoryConsumer:
             self._waiting_since_us = None
             return {}
         if self._waiting_since_us is None:
-            self._waiting_since_us = now_us
-        waited_us = now_us - self._waiting_since_us
+            self._waiting_since_us, self._takeover = now_us, Takeover()
         try:
-            positions = self._claim(
-                self._committed(came, may_fence=waited_us >= TAKEOVER_WAIT_S * 1_000_000)
-            )
+            self._end_transactions(came, now_us)
+            positions = self._claim(self._committed(came))
         except RetryableError:
-            if waited_us >= REQUEST_TIMEOUT_US:
+            if now_us - self._waiting_since_us >= REQUEST_TIMEOUT_US:
                 raise
             return {}
         self._waiting_since_us = None
         return positions
 
-    def _committed(
-        self, came: list[TopicPartition], *, may_fence: bool
-    ) -> dict[TopicPartition, Position]:
+    def _end_transactions(self, came: list[TopicPartition], now_us: int) -> None:
+        """Fences the last owners as `Takeover` decides; see `PartitionHandover`."""
+        if self._own_instance_id is None:
+            return
+        with self._broker.serve("read_offsets"):
+            last = [self._group.positions[at] for at in came if at in self._group.positions]
+            owners = previous_owners(last, self._own_instance_id)
+            began_us = {
+                owner: self._broker.transactions.began_us(self._transactional_id(owner))
+                for owner in owners
+            }
+            living = {
+                member._own_instance_id
+                for member in self._group.members
+                if isinstance(member, MemoryConsumer) and member._own_instance_id is not None
+            }
+        unfinished = {
+            owner: Transaction(started_at=began, is_ending=False)
+            for owner, began in began_us.items()
+            if began is not None
+        }
+        steps = self._takeover.decide(unfinished, living, now_us / 1_000_000)
+        for owner in steps.fence:
+            with self._broker.serve("start"):
+                self._broker.transactions.start(self._transactional_id(owner))
+        if steps.wait:
+            raise RetryableError(f"the transactions of {', '.join(steps.wait)} have not ended")
+
+    def _transactional_id(self, instance_id: str) -> str:
+        return transactional_id(self._group_name, instance_id)
+
+    def _committed(self, came: list[TopicPartition]) -> dict[TopicPartition, Position]:
         """Returns stable offsets. Raises `RetryableError` while a transaction blocks them."""
         with self._broker.serve("read_offsets"):
             unstable = self._broker.transactions.unstable(self._group_name).intersection(came)
             known = {at: self._group.positions.get(at, Position(None, "")) for at in came}
-        if unstable and may_fence and self._own_instance_id is not None:
-            owners = previous_owners((known[at] for at in unstable), self._own_instance_id)
-            for instance_id in owners:
-                with self._broker.serve("start"):
-                    self._broker.transactions.start(transactional_id(self._group_name, instance_id))
-            return self._committed(came, may_fence=False)
         if unstable:
             raise RetryableError(f"a transaction blocks the offsets of {partitions_text(unstable)}")
         return known

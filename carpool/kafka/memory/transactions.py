@@ -102,6 +102,12 @@ class TransactionCoordinator:
             for at in known.transaction.offsets.get(group, ())
         }
 
+    def began_us(self, transactional_id: str) -> int | None:
+        """Returns when the open transaction of the id began; None without one."""
+        self.expire()
+        known = self._ids.get(transactional_id, _TransactionalId())
+        return None if known.transaction is None else known.transaction.began_us
+
     def expire(self) -> None:
         """Aborts the transactions that were open for too long, and fences their producers."""
         now_us = self._clock.now_us()

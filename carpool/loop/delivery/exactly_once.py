@@ -1,10 +1,10 @@
 """Exactly once: commits outputs and their offsets in one transaction (ADR 0007).
 
 A transaction is open only while finished work is committed. Order of steps: `plan` → `begin` →
-`send_offsets` → `produce` → `commit` → `complete`. Finished work stays in memory until the last
-step, so an aborted transaction is sent again without a new search or generation. Offsets come
-before records: the next owner of a partition finds the open transaction of a dead member by its
-pending offsets.
+`produce` → `send_offsets` → `commit` → `complete`. Finished work stays in memory until the last
+step, so an aborted transaction is sent again without a new search or generation. Offsets come last:
+a transaction that the brokers end too early then lacks offsets, not records, so work is repeated
+and not lost.
 """
 
 from __future__ import annotations
@@ -219,11 +219,11 @@ class ExactlyOnceDelivery(Delivery):
                 )
                 for at, position in plan.positions.items()
             }
-            self._insist(partial(producer.send_offsets, offsets, membership))
             now_us = self._clock.now_us()
             for done in plan.work:
                 for output in done.outputs_at(now_us):
                     self._insist(partial(producer.produce, output))
+            self._insist(partial(producer.send_offsets, offsets, membership))
             self._insist(producer.commit)
         except AbortedError as error:
             log.warning(
