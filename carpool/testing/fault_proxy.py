@@ -62,10 +62,12 @@ class _Link:
     broker: asyncio.StreamWriter
     dropped: set[int] = field(default_factory=set)
     """Correlation ids of requests whose reply is dropped."""
+    is_held: bool = False
 
     def cut(self) -> None:
-        for end in (self.client, self.broker):
-            end.transport.abort()
+        self.client.transport.abort()
+        if not self.is_held:  # a held request still reaches the broker
+            self.broker.transport.abort()
 
 
 class FaultProxy:
@@ -103,7 +105,10 @@ class FaultProxy:
         self._call(change)
 
     def cut(self) -> None:
-        """Closes all connections with a reset. Clients may connect again immediately."""
+        """Closes all connections with a reset. Clients may connect again immediately.
+
+        A request that is held reaches the broker after its release nevertheless.
+        """
 
         def change() -> None:
             for link in tuple(self._links):
@@ -245,8 +250,10 @@ class FaultProxy:
         for hold in self._holds:
             if hold.api_key == api_key:
                 self._holds.remove(hold)
+                link.is_held = True
                 hold.held._arrived.set()
                 await hold.released.wait()
+                link.is_held = False
                 break
         if api_key in self._drops:
             self._drops.remove(api_key)

@@ -86,17 +86,32 @@ class LibrdkafkaTransactionalProducer:
         self._fenced: FencedError | None = None
         self._is_spent = False
         self._is_replaced = False
+        self._is_end_in_doubt = False
 
     def _make(self) -> Producer:
-        return Producer(self._config, logger=StructlogBridge())
+        config = self._config | {"error_cb": self._connection_failed}
+        return Producer(config, logger=StructlogBridge())
+
+    def _connection_failed(self, _: KafkaError) -> None:
+        """A connection broke or a request timed out; librdkafka sends such requests again."""
+        self._is_end_in_doubt = True
 
     def start(self) -> None:
         """Takes the transactional id."""
         self._call(lambda: self._producer.init_transactions(self._timeout_s))
 
     def begin(self) -> None:
-        """Opens a transaction, at the broker with the first record or offset."""
+        """Opens a transaction, at the broker with the first record or offset.
+
+        If the end of the last transaction was sent twice, the first request may still arrive, and
+        would end this transaction (KIP-890, librdkafka issue 5423). A new epoch of the
+        transactional id makes brokers refuse it.
+        """
         self._refused = None
+        self._note(lambda: self._producer.poll(0))
+        if self._is_end_in_doubt:
+            log.info("the last transaction may be ended once more: taking a new epoch")
+            self._replace()
         self._call(self._producer.begin_transaction)
 
     def produce(self, output: Output) -> None:
@@ -141,7 +156,7 @@ class LibrdkafkaTransactionalProducer:
         After an error with unknown outcome it raises `FencedError`: the service must restart.
         """
         try:
-            self._call(lambda: self._producer.commit_transaction(self._timeout_s))
+            self._end(lambda: self._producer.commit_transaction(self._timeout_s))
         except AbortedError as error:
             if self._is_spent or isinstance(error, _UnforeseenError):
                 raise FencedError(
@@ -154,18 +169,31 @@ class LibrdkafkaTransactionalProducer:
         if not (self._is_spent or self._is_replaced):
             self._note(lambda: self._producer.flush(ABORT_FLUSH_S))
             try:
-                return self._call(lambda: self._producer.abort_transaction(self._timeout_s))
+                return self._end(lambda: self._producer.abort_transaction(self._timeout_s))
             except AbortedError as error:
                 log.warning(
                     "a transaction could not be aborted: its Kafka producer is replaced",
                     error=str(error),
                 )
                 self._is_spent = True
-        if self._is_spent:
+        self._replace()
+
+    def _replace(self) -> None:
+        """Takes the transactional id with a new producer. After `RetryableError`, call it again."""
+        if not self._is_replaced:
             self.close()
             self._producer, self._is_spent, self._is_replaced = self._make(), False, True
         self.start()
-        self._is_replaced = False
+        self._is_replaced = self._is_end_in_doubt = False
+
+    def _end(self, call: Callable[[], object]) -> None:
+        self._note(lambda: self._producer.poll(0))
+        self._is_end_in_doubt = False
+        try:
+            self._call(call)
+        except RetryableError:
+            self._is_end_in_doubt = True
+            raise
 
     def close(self) -> None:
         """Drops queued records and disconnects; does not wait for a broker."""

@@ -248,11 +248,11 @@ class Member:
         before = self.broker.written(self.broker.results)
         self._produce(texts)
         wait_until(lambda: self.broker.written(self.broker.results) >= before + len(texts))
-        self._send(offsets)
+        self.send(offsets)
 
     def transact(self, texts: list[str], offsets: Mapping[TopicPartition, Position]) -> None:
         self._produce(texts)
-        self._send(offsets)
+        self.send(offsets)
         insist(self.producer.commit)
 
     def _produce(self, texts: list[str]) -> None:
@@ -260,7 +260,7 @@ class Member:
         for text in texts:
             self.producer.produce(self.broker.result(text))
 
-    def _send(self, offsets: Mapping[TopicPartition, Position]) -> None:
+    def send(self, offsets: Mapping[TopicPartition, Position]) -> None:
         membership = self.consumer.membership()
         assert membership is not None
         insist(lambda: self.producer.send_offsets(offsets, membership))
