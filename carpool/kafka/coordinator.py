@@ -13,7 +13,12 @@ from typing import Any, Self, TypeVar
 from kafka import KafkaAdminClient
 from kafka import TopicPartition as TheirPartition
 from kafka.admin import TransactionState
-from kafka.errors import AuthorizationError, KafkaError, TransactionalIdNotFoundError
+from kafka.errors import (
+    AuthorizationError,
+    KafkaError,
+    TransactionalIdNotFoundError,
+    UnsupportedVersionError,
+)
 
 from carpool.errors import DeploymentError, RetryableError
 from carpool.kafka.clients import Position
@@ -40,7 +45,7 @@ class CoordinatorClient:
     """A context manager that keeps its connections. Every call blocks; one thread at a time.
 
     Every call raises `RetryableError` when no coordinator answers within `request_timeout_ms`, and
-    `DeploymentError` when these credentials may not ask.
+    `DeploymentError` when these credentials may not ask, or the brokers are older than Kafka 3.0.
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -108,6 +113,11 @@ class CoordinatorClient:
             raise DeploymentError(
                 f"Kafka refuses to describe groups or transactions ({error}): grant DESCRIBE on "
                 "the consumer group and on the transactional ids of the service"
+            ) from error
+        except UnsupportedVersionError as error:
+            raise DeploymentError(
+                "these brokers cannot describe transactions: exactly-once delivery needs Kafka 3.0 "
+                'or newer; set [kafka] delivery = "at_least_once" otherwise'
             ) from error
         except (KafkaError, OSError) as error:
             self._close()  # the next call connects again

@@ -1,0 +1,46 @@
+"""What the client of the coordinators raises."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from kafka.errors import ClusterAuthorizationFailedError, KafkaError, UnsupportedVersionError
+
+from carpool.errors import CarpoolError, DeploymentError, RetryableError
+from carpool.kafka.coordinator import CoordinatorClient
+from carpool.kafka.embedded import free_port
+from carpool.kafka.settings import BrokerSettings
+
+
+def test_silent_brokers_are_an_error_within_the_request_time_out() -> None:
+    settings = BrokerSettings(bootstrap=f"127.0.0.1:{free_port()}", request_timeout_ms=1_000)
+    began_s = time.monotonic()
+    with (
+        CoordinatorClient(settings) as coordinators,
+        pytest.raises(RetryableError, match="did not answer"),
+    ):
+        coordinators.state("somebody")
+    assert time.monotonic() - began_s < 10
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (ClusterAuthorizationFailedError(), DeploymentError, "grant DESCRIBE"),
+        (UnsupportedVersionError(), DeploymentError, "Kafka 3.0"),
+        (KafkaError("the coordinator moves"), RetryableError, "the coordinator moves"),
+    ],
+)
+def test_an_error_says_whether_to_try_again(
+    error: KafkaError, raised: type[CarpoolError], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("carpool.kafka.coordinator.KafkaAdminClient", refuse)
+    with (
+        CoordinatorClient(BrokerSettings()) as coordinators,
+        pytest.raises(raised, match=message),
+    ):
+        coordinators.state("somebody")
