@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from carpool.errors import ConfigError
-from carpool.kafka.embedded import EmbeddedBroker, find_broker_binary
-from carpool.testing.kafka import KafkaServer
+from carpool.kafka.embedded import EmbeddedBroker, find_broker_binary, free_port
+from carpool.testing.fault_proxy import FaultProxy
+from carpool.testing.kafka import KafkaServer, free_ports
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +36,17 @@ def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServ
 def kafka_bootstrap(kafka_server: KafkaServer) -> str:
     """The address of a real Kafka broker; tests that use it are marked `kafka`."""
     return kafka_server.bootstrap
+
+
+@pytest.fixture(scope="session")
+def fault_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
+    """A proxy before a real Kafka broker of its own. A test that sets a delay ends it."""
+    ports = free_ports(advertised=free_port())
+    with (
+        KafkaServer(tmp_path_factory.mktemp("proxied") / "broker", ports=[ports]),
+        FaultProxy(ports.advertised, ports.clients) as proxy,
+    ):
+        yield proxy
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL)  # its errors are raised
 
-UNFINISHED = frozenset(
+UNFINISHED_STATES = frozenset(
     {
         TransactionState.ONGOING,
         TransactionState.PREPARE_COMMIT,
@@ -71,17 +71,12 @@ class CoordinatorClient:
         found: dict[str, Transaction] = {}
         for transactional_id in transactional_ids:
             description = self._describe(transactional_id)
-            if description is not None and description.state in UNFINISHED:
+            if description is not None and description.state in UNFINISHED_STATES:
                 found[transactional_id] = Transaction(
                     started_at=description.transaction_start_time_ms,
                     is_ending=description.state is not TransactionState.ONGOING,
                 )
         return found
-
-    def state(self, transactional_id: str) -> str | None:
-        """Returns the state in Kafka's words, such as `Ongoing`; None for an unknown id."""
-        description = self._describe(transactional_id)
-        return None if description is None else str(description.state.value)
 
     def _describe(self, transactional_id: str) -> Any:
         def ask(client: KafkaAdminClient) -> Any:

@@ -20,15 +20,8 @@ _T = TypeVar("_T")
 HOST = "127.0.0.1"
 CALL_TIMEOUT_S = 5.0
 
-FETCH = 1
-OFFSET_COMMIT = 8
-OFFSET_FETCH = 9
-HEARTBEAT = 12
-INIT_PRODUCER_ID = 22
 END_TXN = 26
-TXN_OFFSET_COMMIT = 28
-CONSUMER_GROUP_HEARTBEAT = 68
-"""API keys of Kafka's protocol, for `hold` and `drop_reply`."""
+"""The API key of the end of a transaction in Kafka's protocol, for `hold` and `drop_reply`."""
 
 
 class HeldRequest:
@@ -36,11 +29,11 @@ class HeldRequest:
 
     def __init__(self, release: Callable[[], None]) -> None:
         self._release = release
-        self._arrived = threading.Event()
+        self.arrived = threading.Event()
 
     def wait(self, timeout_s: float) -> bool:
         """Returns whether the request has arrived, after `timeout_s` at most."""
-        return self._arrived.wait(timeout_s)
+        return self.arrived.wait(timeout_s)
 
     def release(self) -> None:
         """Forwards the request, even if its client has closed the connection meanwhile."""
@@ -251,7 +244,7 @@ class FaultProxy:
             if hold.api_key == api_key:
                 self._holds.remove(hold)
                 link.is_held = True
-                hold.held._arrived.set()
+                hold.held.arrived.set()
                 await hold.released.wait()
                 link.is_held = False
                 break

@@ -20,7 +20,7 @@ def test_silent_brokers_are_an_error_within_the_request_time_out() -> None:
         CoordinatorClient(settings) as coordinators,
         pytest.raises(RetryableError, match="did not answer"),
     ):
-        coordinators.state("somebody")
+        coordinators.unfinished(["somebody"])
     assert time.monotonic() - began_s < 10
 
 
@@ -43,4 +43,4 @@ def test_an_error_says_whether_to_try_again(
         CoordinatorClient(BrokerSettings()) as coordinators,
         pytest.raises(raised, match=message),
     ):
-        coordinators.state("somebody")
+        coordinators.unfinished(["somebody"])

@@ -5,15 +5,12 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 
 import pytest
 
 from carpool.kafka.clients import Position
-from carpool.kafka.embedded import free_port
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.fault_proxy import END_TXN, FaultProxy
-from carpool.testing.kafka import KafkaServer, free_ports
 from tests.kafka.conformance.harness import PARTITIONS, WAIT_S, Member, Reached, insist, wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -22,27 +19,17 @@ SETTLE_S = 1.0
 """For a broker that ends a transaction although it should not."""
 
 
-@pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
-    ports = free_ports(advertised=free_port())
-    with (
-        KafkaServer(tmp_path_factory.mktemp("kafka") / "broker", ports=[ports]),
-        FaultProxy(ports.advertised, ports.clients) as started,
-    ):
-        yield started
-
-
-def test_a_delayed_end_of_a_transaction_does_not_end_the_next_one(proxy: FaultProxy) -> None:
-    settings = KafkaSettings(bootstrap=proxy.bootstrap, partitions=PARTITIONS)
+def test_a_delayed_end_of_a_transaction_does_not_end_the_next_one(fault_proxy: FaultProxy) -> None:
+    settings = KafkaSettings(bootstrap=fault_proxy.bootstrap, partitions=PARTITIONS)
     broker = Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings)
     member = Member(broker, "a").await_partitions()
-    held = proxy.hold(END_TXN)
+    held = fault_proxy.hold(END_TXN)
     committing = threading.Thread(
         target=member.transact, args=(["one"], {broker.at(0): Position(1, "2;a;")})
     )
     committing.start()
     assert held.wait(WAIT_S)
-    proxy.cut()  # the client sends the end of the transaction again, and that one arrives
+    fault_proxy.cut()  # the client sends the end of the transaction again, and that one arrives
     committing.join(WAIT_S)
     assert not committing.is_alive()
     before = broker.written(broker.results)

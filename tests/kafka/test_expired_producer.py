@@ -10,10 +10,10 @@ import pytest
 
 from carpool.errors import AbortedError
 from carpool.kafka.clients import Position
-from carpool.kafka.coordinator import CoordinatorClient
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import SHORT_LIVES, KafkaServer
+from carpool.testing.transactions import describe_transaction
 from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, insist
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -30,16 +30,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reached]:
         yield Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings, server)
 
 
-def forgotten(broker: Reached, name: str) -> bool:
-    with CoordinatorClient(broker.settings) as coordinators:
-        return coordinators.state(name) is None
-
-
 def test_a_member_whose_transactional_id_expired_commits_again(broker: Reached) -> None:
     member = Member(broker, "a").await_partitions()
     member.transact(["before"], {broker.at(0): Position(1, "2;a;")})
     deadline_s = time.monotonic() + EXPIRY_S
-    while not forgotten(broker, transactional_id(broker.group, "a")):
+    name = transactional_id(broker.group, "a")
+    while describe_transaction(broker.settings.bootstrap, name) is not None:
         assert time.monotonic() < deadline_s
         member.consumer.poll(0.2)
     for attempt in range(1, ATTEMPTS_MAX + 1):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from carpool.errors import AbortedError
 from carpool.kafka.clients import Position
-from carpool.kafka.embedded import free_port
+from carpool.kafka.librdkafka.partition_handover import PartitionHandover
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.fault_proxy import FaultProxy
-from carpool.testing.kafka import KafkaServer, free_ports
 from tests.kafka.conformance.harness import (
     PARTITIONS,
-    Listener,
     Member,
     Reached,
     insist,
@@ -30,47 +30,55 @@ ROUND_TRIPS_MAX = 25
 SCALING_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
-    ports = free_ports(advertised=free_port())
-    with (
-        KafkaServer(tmp_path_factory.mktemp("kafka") / "broker", ports=[ports]),
-        FaultProxy(ports.advertised, ports.clients) as started,
-    ):
-        yield started
-
-
 @pytest.fixture(params=["auto", "classic"])
-def broker(request: pytest.FixtureRequest, proxy: FaultProxy) -> Iterator[Reached]:
+def broker(request: pytest.FixtureRequest, fault_proxy: FaultProxy) -> Iterator[Reached]:
     settings = KafkaSettings(
-        bootstrap=proxy.bootstrap, partitions=PARTITIONS, group_protocol=request.param
+        bootstrap=fault_proxy.bootstrap, partitions=PARTITIONS, group_protocol=request.param
     )
     reached = Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings)
     yield reached
-    proxy.delay(0)
+    fault_proxy.delay(0)
 
 
 def commit_all(member: Member, offset: int) -> None:
     """Commits `offset` for every partition of a member, with a result."""
     own = set(member.listener.positions) - member.listener.gone
     assert own
-    name = next(iter(member.listener.positions.values())).metadata.split(";")[1]
+    name = member.instance_id
     member.transact([f"{name} {offset}"], {at: Position(offset, f"2;{name};") for at in own})
 
 
-def test_a_lone_member_takes_its_partitions_and_commits(broker: Reached, proxy: FaultProxy) -> None:
-    proxy.delay(0.065)
+def test_a_lone_member_takes_its_partitions_and_commits(
+    broker: Reached, fault_proxy: FaultProxy
+) -> None:
+    fault_proxy.delay(0.065)
     member = Member(broker, "a").await_partitions()
     commit_all(member, 1)
     assert broker.seen(broker.results) == ["a 1"]
     member.close()
 
 
-def test_members_that_come_and_go_fence_nobody(broker: Reached, proxy: FaultProxy) -> None:
+@pytest.fixture
+def assigned_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When each member was assigned partitions, before it asks where to begin them."""
+    times_s: list[float] = []
+    begin = PartitionHandover.begin
+
+    def timed(self: PartitionHandover, *arguments: Any) -> dict[TopicPartition, Position]:
+        times_s.append(time.monotonic())
+        return begin(self, *arguments)
+
+    monkeypatch.setattr(PartitionHandover, "begin", timed)
+    return times_s
+
+
+def test_members_that_come_and_go_fence_nobody(
+    broker: Reached, fault_proxy: FaultProxy, assigned_s: list[float]
+) -> None:
     delay_s = 0.2
     one = Member(broker, "a").await_partitions()
     commit_all(one, 1)
-    proxy.delay(delay_s)
+    fault_proxy.delay(delay_s)
     two = Member(broker, "b")
 
     def shared() -> bool:
@@ -87,10 +95,11 @@ def test_members_that_come_and_go_fence_nobody(broker: Reached, proxy: FaultProx
     commit_all(two, 2)
     commit_all(one, 3)
     two.close()
-    one.listener = back = one.consumer._listener = Listener()  # type: ignore[attr-defined]
-    poll_until(one.consumer, lambda: bool(back.positions), SCALING_S)
-    assigned_s = time.monotonic()
+    one.listener.positions.clear()
+    one.listener.gone.clear()
+    assigned_s.clear()
+    poll_until(one.consumer, lambda: bool(one.listener.positions), SCALING_S)
     commit_all(one, 4)
-    assert time.monotonic() - assigned_s < ROUND_TRIPS_MAX * 2 * delay_s
+    assert time.monotonic() - assigned_s[-1] < ROUND_TRIPS_MAX * 2 * delay_s
     assert sorted(broker.seen(broker.results))[-3:] == ["a 3", "a 4", "b 2"]
     one.close()

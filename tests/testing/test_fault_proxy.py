@@ -12,9 +12,10 @@ from contextlib import suppress
 import pytest
 
 from carpool.kafka.embedded import free_port
-from carpool.testing.fault_proxy import END_TXN, FETCH, FaultProxy
+from carpool.testing.fault_proxy import END_TXN, FaultProxy
 
 WAIT_S = 10.0
+FETCH = 1  # another API key
 
 
 class EchoServer:

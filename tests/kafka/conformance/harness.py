@@ -233,6 +233,7 @@ class Member:
 
     def __init__(self, broker: Broker, instance_id: str) -> None:
         self.broker = broker
+        self.instance_id = instance_id
         self.listener = Listener()
         self.producer = broker.transactional(instance_id)
         insist(self.producer.start)
