@@ -81,6 +81,7 @@ def run_service(
         clock=clock,
         metrics=metrics,
         finished_bytes_max=kafka.finished_bytes_max,
+        records_ahead_max=kafka.records_ahead_max,
         tracer=tracer,
         stalled_after_us=http.stalled_after_ms * 1_000,
         limits=_failure_limits(kafka),

@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import OffsetSpec
 
 from carpool.clock import SystemClock
-from carpool.errors import RetryableError
+from carpool.errors import DeploymentError, RetryableError
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.commit_metadata import decode_metadata
 from carpool.kafka.librdkafka.admin_replies import reply
@@ -124,8 +124,8 @@ class Brokers:
             if first is None:
                 found[place] = (ends[place] - max(0, offset), None)
             elif first[0] is not None:
-                done, _ = decode_metadata(max(0, offset), committed[place][1])
-                found[place] = (max(0, ends[place] - first[0] - len(done)), first[1])
+                done = _completed(offset, committed[place][1])
+                found[place] = (max(0, ends[place] - first[0] - done), first[1])
         return found
 
     def _first_records(
@@ -186,6 +186,14 @@ def _status(
         for place, (count, oldest_s) in sorted(waiting.items())
     ]
     return GroupStatus(name=group, state=state, members=members, partitions=partitions)
+
+
+def _completed(offset: int, metadata: str) -> int:
+    """Returns how many offsets after the committed one are complete; 0 if nobody can tell."""
+    try:
+        return len(decode_metadata(max(0, offset), metadata).whole)
+    except DeploymentError:
+        return 0
 
 
 def _member(raw: Any) -> Member:

@@ -9,22 +9,39 @@ committed (ADR 0007).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
+from typing import NamedTuple
+
+from carpool.errors import DeploymentError
+from carpool.kafka.offset_runs import OffsetRuns
 
 METADATA_BYTES_MAX = 4_095
 """Limit of commit metadata; brokers accept 4096 bytes by default (`offset.metadata.max.bytes`)."""
 UNNAMED_BYTES_MAX = METADATA_BYTES_MAX - 65
 """Limit without an instance id: the id of any later owner (64 bytes and a separator) still fits."""
+PARTS_MAX = 100_000
+"""Parts of one record, at most: a larger number is damage."""
 
 METADATA_VERSION = "1;"
 WITH_INSTANCE_ID = re.compile(r"2;([A-Za-z0-9._-]{1,64});")
-RUN_MAX = 1_000_000
-"""Longest valid run: fewer records are ever in flight, so a longer run is damage."""
+NUMBER = r"[0-9]{1,18}"
+WHOLE_RECORDS = re.compile(rf"({NUMBER})\+({NUMBER})")
+SOME_PARTS = re.compile(rf"({NUMBER}):((?:{NUMBER}(?:-{NUMBER})?\.)*{NUMBER}(?:-{NUMBER})?)")
+
+
+class Completed(NamedTuple):
+    """What is complete from the committed offset on: whole records, and parts by offset."""
+
+    whole: OffsetRuns
+    parts: dict[int, set[int]]
 
 
 def with_instance_id(metadata: str, instance_id: str) -> str:
-    """Returns the metadata with this instance id, which replaces any other."""
-    return f"2;{instance_id};{_runs_of(metadata) or ''}"
+    """Returns the metadata with this instance id, which replaces any other.
+
+    Raises `DeploymentError` for metadata of another program.
+    """
+    return f"2;{instance_id};{_runs_of(metadata)}"
 
 
 def instance_id_of(metadata: str) -> str | None:
@@ -33,62 +50,64 @@ def instance_id_of(metadata: str) -> str | None:
     return found[1] if found else None
 
 
-def _runs_of(metadata: str) -> str | None:
-    """Returns the runs; None for metadata that is empty or of another program."""
-    if metadata.startswith(METADATA_VERSION):
-        return metadata[len(METADATA_VERSION) :]
-    found = WITH_INSTANCE_ID.match(metadata)
-    return metadata[found.end() :] if found else None
-
-
-def encode_metadata(low: int, whole: Iterable[int], parts: Mapping[int, Collection[int]]) -> str:
-    """Returns the metadata for these completed records and parts; empty when there are none."""
-    entries = [(start - low, f"{start - low}+{count}") for start, count in _runs(whole)]
-    for offset, done in parts.items():
-        runs = ".".join(
-            str(first) if count == 1 else f"{first}-{first + count - 1}"
-            for first, count in _runs(done)
-        )
-        entries.append((offset - low, f"{offset - low}:{runs}"))
+def encode_metadata(low: int, completed: Completed) -> str:
+    """Returns the metadata for a committed offset `low`; empty when nothing above is complete."""
+    entries = [
+        (first - low, f"{first - low}+{last - first + 1}") for first, last in completed.whole
+    ]
+    entries += [
+        (offset - low, f"{offset - low}:{_parts_text(done)}")
+        for offset, done in completed.parts.items()
+    ]
     return METADATA_VERSION + ",".join(text for _, text in sorted(entries)) if entries else ""
 
 
-def decode_metadata(low: int, metadata: str) -> tuple[set[int], dict[int, set[int]]]:
-    """Returns (offsets of whole records, parts by offset); both empty for unreadable metadata."""
-    whole: set[int] = set()
-    parts: dict[int, set[int]] = {}
-    runs_text = _runs_of(metadata)
-    if runs_text is None:
-        return whole, parts
-    try:
-        for entry in filter(None, runs_text.split(",")):
-            if "+" in entry:
-                start, count = map(int, entry.split("+"))
-                whole.update(_run(low + start, low + start + count - 1))
-            else:
-                start_text, runs = entry.split(":")
-                done = parts.setdefault(low + int(start_text), set())
-                for run in runs.split("."):
-                    first, _, last = run.partition("-")
-                    done.update(_run(int(first), int(last or first)))
-    except ValueError:
-        return set(), {}
-    return whole, parts
+def decode_metadata(low: int, metadata: str) -> Completed:
+    """Returns what is complete above the committed offset `low`.
 
-
-def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Returns (first, count) of each run of consecutive numbers, ascending."""
-    runs: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if runs and number == sum(runs[-1]):
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+    Raises `DeploymentError` for text that this build cannot read: to read it as empty would repeat
+    completed work.
+    """
+    completed = Completed(OffsetRuns(), {})
+    for entry in filter(None, _runs_of(metadata).split(",")):
+        if found := WHOLE_RECORDS.fullmatch(entry):
+            start, count = int(found[1]), int(found[2])
+            if count == 0:
+                raise _unreadable(metadata)
+            completed.whole.add(low + start, low + start + count - 1)
+        elif found := SOME_PARTS.fullmatch(entry):
+            done = completed.parts.setdefault(low + int(found[1]), set())
+            for run in found[2].split("."):
+                first, _, last = run.partition("-")
+                if not int(first) <= int(last or first) < PARTS_MAX:
+                    raise _unreadable(metadata)
+                done.update(range(int(first), int(last or first) + 1))
         else:
-            runs.append((number, 1))
-    return runs
+            raise _unreadable(metadata)
+    return completed
 
 
-def _run(first: int, last: int) -> range:
-    """Returns first..last; raises `ValueError` for an impossible run."""
-    if not 0 <= last - first < RUN_MAX or first < 0:
-        raise ValueError(f"run {first}-{last}")
-    return range(first, last + 1)
+def _runs_of(metadata: str) -> str:
+    """Returns the runs. Raises `DeploymentError` for text of another program."""
+    if not metadata:
+        return ""
+    if metadata.startswith(METADATA_VERSION):
+        return metadata[len(METADATA_VERSION) :]
+    found = WITH_INSTANCE_ID.match(metadata)
+    if found is None:
+        raise _unreadable(metadata)
+    return metadata[found.end() :]
+
+
+def _unreadable(metadata: str) -> DeploymentError:
+    return DeploymentError(
+        f"the metadata of the committed offset cannot be read: {metadata[:60]!r}. A newer version "
+        "of Carpool or another program committed it, and it may list records that are complete. "
+        "Start the version that wrote it, or reset the offset of the group (kafka-consumer-groups "
+        "--reset-offsets), which repeats what is complete after that offset"
+    )
+
+
+def _parts_text(done: Collection[int]) -> str:
+    runs = OffsetRuns((part, part) for part in done)
+    return ".".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from carpool.errors import DeploymentError
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, instance_id_of, with_instance_id
 from carpool.kafka.records import TopicPartition
@@ -91,13 +92,17 @@ def claims(
     """Returns the positions to commit for newly assigned partitions: unchanged, with our id.
 
     Metadata that would become too long is not changed: the first transaction names the owner.
+    Raises `DeploymentError` for metadata of another program, which would be overwritten.
     """
     return {
-        at: position._replace(metadata=_claim(position.metadata, own_instance_id))
+        at: position._replace(metadata=_claim(at, position.metadata, own_instance_id))
         for at, position in positions.items()
     }
 
 
-def _claim(metadata: str, own_instance_id: str) -> str:
-    claimed = with_instance_id(metadata, own_instance_id)
+def _claim(at: TopicPartition, metadata: str, own_instance_id: str) -> str:
+    try:
+        claimed = with_instance_id(metadata, own_instance_id)
+    except DeploymentError as error:
+        raise DeploymentError(f"{at.topic}[{at.partition}]: {error}") from error
     return claimed if len(claimed) <= METADATA_BYTES_MAX else metadata

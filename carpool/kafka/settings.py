@@ -160,6 +160,15 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
             "records are taken in. Low: slow brokers idle the service; high: memory.",
         ),
     ] = 64 * 1024 * 1024
+    records_ahead_max: Annotated[
+        int,
+        Meta(
+            ge=1_000,
+            description="Records of one partition that may be read after its first unfinished one; "
+            "beyond that the partition waits for it. Low: one slow query stops its partition "
+            "early; high: more records are read again after a restart.",
+        ),
+    ] = 1_000_000
     fetch_wait_ms: Annotated[
         int,
         Meta(

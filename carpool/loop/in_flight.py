@@ -7,17 +7,24 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
+from carpool.errors import DeploymentError
 from carpool.kafka.clients import Position
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.partition_progress import PartitionProgress
 from carpool.loop.stage import Done, R, Unit
 from schemas.topics import is_batch
 
+RECORDS_AHEAD_MAX = 1_000_000
+METADATA_STOP_BYTES = 3_072
+"""A partition with longer commit metadata is full: brokers refuse 4,096 bytes."""
+
 
 class InFlight:
     """Accepted units that are not complete. Thread-safe; short calls under one lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, records_ahead_max: int = RECORDS_AHEAD_MAX) -> None:
+        """`records_ahead_max`: see `full_partitions`."""
+        self._records_ahead_max = records_ahead_max
         self._lock = threading.Lock()
         self._progress: dict[TopicPartition, PartitionProgress] = {}
         self._units: dict[int, Unit[Any]] = {}
@@ -31,10 +38,13 @@ class InFlight:
         self._finished_bytes = 0
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Adds these partitions, from their committed positions."""
+        """Adds these partitions, from their committed positions.
+
+        Raises `DeploymentError` for metadata that cannot be read, and then adds none.
+        """
+        added = {at: _progress(at, position) for at, position in positions.items()}
         with self._lock:
-            for at, position in positions.items():
-                self._progress[at] = PartitionProgress(position.offset, position.metadata)
+            self._progress |= added
 
     def take(self, message: Message, record: R, parts: int) -> Unit[R] | None:
         """Adds an accepted record.
@@ -146,25 +156,6 @@ class InFlight:
                 at: self._progress[at].position_with(parts) for at, parts in completions.items()
             }
 
-    def nearest_first(self, finished: Iterable[Done]) -> list[Done]:
-        """Returns finished work in the order of its distance to the low watermarks.
-
-        All units must be assigned.
-        """
-        with self._lock:
-
-            def distance(done: Done) -> int:
-                units = (self._units[id_] for id_, _ in done.parts)
-                return min(
-                    (
-                        unit.source.offset - (self._progress[_place(unit)].low_watermark or 0)
-                        for unit in units
-                    ),
-                    default=0,
-                )
-
-            return sorted(finished, key=distance)
-
     def touches(self, done: Done, partitions: Set[TopicPartition]) -> bool:
         """Whether a unit of `done` was read from one of these partitions."""
         with self._lock:
@@ -212,15 +203,23 @@ class InFlight:
         """Bytes of outputs that wait for their commit."""
         return self._finished_bytes
 
-    def metadata_bytes(self) -> int:
-        """Returns the length of the longest commit metadata of all partitions.
+    def full_partitions(self) -> frozenset[TopicPartition]:
+        """Returns the partitions that must not be read on until a slow record is complete.
 
-        Skips partitions without records in flight: only accepting their slow record makes the
-        metadata shorter.
+        They are `records_ahead_max` offsets ahead of that record, or their commit metadata is
+        nearly as long as brokers accept. A partition without records in flight is never full: it
+        must accept its slow record first.
         """
         with self._lock:
-            moving = (progress for progress in self._progress.values() if progress.in_flight)
-            return max((len(progress.position_with({}).metadata) for progress in moving), default=0)
+            return frozenset(
+                at
+                for at, progress in self._progress.items()
+                if progress.in_flight
+                and (
+                    progress.ahead >= self._records_ahead_max
+                    or len(progress.position_with({}).metadata) > METADATA_STOP_BYTES
+                )
+            )
 
     def check_integrity(self) -> None:
         """Recomputes all sums. Raises `AssertionError` when one is wrong."""
@@ -257,6 +256,13 @@ class InFlight:
         unit = self._units.pop(unit_id)
         self._unfinished[unit.source.topic] -= len(self._owed.pop(unit_id))
         self._size_bytes -= unit.message.size_bytes
+
+
+def _progress(at: TopicPartition, position: Position) -> PartitionProgress:
+    try:
+        return PartitionProgress(position.offset, position.metadata)
+    except DeploymentError as error:
+        raise DeploymentError(f"{at.topic}[{at.partition}]: {error}") from error
 
 
 def _place(unit: Unit[Any]) -> TopicPartition:

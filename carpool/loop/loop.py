@@ -15,10 +15,10 @@ import structlog
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError, DeploymentError
-from carpool.kafka.clients import ConsumerClient, Position
+from carpool.kafka.clients import ConsumerClient, Position, partitions_text
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelivery
-from carpool.loop.in_flight import InFlight
+from carpool.loop.in_flight import RECORDS_AHEAD_MAX, InFlight
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.priority.priority_consumer import PriorityConsumer
 from carpool.loop.retry import FailureLimits, RetryDelay, begin_us_of
@@ -62,6 +62,7 @@ class Loop(Generic[R]):
         tracer: Tracer | None = None,
         stalled_after_us: int = STALLED_AFTER_US,
         finished_bytes_max: int = FINISHED_BYTES_MAX,
+        records_ahead_max: int = RECORDS_AHEAD_MAX,
     ) -> None:
         """Connects the parts; `start` or `run` starts them."""
         self._intake = intake
@@ -75,7 +76,7 @@ class Loop(Generic[R]):
             tracer=tracer or Tracer(),
             stalled_after_us=stalled_after_us,
         )
-        self.in_flight = InFlight()
+        self.in_flight = InFlight(records_ahead_max)
         self._priorities = self._sorted_by_class(consumer)
         self._consumer: ConsumerClient = self._priorities or consumer
         self._throttle = Throttle(
@@ -107,6 +108,7 @@ class Loop(Generic[R]):
         metrics.loop.bytes_in_flight.set_function(lambda: self.in_flight.size_bytes)
         metrics.loop.intake_paused.set_function(lambda: self._throttle.is_paused)
         self._stopping = threading.Event()
+        self._full_partitions: frozenset[TopicPartition] = frozenset()
         self._paused_partitions: frozenset[TopicPartition] = frozenset()
         self._waiting = 0
         self._next_review_us = 0
@@ -229,10 +231,10 @@ class Loop(Generic[R]):
         return now_us
 
     def _review(self, now_us: int) -> None:
-        """Updates lag, commit metadata and readiness."""
+        """Updates lag, full partitions and readiness."""
         self._next_review_us = now_us + REVIEW_US
         stalled = self._observer.review(self._consumer.waiting())
-        self._throttle.metadata_bytes = self.in_flight.metadata_bytes()
+        self._review_full_partitions()
         reasons = [] if self.failure is None else [str(self.failure)]
         reasons += self._stage.not_ready()
         if not self.in_flight.is_assigned:
@@ -242,6 +244,16 @@ class Loop(Generic[R]):
             reasons.append(stalled)
         self._not_ready = tuple(reasons)
 
+    def _review_full_partitions(self) -> None:
+        full = self.in_flight.full_partitions()
+        if came := full - self._full_partitions:
+            log.warning(
+                "a slow record stops the intake of its partition: too many records after it are "
+                "complete; the intake goes on when the record is",
+                partitions=partitions_text(came),
+            )
+        self._full_partitions = full
+
     # The intake.
 
     def _take(self) -> None:
@@ -250,7 +262,6 @@ class Loop(Generic[R]):
         action = self._throttle.next(
             credit,
             finished_bytes=self.in_flight.finished_bytes,
-            is_delivery_full=self.delivery.is_full,
             is_failed=self.failure is not None,
             now_us=self._clock.now_us(),
         )
@@ -345,9 +356,10 @@ class Loop(Generic[R]):
             self._consumer.resume()
 
     def _pause_partitions(self, credit: Credit) -> None:
-        if credit.paused_partitions != self._paused_partitions:
-            self._consumer.pause_partitions(credit.paused_partitions)
-            self._paused_partitions = credit.paused_partitions
+        paused = credit.paused_partitions | self._full_partitions
+        if paused != self._paused_partitions:
+            self._consumer.pause_partitions(paused)
+            self._paused_partitions = paused
 
 
 _UNREADABLE: Any = None

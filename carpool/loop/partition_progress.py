@@ -1,21 +1,23 @@
 """Computes the offset to commit of a partition from completions in any order. Pure.
 
-The *low watermark* is the first offset that still owes a part. Completed parts above it are listed
-in the commit metadata, so that a restart repeats none of them.
+The *low watermark* is the first offset that still owes a part. What is complete above it is listed
+in the commit metadata, so that a restart repeats none of it. Complete records are kept as runs of
+offsets, so memory and time do not grow with the records that complete after a slow one.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from carpool.kafka.clients import Position
-from carpool.kafka.commit_metadata import decode_metadata, encode_metadata
+from carpool.kafka.commit_metadata import Completed, decode_metadata, encode_metadata
 
 
 @dataclass(slots=True)
 class _RecordParts:
-    """The `total` parts that one record owes, of which `done` are complete."""
+    """The `total` parts that one record owes, of which `done` are complete, but not all."""
 
     total: int
     done: set[int]
@@ -25,23 +27,32 @@ class PartitionProgress:
     """The progress of one assigned partition. Not thread-safe."""
 
     def __init__(self, offset: int | None, metadata: str = "") -> None:
-        """Begins at a committed position. Unreadable metadata counts as none: work is repeated."""
-        # In offset order: records are accepted in the order of the log.
-        self._owed: dict[int, _RecordParts] = {}
+        """Begins at a committed position. Raises `DeploymentError` for unreadable metadata."""
+        # In offset order: records are accepted in the order of the log. The first entry of a plain
+        # dict is slow to find after many entries before it were deleted.
+        self._owed: OrderedDict[int, _RecordParts] = OrderedDict()
         self._next_offset = offset
-        self._restored_whole, self._restored_parts = decode_metadata(offset or 0, metadata)
+        # Above the low watermark. Parts: of records in `_owed`, and of those not read again yet.
+        self._whole, self._parts = decode_metadata(offset or 0, metadata)
 
     def take(self, offset: int, parts: int) -> frozenset[int]:
         """Adds the record at `offset`; returns the parts that an earlier process completed."""
-        if self._next_offset is not None and offset < self._next_offset:
-            raise ValueError(f"offset {offset} was taken before; the next is {self._next_offset}")
+        if self._next_offset is not None:
+            if offset < self._next_offset:
+                raise ValueError(
+                    f"offset {offset} was taken before; the next is {self._next_offset}"
+                )
+            if offset > self._next_offset and self._owed:
+                # No record is there: transaction markers, or records that were removed.
+                self._whole.add(self._next_offset, offset - 1)
         self._next_offset = offset + 1
-        done = {part for part in self._restored_parts.pop(offset, ()) if part < parts}
-        if offset in self._restored_whole:
-            self._restored_whole.discard(offset)
-            done = set(range(parts))
+        done = {part for part in self._parts.pop(offset, ()) if part < parts}
+        if offset in self._whole or len(done) == parts:
+            self._finish(offset)
+            return frozenset(range(parts))
         self._owed[offset] = _RecordParts(parts, done)
-        self._advance()
+        if done:
+            self._parts[offset] = done
         return frozenset(done)
 
     def complete(self, offset: int, part: int) -> bool:
@@ -50,20 +61,24 @@ class PartitionProgress:
         if owed is None or part in owed.done or not 0 <= part < owed.total:
             return False
         owed.done.add(part)
-        self._advance()
+        if len(owed.done) == owed.total:
+            del self._owed[offset]
+            self._parts.pop(offset, None)
+            self._finish(offset)
+        else:
+            self._parts[offset] = owed.done
         return True
 
-    def _advance(self) -> None:
-        """Forgets the completed records at the front, so that the low watermark moves."""
-        while self._owed:
-            offset = next(iter(self._owed))
-            if len(self._owed[offset].done) < self._owed[offset].total:
-                return
-            del self._owed[offset]
+    def _finish(self, offset: int) -> None:
+        """Notes a complete record; forgets what the low watermark has passed."""
+        self._whole.add(offset, offset)
+        low = self.low_watermark
+        assert low is not None, "a record was taken"
+        self._whole.discard_before(low)
 
     @property
     def in_flight(self) -> int:
-        """Number of accepted records from the low watermark on."""
+        """Number of accepted records that owe a part."""
         return len(self._owed)
 
     @property
@@ -71,25 +86,33 @@ class PartitionProgress:
         """The first offset that owes a part; None before the first record and commit."""
         return next(iter(self._owed), self._next_offset)
 
+    @property
+    def ahead(self) -> int:
+        """Number of offsets from the low watermark to the next record."""
+        return 0 if self._next_offset is None else self._next_offset - (self.low_watermark or 0)
+
     def position_with(self, completions: Mapping[int, Collection[int]]) -> Position:
         """Returns the position to commit once `completions`, parts by offset, are complete too.
 
-        Changes nothing.
+        Changes nothing. Time depends on the completions and runs, not on the records in flight.
         """
-        done = {
-            offset: owed.done
-            | {part for part in completions.get(offset, ()) if 0 <= part < owed.total}
-            for offset, owed in self._owed.items()
-        }
-        owing = (offset for offset, owed in self._owed.items() if len(done[offset]) < owed.total)
+        parts = self._parts.copy()
+        whole = self._whole.copy()
+        finished = set()
+        for offset, also in completions.items():
+            owed = self._owed.get(offset)
+            if owed is None:
+                continue
+            done = owed.done | {part for part in also if 0 <= part < owed.total}
+            if len(done) == owed.total:
+                finished.add(offset)
+                parts.pop(offset, None)
+                whole.add(offset, offset)
+            elif done:
+                parts[offset] = done
+        owing = (offset for offset in self._owed if offset not in finished)
         low = next(owing, self._next_offset)
         if low is None:
             return Position(None, "")
-        above = {offset: parts for offset, parts in done.items() if offset >= low}
-        whole = {
-            offset for offset, parts in above.items() if len(parts) == self._owed[offset].total
-        }
-        parts = {offset: parts for offset, parts in above.items() if parts and offset not in whole}
-        return Position(
-            low, encode_metadata(low, whole | self._restored_whole, parts | self._restored_parts)
-        )
+        whole.discard_before(low)
+        return Position(low, encode_metadata(low, Completed(whole, parts)))

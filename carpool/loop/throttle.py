@@ -6,8 +6,6 @@ from typing import Literal
 
 from carpool.loop.stage import Credit
 
-METADATA_STOP_BYTES = 3_072
-"""The intake stops when the commit metadata is longer; brokers refuse 4,096 bytes."""
 IDLE_POLL_S = 0.05
 """The longest wait for a record while no unit is in flight."""
 BUSY_POLL_S = 0.02
@@ -43,8 +41,6 @@ class Throttle:
         self._has_queues = has_queues
         self._blocked_since_us: int | None = None
         self._paused_since_us: int | None = None
-        self.metadata_bytes = 0
-        """The longest commit metadata at the last review."""
 
     @property
     def is_paused(self) -> bool:
@@ -55,17 +51,12 @@ class Throttle:
         credit: Credit,
         *,
         finished_bytes: int,
-        is_delivery_full: bool,
         is_failed: bool,
         now_us: int,
     ) -> IntakeAction:
         """Returns the next action. "take" requires `resume`, "pause" requires `pause`."""
         has_credit = credit.records > 0 and credit.size_bytes > 0
-        is_full = (
-            is_delivery_full
-            or self.metadata_bytes > METADATA_STOP_BYTES
-            or finished_bytes >= self._finished_bytes_max
-        )
+        is_full = finished_bytes >= self._finished_bytes_max
         if has_credit and not is_full and not is_failed:
             self._blocked_since_us = None
             return "take"

@@ -18,9 +18,9 @@ from carpool.kafka.fencing import claims
 from carpool.kafka.memory import MemoryConsumer, MemoryTransactionalProducer
 from carpool.kafka.records import TopicPartition
 from carpool.loop.delivery.exactly_once import ABORTING_US_MAX, ABORTS_MIN, CALL_US_MAX
+from carpool.loop.in_flight import METADATA_STOP_BYTES
 from carpool.loop.loop import Loop
 from carpool.loop.stage import Done
-from carpool.loop.throttle import METADATA_STOP_BYTES
 from schemas.query import Query
 from schemas.topics import QUERIES, QUERIES_BATCH
 from tests.loop.support import GROUP, Bench, Exact, HandStage, TwoClasses, result, turn, with_taken
@@ -132,9 +132,11 @@ def test_a_hint_does_not_wait_for_work_that_cannot_be_committed() -> None:
     assert bench.results() == ["draft"]
 
 
-def with_every_second_finished() -> tuple[Bench, HandStage, Loop[Query], MemoryConsumer]:
-    """3,000 units of one partition; more are finished than commit metadata can list."""
-    bench, stage, loop, consumer = with_taken(Exact(partitions=1), *TEXTS, credit=10_000)
+def with_every_second_finished(
+    partitions: int = 1,
+) -> tuple[Bench, HandStage, Loop[Query], MemoryConsumer]:
+    """3,000 units of partition 0; more are finished than commit metadata can list."""
+    bench, stage, loop, consumer = with_taken(Exact(partitions), *TEXTS, credit=10_000)
     for text in TEXTS[1::2]:
         stage.finish(text)
     for _ in range(5):
@@ -142,19 +144,22 @@ def with_every_second_finished() -> tuple[Bench, HandStage, Loop[Query], MemoryC
     return bench, stage, loop, consumer
 
 
-def test_work_that_the_metadata_cannot_list_waits_and_stops_the_intake() -> None:
-    bench, stage, loop, _ = with_every_second_finished()
-    assert loop.delivery.is_full
+def test_work_that_the_metadata_cannot_list_waits_and_stops_its_partition_only() -> None:
+    bench, stage, loop, _ = with_every_second_finished(partitions=2)
     assert 0 < loop.delivery.backlog < 1_500
     bench.publish("more")
+    bench.publish("elsewhere", partition=1)
     bench.wait(loop)
     assert all(unit.record.text != "more" for unit in stage.units)
+    stage.finish("elsewhere")
+    bench.wait(loop)
+    assert bench.committed(partition=1) == (1, ""), "the other partition goes on"
     for text in TEXTS[0::2]:
         stage.finish(text)
     for _ in range(5):
         bench.wait(loop)
     assert loop.delivery.backlog == 0
-    assert sorted(bench.results()) == sorted(f"{text}/0" for text in TEXTS)
+    assert sorted(bench.results()) == sorted(f"{text}/0" for text in [*TEXTS, "elsewhere"])
     assert any(unit.record.text == "more" for unit in stage.units)
 
 

@@ -28,7 +28,7 @@ def test_work_completes_out_of_order_and_offsets_wait_for_the_slowest() -> None:
     stage.finish("c")
     stage.finish("b")
     turn(loop)
-    assert bench.results() == ["c/0", "b/0"]
+    assert sorted(bench.results()) == ["b/0", "c/0"]
     assert bench.committed() == (0, "1;1+2")
     stage.finish("a")
     turn(loop)
@@ -269,9 +269,8 @@ def test_the_intake_stops_while_too_many_parts_are_complete_above_the_watermark(
     bench, stage, loop, _ = with_taken(Bench(), *texts, credit=10_000)
     for text in texts[1::2]:
         stage.finish(text)
-    turn(loop, 1)
-    bench.clock.sleep(1_000_000)
-    turn(loop, 1)
+    for _ in range(5):
+        bench.wait(loop)
     bench.publish("more")
     turn(loop)
     assert all(unit.record.text != "more" for unit in stage.units)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.kafka.commit_metadata import decode_metadata, encode_metadata
+from carpool.errors import DeploymentError
+from carpool.kafka.commit_metadata import Completed, decode_metadata, encode_metadata
+from carpool.kafka.offset_runs import OffsetRuns
 from carpool.loop.partition_progress import PartitionProgress
 
 
@@ -18,9 +22,9 @@ def test_the_low_watermark_is_the_first_record_that_still_owes_a_part() -> None:
     assert progress.complete(11, 0)
     assert progress.complete(14, 0)
     assert progress.complete(14, 2)
-    assert progress.position_with({}) == (10, "1;1+1,4:0.2")
+    assert progress.position_with({}) == (10, "1;1+3,4:0.2"), "nothing is owed between two records"
     assert progress.complete(10, 0)
-    assert progress.position_with({}) == (10, "1;0:0,1+1,4:0.2")
+    assert progress.position_with({}) == (10, "1;0:0,1+3,4:0.2")
     assert progress.complete(10, 1)
     assert progress.position_with({}) == (14, "1;0:0.2")
     assert progress.complete(14, 1)
@@ -55,9 +59,43 @@ def test_a_restart_knows_what_an_earlier_life_completed() -> None:
     assert progress.low_watermark == 15
 
 
-def test_foreign_or_broken_metadata_counts_as_none() -> None:
-    for text in ("", "x", "2;1+1", "1;1+", "1;a:b", "1;1", "1;0+99999999999", "1;0:5-1", "1;-5+1"):
-        assert decode_metadata(3, text) == (set(), {}), text
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x",
+        "2;1+1",
+        "3;1+1",
+        "1;1+",
+        "1;a:b",
+        "1;1",
+        "1;0:5-1",
+        "1;-5+1",
+        "1;0+0",
+        "1;0:9-" + "9" * 9,
+    ],
+)
+def test_metadata_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(DeploymentError, match="cannot be read"):
+        PartitionProgress(3, text)
+
+
+def test_two_million_records_above_a_slow_one_are_one_run_and_none_is_repeated() -> None:
+    """Markers of transactions between the records cut no run."""
+    slow = 1_000
+    progress = PartitionProgress(slow)
+    progress.take(slow, 1)
+    for offset in range(slow + 1, slow + 2_000):
+        if offset % 250:
+            progress.take(offset, 1)
+            progress.complete(offset, 0)
+    low, metadata = progress.position_with({})
+    assert (low, metadata) == (slow, "1;1+1999")
+    assert progress.ahead == 2_000
+    restarted = PartitionProgress(slow, "1;1+2000000")
+    assert restarted.take(slow, 1) == set()
+    assert restarted.take(slow + 2_000_000, 1) == {0}
+    assert restarted.take(slow + 2_000_001, 1) == set()
+    assert restarted.ahead == 2_000_002
 
 
 @given(
@@ -68,11 +106,30 @@ def test_foreign_or_broken_metadata_counts_as_none() -> None:
 def test_metadata_lists_exactly_the_completed_parts(
     low: int, whole: set[int], parts: dict[int, set[int]]
 ) -> None:
-    absolute = (
-        {low + offset for offset in whole},
+    completed = Completed(
+        OffsetRuns((low + offset, low + offset) for offset in whole),
         {low + offset: done for offset, done in parts.items()},
     )
-    assert decode_metadata(low, encode_metadata(low, *absolute)) == absolute
+    assert decode_metadata(low, encode_metadata(low, completed)) == completed
+
+
+@given(st.data())
+def test_runs_of_offsets_are_a_set(data: st.DataObject) -> None:
+    runs, expected = OffsetRuns(), set[int]()
+    for _ in range(data.draw(st.integers(0, 30))):
+        first = data.draw(st.integers(0, 60))
+        if data.draw(st.integers(0, 4)):
+            last = first + data.draw(st.integers(0, 8))
+            runs.add(first, last)
+            expected |= set(range(first, last + 1))
+        else:
+            runs.discard_before(first)
+            expected = {offset for offset in expected if offset >= first}
+        listed = list(runs)
+        assert {each for first, last in listed for each in range(first, last + 1)} == expected
+        assert len(runs) == len(expected)
+        assert all(before[1] + 1 < after[0] for before, after in pairwise(listed))
+        assert {offset for offset in range(75) if offset in runs} == expected
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=12), st.data())

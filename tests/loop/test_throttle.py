@@ -8,7 +8,6 @@ from carpool.loop.stage import Credit
 from carpool.loop.throttle import (
     BUSY_POLL_S,
     IDLE_POLL_S,
-    METADATA_STOP_BYTES,
     PAUSE_AFTER_US,
     IntakeAction,
     Throttle,
@@ -20,7 +19,7 @@ SOME = Credit(records=1, size_bytes=1)
 
 
 def action(throttle: Throttle, now_us: int = NOW_US, **changed: object) -> IntakeAction:
-    state = {"finished_bytes": 0, "is_delivery_full": False, "is_failed": False} | changed
+    state = {"finished_bytes": 0, "is_failed": False} | changed
     credit = state.pop("credit", SOME)
     return throttle.next(credit, **state, now_us=now_us)
 
@@ -30,7 +29,6 @@ def action(throttle: Throttle, now_us: int = NOW_US, **changed: object) -> Intak
     [
         {"credit": Credit(records=0, size_bytes=1)},
         {"credit": Credit(records=1, size_bytes=0)},
-        {"is_delivery_full": True},
         {"finished_bytes": 10},
     ],
 )
@@ -46,10 +44,8 @@ def test_without_room_the_loop_waits_and_pauses_only_after_a_while(blocked: dict
     assert action(queues, **blocked) == "fill"
 
 
-def test_long_metadata_stops_the_intake_and_a_failure_pauses_it_immediately() -> None:
+def test_a_failure_pauses_the_intake_immediately() -> None:
     throttle = Throttle(finished_bytes_max=10, has_queues=True)
-    throttle.metadata_bytes = METADATA_STOP_BYTES + 1
-    assert action(throttle) == "fill"
     assert action(throttle, is_failed=True) == "pause"
 
 

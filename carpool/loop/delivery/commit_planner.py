@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence, Set
+import heapq
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple, Protocol
 
 from carpool.kafka.clients import Position
@@ -15,65 +15,94 @@ BLOCKED_WAIT_US = 5_000
 """How long until the next try where finished work cannot be committed yet."""
 ABORT_WAIT_US = 100_000
 """Least time from an abort to the next transaction: the cause of the abort may last."""
-TRANSACTION_DONES_MAX = 250
-TRANSACTION_BYTES_MAX = 1024 * 1024
-"""Finished work in one transaction. The rest is for the next one, so that each is short."""
-BATCH_DONES_MAX = 50
+TRANSACTION_DONES = 250
+TRANSACTION_BYTES = 1024 * 1024
+"""Finished work in one transaction. The rest is for the next one, so that each is short.
+
+A transaction over many partitions takes long, however little it contains. So while work is left
+over, each transaction takes twice as much as the last one, up to `SCALE_MAX` times these limits and
+until one takes `TRANSACTION_US`.
+"""
+SCALE_MAX = 32
+TRANSACTION_US = 500_000
+BATCH_DONES = 50
 """Work of class batch in one transaction: it delays urgent work that finishes meanwhile."""
 BATCH_PAUSE_US = 100_000
 """Least time between commits of batch work while there is urgent work."""
 URGENT_RECENTLY_US = 1_000_000
 """How long after a commit of urgent work batch work commits only once in `BATCH_PAUSE_US`."""
+HELD_US = 250_000
+"""How long work is held back that the commit metadata cannot list, until it is tried again."""
 
 
 class Progress(Protocol):
     """The state of work in flight that the planner reads; `InFlight` implements it."""
 
-    def is_batch(self, done: Done) -> bool:
-        """See `InFlight.is_batch`."""
+    def is_live(self, done: Done) -> bool:
+        """See `InFlight.is_live`."""
 
     def positions_with(self, finished: Iterable[Done]) -> dict[TopicPartition, Position]:
         """See `InFlight.positions_with`."""
-
-    def nearest_first(self, finished: Iterable[Done]) -> list[Done]:
-        """See `InFlight.nearest_first`."""
 
     def touches(self, done: Done, partitions: Set[TopicPartition]) -> bool:
         """See `InFlight.touches`."""
 
 
 class CommitPlan(NamedTuple):
-    """The finished work of one transaction, and the positions that it commits."""
+    """The finished work of one transaction, and the positions that it commits.
+
+    `revoked`: finished work that can no longer be committed, which the planner has removed.
+    """
 
     work: Sequence[Done]
     positions: dict[TopicPartition, Position]
+    revoked: Sequence[Done] = ()
 
 
 NO_COMMIT = CommitPlan((), {})
 
 
+class _Finished(NamedTuple):
+    """Finished work. It is ordered by its oldest unit: the nearest to the low watermark is first.
+
+    `order`: makes entries with the same unit different.
+    """
+
+    unit_id: int
+    order: int
+    is_batch: bool
+    done: Done
+
+
 class CommitPlanner:
-    """Keeps finished work until it is committed. Times are epoch microseconds. Not thread-safe."""
+    """Keeps finished work until it is committed. Times are epoch microseconds. Not thread-safe.
+
+    A plan costs time for the work that it takes, not for the work that waits.
+    """
 
     def __init__(self, commit_interval_us: int) -> None:
         """`commit_interval_us`: the longest pause between two transactions."""
         self._commit_interval_us = commit_interval_us
-        self._finished: deque[Done] = deque()
-        self._has_urgent = False
+        self._urgent: list[_Finished] = []  # heaps
+        self._batch: list[_Finished] = []
+        self._open: list[_Finished] = []  # of the planned transaction
+        self._held: list[_Finished] = []
+        self._held_until_us = 0
+        self._added = 0
         self._urgent_until_us = 0
         self._batch_due_us = 0
         self._pause_us_max = commit_interval_us
+        self._scale = 1
+        self._has_rest = False  # the last plan left work over because of its limits
         self._began_us: int | None = None  # of the open transaction
         self._duration_us = 0  # of the last transaction
         self.next_begin_us = 0
         """When the next transaction may begin."""
-        self.is_full = False
-        """Whether more parts are finished after a slow record than commit metadata can list."""
 
     @property
     def finished(self) -> int:
         """Finished work that is not committed."""
-        return len(self._finished)
+        return len(self._urgent) + len(self._batch) + len(self._open) + len(self._held)
 
     @property
     def next_commit_at_us(self) -> int:
@@ -88,41 +117,76 @@ class CommitPlanner:
 
     def add(self, done: Done, *, is_batch: bool) -> None:
         """Adds finished work."""
-        self._has_urgent |= not is_batch
-        self._finished.append(done)
+        self._added += 1
+        first = min((unit_id for unit_id, _ in done.parts), default=0)
+        self._put(_Finished(first, self._added, is_batch, done))
 
-    def remove(self, is_revoked: Callable[[Done], bool]) -> list[Done]:
-        """Removes and returns the work for which `is_revoked` is true."""
-        revoked: list[Done] = []
-        for _ in range(len(self._finished)):
-            done = self._finished.popleft()
-            (revoked if is_revoked(done) else self._finished).append(done)
-        return revoked
+    def _put(self, finished: _Finished) -> None:
+        heapq.heappush(self._batch if finished.is_batch else self._urgent, finished)
 
     def is_due(self, now_us: int, *, take_all: bool) -> bool:
         """Returns whether `plan` may choose any work now."""
-        return take_all or self._has_urgent or now_us >= self._batch_due_us
+        return take_all or bool(self._urgent) or now_us >= self._batch_due_us
 
     def plan(self, progress: Progress, now_us: int, *, take_all: bool) -> CommitPlan:
-        """Returns the next commit. `take_all`: without limits, as before a revocation."""
-        urgent = [done for done in self._finished if not progress.is_batch(done)]
-        if urgent:
+        """Returns the next commit, the oldest work first.
+
+        `take_all`: without limits, as before a revocation. After it, `committed`, `blocked` or
+        `ended` is called.
+        """
+        if self._held and (take_all or now_us >= self._held_until_us):
+            self._put_back(self._held)
+        has_urgent = bool(self._urgent)
+        if has_urgent:
             self._urgent_until_us = now_us + URGENT_RECENTLY_US
         is_urgent_recent = now_us < self._urgent_until_us
-        work = list(self._finished) if take_all else _first(urgent, TRANSACTION_DONES_MAX)
-        if not take_all and now_us >= self._batch_due_us:
-            batch = [done for done in self._finished if progress.is_batch(done)]
-            work += _first(batch, BATCH_DONES_MAX)
+        limit = None if take_all else TRANSACTION_DONES * self._scale
+        work, positions, revoked = self._take(self._urgent, progress, now_us, limit)
+        if take_all or now_us >= self._batch_due_us:
+            few = None if take_all else BATCH_DONES * (1 if is_urgent_recent else self._scale)
+            work, positions, more = self._take(self._batch, progress, now_us, few)
+            revoked += more
             self._batch_due_us = now_us + BATCH_PAUSE_US if is_urgent_recent else 0
-        self._has_urgent = len(urgent) > 0
+        self._has_rest = bool(self._urgent or (self._batch and not is_urgent_recent))
         # Batch work commits seldom enough, so urgent work need not pause after it.
-        self._pause_us_max = 0 if not urgent and is_urgent_recent else self._commit_interval_us
-        plan = CommitPlan(work, progress.positions_with(work))
-        self.is_full = bool(_too_long(plan.positions))
-        return self._fitting(progress) if self.is_full else plan
+        self._pause_us_max = 0 if not has_urgent and is_urgent_recent else self._commit_interval_us
+        return CommitPlan(work, positions, revoked)
+
+    def _take(
+        self, heap: list[_Finished], progress: Progress, now_us: int, dones_max: int | None
+    ) -> tuple[list[Done], dict[TopicPartition, Position], list[Done]]:
+        """Moves the oldest work that can be committed to the planned transaction.
+
+        Returns all planned work, its positions, and the work that was revoked.
+        """
+        revoked: list[Done] = []
+        before = len(self._open)
+        while True:
+            self._move(heap, progress, dones_max, revoked)
+            work, positions = self._fit(progress, now_us)
+            if len(self._open) > before or not heap:
+                return work, positions, revoked
+
+    def _move(
+        self, heap: list[_Finished], progress: Progress, dones_max: int | None, revoked: list[Done]
+    ) -> None:
+        """Moves the oldest work within the limits to the planned transaction, and at least one."""
+        bytes_max = TRANSACTION_BYTES * self._scale
+        count = size_bytes = 0
+        while heap and (dones_max is None or count < dones_max):
+            done = heap[0].done
+            if not progress.is_live(done):
+                revoked.append(heapq.heappop(heap).done)
+                continue
+            size_bytes += sum(len(output.value) for output in done.outputs)
+            if count and dones_max is not None and size_bytes > bytes_max:
+                return
+            self._open.append(heapq.heappop(heap))
+            count += 1
 
     def blocked(self, now_us: int) -> None:
         """Notes that finished work cannot be committed yet."""
+        self._put_back(self._open)
         self.next_begin_us = now_us + BLOCKED_WAIT_US
 
     def began(self, now_us: int) -> None:
@@ -134,46 +198,49 @@ class CommitPlanner:
         if self._began_us is not None:
             self._duration_us = now_us - self._began_us
         self._began_us = None
+        if is_aborted:
+            self._put_back(self._open)
+        elif self._has_rest and self._duration_us < TRANSACTION_US:
+            self._scale = min(2 * self._scale, SCALE_MAX)
+        else:
+            self._scale = max(self._scale // 2, 1)
         self.next_begin_us = now_us + (ABORT_WAIT_US if is_aborted else self._pause_us())
 
-    def committed(self, work: Sequence[Done]) -> None:
-        """Removes work that is committed."""
-        ids = {id(done) for done in work}
-        self._finished = deque(done for done in self._finished if id(done) not in ids)
+    def committed(self) -> None:
+        """Removes the work of the last plan."""
+        self._open.clear()
+
+    def _put_back(self, entries: list[_Finished]) -> None:
+        for finished in entries:
+            self._put(finished)
+        entries.clear()
 
     def _pause_us(self) -> int:
         """As long as the last transaction: slow brokers get few large ones, fast ones no delay."""
-        return min(self._pause_us_max, self._duration_us)
+        return 0 if self._has_rest else min(self._pause_us_max, self._duration_us)
 
-    def _fitting(self, progress: Progress) -> CommitPlan:
-        """Returns the work nearest to the slow records, as much as the metadata can list.
+    def _fit(
+        self, progress: Progress, now_us: int
+    ) -> tuple[list[Done], dict[TopicPartition, Position]]:
+        """Returns the planned work that the metadata can list, the oldest, and the positions.
 
-        The other work waits until a slow record is finished.
+        The other work is held back: it waits until a slow record is finished.
         """
-        work = progress.nearest_first(self._finished)
+        work = [finished.done for finished in self._open]
         positions = progress.positions_with(work)
         while too_long := _too_long(positions):
-            touching = [done for done in work if progress.touches(done, too_long)]
+            touching = [each for each in self._open if progress.touches(each.done, too_long)]
             if not touching:  # an earlier process of this member committed all of it
-                fitting = {at: each for at, each in positions.items() if at not in too_long}
-                return CommitPlan(work, fitting)
-            left_out = {id(done) for done in touching[len(touching) // 2 :]}
-            work = [done for done in work if id(done) not in left_out]
+                return work, {at: each for at, each in positions.items() if at not in too_long}
+            left_out = sorted(touching)[len(touching) // 2 :]
+            self._held += left_out
+            self._held_until_us = now_us + HELD_US
+            orders = {each.order for each in left_out}
+            self._open = [each for each in self._open if each.order not in orders]
+            work = [finished.done for finished in self._open]
             positions = progress.positions_with(work)
-        return CommitPlan(work, positions)
+        return work, positions
 
 
 def _too_long(positions: dict[TopicPartition, Position]) -> set[TopicPartition]:
     return {at for at, each in positions.items() if len(each.metadata) > UNNAMED_BYTES_MAX}
-
-
-def _first(finished: Sequence[Done], dones_max: int) -> list[Done]:
-    """Returns the first of `finished` within the limits of a transaction, and at least one."""
-    taken: list[Done] = []
-    size_bytes = 0
-    for done in finished[:dones_max]:
-        size_bytes += sum(len(output.value) for output in done.outputs)
-        if taken and size_bytes > TRANSACTION_BYTES_MAX:
-            break
-        taken.append(done)
-    return taken

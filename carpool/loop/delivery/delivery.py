@@ -112,11 +112,6 @@ class Delivery(ABC):
         """
         return 0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether more is complete above a slow record than the metadata of a commit can list."""
-        return False
-
     # The delivery thread.
 
     def _run(self) -> None:

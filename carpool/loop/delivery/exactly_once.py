@@ -85,10 +85,6 @@ class ExactlyOnceDelivery(Delivery):
     def next_commit_at_us(self) -> int:
         return self._planner.next_commit_at_us
 
-    @property
-    def is_full(self) -> bool:
-        return self._planner.is_full
-
     # Called from the polling thread.
 
     def open(self) -> None:
@@ -204,9 +200,10 @@ class ExactlyOnceDelivery(Delivery):
         now_us = self._clock.now_us()
         if not self._planner.is_due(now_us, take_all=take_all):
             return NO_COMMIT
-        for done in self._planner.remove(lambda done: not self._in_flight.is_live(done)):
+        plan = self._planner.plan(self._in_flight, now_us, take_all=take_all)
+        for done in plan.revoked:
             self._reopen(done)
-        return self._planner.plan(self._in_flight, now_us, take_all=take_all)
+        return plan
 
     def _transact(self, plan: CommitPlan, membership: Membership) -> Outcome:
         producer = self._producer
@@ -265,7 +262,7 @@ class ExactlyOnceDelivery(Delivery):
         return outcome
 
     def _complete(self, plan: CommitPlan) -> None:
-        self._planner.committed(plan.work)
+        self._planner.committed()
         for done in plan.work:
             self._in_flight.complete(done)
             self._context.observer.completed(done)
