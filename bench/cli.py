@@ -9,7 +9,7 @@ from bench.micro.cli import grouping, policies
 from bench.papers.cagr.cli import figure
 from bench.reliability.cli import chaos, priorities, rebalance
 from bench.retrieval.cli import search
-from bench.services.cli import claims, overhead, traffic
+from bench.services.cli import claims, overhead, throughput, traffic
 from bench.simulator.cli import simulator
 
 app = typer.Typer(
@@ -34,7 +34,7 @@ What is grouping worth?        carpool bench grouping --data DATA
 Does batch work delay others?  carpool bench priorities
 CaGR-RAG's figures, here?      carpool bench figure 6 --index DIR
 More vectors than there are?   carpool bench data --out DIR
-What does exactly-once cost?   carpool bench overhead
+What does exactly-once cost?   carpool bench overhead, throughput
 Is anything lost or repeated?  carpool bench chaos
 How long is a rebalance?       carpool bench rebalance
 """,
@@ -42,7 +42,7 @@ How long is a rebalance?       carpool bench rebalance
 
 for command in (
     *(claims, traffic, search, policies, simulator, grouping, priorities, figure),
-    *(overhead, chaos, rebalance),
+    *(overhead, throughput, chaos, rebalance),
 ):
     app.command()(command)
 app.command(name="data")(grow_data)

@@ -1,4 +1,4 @@
-"""The options of `carpool bench claims`, `traffic` and `overhead`. Light to import."""
+"""The options of `carpool bench claims`, `traffic`, `overhead`, `throughput`. Light to import."""
 
 from __future__ import annotations
 
@@ -136,6 +136,17 @@ class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True):
     json_file: JsonOption = None
 
 
+class ThroughputOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of throughput."""
+
+    records: Annotated[int, typer.Option("--records", min=1_000, help="Records of a row.")] = (
+        100_000
+    )
+    work: WorkOption = WORK
+    settings: ServiceSettingOption = []
+    json_file: JsonOption = None
+
+
 @command
 def claims(options: ClaimsOptions) -> bool:
     """Do the services find what an exact search finds, and is it evidence?
@@ -192,5 +203,22 @@ def overhead(options: OverheadOptions) -> bool:
     Example:  carpool bench overhead --json overhead.json
     """
     from bench.services.overhead.command import run
+
+    return run(options)
+
+
+@command
+def throughput(options: ThroughputOptions) -> bool:
+    """How many records a second does the loop of a service carry, on its own?
+
+    One process copies records from topic to topic: at least once, exactly once, over 4 and 100
+    partitions, with 500 and 40,000 records in flight, and with a first record that is held back
+    while all others of its partition complete. Compares the rows with each other.
+
+    Ends with 1 when the next member repeats what completed after the record that was held back.
+
+    Example:  carpool bench throughput --records 100000
+    """
+    from bench.services.throughput import run
 
     return run(options)
