@@ -169,7 +169,7 @@ class GeneratorStage:
         soon_us = now_us + WAKE_US
         return wake_us if is_idle else min(soon_us, wake_us if wake_us is not None else soon_us)
 
-    def revoke(self, unit_ids: frozenset[int]) -> None:
+    def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         """Forgets queries, and cancels their requests."""
         for unit_id in unit_ids:
             self._remove(unit_id)

@@ -132,7 +132,7 @@ class GrouperStage:
             self._notify()
             return next_us
 
-    def revoke(self, unit_ids: frozenset[int]) -> None:
+    def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         """Forgets these queries. The loop discards groups of them that were handed over."""
         with self._lock:
             self._scheduler.forget(unit_ids)

@@ -149,7 +149,7 @@ class SearcherStage:
         """Does nothing: the executor checks deadlines."""
         return None
 
-    def revoke(self, unit_ids: frozenset[int]) -> None:
+    def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         """Forgets groups; the loop discards a query that ends at this moment."""
         with self._lock:
             keys = [key for unit_id in unit_ids for key in self._keys.get(unit_id, ())]

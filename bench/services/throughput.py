@@ -112,7 +112,7 @@ class CopyStage:
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         return None
 
-    def revoke(self, unit_ids: frozenset[int]) -> None:
+    def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         """Everything is finished, except the record that is held back for good."""
 
     def drain(self, until_us: int) -> None:

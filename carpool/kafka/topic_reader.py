@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.clock import Clock
 from carpool.errors import ConfigError, RetryableError
-from carpool.kafka.client_config import PROTOCOL_OVERHEAD_BYTES, client_config
+from carpool.kafka.client_config import FETCH_BACKOFF_MS, PROTOCOL_OVERHEAD_BYTES, client_config
 from carpool.kafka.cluster import cluster_metadata
 from carpool.kafka.raw_records import message_of
 from carpool.kafka.records import Message, TopicPartition
@@ -76,6 +76,7 @@ class TopicReader:
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "error",
                 "fetch.wait.max.ms": settings.fetch_wait_ms,
+                "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
                 "queued.max.messages.kbytes": settings.prefetch_kib,
                 "log_level": 0,  # failures are raised
             }
@@ -154,6 +155,10 @@ class TopicReader:
             )
         except KafkaException as error:
             raise self.unreadable(next(iter(starts)), error.args[0]) from error
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Stops reading these partitions."""
+        self._consumer.incremental_unassign([RawPartition(*at) for at in partitions])
 
     def poll(self, records_max: int, timeout_s: float) -> ReadBatch:
         """Returns `records_max` records, or fewer after `timeout_s`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -39,12 +39,19 @@ class TableLog(Protocol):
         """Connects. Raises `ConfigError` when the topic is missing or partitioned wrongly."""
         ...
 
-    def begin(self, partition: int, since_ms: int) -> int:
-        """Begins to read a partition, in addition to earlier ones; returns the first offset.
+    def first_since(self, partition: int, since_ms: int) -> int:
+        """Returns the offset of the first record of `since_ms` (epoch milliseconds) or later.
 
-        That is the first record of `since_ms` (epoch milliseconds) or later. Where there is none it
-        is the end; the embedded broker returns the beginning.
+        Where there is none it is the end; the embedded broker returns the beginning.
         """
+        ...
+
+    def begin(self, partition: int, offset: int) -> None:
+        """Begins to read a partition at this offset, in addition to other partitions."""
+        ...
+
+    def forget(self, partition: int) -> None:
+        """Stops reading a partition."""
         ...
 
     def end(self, partition: int) -> int:
@@ -91,6 +98,11 @@ class TableListener(Protocol):
         ...
 
 
+class _Request(NamedTuple):
+    partition: int
+    is_read: bool  # else it is forgotten
+
+
 class _Span(NamedTuple):
     start: int
     end: int
@@ -103,26 +115,38 @@ class _Fetch(NamedTuple):
 
 
 class TopicTable:
-    """Owns a `TableLog`. `read`, `fetch`, `share` and `trouble` are thread-safe and do not block.
+    """Owns a `TableLog`. `read`, `forget`, `fetch`, `share` and `trouble` are thread-safe.
 
-    A partition that moved to another member is still followed: if it comes back, only new records
+    No call but `close` blocks. If a partition comes back that was forgotten, only its new records
     are read. Failed calls are retried after a pause that doubles from 0.25 to 4 seconds; other
     partitions are read meanwhile.
     """
 
     def __init__(
-        self, table_log: TableLog, listener: TableListener, clock: Clock, *, horizon_ms: int
+        self,
+        table_log: TableLog,
+        listener: TableListener,
+        clock: Clock,
+        *,
+        horizon_ms: int,
+        rows_max: int,
     ) -> None:
-        """`horizon_ms`: the age of the oldest records that are read."""
+        """`horizon_ms`: the age of the oldest records that are read.
+
+        `rows_max`: at least so many records of a partition are read, if they are not older. Twice
+        as many offsets are read, because every record may have a transaction marker.
+        """
         self._log = table_log
         self._listener = listener
         self._clock = clock
         self._horizon_ms = horizon_ms
-        self._requested: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._offsets_max = 2 * rows_max
+        self._requested: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._to_begin: dict[int, None] = {}
         self._fetches: deque[_Fetch] = deque()
         self._spans: dict[int, _Span] = {}
         self._followed: set[int] = set()
+        self._left_at: dict[int, int] = {}  # positions of forgotten partitions
         self._is_open = False
         self.trouble: str | None = None
         """Why the topic cannot be read at the moment."""
@@ -144,7 +168,13 @@ class TopicTable:
     def read(self, partitions: Sequence[int]) -> None:
         """Reads these partitions to the end that they have when the thread begins with them."""
         for partition in partitions:
-            self._requested.put(partition)
+            self._requested.put(_Request(partition, is_read=True))
+        self._wake.set()
+
+    def forget(self, partitions: Iterable[int]) -> None:
+        """Stops reading these partitions."""
+        for partition in partitions:
+            self._requested.put(_Request(partition, is_read=False))
         self._wake.set()
 
     def fetch(self, request_id: int, partition: int, offset: int) -> None:
@@ -180,6 +210,7 @@ class TopicTable:
         by the client in the background.
         """
         is_due = self._clock.now_us() >= self._retry_at_us
+        self._serve_requests()
         try:
             if is_due:
                 self._begin()
@@ -200,9 +231,20 @@ class TopicTable:
         self._retry_at_us = self._clock.now_us() + self._backoff_us
         self._backoff_us = min(2 * self._backoff_us, BACKOFF_US_MAX)
 
-    def _begin(self) -> None:
+    def _serve_requests(self) -> None:
         while not self._requested.empty():
-            self._to_begin[self._requested.get()] = None
+            partition, is_read = self._requested.get()
+            if is_read:
+                self._to_begin[partition] = None
+                continue
+            self._to_begin.pop(partition, None)
+            self._spans.pop(partition, None)
+            if partition in self._followed:
+                self._followed.discard(partition)
+                self._left_at[partition] = self._log.position(partition)
+                self._log.forget(partition)
+
+    def _begin(self) -> None:
         if self._to_begin and not self._is_open:
             self._log.open()
             self._is_open = True
@@ -219,12 +261,18 @@ class TopicTable:
         now_us = self._clock.now_us()
         if not self._spans:
             self._began_us, self._report_at_us = now_us, now_us + REPORT_US
+        end = self._log.end(partition)
         if partition in self._followed:
             start = self._log.position(partition)
         else:
-            start = self._log.begin(partition, now_us // 1_000 - self._horizon_ms)
+            start = max(
+                self._log.first_since(partition, now_us // 1_000 - self._horizon_ms),
+                end - self._offsets_max,
+                self._left_at.get(partition, 0),
+            )
+            self._log.begin(partition, start)
             self._followed.add(partition)
-        self._spans[partition] = _Span(start, self._log.end(partition))
+        self._spans[partition] = _Span(start, end)
         del self._to_begin[partition]
 
     def _follow(self, wait_s: float) -> None:

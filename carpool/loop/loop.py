@@ -151,7 +151,7 @@ class Loop(Generic[R]):
         """Commits once more unless the partitions are `lost`, then forgets them."""
         unit_ids = self.delivery.revoked(partitions, lost=lost)
         self._delayed.forget(unit_ids)
-        self._stage.revoke(unit_ids)
+        self._stage.revoke(unit_ids, partitions)
         self._observer.revoked(partitions, unit_ids, lost=lost)
 
     # The polling thread.

@@ -145,8 +145,8 @@ class Stage(Protocol[R]):
         the time of the next call, epoch microseconds; None: when records arrive.
         """
 
-    def revoke(self, unit_ids: frozenset[int]) -> None:
-        """Forgets these units. The loop discards their later results."""
+    def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
+        """Forgets these partitions and their units. The loop discards their later results."""
 
     def drain(self, until_us: int) -> None:
         """Begins to finish all units. The loop ticks until they finish, or until `until_us`."""

@@ -68,12 +68,18 @@ class DedupStage:
         self._clock = clock
         self._lock = threading.Lock()
         self._dedup = AnswerDedup(ids_max=settings.dedup_ids_max)
-        self._assigned: set[TopicPartition] = set()  # now or earlier
+        self._assigned: set[TopicPartition] = set()
         self._waiting: dict[int, tuple[Unit[Retrieval], int]] = {}  # with the arrival
         self._waiting_bytes = 0
         self._decided: deque[DedupAction] = deque()
         self._sink: Sink | None = None
-        self.table = TopicTable(answers, self, clock, horizon_ms=settings.dedup_horizon_ms)
+        self.table = TopicTable(
+            answers,
+            self,
+            clock,
+            horizon_ms=settings.dedup_horizon_ms,
+            rows_max=settings.dedup_ids_max,
+        )
         metrics.generator.dedup_ids.set_function(lambda: self._dedup.ids)
 
     # ---- the polling thread
@@ -130,13 +136,18 @@ class DedupStage:
         soon_us = now_us + WAITING_WAKE_US
         return soon_us if wake_us is None else min(wake_us, soon_us)
 
-    def revoke(self, unit_ids: frozenset[int]) -> None:
-        """Forgets units, here and within."""
+    def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
+        """Forgets units, here and within, and ends the reading of answers that are not needed."""
+        self._assigned -= partitions
+        still = {at.partition for at in self._assigned}
+        gone = {at.partition for at in partitions} - still
+        self.table.forget(gone)
         with self._lock:
+            self._dedup.given_away(gone)
             for unit_id in unit_ids:
                 self._release(unit_id)
             self._decided.extend(self._dedup.revoked(unit_ids))
-        self._within.revoke(unit_ids)
+        self._within.revoke(unit_ids, partitions)
 
     def drain(self, until_us: int) -> None:
         """Drains the stage within; units that wait here still reach it."""

@@ -123,6 +123,10 @@ class AnswerDedup:
         """Partitions were assigned; queries answered there wait until `read`."""
         self._unread.update(partitions)
 
+    def given_away(self, partitions: Iterable[int]) -> None:
+        """Partitions were given to another member; nothing waits for them any more."""
+        self._unread.difference_update(partitions)
+
     def read(self, partition: int) -> tuple[DedupAction, ...]:
         """The log of this partition was read to its end: decides the queries that waited for it."""
         self._unread.discard(partition)

@@ -46,7 +46,7 @@ class Within:
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         return None
 
-    def revoke(self, unit_ids: frozenset[int]) -> None:
+    def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         for unit_id in unit_ids:
             self.units.pop(unit_id, None)
 

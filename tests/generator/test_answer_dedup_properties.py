@@ -94,7 +94,8 @@ class World:
         for id in gone:
             del self.in_progress[id]
         self.sink.dones = [done for done in self.sink.dones if done.parts[0][0] not in gone]
-        self.stage.revoke(frozenset(gone))
+        place = TopicPartition(RETRIEVALS.name, partition)
+        self.stage.revoke(frozenset(gone), frozenset({place}))
 
     def offer(self, partition: int) -> bool:
         """Offers the next record of a partition that is not complete."""

@@ -185,7 +185,7 @@ def test_concurrency_and_intake_are_bounded_in_records_and_bytes() -> None:
         assert run.stage.credit() == Credit(records=1, size_bytes=4 * 1024 * 1024 - taken_bytes)
         assert len(engine.requests) == 2
         assert run.metric("llm_requests_in_flight") == 2
-        run.stage.revoke(frozenset(one.id for one in units))
+        run.stage.revoke(frozenset(one.id for one in units), frozenset())
         assert run.stage.credit() == Credit(records=4, size_bytes=4 * 1024 * 1024)
 
 
@@ -195,7 +195,7 @@ def test_revoked_queries_are_cancelled_and_never_answered() -> None:
         hanging, waiting, other = unit(), unit(), unit()
         run.offer(hanging, waiting)
         run.wait(lambda: len(engine.requests) == 1)
-        run.stage.revoke(frozenset({hanging.id, waiting.id}))
+        run.stage.revoke(frozenset({hanging.id, waiting.id}), frozenset())
         run.offer(other)
         (answer,) = run.wait_for_answers(1)
         run.wait(lambda: bool(engine.cancelled))

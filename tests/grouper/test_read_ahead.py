@@ -118,7 +118,7 @@ def test_revoked_queries_are_forgotten_where_they_were_read_ahead(tmp_path: Path
         rig.tick()
         until(lambda: prepared(rig) == 3)
         gone = {unit.id for unit in [*units[4:8:2], *units[8:]]}
-        rig.stage.revoke(frozenset(gone))
+        rig.stage.revoke(frozenset(gone), frozenset())
         rig.stage.check_integrity()
         assert rig.stage.credit().records == 40 - 6
         policy.opened.release(9)
@@ -137,7 +137,7 @@ def test_what_is_revoked_while_it_is_embedded_ahead_is_in_no_horizon(tmp_path: P
         gate.opened.release()
         rig.tick()
         until(lambda: policy.windows == 1 and len(gate.batches) == 2)
-        rig.stage.revoke(frozenset(unit.id for unit in units[4::2]))
+        rig.stage.revoke(frozenset(unit.id for unit in units[4::2]), frozenset())
         gate.opened.release()
         until(lambda: prepared(rig) == 2)
         policy.opened.release(9)

@@ -236,7 +236,7 @@ def test_revoked_queries_are_forgotten_in_the_window_and_in_hand(tmp_path: Path)
         rig.tick()
         until(lambda: len(gate.batches) == 1)
         third, fourth = rig.offer("curie", "darwin")
-        rig.stage.revoke(frozenset({first.id, fourth.id, 999}))
+        rig.stage.revoke(frozenset({first.id, fourth.id, 999}), frozenset())
         rig.stage.check_integrity()
         assert rig.stage.credit().records == 8
         rig.tick()
@@ -252,7 +252,7 @@ def test_a_window_that_is_revoked_whole_makes_no_group(tmp_path: Path) -> None:
         (unit,) = rig.offer("ada")
         rig.tick()
         until(lambda: len(gate.batches) == 1)
-        rig.stage.revoke(frozenset({unit.id}))
+        rig.stage.revoke(frozenset({unit.id}), frozenset())
         gate.opened.release(2)
         until(lambda: not rig.stage.pending_windows())
         assert rig.sink.dones == []

@@ -172,7 +172,8 @@ def test_reading_begins_with_the_first_record_of_the_horizon(log: Log) -> None:
     since_ms, end = now_ms(), log.reader.end(1)
     time.sleep(0.05)
     log.write(1, new)
-    assert log.reader.begin(1, since_ms) == end
+    assert log.reader.first_since(1, since_ms) == end
+    log.reader.begin(1, end)
     assert log.read_until(1, end + 1)[-1].value == new
 
 
@@ -181,8 +182,7 @@ def test_a_log_without_records_in_the_horizon_begins_at_its_end(log: Log) -> Non
     if log.kind == "embedded":
         pytest.skip("the embedded broker has such a log read from its beginning")
     end = log.reader.end(1)
-    assert log.reader.begin(1, now_ms() + 60_000) == end
-    assert log.reader.position(1) == end
+    assert log.reader.first_since(1, now_ms() + 60_000) == end
 
 
 def test_partitions_join_one_after_the_other(log: Log) -> None:
@@ -194,6 +194,19 @@ def test_partitions_join_one_after_the_other(log: Log) -> None:
     log.write(2, b)
     log.write(0, c)
     assert {message.value: message.source.partition for message in log.read(2)} == {b: 2, c: 0}
+
+
+def test_a_forgotten_partition_is_no_longer_read_until_it_begins_again(log: Log) -> None:
+    start = begin_at_the_end(log, 0)
+    begin_at_the_end(log, 2)
+    a, b = values("a", "b")
+    log.reader.forget(0)
+    log.write(0, a)
+    log.write(2, b)
+    assert log.read(1)[0].value == b
+    assert [message for _ in range(10) for message in log.reader.poll(0.02, 100)] == []
+    log.reader.begin(0, start)
+    assert log.read(1)[0].value == a
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -271,7 +284,8 @@ def test_a_deleted_record_is_none_and_the_log_is_read_from_the_first_remaining_r
         future.result(20)
     _set_cleanup(admin, ANSWERS.cleanup)
     assert log.reader.fetch(2, start) is None
-    assert log.reader.begin(2, 0) == start + 1
+    assert log.reader.first_since(2, 0) == start + 1
+    log.reader.begin(2, start)
     assert log.read(1)[0].value == kept
     log.reader.close()
 
@@ -294,13 +308,13 @@ def test_metadata_of_an_unknown_partition_is_requested_again(tmp_path: Path) -> 
     with KafkaServer(tmp_path) as server:
         reader = _kafka_log("kafka", KafkaSettings(bootstrap=server.bootstrap, partitions=1)).reader
         reader.open()
-        reader.begin(0, 0)
+        assert reader.first_since(0, 0) == 0
         with pytest.raises(RetryableError, match="Unknown partition"):
-            reader.begin(1, 0)
+            reader.first_since(1, 0)
         admin = AdminClient({"bootstrap.servers": server.bootstrap})
         admin.create_partitions([NewPartitions(ANSWERS.name, 2)])[ANSWERS.name].result(20)
         starts: list[int] = []
-        insist(lambda: starts.append(reader.begin(1, 0)))
+        insist(lambda: starts.append(reader.first_since(1, 0)))
         assert starts == [0]
         reader.close()
 

@@ -42,21 +42,23 @@ class Leaderless(MemoryAnswersLog):
         self.leaderless = set(partitions)
         self.asked = 0
 
-    def begin(self, partition: int, since_ms: int) -> int:
+    def end(self, partition: int) -> int:
         self.asked += 1
         if partition in self.leaderless:
             raise RetryableError(f"partition {partition} has no leader")
-        return super().begin(partition, since_ms)
+        return super().end(partition)
 
 
 class Rig:
     """A table over a broker in memory, stepped by hand."""
 
-    def __init__(self, *leaderless: int) -> None:
+    def __init__(self, *leaderless: int, rows_max: int = 1_000) -> None:
         self.clock, self.rows = HandClock(), Rows()
         self.broker = MemoryBroker(self.clock, {ANSWERS.name: 3, RETRIEVALS.name: 3})
         self.reader = Leaderless(self.broker, *leaderless)
-        self.table = TopicTable(self.reader, self.rows, self.clock, horizon_ms=1_000)
+        self.table = TopicTable(
+            self.reader, self.rows, self.clock, horizon_ms=1_000, rows_max=rows_max
+        )
 
     def write(self, partition: int, value: bytes) -> None:
         self.broker.append(ANSWERS.name, value, partition=partition)
@@ -95,3 +97,39 @@ def test_failed_reads_are_retried_after_pauses_and_nothing_is_fetched_meanwhile(
         [7],
         None,
     )
+
+
+def test_a_partition_is_read_from_the_later_of_the_two_bounds() -> None:
+    rig = Rig(rows_max=2)
+    for number in range(6):
+        rig.write(0, b"%d" % number)
+    rig.clock.time_us += 10_000_000
+    rig.write(1, b"young")
+    rig.table.read([0, 1])
+    rig.table.step()
+    assert rig.rows.values == [b"young"], "records of partition 0 are too old"
+    many = Rig(rows_max=2)
+    for number in range(6):
+        many.write(0, b"%d" % number)
+    many.table.read([0])
+    many.table.step()
+    assert many.rows.values == [b"2", b"3", b"4", b"5"], "twice the rows: half may be markers"
+
+
+def test_a_forgotten_partition_is_not_followed_and_only_its_new_records_are_read_later() -> None:
+    rig = Rig()
+    rig.write(0, b"a")
+    rig.table.read([0, 1])
+    rig.table.step()
+    rig.table.forget([0])
+    rig.write(0, b"b")
+    rig.write(1, b"c")
+    rig.table.step()
+    assert rig.rows.values == [b"a", b"c"]
+    rig.table.read([0])
+    rig.table.forget([0])
+    rig.table.step()
+    assert rig.rows.read == [0, 1]
+    rig.table.read([0])
+    rig.table.step()
+    assert (rig.rows.values, rig.rows.read) == ([b"a", b"c", b"b"], [0, 1, 0])

@@ -57,7 +57,7 @@ class HandStage:
         self.ticks.append(waiting)
         return None
 
-    def revoke(self, unit_ids: frozenset[int]) -> None:
+    def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         self.revoked.append(unit_ids)
         self.units = [unit for unit in self.units if unit.id not in unit_ids]
 

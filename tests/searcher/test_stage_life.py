@@ -62,7 +62,7 @@ def test_a_revoked_group_is_forgotten_also_while_it_is_searched(index: SmallInde
         for number in range(3):
             run.stage.offer(make_unit(number, make_group(index, questions(2), sequence=number)), 0)
         gate.arrived.acquire()
-        run.stage.revoke(frozenset({0, 1}))
+        run.stage.revoke(frozenset({0, 1}), frozenset())
         assert run.stage.credit().records == 255  # one left
         gate.opened.set()
         run.sink.wait_done(2)

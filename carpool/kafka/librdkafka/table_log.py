@@ -75,13 +75,19 @@ class LibrdkafkaTableLog:
             {name: len(topics.get(name, ())) for name in (self.topic, self._same_partitions_as)}
         )
 
-    def begin(self, partition: int, since_ms: int) -> int:
-        """Begins at the offset that the broker has for `since_ms`."""
-        at = TopicPartition(self.topic, partition)
-        start = self._look_up.first_since(at, since_ms)
-        self._follower.add({at: start})
-        self._next[partition] = start
-        return start
+    def first_since(self, partition: int, since_ms: int) -> int:
+        """Returns the offset that the broker has for `since_ms`."""
+        return self._look_up.first_since(TopicPartition(self.topic, partition), since_ms)
+
+    def begin(self, partition: int, offset: int) -> None:
+        """Adds the partition to those of the follower."""
+        self._follower.add({TopicPartition(self.topic, partition): offset})
+        self._next[partition] = offset
+
+    def forget(self, partition: int) -> None:
+        """Takes the partition from the follower, with what was fetched ahead."""
+        self._follower.remove([TopicPartition(self.topic, partition)])
+        del self._next[partition]
 
     def end(self, partition: int) -> int:
         """Returns the high watermark."""
@@ -96,7 +102,8 @@ class LibrdkafkaTableLog:
         for message in batch.messages:
             self._next[message.source.partition] = message.source.offset + 1
         for at, offset in batch.ends.items():
-            self._next[at.partition] = max(self._next[at.partition], offset)
+            if at.partition in self._next:
+                self._next[at.partition] = max(self._next[at.partition], offset)
         if batch.errors:
             self._trouble = batch.errors[-1].str()
         return batch.messages

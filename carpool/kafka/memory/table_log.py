@@ -23,16 +23,23 @@ class MemoryTableLog:
         names = (self.topic, self._same_partitions_as)
         require_same_partitions({name: self._broker.partitions.get(name, 0) for name in names})
 
-    def begin(self, partition: int, since_ms: int) -> int:
-        """Begins at the first record of `since_ms` or later, or at the end."""
+    def first_since(self, partition: int, since_ms: int) -> int:
+        """Returns the offset of the first record of `since_ms` or later, or the end."""
         at = TopicPartition(self.topic, partition)
         with self._broker.lock:
             log = self._broker.logs[at]
             found = log.next_committed(0)
             while found is not None and found[1].timestamp_ms < since_ms:
                 found = log.next_committed(found[0] + 1)
-            self._next[partition] = log.last_stable() if found is None else found[0]
-        return self._next[partition]
+            return log.last_stable() if found is None else found[0]
+
+    def begin(self, partition: int, offset: int) -> None:
+        """Begins at this offset."""
+        self._next[partition] = offset
+
+    def forget(self, partition: int) -> None:
+        """Stops reading the partition."""
+        del self._next[partition]
 
     def end(self, partition: int) -> int:
         """Returns the high watermark."""
