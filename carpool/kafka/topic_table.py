@@ -114,6 +114,21 @@ class _Fetch(NamedTuple):
     offset: int
 
 
+class _Backoff:
+    """A pause after trouble that doubles each time. Times are epoch microseconds."""
+
+    def __init__(self) -> None:
+        self.until_us = 0
+        self._next_us = BACKOFF_US_MIN
+
+    def begin(self, now_us: int) -> None:
+        self.until_us = now_us + self._next_us
+        self._next_us = min(2 * self._next_us, BACKOFF_US_MAX)
+
+    def reset(self) -> None:
+        self._next_us = BACKOFF_US_MIN
+
+
 class TopicTable:
     """Owns a `TableLog`. `read`, `forget`, `fetch`, `share` and `trouble` are thread-safe.
 
@@ -152,8 +167,7 @@ class TopicTable:
         """Why the topic cannot be read at the moment."""
         self.share = 0.0
         """The share of the requested records that was read, from 0 to 1."""
-        self._backoff_us = BACKOFF_US_MIN
-        self._retry_at_us = 0
+        self._backoff = _Backoff()
         self._began_us = self._report_at_us = 0
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -209,7 +223,7 @@ class TopicTable:
         The pause after trouble applies to requests to brokers only: followed partitions are fetched
         by the client in the background.
         """
-        is_due = self._clock.now_us() >= self._retry_at_us
+        is_due = self._clock.now_us() >= self._backoff.until_us
         self._serve_requests()
         try:
             if is_due:
@@ -222,14 +236,14 @@ class TopicTable:
         else:
             if is_due and self.trouble is not None:
                 log.info("a table is read again", topic=self._log.topic)
-                self.trouble, self._backoff_us = None, BACKOFF_US_MIN
+                self.trouble = None
+                self._backoff.reset()
 
     def _pause(self, trouble: str) -> None:
         if trouble != self.trouble:
             log.warning("a table cannot be read; retrying", topic=self._log.topic, trouble=trouble)
         self.trouble = trouble
-        self._retry_at_us = self._clock.now_us() + self._backoff_us
-        self._backoff_us = min(2 * self._backoff_us, BACKOFF_US_MAX)
+        self._backoff.begin(self._clock.now_us())
 
     def _serve_requests(self) -> None:
         while not self._requested.empty():
