@@ -94,8 +94,15 @@ class ConsumerClient(Protocol):
         """
         ...
 
+    def leave(self) -> None:
+        """Leaves the group; the listener is called for the last revocation.
+
+        Until `subscribe` is called again, no record waits and there is no membership.
+        """
+        ...
+
     def close(self) -> None:
-        """Leaves the group; the listener is called for the last revocation."""
+        """Leaves the group as `leave` does, and disconnects."""
         ...
 
 

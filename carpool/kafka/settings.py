@@ -219,9 +219,9 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="Failed queries without a success between them, after which a service "
-            "stops consuming and is not ready. Low: short outages stop it; high: a broken service "
-            "sends that many queries to the dead letters.",
+            description="Failed queries without a success between them, after which a member of "
+            "a service leaves its consumer group for a while and is not ready. Low: short outages "
+            "cost rebalances; high: a broken member sends that many queries to the dead letters.",
         ),
     ] = 20
     connect_error_headers: Annotated[

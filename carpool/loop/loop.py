@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Generic
 
 import structlog
 
 from carpool.clock import Clock
-from carpool.errors import CarpoolError, DeploymentError
+from carpool.errors import CarpoolError, DeploymentError, RetryableError
 from carpool.kafka.clients import ConsumerClient, Position, partitions_text
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelivery
@@ -182,6 +183,9 @@ class Loop(Generic[R]):
         self._stage.start(self.sink)
         # Before the group: an open transaction of an earlier process blocks reading its offsets.
         self.delivery.start()
+        self._join()
+
+    def _join(self) -> None:
         self._consumer.subscribe(self._intake.topic, self, self._intake.topics[1:])
 
     def close(self) -> None:
@@ -196,8 +200,12 @@ class Loop(Generic[R]):
 
     def step(self) -> None:
         """Does one round: accepts records within the credit, ticks the stage, reviews readiness."""
+        self._leave_or_join()
         try:
-            self._take()
+            if self.sink.is_away:
+                self._stopping.wait(BLOCKED_POLL_S)
+            else:
+                self._take()
         except DeploymentError as error:
             self.sink.fail(error)
         now_us = self._after_poll()
@@ -205,10 +213,22 @@ class Loop(Generic[R]):
             self._review(now_us)
         self._wake_us = self._stage.tick(now_us, self._waiting, self.delivery.next_commit_at_us)
 
+    def _leave_or_join(self) -> None:
+        step = self.sink.next_step(self._clock.now_us())
+        if step == "leave":
+            self._consumer.leave()
+        elif step == "join":
+            try:
+                self._join()
+            except RetryableError as error:
+                log.warning("the consumer group cannot be joined yet", error=str(error))
+                self.sink.could_not_join(self._clock.now_us())
+
     def drain(self, until_us: int) -> None:
         """Accepts no more records, lets the stage finish, waits until the outputs are written."""
         log.info("draining", units=self.in_flight.units)
-        self._pause()
+        if not self.sink.is_away:
+            self._pause()
         self._stage.drain(until_us)
         while self.in_flight.units and self._clock.now_us() < until_us and not self._must_end():
             self._consumer.poll(BLOCKED_POLL_S)
@@ -236,8 +256,10 @@ class Loop(Generic[R]):
         stalled = self._observer.review(self._consumer.waiting())
         self._review_full_partitions()
         reasons = [] if self.failure is None else [str(self.failure)]
+        if (sick := self.sink.not_ready) is not None:
+            reasons.append(sick)
         reasons += self._stage.not_ready()
-        if not self.in_flight.is_assigned:
+        if not self.in_flight.is_assigned and not self.sink.is_away:
             topics = " or ".join(self._intake.topics)
             reasons.append(f"no partition of {topics} is assigned to this member")
         if stalled is not None:
@@ -256,8 +278,13 @@ class Loop(Generic[R]):
 
     # The intake.
 
+    def _credit(self) -> Credit:
+        """The credit of the stage, and less for a sick member."""
+        credit, most = self._stage.credit(), self.sink.records_max(self.in_flight.units)
+        return credit if most is None else replace(credit, records=min(credit.records, most))
+
     def _take(self) -> None:
-        credit = self._stage.credit()
+        credit = self._credit()
         self._pause_partitions(credit)
         action = self._throttle.next(
             credit,
@@ -298,7 +325,7 @@ class Loop(Generic[R]):
 
     def _has_credit(self) -> bool:
         """A record may use more credit than one record: a group has many queries."""
-        credit = self._stage.credit()
+        credit = self._credit()
         return self.failure is None and credit.records > 0 and credit.size_bytes > 0
 
     def _poll(self, timeout_s: float) -> Message | None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
 from carpool.clock import Clock
-from carpool.errors import CarpoolError, DeploymentError
+from carpool.errors import CarpoolError
 from carpool.kafka.records import Output
 from carpool.loop.delivery.delivery import Delivery
 from carpool.loop.in_flight import InFlight
+from carpool.loop.member_health import MemberHealth
 from carpool.loop.reject import reject_outputs
 from carpool.loop.retry import FailureLimits, decide_retry
 from carpool.loop.stage import Done, QueryFailure, Unit
@@ -50,43 +51,32 @@ class LoopSink:
         self._clock = clock
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._in_a_row = 0
+        self._health = MemberHealth(limits.in_a_row_max)
         self.failure: CarpoolError | None = None
 
     def done(self, done: Done) -> None:
         """Submits finished work. Retries or ends a failed query."""
-        in_a_row = self._count(done)
-        if in_a_row >= self._limits.in_a_row_max:  # `done` stays unacknowledged
-            assert done.failure is not None
-            self.fail(
-                DeploymentError(
-                    f"{in_a_row} queries failed in a row and none succeeded, the last with: "
-                    f"{done.failure.message[:500]}. Consumption has stopped, so that the topic "
-                    "does not end as dead letters; nothing is lost. Fix what the message names "
-                    f"and restart the {self._stage_name}"
-                )
-            )
+        if self._is_for_another_member(done):  # it stays unacknowledged
             return
         resolved = done if done.failure is None else self._resolved(done, done.failure)
         self._in_flight.finish(resolved)
         self.delivery.submit(self._observer.finished(resolved))
 
-    def _count(self, done: Done) -> int:
-        """Returns the number of failures in a row that end with `done`; 0: no failure.
+    def _is_for_another_member(self, done: Done) -> bool:
+        """Counts failures; returns whether this member is too sick to end the query.
 
-        Does not count rejected records: their sender caused them, not this deployment.
+        Does not count rejected records: their sender caused them, not this member.
         """
         with self._lock:
             if done.failure is not None:
-                self._in_a_row += 1
-                return self._in_a_row
+                return self._health.failed(done.failure.message[:500])
             # Before the generator, an answer means an expired or rejected query.
             if any(
                 output.topic != ANSWERS.name or self._stage_name == "generator"
                 for output in done.outputs
             ):
-                self._in_a_row = 0
-            return 0
+                self._health.succeeded()
+            return False
 
     def _resolved(self, done: Done, failure: QueryFailure) -> Done:
         """Replaces the `failed` answer by a retry record, or adds a dead letter."""
@@ -104,6 +94,40 @@ class LoopSink:
         metrics.dead_letters.labels(reason="processing_failed").inc()
         metrics.answers.labels(stage=self._stage_name, status="failed").inc()
         return replace(done, outputs=done.outputs + outputs, failure=None)
+
+    def next_step(self, now_us: int) -> Literal["leave", "join"] | None:
+        """Returns whether the member leaves or joins its consumer group now."""
+        with self._lock:
+            step = self._health.next_step(now_us, is_written=not self.delivery.backlog)
+        if step == "leave":
+            log.error("this member leaves its consumer group", reason=self._health.reason)
+        elif step == "join":
+            log.info("this member joins its consumer group again, with one record")
+        return step
+
+    def could_not_join(self, now_us: int) -> None:
+        """Notes that no broker answered."""
+        with self._lock:
+            self._health.could_not_join(now_us)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether this member has left its consumer group."""
+        return self._health.is_away
+
+    def records_max(self, in_flight: int) -> int | None:
+        """Returns how many records a sick member may take besides those in flight; None: healthy.
+
+        One at a time while it is on trial, none before it leaves.
+        """
+        if self._health.is_leaving:
+            return 0
+        return max(0, 1 - in_flight) if self._health.is_on_trial else None
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why this member is sick, in words."""
+        return self._health.reason
 
     def hint(self, output: Output) -> None:
         self.delivery.hint(output)

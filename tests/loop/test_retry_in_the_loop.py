@@ -14,7 +14,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from carpool.clock import SystemClock
-from carpool.errors import DeploymentError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.librdkafka import LibrdkafkaProducer
@@ -23,6 +22,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import read_topic
 from carpool.loop.delivery.factory import make_consumer, make_delivery
 from carpool.loop.loop import Loop
+from carpool.loop.member_health import AWAY_US_MIN
 from carpool.loop.priority.intake_queues import Intake
 from carpool.loop.retry import FailureLimits, attempt_of, origin_of
 from carpool.loop.stage import Done, Unit
@@ -107,17 +107,53 @@ def test_after_its_last_attempt_a_query_has_one_answer_and_one_letter() -> None:
         assert bench.metric("query_failures_total", **labels) == times
 
 
-def test_a_burst_of_failures_stops_the_intake_and_keeps_the_topic() -> None:
-    texts = [f"q{number}" for number in range(30)]
+def with_a_sick_member(*texts: str) -> tuple[Bench, FailingStage, Loop[Query]]:
+    """A member that left its group after 20 failures in a row."""
     bench, stage, loop = started(*texts)
     stage.fail_units(*texts, is_transient=False)
     turn(loop)
-    assert isinstance(loop.failure, DeploymentError)
-    assert re.match("20 queries failed in a row.*the disk is away", str(loop.failure))
-    assert len(bench.broker.records(QUERIES_DEAD.name)) == 19
-    assert bench.committed()[0] == 19, "the others are done again after a fix and a restart"
     bench.wait(loop)
-    assert "20 queries failed" in loop.not_ready()[0]
+    return bench, stage, loop
+
+
+def test_a_member_that_only_fails_leaves_and_another_one_does_its_work() -> None:
+    texts = [f"q{number}" for number in range(30)]
+    bench, _, sick = with_a_sick_member(*texts)
+    assert re.search(r"\d+ queries failed in a row.*the disk is away", sick.not_ready()[0])
+    assert sick.failure is None
+    assert len(bench.broker.records(QUERIES_DEAD.name)) == 19
+    assert bench.committed()[0] == 19, "the others are left in the topic"
+    stage = HandStage()
+    healthy, _ = bench.loop(stage)
+    turn(healthy)
+    assert [unit.record.text for unit in stage.units] == texts[19:]
+    stage.finish(*texts[19:])
+    turn(healthy)
+    turn(sick)
+    assert bench.results() == [f"{text}/0" for text in texts[19:]]
+
+
+def test_a_sick_member_comes_back_after_a_pause_with_one_record_at_a_time() -> None:
+    texts = [f"q{number}" for number in range(30)]
+    bench, stage, loop = with_a_sick_member(*texts)
+    assert not stage.units
+    bench.wait(loop, AWAY_US_MIN)
+    turn(loop)
+    assert [unit.record.text for unit in stage.units] == ["q19"]
+    stage.fail_units("q19", is_transient=False)
+    turn(loop)
+    bench.wait(loop, AWAY_US_MIN)
+    assert not stage.units, "the second pause is twice as long"
+    assert len(bench.broker.records(QUERIES_DEAD.name)) == 19
+    bench.wait(loop, AWAY_US_MIN)
+    turn(loop)
+    assert [unit.record.text for unit in stage.units] == ["q19"]
+    stage.finish("q19")
+    stage.units.clear()
+    turn(loop)
+    assert [unit.record.text for unit in stage.units] == texts[20:], "one success ends the trial"
+    bench.wait(loop)
+    assert loop.not_ready() == ()
 
 
 def test_a_result_ends_a_row_of_failures_and_an_expired_answer_does_not() -> None:
@@ -128,9 +164,11 @@ def test_a_result_ends_a_row_of_failures_and_an_expired_answer_does_not() -> Non
     stage.fail_units(*texts[19:38])
     expired = Output(topic=ANSWERS.name, key=b"k", value=b"{}")
     loop.sink.done(Done(parts=((stage.unit("late").id, 0),), outputs=(expired,)))
-    assert loop.failure is None
+    turn(loop)
+    assert loop.in_flight.is_assigned
     stage.fail_units(texts[38])
-    assert loop.failure is not None
+    turn(loop)
+    assert not loop.in_flight.is_assigned, "it has left its group"
 
 
 def test_rejected_records_are_no_burst() -> None:

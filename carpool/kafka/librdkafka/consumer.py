@@ -294,6 +294,8 @@ class LibrdkafkaConsumer:
         Transaction markers are not records. The brokers are asked for the ends of paused
         partitions, at most every two seconds.
         """
+        if self._member is None:
+            return {}
         ends = self._ends.known(self._assigned, ask=bool(self._paused or self._paused_partitions))
         done = {at for at in self._at_end if ends.get(at, 0) <= self._passed.get(at, 0)}
         waiting = dict.fromkeys(sorted(self._assigned), 0)
@@ -331,8 +333,14 @@ class LibrdkafkaConsumer:
         """Returns group id, member id and generation or epoch; None for no member."""
         return self._membership.of(self._member, fresh=fresh)
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """Leaves the group, serving the last revocation."""
-        if self._member is not None:
-            self._member.close()
+        member, self._result = self._member, None
+        if member is not None:
+            member.close()
+        self._member = None
+
+    def close(self) -> None:
+        """Leaves the group and disconnects."""
+        self.leave()
         self._ends.close()

@@ -250,6 +250,10 @@ class MemoryConsumer:
 
     def close(self) -> None:
         """Gives up the partitions and leaves the group."""
+        self.leave()
+
+    def leave(self) -> None:
+        """Gives up the partitions and leaves the group."""
         with self._broker.lock:
             if self._joined is None or self not in self._joined.members:
                 return

@@ -155,6 +155,9 @@ class PriorityConsumer:
     def membership(self, *, fresh: bool = False) -> Membership | None:
         return self._consumer.membership(fresh=fresh)
 
+    def leave(self) -> None:
+        self._consumer.leave()
+
     def close(self) -> None:
         self._consumer.close()
 

@@ -27,6 +27,21 @@ def test_a_second_member_gets_a_partition_and_returns_it_when_it_leaves(broker: 
     one.close()
 
 
+def test_a_member_that_left_joins_again_and_continues_at_its_commit(broker: Broker) -> None:
+    one, listener = joined(broker)
+    broker.write(broker.record("a"), broker.record("b"))
+    assert read(one, 1)[0].value == b"a"
+    one.commit_now({broker.at(0): Position(1, "")})
+    one.leave()
+    assert listener.gone == set(listener.positions)
+    assert (one.waiting(), one.membership()) == ({}, None)
+    again = Listener()
+    one.subscribe(broker.topic, again)
+    assert read(one, 1)[0].value == b"b"
+    assert set(again.positions) == set(listener.positions)
+    one.close()
+
+
 def test_retained_partitions_deliver_records_during_a_rebalance(
     group_broker: Broker,
 ) -> None:
