@@ -17,6 +17,7 @@ from carpool.errors import CarpoolError
 from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
 from carpool.kafka.deployment import check_deployment, require_fit
 from carpool.kafka.instance_id import configured_instance_id
+from carpool.kafka.librdkafka.purge import ProcessedRecordsPurge
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.delivery.factory import make_consumer, make_delivery
 from carpool.loop.loop import Loop
@@ -86,6 +87,8 @@ def run_service(
         stalled_after_us=http.stalled_after_ms * 1_000,
         limits=_failure_limits(kafka),
     )
+    if deployment.abilities.transactions:  # the embedded broker cannot delete records
+        ProcessedRecordsPurge(kafka, loop.in_flight.committed_offsets).start()
     server = _serve_pages(http, loop, metrics, clock)
     _stop_on_signals(loop.stop)
     is_exact = deployment.delivery == "exactly_once"

@@ -14,7 +14,7 @@ from cli.console import output, print_json, table
 from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
 from cli.services import INPUTS
-from schemas.topics import BATCH, TOPICS
+from schemas.topics import BATCH, TOPICS, UNTIL_PROCESSED
 
 HOUR_MS = 3_600_000
 
@@ -90,13 +90,11 @@ def list_topics(as_json: JsonOption = False) -> None:
     made = table("topic", "partition by", "keeps", "largest", "what")
     made.columns[-1].min_width = 16
     for topic in TOPICS:
-        keeps = f"{topic.retention_ms // HOUR_MS} h" + (
-            ", then compacted" if topic.cleanup == "compact" else ""
-        )
+        forever = topic.retention_ms == UNTIL_PROCESSED
         made.add_row(
             topic.name,
             topic.partition_by,
-            keeps,
+            "until processed" if forever else f"{topic.retention_ms // HOUR_MS} h",
             f"{topic.max_message_bytes // 1024:,} KiB",
             topic.purpose,
         )

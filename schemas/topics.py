@@ -10,6 +10,8 @@ KIB = 1024
 MIB = 1024 * KIB
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+UNTIL_PROCESSED = -1
+"""The retention of a topic between two services: a long outage of the later one loses nothing."""
 DEAD_LETTER_EXTRA_BYTES = 64 * KIB
 DEAD_LETTER_SUFFIX = ".dlq"
 
@@ -21,15 +23,16 @@ BATCH_PRIORITY = 10_000
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """A topic. `max_message_bytes` bounds a record with its headers.
 
-    With `cleanup` "delete" records are deleted after `retention_ms`; with "compact" only the newest
-    of each key is kept after it.
+    Records are deleted after `retention_ms`. Those of a topic that is kept `UNTIL_PROCESSED` do not
+    expire: the service that reads them deletes them when they are processed, except the last ones.
+    After `compaction_lag_ms` only the newest record of each key is kept; None: no compaction.
     """
 
     name: str
     partition_by: Literal["query_id", "lane", "source"]
     retention_ms: int
     max_message_bytes: int
-    cleanup: Literal["delete", "compact"] = "delete"
+    compaction_lag_ms: int | None = None
     best_effort: bool = False
     purpose: str
 
@@ -44,14 +47,14 @@ QUERIES = Topic(
 GROUPS = Topic(
     name="rag.groups.v1",
     partition_by="lane",
-    retention_ms=DAY_MS,
+    retention_ms=UNTIL_PROCESSED,
     max_message_bytes=8 * MIB,
     purpose="ordered groups of queries that share clusters; partition = lane",
 )
 RETRIEVALS = Topic(
     name="rag.retrievals.v1",
     partition_by="query_id",
-    retention_ms=DAY_MS,
+    retention_ms=UNTIL_PROCESSED,
     max_message_bytes=4 * MIB,
     purpose="exactly one final retrieval a query",
 )
@@ -60,7 +63,7 @@ ANSWERS = Topic(
     partition_by="query_id",
     retention_ms=7 * DAY_MS,
     max_message_bytes=MIB,
-    cleanup="compact",
+    compaction_lag_ms=DAY_MS,
     purpose="terminal answers, from which the generator knows what was answered",
 )
 PARTIAL_ANSWERS = Topic(

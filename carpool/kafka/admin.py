@@ -34,12 +34,15 @@ class TopicState:
 
 
 def topic_config(topic: Topic) -> dict[str, str]:
-    """Returns the broker-side settings of a topic. Compaction begins after the retention."""
-    config = {"max.message.bytes": str(topic.max_message_bytes), "cleanup.policy": topic.cleanup}
-    if topic.cleanup == "compact":
-        config["min.compaction.lag.ms"] = str(topic.retention_ms)
-    else:
-        config["retention.ms"] = str(topic.retention_ms)
+    """Returns the broker-side settings of a topic."""
+    config = {
+        "max.message.bytes": str(topic.max_message_bytes),
+        "cleanup.policy": "delete",
+        "retention.ms": str(topic.retention_ms),
+    }
+    if topic.compaction_lag_ms is not None:
+        config["cleanup.policy"] = "compact,delete"
+        config["min.compaction.lag.ms"] = str(topic.compaction_lag_ms)
     return config
 
 

@@ -8,7 +8,14 @@ from typing import Literal
 
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from schemas.topics import ANSWERS, DEAD_LETTER_SUFFIX, RETRIEVALS, RETRIEVALS_BATCH, Topic
+from schemas.topics import (
+    ANSWERS,
+    DEAD_LETTER_SUFFIX,
+    RETRIEVALS,
+    RETRIEVALS_BATCH,
+    UNTIL_PROCESSED,
+    Topic,
+)
 
 Wish = Literal["auto", "exactly_once", "at_least_once"]
 DeliveryName = Literal["exactly_once", "at_least_once"]
@@ -216,7 +223,18 @@ def _topic_warnings(topic: Topic, found: TopicFacts, facts: BrokerFacts) -> Iter
         )
     retention_ms = _number(config, "retention.ms")
     deletes = "delete" in config.get("cleanup.policy", "delete")
-    if deletes and retention_ms is not None and 0 <= retention_ms < topic.retention_ms:
+    if not deletes:
+        yield (
+            f"topic {name} never deletes records, so it grows without end. "
+            f"{_alter(name, 'cleanup.policy', '[compact,delete]')}"
+        )
+    elif retention_ms is not None and retention_ms >= 0 and topic.retention_ms == UNTIL_PROCESSED:
+        yield (
+            f"topic {name} deletes records after {_hours(retention_ms)}, processed or not: a "
+            "longer outage of the service that reads them loses questions. "
+            f"{_alter(name, 'retention.ms', UNTIL_PROCESSED)}"
+        )
+    elif retention_ms is not None and 0 <= retention_ms < topic.retention_ms:
         yield (
             f"topic {name} keeps records for {_hours(retention_ms)}, less than the "
             f"{_hours(topic.retention_ms)} that it should: unread records are deleted earlier. "
@@ -295,7 +313,7 @@ def _hours(time_ms: int) -> str:
     return f"{time_ms / HOUR_MS:.3g} h"
 
 
-def _alter(topic: str, name: str, value: int) -> str:
+def _alter(topic: str, name: str, value: int | str) -> str:
     return (
         f"`kafka-configs --alter --entity-type topics --entity-name {topic} --add-config "
         f"{name}={value}` mends it"

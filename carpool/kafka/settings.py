@@ -169,6 +169,14 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
             "early; high: more records are read again after a restart.",
         ),
     ] = 1_000_000
+    records_kept: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Processed records that a partition between two services keeps; earlier "
+            "ones are deleted. Low: little is left to look at; high: disk of the brokers.",
+        ),
+    ] = 10_000
     fetch_wait_ms: Annotated[
         int,
         Meta(

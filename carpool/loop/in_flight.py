@@ -31,6 +31,7 @@ class InFlight:
         self._owed: dict[int, set[int]] = {}  # parts, by unit
         self._next_id = 1
         self._moved: set[TopicPartition] = set()  # partitions to commit
+        self._committed: dict[TopicPartition, int] = {}  # by this member
         self._size_bytes = 0
         self._unfinished: Counter[str] = Counter()  # parts, by topic
         # Bytes of outputs that wait for their commit, by unit and part.
@@ -80,6 +81,7 @@ class InFlight:
                 self._forget(id_)
             for at in partitions:
                 self._progress.pop(at, None)
+                self._committed.pop(at, None)
                 self._moved.discard(at)
             return frozenset(gone)
 
@@ -166,8 +168,16 @@ class InFlight:
         with self._lock:
             for at, position in positions.items():
                 progress = self._progress.get(at)
-                if progress is not None and progress.position_with({}) == position:
+                if progress is None or position.offset is None:
+                    continue
+                self._committed[at] = position.offset
+                if progress.position_with({}) == position:
                     self._moved.discard(at)
+
+    def committed_offsets(self) -> dict[TopicPartition, int]:
+        """Returns the last offset that this member committed, by assigned partition."""
+        with self._lock:
+            return dict(self._committed)
 
     def not_committed(self, partitions: Mapping[TopicPartition, Position]) -> None:
         """Notes that a commit failed, so that the next one includes these partitions."""

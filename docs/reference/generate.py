@@ -19,7 +19,7 @@ from cli.all_settings import CarpoolSettings
 from cli.exit_codes import EXIT_CODES
 from cli.settings import section_kinds
 from schemas.headers import HEADERS
-from schemas.topics import TOPICS, Topic
+from schemas.topics import TOPICS, UNTIL_PROCESSED, Topic
 
 FOLDER = Path(__file__).parent
 WIDTH = 100
@@ -162,11 +162,16 @@ def topics_page() -> str:
 def facts(topic: Topic) -> str:
     """Returns how a topic is partitioned, how long it keeps records, and its largest record."""
     by = {"query_id": "`query_id`", "lane": "lane", "source": "the partition of the source"}
-    kept = f"{topic.retention_ms // HOUR_MS} h"
-    compact = ", then the newest record of each key" if topic.cleanup == "compact" else ""
+    kept = (
+        "until processed, and the last `kafka.records_kept` records"
+        if topic.retention_ms == UNTIL_PROCESSED
+        else f"for {topic.retention_ms // HOUR_MS} h"
+    )
+    lag_ms = topic.compaction_lag_ms
+    compact = "" if lag_ms is None else f", after {lag_ms // HOUR_MS} h only the newest of each key"
     effort = "; best effort" if topic.best_effort else ""
     return (
-        f"Partitioned by {by[topic.partition_by]}; kept for {kept}{compact}; records of at most "
+        f"Partitioned by {by[topic.partition_by]}; kept {kept}{compact}; records of at most "
         f"{topic.max_message_bytes:,} bytes with headers{effort}"
     )
 

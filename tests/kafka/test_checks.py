@@ -163,6 +163,8 @@ def test_partition_counts_of_groups_and_of_answers_are_checked() -> None:
         (changed(QUERIES, replicas=1, min_insync_replicas="1"), "has one copy"),
         (changed(QUERIES, retention_ms="3600000"), "keeps records for 1 h"),
         (changed(QUERIES, retention_bytes="1000"), "by size"),
+        (changed(GROUPS, 1, retention_ms="86400000"), "longer outage of the service that reads"),
+        (changed(ANSWERS, cleanup_policy="compact"), "grows without end"),
         (changed(QUERIES, unclean_leader_election_enable="true"), "lacks acknowledged records"),
         (
             facts(topics={QUERIES.name: TopicFacts(partitions=4, replicas=3, config=None)}),

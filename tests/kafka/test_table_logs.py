@@ -12,14 +12,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition as RawPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewPartitions,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError, RetryableError
@@ -262,13 +255,6 @@ def test_a_record_that_does_not_exist_is_none(log: Log) -> None:
     assert log.reader.fetch(0, end + 1_000) is None
 
 
-def _set_cleanup(admin: AdminClient, policy: str) -> None:
-    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, ANSWERS.name, incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(20)
-
-
 @pytest.mark.kafka
 def test_a_deleted_record_is_none_and_the_log_is_read_from_the_first_remaining_record(
     kafka_bootstrap: str,
@@ -279,10 +265,8 @@ def test_a_deleted_record_is_none_and_the_log_is_read_from_the_first_remaining_r
     start = log.reader.end(2)
     log.write(2, gone, kept)
     admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
-    _set_cleanup(admin, "compact,delete")
     for future in admin.delete_records([RawPartition(ANSWERS.name, 2, start + 1)]).values():
         future.result(20)
-    _set_cleanup(admin, ANSWERS.cleanup)
     assert log.reader.fetch(2, start) is None
     assert log.reader.first_since(2, 0) == start + 1
     log.reader.begin(2, start)

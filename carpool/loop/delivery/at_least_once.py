@@ -204,6 +204,7 @@ class AtLeastOnceDelivery(Delivery):
         """Notes the outcome. After a failure, the next commit includes these offsets."""
         now_us, metrics = self._clock.now_us(), self._context.metrics.delivery
         if error is None:
+            self._in_flight.committed(offsets)
             metrics.commits.labels(outcome="ok").inc()
             metrics.commit_seconds.observe((now_us - began_us) / 1_000_000)
             self._context.observer.committed(began_us)

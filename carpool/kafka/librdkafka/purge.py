@@ -1,0 +1,80 @@
+"""Deletes processed records of topics between two services, which never expire."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as RawPartition
+
+from carpool.kafka.cluster import quiet_admin
+from carpool.kafka.librdkafka.admin_replies import reply
+from carpool.kafka.records import TopicPartition
+from carpool.kafka.settings import KafkaSettings
+from schemas.topics import TOPICS, UNTIL_PROCESSED
+
+log = structlog.get_logger()
+
+PURGE_S = 30.0
+"""How often processed records are deleted."""
+PURGED = frozenset(topic.name for topic in TOPICS if topic.retention_ms == UNTIL_PROCESSED)
+
+
+class ProcessedRecordsPurge:
+    """A thread that deletes what a group has committed, except the last records of a partition.
+
+    A failure is logged once; nothing else depends on it.
+    """
+
+    def __init__(
+        self, settings: KafkaSettings, committed: Callable[[], Mapping[TopicPartition, int]]
+    ) -> None:
+        """`committed`: returns the committed offset of each assigned partition. Thread-safe."""
+        self._settings = settings
+        self._committed = committed
+        self._purged: dict[TopicPartition, int] = {}
+        self._trouble: str | None = None
+        self._thread = threading.Thread(target=self._run, name="purge", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread, which ends with the process."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(PURGE_S)
+            self.step()
+
+    def step(self) -> None:
+        """Deletes what may be deleted now. Blocks for the time-out of a request."""
+        kept = self._settings.records_kept
+        wanted = {
+            at: offset - kept
+            for at, offset in self._committed().items()
+            if at.topic in PURGED and offset - kept > self._purged.get(at, 0)
+        }
+        if not wanted:
+            return
+        places = [RawPartition(*at, offset) for at, offset in wanted.items()]
+        trouble = None
+        admin = quiet_admin(self._settings)  # without it, the futures would never end
+        try:
+            futures = admin.delete_records(
+                places, request_timeout=self._settings.request_timeout_ms / 1_000
+            )
+            for place, future in futures.items():
+                reply(future)
+                at = TopicPartition(place.topic, place.partition)
+                self._purged[at] = wanted[at]
+        except KafkaException as error:
+            trouble = error.args[0].str()
+        if trouble is not None and trouble != self._trouble:
+            log.warning(
+                "processed records cannot be deleted, so their topic grows: allow Delete on it",
+                topics=sorted({at.topic for at in wanted}),
+                error=trouble,
+            )
+        self._trouble = trouble
