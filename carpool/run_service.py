@@ -17,6 +17,7 @@ from carpool.errors import CarpoolError
 from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
 from carpool.kafka.deployment import check_deployment, require_fit
 from carpool.kafka.instance_id import configured_instance_id
+from carpool.kafka.librdkafka.namesake import wait_until_name_is_free
 from carpool.kafka.librdkafka.purge import ProcessedRecordsPurge
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.delivery.factory import make_consumer, make_delivery
@@ -105,6 +106,8 @@ def run_service(
     # A collection over all imported objects would stop every thread for a quarter of a second.
     gc.freeze()
     try:
+        if instance_id is not None:
+            wait_until_name_is_free(kafka, group, instance_id, loop.pause)
         loop.run(drain_us=DRAIN_US)
         log.info("stopped")
     except CarpoolError as error:

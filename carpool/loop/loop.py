@@ -161,6 +161,11 @@ class Loop(Generic[R]):
         """Asks the loop to drain and end. Safe in a signal handler."""
         self._stopping.set()
 
+    def pause(self, seconds: float) -> bool:
+        """Waits before `run`, as a process that is alive; returns whether `stop` was called."""
+        self.last_step_us = self._clock.now_us()
+        return self._stopping.wait(seconds)
+
     def not_ready(self) -> tuple[str, ...]:
         """Returns why this service is not ready, in words. Thread-safe."""
         return self._not_ready

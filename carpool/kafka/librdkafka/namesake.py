@@ -1,0 +1,83 @@
+"""Waits until no other member of a group has our instance id, before it is fenced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException
+
+from carpool.errors import ConfigError, RetryableError
+from carpool.kafka.cluster import cluster_metadata, quiet_admin
+from carpool.kafka.librdkafka.admin_replies import reply
+from carpool.kafka.librdkafka.broker_config import broker_config
+from carpool.kafka.librdkafka.protocol import BROKER_SESSION_TIMEOUT
+from carpool.kafka.settings import KafkaSettings
+
+log = structlog.get_logger()
+
+LOOK_S = 0.5
+MARGIN_S = 5.0
+SESSION_TIMEOUT_MS = 45_000
+"""The default of the brokers, where they do not tell theirs."""
+
+
+def wait_until_name_is_free(
+    settings: KafkaSettings, group: str, instance_id: str, wait: Callable[[float], bool]
+) -> None:
+    """Returns when the group has no member with this instance id, or `wait` returns True. Blocks.
+
+    A member that was killed is in the group until its session ends, and keeps its partitions until
+    then. One that is still there afterwards is alive: two members with one name would end each
+    other again and again. Raises `ConfigError` then, and `RetryableError` without a broker.
+    """
+    until_s: float | None = None
+    while (host := _host_of(settings, group, instance_id)) is not None:
+        if until_s is None:
+            session_s = _session_s(settings)
+            until_s = time.monotonic() + session_s + MARGIN_S
+            log.warning(
+                "a member of the group has this instance id: waiting until its session ends",
+                group=group,
+                instance_id=instance_id,
+                host=host,
+                seconds=session_s,
+            )
+        if time.monotonic() >= until_s:
+            raise ConfigError(
+                f"another member of {group} has the instance id {instance_id} and is alive, at "
+                f"{host or 'an unknown address'}: of two members with one name, each would end the "
+                "other. Stop one, or give each an id of its own (kafka.instance_id, or "
+                "CARPOOL_KAFKA_INSTANCE_ID)"
+            )
+        if wait(LOOK_S):
+            return
+
+
+def _host_of(settings: KafkaSettings, group: str, instance_id: str) -> str | None:
+    """Returns the address of the member with this instance id; None: there is none.
+
+    The instance id of a member is its client id.
+    """
+    admin = quiet_admin(settings)
+    timeout_s = settings.request_timeout_ms / 1_000
+    futures = admin.describe_consumer_groups([group], request_timeout=timeout_s)
+    try:
+        members = reply(futures[group]).members
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return None
+        raise RetryableError(
+            f"the brokers do not describe the group {group}: {error.args[0].str()}"
+        ) from error
+    hosts = [(each.host or "").lstrip("/") for each in members if each.client_id == instance_id]
+    return hosts[0] if hosts else None
+
+
+def _session_s(settings: KafkaSettings) -> float:
+    admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
+    brokers = cluster_metadata(admin, settings.bootstrap, timeout_s).brokers
+    config = broker_config(admin, brokers, timeout_s) or {}
+    ours, theirs = settings.session_timeout_ms, config.get(BROKER_SESSION_TIMEOUT)
+    return max(ours, int(theirs or SESSION_TIMEOUT_MS)) / 1_000
