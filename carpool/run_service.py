@@ -103,13 +103,8 @@ def run_service(
         promise=deployment.promise,
         http_port=server.port if server else None,
     )
-    # A collection over all imported objects would stop every thread for a quarter of a second.
-    gc.freeze()
     try:
-        if instance_id is not None:
-            wait_until_name_is_free(kafka, group, instance_id, loop.pause)
-        loop.run(drain_us=DRAIN_US)
-        log.info("stopped")
+        _run(loop, kafka, group, instance_id)
     except CarpoolError as error:
         log.error("stopped by an error", error=str(error))
         raise
@@ -117,6 +112,15 @@ def run_service(
         tracer.close()
         if server is not None:
             server.close()
+
+
+def _run(loop: Loop[R], kafka: KafkaSettings, group: str, instance_id: str | None) -> None:
+    # A collection over all imported objects would stop every thread for a quarter of a second.
+    gc.freeze()
+    if instance_id is not None:
+        wait_until_name_is_free(kafka, group, instance_id, loop.pause)
+    loop.run(drain_us=DRAIN_US)
+    log.info("stopped")
 
 
 def _serve_pages(

@@ -9,7 +9,7 @@ import sys
 import typer
 
 from carpool.errors import CarpoolError, ConfigError, RecordError
-from cli import asking, configuring, dlq, loading, services, status, topics, up
+from cli import asking, configuring, dlq, groups, loading, services, status, topics, up
 from cli.console import people, print_json
 from cli.exit_codes import CHANGE_NEEDED, FAILED, OK
 from cli.options import JsonOption
@@ -69,6 +69,7 @@ app.command()(loading.load)
 app.command()(status.status)
 app.add_typer(topics.app)
 app.add_typer(dlq.app)
+app.add_typer(groups.app)
 app.command()(configuring.config)
 app.command()(services.grouper)
 app.command()(services.searcher)

@@ -1,0 +1,119 @@
+"""`carpool groups`: moves a committed offset, and keeps what is complete after it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from carpool.errors import ConfigError
+from carpool.kafka.settings import KafkaSettings
+from cli.console import output
+from cli.options import BesideOption, ConfigOption, SetOption, client_side
+from cli.services import INPUTS
+
+app = typer.Typer(
+    name="groups",
+    help="""Move the committed offset of a service by hand, while it is stopped.
+
+A service commits an offset and, in its metadata, what is complete after it. Kafka's own tool
+(kafka-consumer-groups --reset-offsets) drops that list, so complete work is repeated. These
+commands keep it.
+""",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+
+PLACE = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})")
+
+ServiceArgument = Annotated[
+    str, typer.Argument(metavar="SERVICE", help="grouper, searcher or generator.")
+]
+PlaceArgument = Annotated[
+    str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="A record of the topic it reads.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@app.command()
+def skip(
+    service: ServiceArgument,
+    place: PlaceArgument,
+    yes: YesOption = False,
+    bootstrap: BesideOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Pass over one record: it counts as complete, and is never read again.
+
+    A question that is passed over gets no answer. Publish it again to get one.
+
+    \b
+    Example:
+      carpool groups skip searcher rag.groups.v1/0/1234
+    """
+    topic, partition, offset = _place(place)
+    kafka = client_side(bootstrap, config, assignments).kafka
+    _move(kafka, service, topic, partition, offset, is_skip=True, yes=yes)
+
+
+@app.command()
+def reset(
+    service: ServiceArgument,
+    place: PlaceArgument,
+    yes: YesOption = False,
+    bootstrap: BesideOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Read from this record on. What is complete after the old offset stays complete.
+
+    A smaller offset repeats the records up to the old one; a larger offset passes over them.
+
+    \b
+    Example:
+      carpool groups reset grouper rag.queries.v1/2/5000
+    """
+    topic, partition, offset = _place(place)
+    kafka = client_side(bootstrap, config, assignments).kafka
+    _move(kafka, service, topic, partition, offset, is_skip=False, yes=yes)
+
+
+def _place(text: str) -> tuple[str, int, int]:
+    found = PLACE.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{text!r} is no TOPIC/PARTITION/OFFSET, such as rag.groups.v1/0/1234")
+    return found[1], int(found[2]), int(found[3])
+
+
+def _move(
+    kafka: KafkaSettings,
+    service: str,
+    topic: str,
+    partition: int,
+    offset: int,
+    *,
+    is_skip: bool,
+    yes: bool,
+) -> None:
+    from carpool.kafka.librdkafka.group_offsets import GroupOffsets
+    from carpool.kafka.move_position import reset_to, skipped
+    from carpool.kafka.records import TopicPartition
+
+    if service not in INPUTS:
+        raise ConfigError(f"there is no service {service!r}; there are {', '.join(INPUTS)}")
+    group, at = kafka.group_of(service), TopicPartition(topic, partition)
+    offsets = GroupOffsets(kafka, group)
+    now = offsets.read(at)
+    wanted = (skipped if is_skip else reset_to)(now, offset)
+    show = output()
+    show.print(f"group {escape(group)}, {escape(topic)}[{partition}]")
+    show.print(f"now   offset {now.offset}  {escape(now.metadata)}")
+    show.print(f"then  offset {wanted.offset}  {escape(wanted.metadata)}")
+    if not yes and not typer.confirm("Commit this?"):
+        raise typer.Exit(1)
+    offsets.write(at, wanted)
+    show.print("committed; start the service")
