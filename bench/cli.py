@@ -7,7 +7,7 @@ import typer
 from bench.data.grown.cli import data as grow_data
 from bench.micro.cli import grouping, policies
 from bench.papers.cagr.cli import figure
-from bench.reliability.cli import chaos, priorities, rebalance
+from bench.reliability.cli import chaos, priorities, rebalance, torn
 from bench.retrieval.cli import search
 from bench.services.cli import claims, overhead, throughput, traffic
 from bench.simulator.cli import simulator
@@ -19,10 +19,10 @@ app = typer.Typer(
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
 claims, traffic and priorities start the services as processes, on an embedded broker or on yours,
-publish questions, and read every answer. overhead, chaos and rebalance do the same on an Apache
-Kafka that they start from KAFKA_HOME. The others need no broker: search and figure run contestants
-in processes, simulator runs parts of the searcher, policies and grouping replay cluster
-ids. The JSON of each run names its machine, versions, data and settings.
+publish questions, and read every answer. overhead, throughput, chaos, torn and rebalance do the
+same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search and figure
+run contestants in processes, simulator runs parts of the searcher, policies and grouping replay
+cluster ids. The JSON of each run names its machine, versions, data and settings.
 
 \b
 Is the right thing found?      carpool bench claims --data DATA
@@ -35,14 +35,14 @@ Does batch work delay others?  carpool bench priorities
 CaGR-RAG's figures, here?      carpool bench figure 6 --index DIR
 More vectors than there are?   carpool bench data --out DIR
 What does exactly-once cost?   carpool bench overhead, throughput
-Is anything lost or repeated?  carpool bench chaos
+Is anything lost or repeated?  carpool bench chaos, torn
 How long is a rebalance?       carpool bench rebalance
 """,
 )
 
 for command in (
     *(claims, traffic, search, policies, simulator, grouping, priorities, figure),
-    *(overhead, throughput, chaos, rebalance),
+    *(overhead, throughput, chaos, torn, rebalance),
 ):
     app.command()(command)
 app.command(name="data")(grow_data)

@@ -1,4 +1,4 @@
-"""The options of `carpool bench chaos`, `rebalance` and `priorities`. Light to import."""
+"""The options of `carpool bench chaos`, `torn`, `rebalance`, `priorities`. Light to import."""
 
 from __future__ import annotations
 
@@ -26,6 +26,23 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     minutes: Annotated[
         float, typer.Option("--minutes", min=0.1, help="Time in which the questions are published.")
     ] = 10.0
+    work: WorkOption = WORK
+    settings: ServiceSettingOption = []
+    json_file: JsonOption = None
+
+
+class TornOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of torn."""
+
+    ends: Annotated[
+        int, typer.Option("--ends", min=1, help="Ends of transactions that are delayed.")
+    ] = 1_000
+    kills: Annotated[
+        int, typer.Option("--kills", min=0, help="Of these, with a kill of the member.")
+    ] = 200
+    brokers: Annotated[
+        int, typer.Option("--brokers", min=1, help="Independent brokers that run side by side.")
+    ] = 4
     work: WorkOption = WORK
     settings: ServiceSettingOption = []
     json_file: JsonOption = None
@@ -114,6 +131,25 @@ def chaos(options: ChaosOptions) -> bool:
     Example:  carpool bench chaos --queries 20000 --kills 60 --seed 0 --json chaos.json
     """
     from bench.reliability.chaos.command import run
+
+    return run(options)
+
+
+@command
+def torn(options: TornOptions) -> bool:
+    """Can the delayed end of a transaction end the next one, and lose or repeat work?
+
+    Starts brokers of Apache Kafka from KAFKA_HOME, each behind a proxy, and for each a member that
+    copies records exactly once. The proxy holds a request that ends a transaction, cuts the
+    connection, and releases the request in the next transaction: after its records, or, with a kill
+    of the member, before them. At the end every copy is read as a consumer of committed records
+    reads it.
+
+    Ends with 1 when a promise is broken: a record without a copy, or with two.
+
+    Example:  carpool bench torn --ends 1000 --kills 200
+    """
+    from bench.reliability.torn import run
 
     return run(options)
 

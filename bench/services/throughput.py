@@ -7,35 +7,24 @@ topics, a group and a loop of its own on the same broker; the rows are compared 
 from __future__ import annotations
 
 import resource
-import threading
 import time
-from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as RawPartition
-from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 from rich.table import Table
 
+from bench.core.copy_loop import VALUE, CopyLoop, make_topics
 from bench.core.kafka import fresh_folder, kafka_settings
 from bench.core.services_run import ServicesRun, begin_run
 from bench.services.cli import ThroughputOptions
-from carpool.clock import SystemClock
 from carpool.kafka.checks import DeliveryName
-from carpool.kafka.client_config import client_config, producer_config
+from carpool.kafka.client_config import producer_config
 from carpool.kafka.librdkafka.committed import committed_so_far
-from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from carpool.loop.delivery.factory import make_consumer, make_delivery
-from carpool.loop.loop import Loop
-from carpool.loop.priority.intake_queues import Intake
-from carpool.loop.stage import Credit, Done, Sink, Unit
-from carpool.telemetry.metrics import Metrics
 from carpool.testing.kafka import KAFKA_JAVA, KafkaServer
 
-VALUE = bytes(200)
 LOOK_S = 0.02
 ROW_S = 300.0
 AGAIN_S = 15.0
@@ -73,103 +62,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def per_s(self) -> float:
         return self.row.records / self.seconds
-
-
-class CopyStage:
-    """Finishes each record immediately, with one output; may hold back the first one."""
-
-    def __init__(self, target: str, in_flight: int, *, holds_first: bool) -> None:
-        self._target = target
-        self._in_flight_max = in_flight
-        self._holds_first = holds_first
-        self._held: Unit[Any] | None = None
-        self._sink: Sink | None = None
-        self.loop: Loop[Any] | None = None
-        self.accepted = 0
-
-    def start(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Nothing to prepare."""
-
-    def credit(self) -> Credit:
-        in_flight = 0 if self.loop is None else self.loop.in_flight.units
-        return Credit(records=self._in_flight_max - in_flight, size_bytes=1 << 30)
-
-    def offer(self, unit: Unit[Any], now_us: int) -> None:
-        self.accepted += 1
-        if self._holds_first and self._held is None:
-            self._held = unit
-        else:
-            self._finish(unit)
-
-    def _finish(self, unit: Unit[Any]) -> None:
-        assert self._sink is not None
-        output = Output(topic=self._target, key=unit.message.key, value=VALUE)
-        self._sink.done(Done(parts=unit.owed, outputs=(output,)))
-
-    def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
-        return None
-
-    def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
-        """Everything is finished, except the record that is held back for good."""
-
-    def drain(self, until_us: int) -> None:
-        """Nothing more is finished."""
-
-    def not_ready(self) -> Sequence[str]:
-        return ()
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-class RunningLoop:
-    """A loop on a thread of its own."""
-
-    def __init__(self, settings: KafkaSettings, row: Row, group: str, source: str) -> None:
-        self.metrics = Metrics()
-        self.stage = CopyStage(f"{source}.copy", row.in_flight, holds_first=row.holds_first)
-        clock = SystemClock()
-        self._target = f"{source}.copy"
-        self.loop: Loop[Any] = Loop(
-            name="grouper",
-            group=group,
-            intake=Intake(topic=source, decode=_as_it_is, bad_input="stop"),
-            stage=self.stage,
-            consumer=make_consumer(settings, group, clock, row.delivery),
-            make_delivery=make_delivery(settings, group, row.delivery),
-            clock=clock,
-            metrics=self.metrics,
-            finished_bytes_max=1 << 30,
-        )
-        self.stage.loop = self.loop
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._failure: BaseException | None = None
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.loop.run(drain_us=0)
-        except BaseException as error:
-            self._failure = error
-
-    def written(self) -> int:
-        """Returns how many outputs are committed (exactly once) or acknowledged."""
-        name = "carpool_records_produced_total"
-        found = self.metrics.registry.get_sample_value(name, {"topic": self._target})
-        if self._failure is not None:
-            raise self._failure
-        return int(found or 0)
-
-    def stop(self) -> None:
-        self.loop.stop()
-        self._thread.join()
-
-
-def _as_it_is(message: Message) -> Any:
-    return message
 
 
 def run(options: ThroughputOptions) -> bool:
@@ -233,10 +125,10 @@ def rows(records: int) -> list[Row]:
 def measure(run: ServicesRun, settings: KafkaSettings, row: Row, number: int) -> Measured:
     """Fills a topic, runs a loop over it, and returns how long that took. Blocks."""
     source, group = f"throughput.{number}", f"{GROUP}-{number}"
-    _make_topics(settings, (source, f"{source}.copy"), row.partitions)
+    make_topics(settings, source, row.partitions)
     _fill(settings, source, row)
     before_mb = _peak_mb()
-    running = RunningLoop(settings, row, group, source)
+    running = _started(settings, row, group, source)
     wanted = row.records - row.holds_first
     while running.written() == 0:
         time.sleep(LOOK_S)
@@ -252,7 +144,7 @@ def measure(run: ServicesRun, settings: KafkaSettings, row: Row, number: int) ->
     running.stop()
     worked_on_again = None
     if row.holds_first:
-        again = RunningLoop(settings, row, group, source)
+        again = _started(settings, row, group, source)
         time.sleep(AGAIN_S)
         worked_on_again = again.stage.accepted
         again.stop()
@@ -263,6 +155,19 @@ def measure(run: ServicesRun, settings: KafkaSettings, row: Row, number: int) ->
         memory_mb=memory_mb,
         worked_on_again=worked_on_again,
     )
+
+
+def _started(settings: KafkaSettings, row: Row, group: str, source: str) -> CopyLoop:
+    running = CopyLoop(
+        settings,
+        delivery=row.delivery,
+        group=group,
+        source=source,
+        in_flight=row.in_flight,
+        holds_first=row.holds_first,
+    )
+    running.start()
+    return running
 
 
 def compared(measured: list[Measured]) -> dict[str, float]:
@@ -305,13 +210,6 @@ def show(console: Console, measured: list[Measured], ratios: dict[str, float]) -
     console.print(table)
     for name, value in ratios.items():
         console.print(f"{name}: {value:.2f}")
-
-
-def _make_topics(settings: KafkaSettings, names: Sequence[str], partitions: int) -> None:
-    admin = AdminClient(client_config(settings))
-    topics = [NewTopic(name, num_partitions=partitions, replication_factor=1) for name in names]
-    for future in admin.create_topics(topics).values():
-        future.result()
 
 
 def _fill(settings: KafkaSettings, topic: str, row: Row) -> None:

@@ -20,8 +20,8 @@ _T = TypeVar("_T")
 HOST = "127.0.0.1"
 CALL_TIMEOUT_S = 5.0
 
-END_TXN = 26
-"""The API key of the end of a transaction in Kafka's protocol, for `hold` and `drop_reply`."""
+PRODUCE, END_TXN, TXN_OFFSET_COMMIT = 0, 26, 28
+"""API keys of Kafka's protocol, for `hold` and `drop_reply`."""
 
 
 class HeldRequest:

@@ -1,0 +1,153 @@
+"""A service that copies records from one topic to the next: the loop and its delivery alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from carpool.clock import SystemClock
+from carpool.kafka.checks import DeliveryName
+from carpool.kafka.client_config import client_config
+from carpool.kafka.records import Message, Output, TopicPartition
+from carpool.kafka.settings import KafkaSettings
+from carpool.loop.delivery.factory import make_consumer, make_delivery
+from carpool.loop.loop import Loop
+from carpool.loop.priority.intake_queues import Intake
+from carpool.loop.stage import Credit, Done, Sink, Unit
+from carpool.telemetry.metrics import Metrics
+
+VALUE = bytes(200)
+
+
+class CopyStage:
+    """Finishes each record immediately, with one output; may hold back the first one."""
+
+    def __init__(self, target: str, in_flight: int, *, holds_first: bool) -> None:
+        self._target = target
+        self._in_flight_max = in_flight
+        self._holds_first = holds_first
+        self._held: Unit[Any] | None = None
+        self._sink: Sink | None = None
+        self.loop: Loop[Any] | None = None
+        self.accepted = 0
+
+    def start(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """Nothing to prepare."""
+
+    def credit(self) -> Credit:
+        in_flight = 0 if self.loop is None else self.loop.in_flight.units
+        return Credit(records=self._in_flight_max - in_flight, size_bytes=1 << 30)
+
+    def offer(self, unit: Unit[Any], now_us: int) -> None:
+        self.accepted += 1
+        if self._holds_first and self._held is None:
+            self._held = unit
+        else:
+            self._finish(unit)
+
+    def _finish(self, unit: Unit[Any]) -> None:
+        assert self._sink is not None
+        output = Output(topic=self._target, key=unit.message.key, value=VALUE)
+        self._sink.done(Done(parts=unit.owed, outputs=(output,)))
+
+    def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
+        return None
+
+    def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
+        """Everything is finished, except the record that is held back for good."""
+
+    def drain(self, until_us: int) -> None:
+        """Nothing more is finished."""
+
+    def not_ready(self) -> Sequence[str]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class CopyLoop:
+    """Copies `source` to `SOURCE.copy`; `start` runs it on a thread, `run` on this one."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        delivery: DeliveryName,
+        group: str,
+        source: str,
+        in_flight: int,
+        holds_first: bool = False,
+    ) -> None:
+        """`in_flight`: records in the service, finished or not. See `CopyStage`."""
+        self._metrics = Metrics()
+        self.stage = CopyStage(copy_of(source), in_flight, holds_first=holds_first)
+        clock = SystemClock()
+        self._target = copy_of(source)
+        self.loop: Loop[Any] = Loop(
+            name="grouper",
+            group=group,
+            intake=Intake(topic=source, decode=_as_it_is, bad_input="stop"),
+            stage=self.stage,
+            consumer=make_consumer(settings, group, clock, delivery),
+            make_delivery=make_delivery(settings, group, delivery),
+            clock=clock,
+            metrics=self._metrics,
+            finished_bytes_max=1 << 30,
+        )
+        self.stage.loop = self.loop
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._failure: BaseException | None = None
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def run(self) -> None:
+        """Runs until the process ends."""
+        self.loop.run(drain_us=0)
+
+    def _run(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            self._failure = error
+
+    def written(self) -> int:
+        """Returns how many outputs are committed (exactly once) or acknowledged."""
+        name = "carpool_records_produced_total"
+        found = self._metrics.registry.get_sample_value(name, {"topic": self._target})
+        if self._failure is not None:
+            raise self._failure
+        return int(found or 0)
+
+    def stop(self) -> None:
+        """Ends the loop, and waits for that."""
+        self.loop.stop()
+        self._thread.join()
+
+
+def copy_of(topic: str) -> str:
+    """Returns the topic that the records of `topic` are copied to."""
+    return f"{topic}.copy"
+
+
+def make_topics(settings: KafkaSettings, source: str, partitions: int) -> None:
+    """Makes a topic and that of its copies."""
+    admin = AdminClient(client_config(settings))
+    topics = [
+        NewTopic(name, num_partitions=partitions, replication_factor=1)
+        for name in (source, copy_of(source))
+    ]
+    for future in admin.create_topics(topics).values():
+        future.result()
+
+
+def _as_it_is(message: Message) -> Any:
+    return message
