@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient
 from kafka import TopicPartition as TheirPartition
@@ -42,7 +42,7 @@ UNFINISHED_STATES = frozenset(
 
 
 class CoordinatorClient:
-    """A context manager that keeps its connections. Every call blocks; one thread at a time.
+    """Keeps its connections until `close`. Every call blocks; one thread at a time.
 
     Every call raises `RetryableError` when no coordinator answers within `request_timeout_ms`, and
     `DeploymentError` when these credentials may not ask, or the brokers are older than Kafka 3.0.
@@ -87,14 +87,8 @@ class CoordinatorClient:
 
         return self._ask(ask)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """Disconnects."""
-        self._close()
-
-    def _close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -115,7 +109,7 @@ class CoordinatorClient:
                 'or newer; set [kafka] delivery = "at_least_once" otherwise'
             ) from error
         except (KafkaError, OSError) as error:
-            self._close()  # the next call connects again
+            self.close()  # the next call connects again
             raise RetryableError(f"the coordinator did not answer: {error}") from error
 
 

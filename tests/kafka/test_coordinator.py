@@ -16,11 +16,8 @@ from carpool.kafka.settings import BrokerSettings
 def test_silent_brokers_are_an_error_within_the_request_time_out() -> None:
     settings = BrokerSettings(bootstrap=f"127.0.0.1:{free_port()}", request_timeout_ms=1_000)
     began_s = time.monotonic()
-    with (
-        CoordinatorClient(settings) as coordinators,
-        pytest.raises(RetryableError, match="did not answer"),
-    ):
-        coordinators.unfinished(["somebody"])
+    with pytest.raises(RetryableError, match="did not answer"):
+        CoordinatorClient(settings).unfinished(["somebody"])
     assert time.monotonic() - began_s < 10
 
 
@@ -39,8 +36,5 @@ def test_an_error_says_whether_to_try_again(
         raise error
 
     monkeypatch.setattr("carpool.kafka.coordinator.KafkaAdminClient", refuse)
-    with (
-        CoordinatorClient(BrokerSettings()) as coordinators,
-        pytest.raises(raised, match=message),
-    ):
-        coordinators.unfinished(["somebody"])
+    with pytest.raises(raised, match=message):
+        CoordinatorClient(BrokerSettings()).unfinished(["somebody"])

@@ -101,6 +101,8 @@ class LibrdkafkaConsumer:
                 raise ConfigError(
                     f"topic {wanted} at {address}: {found.error.str()}; run `carpool topics create`"
                 )
+        if self._handover is not None:
+            self._handover.connect()
         self._topics, self._listener = frozenset((topic, *extra_topics)), listener
         self._join(choose_protocol(self._settings, admin, metadata.brokers))
 
@@ -344,3 +346,5 @@ class LibrdkafkaConsumer:
         """Leaves the group and disconnects."""
         self.leave()
         self._ends.close()
+        if self._handover is not None:
+            self._handover.close()

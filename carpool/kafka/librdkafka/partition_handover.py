@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -20,9 +20,6 @@ from carpool.kafka.librdkafka.convert import LEFT_BEHIND, StructlogBridge, raw_o
 from carpool.kafka.librdkafka.transactional import fence_instance
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-
-if TYPE_CHECKING:
-    from carpool.kafka.coordinator import CoordinatorClient
 
 log = structlog.get_logger()
 
@@ -55,10 +52,24 @@ class PartitionHandover:
     """Reads, fences and claims for a transactional consumer. Blocks the polling thread."""
 
     def __init__(self, settings: KafkaSettings, group: str, own_instance_id: str) -> None:
+        from carpool.kafka.coordinator import CoordinatorClient  # of the extra `services`
+
         self._settings = settings
         self._timeout_s = settings.request_timeout_ms / 1_000
         self._group = group
         self._own_instance_id = own_instance_id
+        # Both stay connected: over a slow network, connecting takes longer than asking.
+        self._coordinators = CoordinatorClient(settings)
+        self._admin = AdminClient(client_config(settings), logger=StructlogBridge())
+
+    def connect(self) -> None:
+        """Connects before partitions are assigned, which then need not wait for it.
+
+        Raises `DeploymentError` where the brokers refuse to answer.
+        """
+        with suppress(RetryableError):
+            self._coordinators.unfinished([transactional_id(self._group, self._own_instance_id)])
+            self._living()
 
     def begin(
         self, consumer: Consumer, partitions: Sequence[RawPartition]
@@ -67,39 +78,41 @@ class PartitionHandover:
 
         Raises `RetryableError` after the request time-out.
         """
-        from carpool.kafka.coordinator import CoordinatorClient  # of the extra `services`
-
         began_s = time.monotonic()
         takeover = Takeover(self._timeout_s / 2)
-        with CoordinatorClient(self._settings) as coordinators:
-            while True:
-                try:
-                    self._end_transactions(coordinators, partitions, takeover)
-                    found = read_committed(consumer, partitions, self._timeout_s)
-                    return self._claim(consumer, found)
-                except RetryableError as error:
-                    if time.monotonic() - began_s >= self._timeout_s:
-                        raise
-                    log.warning("assigned partitions cannot be begun yet", error=str(error))
-                    time.sleep(RETRY_S)
+        owners: dict[str, str] | None = None
+        while True:
+            try:
+                if owners is None:
+                    owners = self._last_owners(partitions)
+                self._end_transactions(owners, takeover)
+                found = read_committed(consumer, partitions, self._timeout_s)
+                return self._claim(consumer, found)
+            except RetryableError as error:
+                if time.monotonic() - began_s >= self._timeout_s:
+                    raise
+                log.warning("assigned partitions cannot be begun yet", error=str(error))
+                time.sleep(RETRY_S)
 
-    def _end_transactions(
-        self,
-        coordinators: CoordinatorClient,
-        partitions: Sequence[RawPartition],
-        takeover: Takeover,
-    ) -> None:
+    def close(self) -> None:
+        """Disconnects."""
+        self._coordinators.close()
+
+    def _last_owners(self, partitions: Sequence[RawPartition]) -> dict[str, str]:
+        """Returns the instance ids of the last owners, by transactional id, without our own."""
+        places = [TopicPartition(raw.topic, raw.partition) for raw in partitions]
+        last = self._coordinators.committed(self._group, places)
+        return {
+            transactional_id(self._group, owner): owner
+            for owner in previous_owners(last.values(), self._own_instance_id)
+        }
+
+    def _end_transactions(self, owners: Mapping[str, str], takeover: Takeover) -> None:
         """Fences the last owners that left a transaction open.
 
         Raises `RetryableError` while a transaction must be waited for.
         """
-        places = [TopicPartition(raw.topic, raw.partition) for raw in partitions]
-        last = coordinators.committed(self._group, places)
-        owners = {
-            transactional_id(self._group, owner): owner
-            for owner in previous_owners(last.values(), self._own_instance_id)
-        }
-        found = coordinators.unfinished(owners)
+        found = self._coordinators.unfinished(owners)
         if not found:
             return
         unfinished = {owners[name]: each for name, each in found.items()}
@@ -129,8 +142,9 @@ class PartitionHandover:
 
     def _living(self) -> frozenset[str]:
         """The instance ids of the group's members, which are their client ids."""
-        admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
-        futures = admin.describe_consumer_groups([self._group], request_timeout=self._timeout_s)
+        futures = self._admin.describe_consumer_groups(
+            [self._group], request_timeout=self._timeout_s
+        )
         try:
             return frozenset(member.client_id for member in reply(futures[self._group]).members)
         except KafkaException as error:
