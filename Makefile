@@ -15,7 +15,7 @@ WORKERS ?= 4
 TEST_ENV := env -u PYTHONDONTWRITEBYTECODE
 export VENV PASSAGES CORPUS MODEL BOOTSTRAP
 
-.PHONY: help setup setup-vllm setup-bench model lint format test mutate bench demo docs lock clean
+.PHONY: help setup setup-vllm setup-bench model lint format test nightly mutate bench demo docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -33,6 +33,8 @@ format: setup ## let ruff rewrite what it can
 # A worker that dies ends the run: pytest-xdist would start another, and with files as units wait for ever.
 test: setup ## all tests whose needs this machine meets; ARGS="-k window --run-slow", WORKERS=1 for one after the other
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+nightly: setup ## the long suites from a random seed, which the last line names; SEED=n repeats a night
+	.ci/nightly
 mutate: setup ## a mutation run over the plans (long); survivors are listed at the end
 	$(BIN)/mutmut run; $(BIN)/mutmut results
 bench: setup ## the benchmarks there are; ARGS="traffic --help"

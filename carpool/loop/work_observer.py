@@ -47,6 +47,7 @@ class WorkObserver:
         self._completed_us = 0  # last completion of work
         self._is_unit_opened = False
         self._is_rebalanced = False
+        self._ahead_us = 0  # records from the future since the last review
         # A lookup of labels takes longer than a count.
         self._consumed = cache(lambda topic: metrics.loop.records_consumed.labels(topic=topic))
         self._seconds = cache(
@@ -98,7 +99,9 @@ class WorkObserver:
         )
         self._consumed(source.topic).inc()
         if source.timestamp_ms:
-            wait_us = max(0, message.received_us - source.timestamp_ms * 1_000)
+            wait_us = message.received_us - source.timestamp_ms * 1_000
+            self._ahead_us = max(self._ahead_us, -wait_us)
+            wait_us = max(0, wait_us)
             self._seconds(source.topic, "kafka_wait").observe(wait_us / 1_000_000)
 
     def accepted(self, unit: Unit[R]) -> Unit[R]:
@@ -140,6 +143,8 @@ class WorkObserver:
                 topic=at.topic, partition=str(at.partition)
             )
             gauge.set(moved_us / 1_000_000)
+        self._metrics.loop.clock_behind_seconds.set(self._ahead_us / 1_000_000)
+        self._ahead_us = 0
         self._metrics.loop.lag_seconds.set(self._stalls.lag_us(now_us) / 1_000_000)
         self._metrics.loop.last_progress_seconds.set(self._stalls.last_us / 1_000_000)
         return self._stalls.stalled(now_us)

@@ -74,21 +74,20 @@ class LoopMetrics:
             "outcome",
         )
         self.units_in_flight = make.gauge(
-            "units_in_flight",
-            "Input records that owe an output. A rise: work piles up.",
+            "units_in_flight", "Input records that owe an output. A rise: work piles up."
         )
         self.bytes_in_flight = make.gauge(
             "bytes_in_flight", "Bytes of the input records in flight."
         )
         self.lag_records = make.gauge(
-            "lag_records",
-            "Records that wait. A rise: the service is too slow.",
-            "topic",
-            "partition",
+            "lag_records", "Records that wait. A rise: it is too slow.", "topic", "partition"
         )
         self.lag_seconds = make.gauge(
             "lag_seconds",
             "Upper bound of the wait of the oldest record. A rise: the service is too slow.",
+        )
+        self.clock_behind_seconds = make.gauge(
+            "clock_behind_seconds", "How far record times are ahead of this clock: deadlines too."
         )
         self.paused_seconds = make.counter(
             "paused_seconds_total", "Time with intake paused for lack of credit."
