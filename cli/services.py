@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
+from carpool.loop.retry import read_query
 from carpool.loop.stage import R
 from cli.options import BootstrapOption, ConfigOption, SetOption, given
 from cli.settings import load
 from schemas.answer import Stage as StageName
-from schemas.codec import decode, decode_query
+from schemas.codec import decode
 from schemas.group import Group
 from schemas.retrieval import Retrieval
-from schemas.topics import BATCH, GROUPS, QUERIES, RETRIEVALS, Topic
+from schemas.topics import GROUPS, QUERIES, RETRIEVALS, Topic, is_batch, read_with
 
 # The services' packages are imported by the commands that need them.
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from cli.all_settings import CarpoolSettings
 
 INPUTS: dict[str, Topic] = {"grouper": QUERIES, "searcher": GROUPS, "generator": RETRIEVALS}
-"""The services in the order of the work, and the topic that each reads; `BATCH` has its second."""
+"""The services in the order of the work, and the first topic of each; `read_with` has the others.
+"""
 
 IndexOption = typer.Option(None, "--index", metavar="DIR", help="Folder of the index.")
 PortOption = typer.Option(
@@ -43,8 +45,8 @@ def grouper(
 ) -> None:
     """Run the grouper: queries that share clusters into groups, in order.
 
-    Reads rag.queries.v1, writes rag.groups.v1. SIGTERM finishes the work in progress; a second
-    SIGTERM stops immediately.
+    Reads rag.queries.v1 and rag.retries.v1, writes rag.groups.v1. SIGTERM finishes the work in
+    progress; a second SIGTERM stops immediately.
 
 
     \b
@@ -63,7 +65,7 @@ def grouper(
         settings.grouper.intake_queries_max,
         Intake(
             topic=QUERIES.name,
-            decode=lambda message: decode_query(message.value, message.headers, message.source),
+            decode=read_query,
             bad_input="refuse",
         ),
     )
@@ -165,20 +167,25 @@ def _run(
 ) -> None:
     """Runs a service until a stop signal. Raises `CarpoolError`.
 
-    `intake` reads the topic of the class `interactive`; the class `batch` is added here, with a
+    `intake` reads its first topic; the others are added here. Those of the class `batch` have a
     share of `queries_max`, the queries that the service takes in.
     """
     from carpool.run_service import run_service
 
     kafka = settings.kafka
-    batch = PriorityClass(
-        topic=BATCH[intake.topic].name,
-        unfinished_max=max(1, int(kafka.batch_held_share * queries_max)),
-        cpu_wait_us_max=kafka.batch_cpu_wait_us_max,
+    extra_classes = tuple(
+        PriorityClass(
+            topic=topic.name,
+            unfinished_max=max(1, int(kafka.batch_held_share * queries_max)),
+            cpu_wait_us_max=kafka.batch_cpu_wait_us_max,
+        )
+        if is_batch(topic.name)
+        else PriorityClass(topic=topic.name, weight=kafka.interactive_weight)
+        for topic in read_with(INPUTS[name])[1:]
     )
     run_service(
         name=name,
-        intake=replace(intake, weight=kafka.interactive_weight, extra_classes=(batch,)),
+        intake=replace(intake, weight=kafka.interactive_weight, extra_classes=extra_classes),
         build_stage=build_stage,
         kafka=kafka,
         http=settings.http,

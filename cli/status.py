@@ -20,7 +20,7 @@ from cli.status_groups import Brokers
 from cli.status_services import ask_service
 from cli.status_values import GroupStatus, ServiceStatus
 from cli.status_verdict import who_is_stuck
-from schemas.topics import BATCH
+from schemas.topics import read_with
 
 LOOK_S = 1.0
 """The time between the two looks that show whether a partition moves."""
@@ -145,7 +145,7 @@ def _topics(settings: ClientSide) -> tuple[list[str] | None, str | None]:
 def _groups(settings: ClientSide) -> tuple[list[GroupStatus] | None, str | None]:
     """The consumer groups of `INPUTS`, in their order."""
     reads = {
-        settings.kafka.group_of(name): (topic.name, BATCH[topic.name].name)
+        settings.kafka.group_of(name): tuple(each.name for each in read_with(topic))
         for name, topic in INPUTS.items()
     }
     try:

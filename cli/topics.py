@@ -14,7 +14,7 @@ from cli.console import output, print_json, table
 from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
 from cli.services import INPUTS
-from schemas.topics import BATCH, TOPICS, UNTIL_PROCESSED
+from schemas.topics import TOPICS, UNTIL_PROCESSED, read_with
 
 HOUR_MS = 3_600_000
 
@@ -154,7 +154,7 @@ def check(
             kafka.delivery,
             TOPICS,
             group=kafka.group_of(service),
-            inputs=(topic.name, BATCH[topic.name].name),
+            inputs=tuple(each.name for each in read_with(topic)),
         )
         for service, topic in INPUTS.items()
     }

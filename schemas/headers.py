@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from schemas.record import Headers
+
 CONTENT_TYPE = "content-type"
 DEADLINE_HEADER = "rag-deadline-ms"
 PRIORITY_HEADER = "rag-priority"
@@ -13,6 +15,13 @@ TENANT_HEADER = "rag-tenant"
 ATTEMPT_HEADER = "rag-attempt"
 NOT_BEFORE_HEADER = "rag-not-before-ms"
 ORIGIN_HEADER = "rag-origin"
+IGNORED_NAMES = {
+    ATTEMPT_HEADER: "rag-ignored-attempt",
+    NOT_BEFORE_HEADER: "rag-ignored-not-before-ms",
+    ORIGIN_HEADER: "rag-ignored-origin",
+}
+"""The headers of a retry, and their names in other records, where no service believes them."""
+RETRY_HEADERS = tuple(IGNORED_NAMES)
 UNREADABLE_HEADERS = "rag-unreadable-headers"
 REPLAYED_FROM_HEADER = "rag-replayed-from"
 ERROR_PREFIX = "rag.errors."
@@ -85,16 +94,30 @@ HEADERS: tuple[HeaderDoc, ...] = (
     HeaderDoc(
         ATTEMPT_HEADER,
         "services",
-        "Which attempt this is, counted from 1. Written when a query is retried.",
+        "Which attempt this is, counted from 1. Written when a query is retried, and believed on "
+        "the topics of retries only.",
     ),
     HeaderDoc(
-        NOT_BEFORE_HEADER, "services", "On a retried query: when to begin, epoch milliseconds."
+        NOT_BEFORE_HEADER,
+        "services",
+        "On a retried query: when to begin, epoch milliseconds. Believed on the topics of retries "
+        "only.",
     ),
     HeaderDoc(
         ORIGIN_HEADER,
         "services",
         "On a retried query: the record that the application published, as "
-        "topic/partition/offset/timestamp. Every answer names that record as its `source`.",
+        "topic/partition/offset/timestamp. Every answer names that record as its `source`. "
+        "Believed on the topics of retries only.",
+    ),
+    *(
+        HeaderDoc(
+            ignored,
+            "services",
+            f"`{name}`, ignored by all services: on a query whose application wrote that header, "
+            "and on a dead letter, so that a record with all its headers is a new query.",
+        )
+        for name, ignored in IGNORED_NAMES.items()
     ),
     HeaderDoc(
         UNREADABLE_HEADERS,
@@ -142,3 +165,8 @@ HEADERS: tuple[HeaderDoc, ...] = (
         "Connect (KIP-298).",
     ),
 )
+
+
+def ignored_retry_headers(headers: Headers) -> Headers:
+    """Returns the headers, those of retries under names that no service believes."""
+    return tuple((IGNORED_NAMES.get(name, name), value) for name, value in headers)

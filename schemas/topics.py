@@ -44,6 +44,13 @@ QUERIES = Topic(
     max_message_bytes=MIB,
     purpose="questions, as applications publish them",
 )
+RETRIES = Topic(
+    name="rag.retries.v1",
+    partition_by="query_id",
+    retention_ms=7 * DAY_MS,
+    max_message_bytes=MIB,
+    purpose="queries that are tried again; written by the services alone",
+)
 GROUPS = Topic(
     name="rag.groups.v1",
     partition_by="lane",
@@ -98,11 +105,13 @@ def batch_of(topic: Topic) -> Topic:
 
 
 QUERIES_BATCH = batch_of(QUERIES)
+RETRIES_BATCH = batch_of(RETRIES)
 GROUPS_BATCH = batch_of(GROUPS)
 RETRIEVALS_BATCH = batch_of(RETRIEVALS)
 
 BATCH: dict[str, Topic] = {
     QUERIES.name: QUERIES_BATCH,
+    RETRIES.name: RETRIES_BATCH,
     GROUPS.name: GROUPS_BATCH,
     RETRIEVALS.name: RETRIEVALS_BATCH,
 }
@@ -127,6 +136,18 @@ def in_class_of(source: str, topic: Topic) -> Topic:
     return BATCH[topic.name] if is_batch(source) else topic
 
 
+QUERY_TOPICS = (QUERIES.name, QUERIES_BATCH.name)
+"""What applications write."""
+RETRY_TOPICS = (RETRIES.name, RETRIES_BATCH.name)
+"""What services write: a query that is tried again, in its class."""
+
+
+def read_with(topic: Topic) -> tuple[Topic, ...]:
+    """Returns the topics of a service whose first is `topic`: its retries too, in both classes."""
+    interactive = (QUERIES, RETRIES) if topic == QUERIES else (topic,)
+    return interactive + tuple(BATCH[each.name] for each in interactive)
+
+
 QUERIES_DEAD = dead_letters_of(QUERIES)
 QUERIES_BATCH_DEAD = dead_letters_of(QUERIES_BATCH)
 
@@ -141,6 +162,8 @@ DEAD_LETTER_MARKS = Topic(
 TOPICS: tuple[Topic, ...] = (
     QUERIES,
     QUERIES_BATCH,
+    RETRIES,
+    RETRIES_BATCH,
     GROUPS,
     GROUPS_BATCH,
     RETRIEVALS,

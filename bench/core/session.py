@@ -29,9 +29,9 @@ from producers.publish_queries import LOGGER, Publisher
 from producers.read_questions import Question
 from producers.send_load import LoadPlan, LoadSummary, QuestionSender, SentQuestion, run_load
 from producers.settings import ClientSettings
-from schemas.topics import ANSWERS, BATCH, GROUPS, QUERIES, RETRIEVALS
+from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS, read_with
 
-INPUTS = {"grouper": QUERIES.name, "searcher": GROUPS.name, "generator": RETRIEVALS.name}
+INPUTS = {"grouper": QUERIES, "searcher": GROUPS, "generator": RETRIEVALS}
 """The topic that each service reads, besides the topic of the class `batch`."""
 
 QUIET_TIMEOUT_S = 30.0
@@ -169,8 +169,8 @@ def open_session(
         create_topics(kafka)
         if bootstrap is not None:
             for service in services:
-                for topic in (INPUTS[service], BATCH[INPUTS[service]].name):
-                    begin_at_end(kafka, kafka.group_of(service), topic)
+                for topic in read_with(INPUTS[service]):
+                    begin_at_end(kafka, kafka.group_of(service), topic.name)
         topics = [GROUPS.name, RETRIEVALS.name, ANSWERS.name]
         recorder = opened.enter_context(
             TopicRecorder(kafka, topics, clock, from_beginning=bootstrap is None)

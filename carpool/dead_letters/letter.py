@@ -8,24 +8,31 @@ from carpool.kafka.records import Message, Output
 from carpool.kafka.sizes import record_bytes
 from schemas.deadletter import DeadLetterMark, dead_letter_headers, split_headers
 from schemas.headers import (
-    ATTEMPT_HEADER,
     DEADLINE_HEADER,
     ERROR_PREFIX,
     HEADERS_LEFT_OUT_HEADER,
-    NOT_BEFORE_HEADER,
-    ORIGIN_HEADER,
+    IGNORED_NAMES,
     REPLAYED_FROM_HEADER,
+    RETRY_HEADERS,
     TRUNCATED_HEADER,
+    ignored_retry_headers,
 )
 from schemas.record import Headers, Source
-from schemas.topics import DEAD_LETTER_SUFFIX, QUERIES_DEAD, TOPICS
+from schemas.topics import (
+    DEAD_LETTER_SUFFIX,
+    QUERIES,
+    QUERIES_DEAD,
+    RETRY_TOPICS,
+    TOPICS,
+    in_class_of,
+)
 
 CUT_NOTES_BYTES = 256
 """Limit of the two headers that say what was cut, and of longer length fields."""
 HEADER_FRAME_BYTES = 10
 """The two length fields of a header, at most."""
 
-NOT_REPLAYED = (ATTEMPT_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER, REPLAYED_FROM_HEADER)
+NOT_REPLAYED = (*RETRY_HEADERS, *IGNORED_NAMES.values(), REPLAYED_FROM_HEADER)
 """Headers that a replayed record does not have: its attempts begin again."""
 
 
@@ -54,10 +61,14 @@ def make_letter(
 ) -> Output:
     """Returns the letter of the record at `source`, for the partition of the same number.
 
-    A letter that is too large for its topic (the record was compressed) is cut, the value first,
+    The headers of a retry are renamed, so a record with the headers of a letter is a new query. A
+    letter that is too large for its topic (the record was compressed) is cut, the value first,
     then headers, then the key. Its headers name what was cut.
     """
-    topic = source.topic + DEAD_LETTER_SUFFIX
+    headers = ignored_retry_headers(headers)
+    is_retry = source.topic in RETRY_TOPICS
+    read_from = in_class_of(source.topic, QUERIES).name if is_retry else source.topic
+    topic = read_from + DEAD_LETTER_SUFFIX
     ours = dead_letter_headers(
         (),
         source=source,

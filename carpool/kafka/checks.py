@@ -11,10 +11,13 @@ from carpool.kafka.settings import KafkaSettings
 from schemas.topics import (
     ANSWERS,
     DEAD_LETTER_SUFFIX,
+    QUERY_TOPICS,
+    RETRIES,
     RETRIEVALS,
     RETRIEVALS_BATCH,
     UNTIL_PROCESSED,
     Topic,
+    in_class_of,
 )
 
 Wish = Literal["auto", "exactly_once", "at_least_once"]
@@ -259,15 +262,15 @@ def _partition_problems(facts: BrokerFacts) -> Iterator[str]:
                 "Delete the smaller topic and create it again (`carpool topics create`)"
             )
     for name, dead in facts.topics.items():
-        source = facts.topics.get(name.removesuffix(DEAD_LETTER_SUFFIX))
-        if (
-            name.endswith(DEAD_LETTER_SUFFIX)
-            and source is not None
-            and dead.partitions < source.partitions
-        ):
+        sources = [name.removesuffix(DEAD_LETTER_SUFFIX)]
+        if sources[0] in QUERY_TOPICS:
+            sources.append(in_class_of(sources[0], RETRIES).name)
+        counts = {each: facts.topics[each].partitions for each in sources if each in facts.topics}
+        source = max(counts, key=counts.__getitem__, default=name)
+        if name.endswith(DEAD_LETTER_SUFFIX) and dead.partitions < counts.get(source, 0):
             yield (
-                f"topic {name} has {dead.partitions} partitions and its source "
-                f"{source.partitions}: a bad record of a missing partition would stop the "
+                f"topic {name} has {dead.partitions} partitions and its source {source} has "
+                f"{counts[source]}: a bad record of a missing partition would stop the "
                 "service. Add partitions (`kafka-topics --alter --partitions`)"
             )
 

@@ -22,7 +22,7 @@ from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelive
 from carpool.loop.in_flight import RECORDS_AHEAD_MAX, InFlight
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.priority.priority_consumer import PriorityConsumer
-from carpool.loop.retry import FailureLimits, RetryDelay, begin_us_of
+from carpool.loop.retry import FailureLimits, RetryDelay, begin_us_of, believed
 from carpool.loop.sink import LoopSink
 from carpool.loop.stage import Credit, Done, R, Stage, Unit
 from carpool.loop.throttle import BLOCKED_POLL_S, Throttle, poll_s
@@ -32,12 +32,9 @@ from carpool.telemetry.logs import about
 from carpool.telemetry.metrics import Metrics
 from schemas.answer import Stage as StageName
 from schemas.errors import RecordError
-from schemas.topics import QUERIES, QUERIES_BATCH
 
 log = structlog.get_logger()
 
-QUERY_TOPICS = (QUERIES.name, QUERIES_BATCH.name)
-"""Where failed queries are retried. Other records carry the headers of their query too."""
 FINISHED_BYTES_MAX = 64 * 1024 * 1024
 REVIEW_US = 500_000
 BURST_MAX = 1_000
@@ -340,6 +337,7 @@ class Loop(Generic[R]):
         return message
 
     def _accept(self, message: Message) -> None:
+        message = believed(message)
         self._observer.taken(message)
         try:
             record = self._intake.decode(message)
@@ -350,8 +348,7 @@ class Loop(Generic[R]):
         if unit is None:
             return
         now_us = self._clock.now_us()
-        is_query = message.source.topic in QUERY_TOPICS
-        begin_us = begin_us_of(message, self._retry_delay_us) if is_query else 0
+        begin_us = begin_us_of(message, self._retry_delay_us)
         if begin_us <= now_us or not self._delayed.add(unit, begin_us):
             self._stage.offer(self._observer.accepted(unit), now_us)
 

@@ -31,7 +31,7 @@ def reject_outputs(
         message=str(error),
     )
     letter = make_letter(
-        source=message.source,
+        source=origin_of(message),
         key=message.key,
         value=message.value,
         headers=message.headers,

@@ -1,16 +1,17 @@
-"""Decides whether a failed query is retried as a new record of its topic, or ends. Pure.
+"""Decides whether a failed query is retried as a record of `rag.retries.v1`, or ends. Pure.
 
-The query is the unit of retry. The new record has the same topic, partition, id and deadline, and
-three headers: the attempt, when to begin, and the record that the client published (`rag-origin`),
-so that every answer names that record. The new record owes the one terminal answer; the old record
-owes none.
+The query is the unit of retry. The new record has the same class, id and deadline, and three
+headers: the attempt, when to begin, and the record that the client published (`rag-origin`), so
+that every answer names that record. The new record owes the one terminal answer; the old record
+owes none. These headers are believed on the topics of retries only, which applications do not
+write.
 """
 
 from __future__ import annotations
 
 import heapq
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from carpool.dead_letters.letter import Reason, make_letter
@@ -18,11 +19,18 @@ from carpool.kafka.records import Message, Output
 from carpool.kafka.sizes import record_bytes
 from carpool.loop.stage import QueryFailure, Unit
 from schemas.answer import Stage as StageName
-from schemas.codec import WHOLE_NUMBER, encode
-from schemas.headers import ATTEMPT_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER
-from schemas.query import QUERY_BYTES_MAX
+from schemas.codec import WHOLE_NUMBER, decode_query, encode
+from schemas.errors import RecordError
+from schemas.headers import (
+    ATTEMPT_HEADER,
+    NOT_BEFORE_HEADER,
+    ORIGIN_HEADER,
+    RETRY_HEADERS,
+    ignored_retry_headers,
+)
+from schemas.query import QUERY_BYTES_MAX, Query
 from schemas.record import Headers, Source, header
-from schemas.topics import QUERIES
+from schemas.topics import QUERY_TOPICS, RETRIES, RETRY_TOPICS, in_class_of
 
 DELAYED_MAX = 1_000
 """Queries that wait for their retry, at most; beyond it a retry starts immediately.
@@ -57,30 +65,19 @@ def decide_retry(
     failure: QueryFailure, *, limits: FailureLimits, group: str, stage: StageName, now_us: int
 ) -> RetryDecision:
     """Retries while attempts are left and the next one begins before the deadline."""
-    source, key = failure.source, failure.query.query_id.encode()
+    source = failure.source
     attempt = attempt_of(failure.headers)
     begin_us = now_us + limits.retry_delay_us
     has_time = failure.deadline_us is None or begin_us < failure.deadline_us
-    # The query is encoded again; a reader prefers the event id to an id in the body.
-    value, own = encode(
-        failure.query, event_id=failure.query.query_id, source=f"carpool/{stage}", time_us=now_us
-    )
     if failure.is_transient and attempt < limits.attempts_max and has_time:
         next_try = (
             (ATTEMPT_HEADER, str(attempt + 1).encode()),
             (NOT_BEFORE_HEADER, str(-(-begin_us // 1_000)).encode()),
-            (ORIGIN_HEADER, f"{source.place}/{max(0, source.timestamp_ms)}".encode()),
         )
-        # In the partition of the first record, so that `origin_of` can check the header.
-        again = Output(
-            topic=source.topic,
-            key=key,
-            value=value,
-            headers=_with_own(failure.headers, own + next_try),
-            partition=source.partition,
-        )
+        again = _retry(failure, next_try, stage, now_us)
         if _fits(again):
             return RetryDecision("again", (again,))
+    key, value, own = _encoded(failure.query, stage, now_us)
     letter = make_letter(
         source=source,
         key=key,
@@ -110,22 +107,41 @@ def later_attempt(headers: Headers) -> str:
     return f"/{attempt}" if attempt > 1 else ""
 
 
-def origin_of(message: Message) -> Source:
-    """Returns the record that the client published: this record, or the one that it retries.
+def believed(message: Message) -> Message:
+    """Returns a record as the loop takes it in: no application can write headers of a retry.
 
-    A client may also write the header. Ignores a header that names another topic, another partition
-    or a later record.
+    On the topics of queries they get other names. Records of other topics are as they were read.
     """
+    if message.source.topic not in QUERY_TOPICS:
+        return message
+    headers = ignored_retry_headers(message.headers)
+    return message if headers == message.headers else replace(message, headers=headers)
+
+
+def read_query(message: Message) -> Query:
+    """Returns the query of a record of the topics of queries or retries. Raises `RecordError`."""
+    query = decode_query(message.value, message.headers, message.source)
+    if message.source.topic in RETRY_TOPICS and origin_of(message) == message.source:
+        raise RecordError(
+            "bad_envelope",
+            f"a record of {message.source.topic} names in {ORIGIN_HEADER} the query that it "
+            f"retries; only services write this topic: publish questions to {QUERY_TOPICS[0]}",
+            query_id=query.query_id,
+        )
+    return query
+
+
+def origin_of(message: Message) -> Source:
+    """Returns the record that the client published: this record, or the one that it retries."""
+    if message.source.topic not in RETRY_TOPICS:
+        return message.source
     found = ORIGIN.fullmatch(_text(message.headers, ORIGIN_HEADER))
-    if found is None or attempt_of(message.headers) < 2:
+    if found is None or found[1] not in QUERY_TOPICS:
         return message.source
     topic, partition, offset, timestamp_ms = found.groups()
-    origin = Source(
+    return Source(
         topic=topic, partition=int(partition), offset=int(offset), timestamp_ms=int(timestamp_ms)
     )
-    read = message.source
-    is_same_place = (origin.topic, origin.partition) == (read.topic, read.partition)
-    return origin if is_same_place and origin.offset < read.offset else read
 
 
 def begin_us_of(message: Message, retry_delay_us: int) -> int:
@@ -134,7 +150,7 @@ def begin_us_of(message: Message, retry_delay_us: int) -> int:
     The time is from its header, and at most one retry delay after the record arrived.
     """
     text = _text(message.headers, NOT_BEFORE_HEADER)
-    if attempt_of(message.headers) < 2 or not WHOLE_NUMBER.fullmatch(text):
+    if message.source.topic not in RETRY_TOPICS or not WHOLE_NUMBER.fullmatch(text):
         return 0
     return min(int(text) * 1_000, message.received_us + retry_delay_us)
 
@@ -169,6 +185,31 @@ class RetryDelay:
         heapq.heapify(self._waiting)
 
 
+def _retry(failure: QueryFailure, headers: Headers, stage: StageName, now_us: int) -> Output:
+    """Returns the record that tries a query again; its partition depends on its id."""
+    source = failure.source
+    key, value, own = _encoded(failure.query, stage, now_us)
+    origin = (ORIGIN_HEADER, f"{source.place}/{max(0, source.timestamp_ms)}".encode())
+    earlier = tuple(pair for pair in failure.headers if pair[0] not in RETRY_HEADERS)
+    return Output(
+        topic=in_class_of(source.topic, RETRIES).name,
+        key=key,
+        value=value,
+        headers=_with_own(earlier, (*own, *headers, origin)),
+    )
+
+
+def _encoded(query: Query, stage: StageName, now_us: int) -> tuple[bytes, bytes, Headers]:
+    """Returns key, value and headers of a query that is written again.
+
+    A reader prefers the event id to an id in the body.
+    """
+    value, headers = encode(
+        query, event_id=query.query_id, source=f"carpool/{stage}", time_us=now_us
+    )
+    return query.query_id.encode(), value, headers
+
+
 def _with_own(headers: Headers, own: Headers) -> Headers:
     """Returns the headers of a query, with `own` instead of those of the same names."""
     own_names = {name for name, _ in own}
@@ -178,7 +219,7 @@ def _with_own(headers: Headers, own: Headers) -> Headers:
 def _fits(output: Output) -> bool:
     """Whether the record is within the limits of topic and grouper: JSON is longer than text."""
     size = record_bytes(output.key, output.value, output.headers)
-    return len(output.value) <= QUERY_BYTES_MAX and size <= QUERIES.max_message_bytes
+    return len(output.value) <= QUERY_BYTES_MAX and size <= RETRIES.max_message_bytes
 
 
 def _text(headers: Headers, name: str) -> str:

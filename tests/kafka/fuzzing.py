@@ -23,6 +23,7 @@ from schemas.topics import (
     PARTIAL_ANSWERS,
     QUERIES,
     QUERIES_DEAD,
+    RETRIES,
     RETRIEVALS,
 )
 from tests.clocks import NOW_US
@@ -131,6 +132,7 @@ def real_records() -> dict[str, list[Raw]]:
             Raw("Où était-ce ?".encode(), (("content-type", b"text/plain"), ("ce_id", b"q-1"))),
             Raw(raw(query).value, raw(query).headers + retried),
         ],
+        RETRIES.name: [Raw(raw(query).value, raw(query).headers + retried)],
         GROUPS.name: [raw(group)],
         RETRIEVALS.name: [raw(retrieval)],
         ANSWERS.name: [raw(answer)],

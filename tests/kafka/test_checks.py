@@ -20,7 +20,16 @@ from carpool.kafka.checks import (
 from carpool.kafka.deployment import require_fit
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from schemas.topics import ANSWERS, GROUPS, PARTIAL_ANSWERS, QUERIES, QUERIES_DEAD, TOPICS, Topic
+from schemas.topics import (
+    ANSWERS,
+    GROUPS,
+    PARTIAL_ANSWERS,
+    QUERIES,
+    QUERIES_DEAD,
+    RETRIES,
+    TOPICS,
+    Topic,
+)
 
 BROKER = {
     "transaction.state.log.min.isr": "2",
@@ -124,7 +133,11 @@ PARTLY_GONE = facts(standing=Standing(committed=5, first=12, end=20, first_young
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        (changed(QUERIES_DEAD, 3), "rag.queries.v1.dlq has 3 partitions and its source 4"),
+        (
+            changed(QUERIES_DEAD, 3),
+            "rag.queries.v1.dlq has 3 partitions and its source rag.queries.v1",
+        ),
+        (changed(RETRIES, 5), "rag.queries.v1.dlq has 4 partitions and its source rag.retries.v1"),
         (changed(QUERIES, max_message_bytes="1000"), "takes records of 1000 bytes"),
         (changed(QUERIES_DEAD, max_message_bytes="1000"), "--add-config max.message.bytes="),
         (

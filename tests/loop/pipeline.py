@@ -27,7 +27,8 @@ from carpool.kafka.memory import (
 from carpool.loop.delivery.delivery import DeliveryContext
 from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
 from carpool.loop.loop import Loop
-from carpool.loop.priority.intake_queues import Intake
+from carpool.loop.priority.intake_queues import Intake, PriorityClass
+from carpool.loop.retry import read_query
 from carpool.loop.stage import Stage
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.steps import (
@@ -50,12 +51,11 @@ from grouper.settings import GrouperSettings
 from schemas.codec import decode
 from schemas.group import Group
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIEVALS
+from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS
 from searcher.service import build_stage as build_searcher
 from searcher.settings import SearcherSettings
 from tests.clocks import HandClock
 from tests.e2e.support import MODEL
-from tests.loop.support import query_of
 
 PARTITIONS = 2
 PARTIALS = "rag.answers.partial.v1"
@@ -78,7 +78,12 @@ SERVICES = {
     for service in (
         Service(
             "grouper",
-            Intake(topic=QUERIES.name, decode=query_of, bad_input="refuse"),
+            Intake(
+                topic=QUERIES.name,
+                decode=read_query,
+                bad_input="refuse",
+                extra_classes=(PriorityClass(topic=RETRIES.name),),
+            ),
             lambda index, metrics, clock: build_grouper(
                 GrouperSettings(),
                 IndexSettings(dir=str(index)),
@@ -190,8 +195,9 @@ class Member:
         )
         self.loop.delivery.start()
         listener = watched(self.loop, self.steps, "loop", LISTENER)
-        watched(self.consumer, self.steps, "consumer", CONSUMER).subscribe(
-            self.service.intake.topic, listener
+        topic, *others = self.service.intake.topics
+        watched(self.loop._consumer, self.steps, "consumer", CONSUMER).subscribe(
+            topic, listener, tuple(others)
         )
 
     def stop(self) -> None:
@@ -213,7 +219,9 @@ class Pipeline:
         """`steps`: of the first life of each service that is watched."""
         self.index = index
         self.clock = HandClock(step_us=100)
-        topics = [each.name for each in (QUERIES, QUERIES_DEAD, GROUPS, RETRIEVALS, ANSWERS)]
+        topics = [
+            each.name for each in (QUERIES, QUERIES_DEAD, RETRIES, GROUPS, RETRIEVALS, ANSWERS)
+        ]
         self.broker = MemoryBroker(self.clock, dict.fromkeys([*topics, PARTIALS], PARTITIONS))
         self.aborts: list[str] = []
         self.kills = 0

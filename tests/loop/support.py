@@ -14,17 +14,17 @@ from carpool.kafka.memory import (
     MemoryProducer,
     MemoryTransactionalProducer,
 )
-from carpool.kafka.records import Message, Output, TopicPartition
+from carpool.kafka.records import Output, TopicPartition
 from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext
 from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
 from carpool.loop.loop import FINISHED_BYTES_MAX, Loop
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
+from carpool.loop.retry import read_query
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
-from schemas.codec import decode_query
 from schemas.query import Query
-from schemas.topics import QUERIES, QUERIES_BATCH, RETRIEVALS
+from schemas.topics import QUERIES, QUERIES_BATCH, RETRIES, RETRIEVALS
 from tests.clocks import HandClock
 
 GROUP = "carpool-test"
@@ -89,10 +89,6 @@ def result(text: str) -> Output:
     return Output(topic=RETRIEVALS.name, key=text.encode(), value=text.encode())
 
 
-def query_of(message: Message) -> Query:
-    return decode_query(message.value, message.headers, message.source)
-
-
 class SteppedAtLeastOnce(AtLeastOnceDelivery):
     """A delivery without its thread: tests step it."""
 
@@ -120,6 +116,7 @@ class Bench:
             self.clock,
             {
                 QUERIES.name: partitions,
+                RETRIES.name: partitions,
                 RETRIEVALS.name: 1,
                 "rag.answers.v1": 1,
                 "rag.queries.v1.dlq": partitions,
@@ -172,7 +169,7 @@ class Bench:
             group=GROUP,
             intake=Intake(
                 topic=QUERIES.name,
-                decode=query_of,
+                decode=read_query,
                 bad_input=bad_input,
                 parts=parts,
                 weight=weight,

@@ -6,11 +6,13 @@ import struct
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.kafka.records import Message, Output
+from carpool.loop.reject import reject_outputs
 from carpool.loop.retry import (
     DELAYED_MAX,
     FailureLimits,
@@ -18,15 +20,26 @@ from carpool.loop.retry import (
     RetryDelay,
     attempt_of,
     begin_us_of,
+    believed,
     decide_retry,
     later_attempt,
     origin_of,
+    read_query,
 )
 from carpool.loop.stage import QueryFailure
 from schemas.codec import decode_query
+from schemas.errors import RecordError
+from schemas.headers import RETRY_HEADERS
 from schemas.query import Query
 from schemas.record import Headers, Source, header
-from schemas.topics import QUERIES, QUERIES_DEAD
+from schemas.topics import (
+    ANSWERS,
+    QUERIES,
+    QUERIES_BATCH,
+    QUERIES_DEAD,
+    RETRIES,
+    RETRIES_BATCH,
+)
 from tests.records import a_failure, a_message, a_query, a_unit
 
 NOW_US = 1_700_000_000_000_000
@@ -46,21 +59,16 @@ def decided(
 
 
 def arrived(output: Output, offset: int, received_us: int = NOW_US) -> Message:
-    """The record as it is read again, at a later offset."""
-    assert output.partition is not None
+    """The record as it is read again, in the partition that its key chooses."""
     return a_message(
         output.topic,
         offset,
-        partition=output.partition,
+        partition=7,
         key=output.key,
         value=output.value,
         headers=output.headers,
         received_us=received_us,
     )
-
-
-def read_again(message: Message) -> Query:
-    return decode_query(message.value, message.headers, message.source)
 
 
 @pytest.mark.parametrize(
@@ -87,18 +95,25 @@ def read_again(message: Message) -> Query:
     ],
     ids=["every field", "its own vector", "an id made from its place", "an application's envelope"],
 )
-def test_a_retried_query_is_as_published_and_in_its_partition(
+def test_a_retried_query_is_as_published_on_the_topic_of_retries(
     query: Query, headers: Headers
 ) -> None:
     (output,) = decided(failure(query, headers=headers)).outputs
     key = query.query_id.encode()
-    assert (output.topic, output.partition, output.key) == (QUERIES.name, 2, key)
+    assert (output.topic, output.partition, output.key) == (RETRIES.name, None, key)
     assert {pair for pair in headers if pair[0] not in ENVELOPE} <= set(output.headers)
     names = [name for name, _ in output.headers]
     assert len(set(names)) == len(names)
     assert header(output.headers, "rag-attempt") == b"2"
     assert header(output.headers, "rag-not-before-ms") == b"1700000001000"
-    assert read_again(arrived(output, 120)) == query
+    assert read_query(arrived(output, 120)) == query
+
+
+def test_a_retried_query_stays_in_its_class() -> None:
+    batch = failure(source=msgspec.structs.replace(FIRST, topic=QUERIES_BATCH.name))
+    (output,) = decided(batch).outputs
+    assert output.topic == RETRIES_BATCH.name
+    assert origin_of(arrived(output, 5)) == batch.source
 
 
 def test_every_attempt_names_the_record_that_the_client_published() -> None:
@@ -107,12 +122,14 @@ def test_every_attempt_names_the_record_that_the_client_published() -> None:
     assert origin_of(second) == FIRST
     again = decided(failure(headers=second.headers, source=origin_of(second))).outputs[0]
     assert (attempt_of(again.headers), origin_of(arrived(again, 150))) == (3, FIRST)
-    assert [name for name, _ in again.headers].count("rag-origin") == 1
+    names = [name for name, _ in again.headers]
+    assert [names.count(name) for name in RETRY_HEADERS] == [1, 1, 1]
     assert (later_attempt(()), later_attempt(second.headers)) == ("", "/2")
 
 
 def test_after_its_last_attempt_a_query_becomes_a_dead_letter() -> None:
-    result = decided(failure(headers=(("rag-attempt", b"3"), ("x", b"1"))))
+    retry = (("rag-attempt", b"3"), ("rag-not-before-ms", b"5"), ("rag-origin", b"a/0/1/2"))
+    result = decided(failure(headers=(*retry, ("x", b"1"))))
     assert result.outcome == "failed"
     (letter,) = result.outputs
     assert (letter.topic, letter.partition, letter.key) == (QUERIES_DEAD.name, 2, b"q-1")
@@ -127,6 +144,19 @@ def test_after_its_last_attempt_a_query_becomes_a_dead_letter() -> None:
     assert errors["exception.class.name"] == b"QueryFailure.index_damaged"
     assert errors["exception.message"] == b"the disk is away"
     assert decode_query(letter.value, letter.headers, FIRST).text == "Who was that?"
+    assert not {name for name, _ in letter.headers} & {*RETRY_HEADERS}, "no reader believes them"
+    assert header(letter.headers, "rag-ignored-attempt") == b"3"
+    assert header(letter.headers, "x") == b"1"
+
+
+def test_a_record_with_all_headers_of_a_letter_is_a_new_query() -> None:
+    (letter,) = decided(failure(headers=arrived(decided(failure()).outputs[0], 4).headers)).outputs
+    (letter,) = decided(failure(headers=letter.headers), FailureLimits(attempts_max=1)).outputs
+    for topic in (QUERIES.name, QUERIES_BATCH.name):
+        again = believed(a_message(topic, 50, value=letter.value, headers=letter.headers))
+        assert (attempt_of(again.headers), origin_of(again)) == (1, again.source)
+        assert begin_us_of(again, LIMITS.retry_delay_us) == 0
+        assert read_query(again) == failure().query
 
 
 @pytest.mark.parametrize(
@@ -170,7 +200,7 @@ def test_any_sequence_of_failures_stays_within_attempts_and_deadline_and_ends_on
         assert attempt_of(message.headers) == attempt <= attempts_max
         assert origin_of(message) == FIRST
         failed = failure(
-            read_again(message),
+            read_query(message),
             headers=message.headers,
             deadline_us=deadline_us,
             is_transient=is_transient,
@@ -188,25 +218,50 @@ def test_any_sequence_of_failures_stays_within_attempts_and_deadline_and_ends_on
     raise AssertionError("it never ended")
 
 
+@pytest.mark.parametrize("topic", [QUERIES.name, QUERIES_BATCH.name])
+def test_retry_headers_of_applications_are_ignored_and_renamed(topic: str) -> None:
+    forged: Headers = (
+        ("rag-attempt", b"2"),
+        ("x", b"1"),
+        ("rag-origin", b"rag.queries.v1/2/99/0"),
+        ("rag-not-before-ms", b"9" * 18),
+    )
+    message = believed(a_message(topic, 120, partition=2, headers=forged))
+    assert (attempt_of(message.headers), origin_of(message)) == (1, message.source)
+    assert begin_us_of(message, LIMITS.retry_delay_us) == 0
+    assert message.headers == (
+        ("rag-ignored-attempt", b"2"),
+        ("x", b"1"),
+        ("rag-ignored-origin", b"rag.queries.v1/2/99/0"),
+        ("rag-ignored-not-before-ms", b"9" * 18),
+    )
+
+
 @pytest.mark.parametrize(
-    "headers",
+    "origin",
     [
-        (("rag-origin", b"rag.queries.v1/2/99/0"),),
-        (("rag-origin", b"rag.queries.v1/2/99/0"), ("rag-attempt", b"1")),
-        (("rag-origin", b"rag.queries.v1/3/99/0"), ("rag-attempt", b"2")),
-        (("rag-origin", b"another/2/99/0"), ("rag-attempt", b"2")),
-        (("rag-origin", b"rag.queries.v1/2/120/0"), ("rag-attempt", b"2")),
-        (("rag-origin", b"rag.queries.v1/2/121/0"), ("rag-attempt", b"2")),
-        (("rag-origin", b"\xff/2/9/0"), ("rag-attempt", b"2")),
-        (("rag-origin", None), ("rag-attempt", b"2")),
-        (("rag-origin", b"rag.queries.v1/2/99999999999999999999/0"), ("rag-attempt", b"2")),
+        None,
+        b"",
+        b"another/2/99/0",
+        b"rag.retries.v1/2/99/0",
+        b"\xff/2/9/0",
+        b"rag.queries.v1/2/99",
+        b"rag.queries.v1/2/99999999999999999999/0",
     ],
 )
-def test_an_origin_that_is_not_an_earlier_record_of_the_partition_is_ignored(
-    headers: Headers,
+def test_a_retry_that_names_no_query_is_refused_as_a_dead_letter_of_queries(
+    origin: bytes | None,
 ) -> None:
-    message = a_message(offset=120, partition=2, headers=headers)
-    assert origin_of(message) == message.source
+    message = a_message(
+        RETRIES.name, 120, value=b"{}", headers=(("ce_id", b"q-1"), ("rag-origin", origin))
+    )
+    message = replace(message, value=b'{"text": "Who?"}')
+    with pytest.raises(RecordError, match="only services write this topic") as refused:
+        read_query(message)
+    letter, answer = reject_outputs(
+        message, refused.value, group="g", stage="grouper", now_us=NOW_US
+    )
+    assert (letter.topic, answer.topic) == (QUERIES_DEAD.name, ANSWERS.name)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +277,6 @@ def test_a_query_waits_at_most_one_retry_delay() -> None:
     assert begin_us_of(message, delay_us) == NOW_US + delay_us
     forged = replace(message, headers=(("rag-attempt", b"2"), ("rag-not-before-ms", b"9" * 18)))
     assert begin_us_of(forged, delay_us) == forged.received_us + delay_us
-    first = replace(message, headers=(("rag-not-before-ms", b"9" * 18),))
-    assert begin_us_of(first, delay_us) == 0
 
 
 def test_delayed_units_are_due_by_time_unless_revoked_and_their_number_is_limited() -> None:

@@ -23,16 +23,18 @@ from carpool.kafka.topic_reader import read_topic
 from carpool.loop.delivery.factory import make_consumer, make_delivery
 from carpool.loop.loop import Loop
 from carpool.loop.member_health import AWAY_US_MIN
-from carpool.loop.priority.intake_queues import Intake
-from carpool.loop.retry import FailureLimits, attempt_of, origin_of
+from carpool.loop.priority.intake_queues import Intake, PriorityClass
+from carpool.loop.retry import FailureLimits, attempt_of, origin_of, read_query
 from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.kafka import KafkaServer
 from schemas.query import Query
 from schemas.record import header
-from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIEVALS
-from tests.loop.support import Bench, HandStage, query_of, result, turn
+from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS
+from tests.loop.support import Bench, HandStage, result, turn
 from tests.records import a_failure
+
+RETRIED = (PriorityClass(topic=RETRIES.name),)
 
 
 def failed(unit: Unit[Any], answer: bytes = b"{}", *, is_transient: bool = True) -> Done:
@@ -61,7 +63,7 @@ class FailingStage(HandStage):
 def started(*texts: str, partitions: int = 1) -> tuple[Bench, FailingStage, Loop[Query]]:
     """Starts a loop that has taken these queries in."""
     bench, stage = Bench(partitions), FailingStage()
-    loop, _ = bench.loop(stage)
+    loop, _ = bench.loop(stage, extra_classes=RETRIED)
     bench.publish(*texts)
     turn(loop)
     return bench, stage, loop
@@ -78,12 +80,15 @@ def test_a_failed_query_is_retried_after_its_delay_while_others_go_on() -> None:
     assert [unit.record.text for unit in stage.units] == ["b"], "others do not wait for it"
     bench.wait(loop)
     again = stage.unit("a")
-    assert (header(again.message.headers, "rag-attempt"), again.source.offset) == (b"2", 1)
-    assert origin_of(again.message).offset == 0
+    assert (header(again.message.headers, "rag-attempt"), again.source.topic) == (
+        b"2",
+        RETRIES.name,
+    )
+    assert origin_of(again.message).place == f"{QUERIES.name}/0/0"
     stage.finish("a", "b")
     turn(loop)
     assert bench.results() == ["a/0", "b/0"]
-    assert bench.committed() == (3, "")
+    assert bench.committed() == (2, "")
 
 
 def test_after_its_last_attempt_a_query_has_one_answer_and_one_letter() -> None:
@@ -101,7 +106,8 @@ def test_after_its_last_attempt_a_query_has_one_answer_and_one_letter() -> None:
     assert header(letter.headers, "rag.errors.offset") == b"0", (
         "the record that the client published"
     )
-    assert len(bench.broker.records(QUERIES.name)) == 3
+    assert len(bench.broker.records(QUERIES.name)) == 1
+    assert len(bench.broker.records(RETRIES.name)) == 2
     for outcome, times in (("again", 2), ("failed", 1)):
         labels = {"stage": "grouper", "outcome": outcome}
         assert bench.metric("query_failures_total", **labels) == times
@@ -186,8 +192,8 @@ def test_a_delayed_query_is_forgotten_when_its_partition_is_revoked() -> None:
     stage.fail_units("a")
     turn(loop)
     other = HandStage()
-    second, consumer = bench.loop(other)
-    bench.broker.assign("carpool-test", {0: consumer, 1: consumer})
+    second, consumer = bench.loop(other, extra_classes=RETRIED)
+    bench.broker.assign("carpool-test", dict.fromkeys(range(4), consumer))
     turn(loop, 2)
     turn(second, 2)
     bench.clock.sleep(2_000_000)
@@ -230,7 +236,12 @@ def test_queries_are_retried_through_a_real_broker_and_answered_once(
         loop = Loop[Query](
             name="grouper",
             group=group,
-            intake=Intake(topic=QUERIES.name, decode=query_of, bad_input="refuse"),
+            intake=Intake(
+                topic=QUERIES.name,
+                decode=read_query,
+                bad_input="refuse",
+                extra_classes=(PriorityClass(topic=RETRIES.name),),
+            ),
             stage=TwiceFailing(),
             consumer=make_consumer(settings, group, clock, delivery),
             make_delivery=make_delivery(settings, group, delivery),
@@ -250,6 +261,7 @@ def test_queries_are_retried_through_a_real_broker_and_answered_once(
         assert Counter(
             (message.value or b"").decode() for message in read(RETRIEVALS.name)
         ) == Counter(texts)
-        attempts = Counter(attempt_of(message.headers) for message in read(QUERIES.name))
-        assert attempts == {1: len(texts), 2: len(texts), 3: len(texts)}
+        assert len(list(read(QUERIES.name))) == len(texts)
+        attempts = Counter(attempt_of(message.headers) for message in read(RETRIES.name))
+        assert attempts == {2: len(texts), 3: len(texts)}
         assert list(read(ANSWERS.name)) == list(read(QUERIES_DEAD.name)) == []

@@ -15,13 +15,13 @@ from carpool.kafka.records import Message
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.group import Group
-from schemas.headers import ORIGIN_HEADER
-from schemas.record import Source, header
+from schemas.record import Source
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
+from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIES, RETRIEVALS
 
 TOPICS = (QUERIES.name, GROUPS.name, RETRIEVALS.name, ANSWERS.name)
-"""The topics that are read, in the order of a question's way."""
+"""The topics of a question's way, in order."""
+TOPICS_READ = (*TOPICS, RETRIES.name)
 
 EXAMPLES_MAX = 20
 
@@ -53,8 +53,8 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `unpublished`: questions that the brokers acknowledged and that are not in their topic.
     `lost`: input records without a terminal answer. `duplicates`: records beyond the first, by
-    topic. `foreign`: records about an input record that was not published. `reentered`: queries
-    that a service published again. `violations`: up to 20 of each kind.
+    topic. `foreign`: records about an input record that was not published. `reentered`: retries.
+    `violations`: up to 20 of each kind.
     """
 
     acknowledged: int
@@ -87,12 +87,12 @@ class TopicAudit:
         self._statuses: Counter[str] = Counter()
 
     def take(self, record: Message) -> None:
-        """Notes a record of one of `TOPICS`. Raises `RecordError` when it cannot be decoded."""
+        """Notes a record of `TOPICS_READ`. Raises `RecordError` when it cannot be decoded."""
         at, value = record.source, record.value or b""
         run_s = (at.timestamp_ms - self._started_ms) / 1_000
         place = f"{at.partition}/{at.offset} at {run_s:.2f} s"
         match at.topic:
-            case QUERIES.name if header(record.headers, ORIGIN_HEADER) is not None:
+            case RETRIES.name:
                 self._reentered += 1
             case QUERIES.name:
                 self._query_ids[at.place] = (record.key or b"").decode(errors="replace")

@@ -18,7 +18,7 @@ from bench.core.stack import SERVICES, ServiceProcess, Stack, member_names
 from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import ENVIRONMENT
-from bench.reliability.chaos.audit import TOPICS, AuditResult, TopicAudit
+from bench.reliability.chaos.audit import TOPICS_READ, AuditResult, TopicAudit
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault
 from bench.reliability.chaos.plan import PlannedFault
 from bench.reliability.chaos.supervisor import (
@@ -271,7 +271,9 @@ def audit_topics(kafka: KafkaSettings, started_ms: int) -> TopicAudit:
     config = {"fetch.message.max.bytes": MESSAGE_BYTES_MAX}
     with TopicReader(kafka, SystemClock(), name="bench-audit", config=config) as reader:
         places = [
-            at for topic in TOPICS for at in reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
+            at
+            for topic in TOPICS_READ
+            for at in reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
         ]
         for record in reader.read_to_end(places, silence_s=READ_TIMEOUT_S):
             audit.take(record)

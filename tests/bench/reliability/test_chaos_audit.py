@@ -8,7 +8,7 @@ from bench.reliability.chaos.audit import EXAMPLES_MAX, AuditResult, TopicAudit
 from schemas.codec import encode
 from schemas.headers import ORIGIN_HEADER
 from schemas.record import Record
-from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
+from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIES, RETRIEVALS
 from tests.records import (
     a_group,
     a_grouped_query,
@@ -41,9 +41,9 @@ class Topics:
         )
         self.offsets[topic] += 1
 
-    def ask(self, *query_ids: str, headers: tuple[tuple[str, bytes], ...] = ()) -> None:
+    def ask(self, *query_ids: str) -> None:
         for query_id in query_ids:
-            self.write(QUERIES.name, query_id, a_query(query_id), *headers)
+            self.write(QUERIES.name, query_id, a_query(query_id))
 
     def group(self, *offsets: int) -> None:
         queries = [a_grouped_query(source=a_source(offset)) for offset in offsets]
@@ -130,10 +130,10 @@ def test_records_about_a_question_that_was_not_published_break_the_audit() -> No
     assert (found.foreign, found.holds) == (2, False)
 
 
-def test_a_query_that_a_service_published_again_needs_no_answer_of_its_own() -> None:
+def test_a_query_that_a_service_retries_needs_no_answer_of_its_own() -> None:
     topics = Topics()
     topics.ask("a")
-    topics.ask("a", headers=((ORIGIN_HEADER, b"rag.queries.v1/0/0/0"),))
+    topics.write(RETRIES.name, "a", a_query("a", "x"), (ORIGIN_HEADER, b"rag.queries.v1/0/0/0"))
     topics.whole_way(0)
     found = topics.result("a")
     assert (found.reentered, found.holds) == (1, True)
