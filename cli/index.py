@@ -252,6 +252,23 @@ def stats(index_dir: IndexDir, as_json: JsonOption = False) -> None:
         _print_stats(index_dir, found)
 
 
+@app.command()
+def promote(index_dir: IndexDir) -> None:
+    """Make an index the newest, to go back to it from a newer one.
+
+    Groupers and searchers with an older index wait for those with a newer one. So an index that
+    replaces a newer one needs a new version: this command writes it into the manifest. Nothing else
+    changes. Then restart groupers and searchers with this index.
+
+    \b
+    Example:
+      carpool index promote .carpool/index-of-last-week
+    """
+    from indexer.promote import promote
+
+    output().print(f"{index_dir} is now index {promote(index_dir, SystemClock())}", markup=False)
+
+
 @contextmanager
 def _progress(console: Console) -> Iterator[ProgressReport]:
     """Shows a bar on a terminal, lines elsewhere."""

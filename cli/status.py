@@ -19,7 +19,7 @@ from cli.settings import ClientSide
 from cli.status_groups import Brokers
 from cli.status_services import ask_service
 from cli.status_values import GroupStatus, ServiceStatus
-from cli.status_verdict import who_is_stuck
+from cli.status_verdict import indexes_line, who_is_stuck
 from schemas.topics import read_with
 
 LOOK_S = 1.0
@@ -175,6 +175,8 @@ def _print(found: Status) -> None:
         say(f"brokers at {found.bootstrap}: {moving}", "green")
     if found.groups_error is not None:
         say(f"{found.groups_error}; who is stuck is not known", "dim")
+    line, are_equal = indexes_line(found.services)
+    say(line, "dim" if are_equal else "yellow")
     console.print(_services_table(found.services))
     for service in found.services:
         for missing in service.missing:

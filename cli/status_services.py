@@ -26,6 +26,10 @@ def ask_service(name: str, address: str, reads: str) -> ServiceStatus:
         state="ready" if code == 200 else "not ready",
         missing=[] if code == 200 else missing_of(body),
         reads=reads,
+        index=next(
+            (dict(labels)["version"] for name, labels in samples if name == "carpool_index_info"),
+            None,
+        ),
         is_paused=samples.get(("carpool_intake_paused", ()), 0.0) > 0,
         lag_records=_total(samples, "carpool_lag_records"),
         lag_s=samples.get(("carpool_lag_seconds", ())),

@@ -33,6 +33,24 @@ def who_is_stuck(
     )
 
 
+def indexes_line(processes: Sequence[ServiceStatus]) -> tuple[str, bool]:
+    """Returns which index the services have, and whether all that say so have the same."""
+    holders: dict[str, list[str]] = {}
+    for process in processes:
+        if process.index is not None:
+            holders.setdefault(process.index, []).append(process.name)
+    if not holders:
+        return "index: no service says which", True
+    parts = [f"{' and '.join(holders[version])}: {version}" for version in sorted(holders)]
+    if len(parts) == 1:
+        return f"index of {parts[0]}", True
+    return (
+        f"indexes differ: {'; '.join(parts)}. Restart the services with an older index than "
+        f"{max(holders)} with that one",
+        False,
+    )
+
+
 def _why(
     partition: Partition,
     group: GroupStatus,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from carpool.disk.manifest import is_newer
+from carpool.loop.retry import index_wanted
 from carpool.loop.stage import Unit
 from schemas.errors import Reason, RecordError
 from schemas.query import Query
@@ -38,6 +40,18 @@ class Admitted:
     def is_expired(self, now_us: int) -> bool:
         """Returns whether its deadline has passed."""
         return self.deadline_us is not None and self.deadline_us <= now_us
+
+
+def lags_behind(unit: Unit[Query], facts: IndexFacts) -> str | None:
+    """Returns why this grouper cannot plan a query that a searcher returned; None: it can."""
+    wanted = index_wanted(unit.message)
+    if wanted is None or not is_newer(wanted, facts.index_version):
+        return None
+    return (
+        f"this grouper has index {facts.index_version}, and a searcher that has the newer index "
+        f"{wanted} returns what it plans. This member leaves its consumer group, so that a grouper "
+        "with that index does the work; nothing is lost. Restart it with that index ([index] dir)"
+    )
 
 
 def admit(unit: Unit[Query], facts: IndexFacts) -> Admitted:

@@ -17,7 +17,7 @@ from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.records import TopicPartition
 from carpool.loop.stage import Credit, Sink, Unit
 from carpool.telemetry.metrics import Metrics
-from grouper.admission import Admitted, admit
+from grouper.admission import Admitted, admit, lags_behind
 from grouper.build import load_work
 from grouper.plan.pending_windows import PendingWindow
 from grouper.plan.scheduler import (
@@ -51,11 +51,17 @@ class GrouperStage:
     """
 
     def __init__(
-        self, *, settings: GrouperSettings, load: Callable[[], WindowWork], clock: Clock
+        self,
+        *,
+        settings: GrouperSettings,
+        load: Callable[[], WindowWork],
+        metrics: Metrics,
+        clock: Clock,
     ) -> None:
         """`load` is called once, on the preparing thread. It may block and raise `CarpoolError`."""
         self._settings = settings
         self._load = load
+        self._metrics = metrics
         self._clock = clock
         self._sink: Sink | None = None
         self._threads = tuple(
@@ -91,12 +97,17 @@ class GrouperStage:
     def offer(self, unit: Unit[Query], now_us: int) -> None:
         """Gathers a query, or refuses one that does not fit the index.
 
-        Raises `RuntimeError` before all is loaded.
+        If a searcher has a newer index and returned the query, this member leaves its consumer
+        group. Raises `RuntimeError` before all is loaded.
         """
         if self._work is None:
             raise RuntimeError("offered a query before the index was loaded: credit was zero")
+        facts = self._work.facts
+        if (reason := lags_behind(unit, facts)) is not None:
+            self._out.leave_group(reason)
+            return
         try:
-            query = admit(unit, self._work.facts)
+            query = admit(unit, facts)
         except RecordError as error:
             self._out.refuse(unit, error)
             return
@@ -236,6 +247,7 @@ class GrouperStage:
         with self._lock:
             self._work = work
         facts = work.facts
+        self._metrics.index.info.labels(version=facts.index_version).set(1)
         log.info(
             "ready",
             index_version=facts.index_version,
@@ -337,4 +349,4 @@ def build_stage(
     def load() -> WindowWork:
         return load_work(settings, index, embedding, metrics, clock)
 
-    return GrouperStage(settings=settings, load=load, clock=clock)
+    return GrouperStage(settings=settings, load=load, metrics=metrics, clock=clock)

@@ -219,9 +219,12 @@ def _profile(
 def index_version(
     started_us: int, files: dict[str, FileEntry], embedding_model: str, fingerprint: str
 ) -> str:
-    """Returns a version such as "2026-11-21T10:00Z-7f3a91c2": start time and content hash."""
+    """Returns a version such as "2026-11-21T10:00:07Z-7f3a91c2": start time and content hash.
+
+    Versions are ordered as texts (`carpool.disk.manifest.is_newer`).
+    """
     digest = hashlib.sha256(f"{embedding_model}\0{fingerprint}".encode())
     for name in sorted(files):
         digest.update(f"\0{name}\0{files[name].size_bytes}\0{files[name].crc32}".encode())
     began = datetime.fromtimestamp(started_us / 1_000_000, UTC)
-    return f"{began:%Y-%m-%dT%H:%MZ}-{digest.hexdigest()[:8]}"
+    return f"{began:%Y-%m-%dT%H:%M:%SZ}-{digest.hexdigest()[:8]}"

@@ -15,10 +15,12 @@ TENANT_HEADER = "rag-tenant"
 ATTEMPT_HEADER = "rag-attempt"
 NOT_BEFORE_HEADER = "rag-not-before-ms"
 ORIGIN_HEADER = "rag-origin"
+INDEX_HEADER = "rag-index-version"
 IGNORED_NAMES = {
     ATTEMPT_HEADER: "rag-ignored-attempt",
     NOT_BEFORE_HEADER: "rag-ignored-not-before-ms",
     ORIGIN_HEADER: "rag-ignored-origin",
+    INDEX_HEADER: "rag-ignored-index-version",
 }
 """The headers of a retry, and their names in other records, where no service believes them."""
 RETRY_HEADERS = tuple(IGNORED_NAMES)
@@ -109,6 +111,12 @@ HEADERS: tuple[HeaderDoc, ...] = (
         "On a retried query: the record that the application published, as "
         "topic/partition/offset/timestamp. Every answer names that record as its `source`. "
         "Believed on the topics of retries only.",
+    ),
+    HeaderDoc(
+        INDEX_HEADER,
+        "services",
+        "On a query that is planned again, because the searcher has a newer index: the version of "
+        "that index. Believed on the topics of retries only.",
     ),
     *(
         HeaderDoc(

@@ -14,7 +14,7 @@ from carpool.disk.documents import Document, DocumentStore
 from carpool.errors import CorruptionError, RetryableError
 from carpool.kafka.records import Output
 from carpool.loop.answers import answer_output
-from carpool.loop.retry import attempt_of, later_attempt
+from carpool.loop.retry import attempt_of, later_attempt, plan_again
 from carpool.loop.stage import QueryFailure
 from carpool.loop.tracing.operation import Operation
 from carpool.telemetry.logs import about
@@ -108,6 +108,32 @@ def expire(grouped: GroupedQuery, now_us: int) -> Outcome:
         "with a later one"
     )
     return _unanswered(grouped, "expired", "expired", message, True, grouped.timings_us, now_us)
+
+
+def return_query(group: Group, part: int, *, index_version: str, now_us: int) -> Outcome:
+    """Returns the record that asks for a new plan of query `part`, with this index or a newer one.
+
+    It is an `expired` answer where the deadline has passed, and a `failed` one where the record
+    would be too large.
+    """
+    grouped = group.queries[part]
+    if grouped.deadline_us is not None and now_us >= grouped.deadline_us:
+        return expire(grouped, now_us)
+    output = plan_again(
+        _as_published(group, grouped),
+        grouped.source,
+        grouped.headers,
+        index_version=index_version,
+        stage="searcher",
+        now_us=now_us,
+    )
+    if output is not None:
+        return Outcome(output=output, timings_us=grouped.timings_us)
+    message = (
+        f"it was planned with index {group.index_version}, the searcher has {index_version}, and "
+        f"the record that would ask for a new plan is larger than its topic takes; ask again"
+    )
+    return _unanswered(grouped, "failed", "too_large", message, True, grouped.timings_us, now_us)
 
 
 def wire_bytes(output: Output) -> int:

@@ -17,6 +17,7 @@ import structlog
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from carpool.clock import Clock
+from carpool.disk.manifest import Manifest, is_newer
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError, DeploymentError
 from carpool.kafka.records import TopicPartition
@@ -26,7 +27,8 @@ from schemas.group import Group
 from searcher.build import OpenEngine, OpenSearcher, open_searcher
 from searcher.events import EventLog, NoEvents
 from searcher.executor import Search, SearchGroup, SearchResult
-from searcher.results import Outcome, expire, finish
+from searcher.index_fit import check_fits, lags_behind
+from searcher.results import Outcome, expire, finish, return_query
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
 
@@ -91,6 +93,7 @@ class SearcherStage:
         self._next_key = 0
         self._opened: OpenSearcher | None = None
         self._missing = "the index is being opened"
+        self._last_returned = ""  # version of the index of the last group that did not fit
         self._is_closing = False
         self._found: queue.SimpleQueue[tuple[Search, SearchResult | None] | None] = (
             queue.SimpleQueue()
@@ -122,16 +125,26 @@ class SearcherStage:
             )
 
     def offer(self, unit: Unit[Group], now_us: int) -> None:
-        """Adds a group. A group that was planned on another index ends the service."""
+        """Adds a group.
+
+        The queries of a group that was planned with an older index are planned again. If the index
+        of the group is newer, this member leaves its consumer group.
+        """
         assert self._opened is not None and self._sink is not None, (
             "a group was offered without credit"
         )
+        group, manifest = unit.record, self._opened.manifest
+        if is_newer(group.index_version, manifest.index_version):
+            self._sink.leave_group(lags_behind(group, manifest))
+            return
+        if is_newer(manifest.index_version, group.index_version):
+            self._return(unit, manifest, self._sink)
+            return
         try:
-            self._check_fits(unit.record, self._opened)
+            check_fits(group, manifest)
         except DeploymentError as error:
             self._fail(error, self._sink)
             return
-        group = unit.record
         with self._lock:
             searches = tuple(self._take(unit, part) for part in _owed(unit))
             self._keys[unit.id] = {search.key for search in searches}
@@ -144,6 +157,26 @@ class SearcherStage:
                 horizon={entry.cluster: entry.windows for entry in group.horizon},
             )
         )
+
+    def _return(self, unit: Unit[Group], manifest: Manifest, sink: Sink) -> None:
+        """Sends the queries of a group back, to be planned with this index or a newer one."""
+        group, ours = unit.record, manifest.index_version
+        if group.index_version != self._last_returned:
+            self._last_returned = group.index_version
+            _log.warning(
+                "groups of an older index: their queries are planned again; if that goes on, "
+                "restart the groupers with the index of this searcher",
+                group_index=group.index_version,
+                index_version=ours,
+                grouper=group.grouper,
+            )
+        for part in _owed(unit):
+            outcome = return_query(group, part, index_version=ours, now_us=self._clock.now_us())
+            if outcome.answered is None:
+                self._metrics.index.queries_returned.inc()
+            else:
+                self._count_answer(outcome)
+            sink.done(Done(parts=((unit.id, part),), outputs=(outcome.output,)))
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Does nothing: the executor checks deadlines."""
@@ -248,6 +281,9 @@ class SearcherStage:
         with self._lock:
             if not self._is_closing:
                 self._opened, self._missing = opened, ""
+                version = opened.manifest.index_version
+                self._metrics.index.info.labels(version=version).set(1)
+                _log.info("ready", index_version=version, nlist=opened.manifest.nlist)
                 return opened
         opened.close()
         return None
@@ -288,7 +324,7 @@ class SearcherStage:
                     outcome.timings_us[stage] / 1_000_000
                 )
         elif outcome.failure is None:  # else the loop counts it, if it does not retry the query
-            self._metrics.loop.answers.labels(stage="searcher", status=outcome.answered).inc()
+            self._count_answer(outcome)
         sink.done(
             Done(
                 parts=((pending.unit.id, pending.part),),
@@ -298,33 +334,8 @@ class SearcherStage:
             )
         )
 
-    def _check_fits(self, group: Group, opened: OpenSearcher) -> None:
-        """Raises `DeploymentError` where the group was planned on another index."""
-        manifest = opened.manifest
-        for what, theirs, ours in (
-            ("centroids", group.centroids_fingerprint, manifest.centroids_fingerprint),
-            ("index version", group.index_version, manifest.index_version),
-            ("embedding model", group.embedding_model, manifest.embedding_model),
-        ):
-            if theirs != ours:
-                raise DeploymentError(
-                    f"a group was planned with {what} {theirs}, and this searcher has {ours}: its "
-                    "cluster ids mean nothing here. Give grouper and searcher the same index "
-                    "([index] dir) and restart the one that is behind; nothing is lost"
-                )
-        for grouped in group.queries:
-            if len(grouped.vector) != manifest.dimension * 4:
-                raise DeploymentError(
-                    f"the vector of query {grouped.query.query_id} has {len(grouped.vector)} "
-                    f"bytes; {manifest.dimension} float32 values have {manifest.dimension * 4}. "
-                    "The grouper is not of this version; deploy matching ones"
-                )
-            if not all(0 <= cluster < manifest.nlist for cluster in grouped.clusters):
-                raise DeploymentError(
-                    f"query {grouped.query.query_id} probes a cluster that is not among the "
-                    f"{manifest.nlist} of this index. The "
-                    "grouper is not of this version; deploy matching ones"
-                )
+    def _count_answer(self, outcome: Outcome) -> None:
+        self._metrics.loop.answers.labels(stage="searcher", status=outcome.answered).inc()
 
 
 def _owed(unit: Unit[Group]) -> tuple[int, ...]:

@@ -174,6 +174,15 @@ def read_manifest(index_dir: Path) -> Manifest:
     return manifest
 
 
+def is_newer(version: str, than: str) -> bool:
+    """Returns whether the index `version` is newer than another one.
+
+    A version begins with the time of its build. Two versions of one second have an order too, so
+    that of two services with different indexes always exactly one has the older one.
+    """
+    return version > than
+
+
 def _absent(index_dir: Path) -> str:
     if (index_dir / ".build").is_dir():
         return (

@@ -2,7 +2,8 @@
 
 A member whose queries fail one after another is sick: its disk, its model or its memory may be
 broken, and another member can do its work. It leaves, so that others take its partitions, and comes
-back after a pause with one record at a time, until one succeeds.
+back after a pause with one record at a time, until one succeeds. So does a member that has an older
+index than the others.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class MemberHealth:
                 "work, and comes back with one record; nothing is lost. Fix what the message names"
             )
         return self.is_leaving
+
+    def leave(self, reason: str) -> None:
+        """Notes that this member cannot work, for a reason that another member may not have."""
+        self.is_leaving, self.reason = True, reason
 
     def succeeded(self) -> None:
         """Notes a query that did not fail."""

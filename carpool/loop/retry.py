@@ -3,8 +3,9 @@
 The query is the unit of retry. The new record has the same class, id and deadline, and three
 headers: the attempt, when to begin, and the record that the client published (`rag-origin`), so
 that every answer names that record. The new record owes the one terminal answer; the old record
-owes none. These headers are believed on the topics of retries only, which applications do not
-write.
+owes none. A query whose group was planned with an older index than the searcher has did not fail:
+it is planned again, as the same attempt. These headers are believed on the topics of retries only,
+which applications do not write.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from schemas.codec import WHOLE_NUMBER, decode_query, encode
 from schemas.errors import RecordError
 from schemas.headers import (
     ATTEMPT_HEADER,
+    INDEX_HEADER,
     NOT_BEFORE_HEADER,
     ORIGIN_HEADER,
     RETRY_HEADERS,
@@ -74,8 +76,8 @@ def decide_retry(
             (ATTEMPT_HEADER, str(attempt + 1).encode()),
             (NOT_BEFORE_HEADER, str(-(-begin_us // 1_000)).encode()),
         )
-        again = _retry(failure, next_try, stage, now_us)
-        if _fits(again):
+        again = _written_again(failure.query, source, failure.headers, next_try, stage, now_us)
+        if again is not None:
             return RetryDecision("again", (again,))
     key, value, own = _encoded(failure.query, stage, now_us)
     letter = make_letter(
@@ -93,6 +95,34 @@ def decide_retry(
         connect_names=limits.connect_names,
     )
     return RetryDecision("failed", (letter,))
+
+
+def plan_again(
+    query: Query,
+    source: Source,
+    headers: Headers,
+    *,
+    index_version: str,
+    stage: StageName,
+    now_us: int,
+) -> Output | None:
+    """Returns the record that asks for a plan with this index or a newer one; the attempt stays.
+
+    `query`: as published. `source`: the record that the client published. `headers`: of the query.
+    None: the record would be too large.
+    """
+    same_try = (
+        (ATTEMPT_HEADER, str(attempt_of(headers)).encode()),
+        (INDEX_HEADER, index_version.encode()),
+    )
+    return _written_again(query, source, headers, same_try, stage, now_us)
+
+
+def index_wanted(message: Message) -> str | None:
+    """Returns the index with which this query is planned, or a newer one; None: with any."""
+    if message.source.topic not in RETRY_TOPICS:
+        return None
+    return _text(message.headers, INDEX_HEADER) or None
 
 
 def attempt_of(headers: Headers) -> int:
@@ -185,18 +215,20 @@ class RetryDelay:
         heapq.heapify(self._waiting)
 
 
-def _retry(failure: QueryFailure, headers: Headers, stage: StageName, now_us: int) -> Output:
-    """Returns the record that tries a query again; its partition depends on its id."""
-    source = failure.source
-    key, value, own = _encoded(failure.query, stage, now_us)
+def _written_again(
+    query: Query, source: Source, headers: Headers, added: Headers, stage: StageName, now_us: int
+) -> Output | None:
+    """Returns the retry of a query, in the partition of its id; None: it would be too large."""
+    key, value, own = _encoded(query, stage, now_us)
     origin = (ORIGIN_HEADER, f"{source.place}/{max(0, source.timestamp_ms)}".encode())
-    earlier = tuple(pair for pair in failure.headers if pair[0] not in RETRY_HEADERS)
-    return Output(
+    earlier = tuple(pair for pair in headers if pair[0] not in RETRY_HEADERS)
+    again = Output(
         topic=in_class_of(source.topic, RETRIES).name,
         key=key,
         value=value,
-        headers=_with_own(earlier, (*own, *headers, origin)),
+        headers=_with_own(earlier, (*own, *added, origin)),
     )
+    return again if _fits(again) else None
 
 
 def _encoded(query: Query, stage: StageName, now_us: int) -> tuple[bytes, bytes, Headers]:

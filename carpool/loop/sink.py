@@ -21,7 +21,7 @@ from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.metrics import Metrics
 from schemas.answer import Stage as StageName
 from schemas.errors import RecordError
-from schemas.topics import ANSWERS
+from schemas.topics import ANSWERS, RETRY_TOPICS
 
 log = structlog.get_logger()
 
@@ -70,11 +70,10 @@ class LoopSink:
         with self._lock:
             if done.failure is not None:
                 return self._health.failed(done.failure.message[:500])
-            # Before the generator, an answer means an expired or rejected query.
-            if any(
-                output.topic != ANSWERS.name or self._stage_name == "generator"
-                for output in done.outputs
-            ):
+            # Before the generator, an answer means an expired or rejected query, and a query is
+            # planned again.
+            no_success = () if self._stage_name == "generator" else (ANSWERS.name, *RETRY_TOPICS)
+            if any(output.topic not in no_success for output in done.outputs):
                 self._health.succeeded()
             return False
 
@@ -143,6 +142,10 @@ class LoopSink:
             connect_names=self._limits.connect_names,
         )
         self.done(Done(parts=unit.owed, outputs=outputs))
+
+    def leave_group(self, reason: str) -> None:
+        with self._lock:
+            self._health.leave(reason)
 
     def fail(self, error: CarpoolError) -> None:
         """Reports the first failure only."""

@@ -118,6 +118,12 @@ class Sink(Protocol):
     def refuse(self, unit: Unit[Any], error: RecordError) -> None:
         """Rejects a bad unit of `rag.queries.v1`: a dead letter, and a `failed` answer."""
 
+    def leave_group(self, reason: str) -> None:
+        """Leaves the consumer group for a while: another member may be able to do the work.
+
+        Unfinished units are revoked. `reason` is why this member is not ready, and what to do.
+        """
+
     def fail(self, error: CarpoolError) -> None:
         """Stops consumption: the service is not ready, and its process ends."""
 

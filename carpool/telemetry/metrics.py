@@ -18,6 +18,7 @@ class Metrics:
         self.registry = registry if registry is not None else CollectorRegistry()
         make = _Factory(self.registry)
         self.loop = LoopMetrics(make)
+        self.index = IndexMetrics(make)
         self.delivery = DeliveryMetrics(make)
         self.grouper = GrouperMetrics(make)
         self.searcher = SearcherMetrics(make)
@@ -116,6 +117,22 @@ class LoopMetrics:
             "Spans of traces by outcome: exported, failed, dropped. A rise of the last two: the "
             "collector is too slow or unreachable.",
             "outcome",
+        )
+
+
+class IndexMetrics:
+    """Which index a service has open, and what does not fit it."""
+
+    def __init__(self, make: _Factory) -> None:
+        self.info = make.gauge(
+            "index_info",
+            "1 for the index that a grouper or searcher has open. All must have the same version.",
+            "version",
+        )
+        self.queries_returned = make.counter(
+            "queries_returned_total",
+            "Queries whose group was planned with an older index, to be planned again. A lasting "
+            "rise: restart the groupers with the index of the searchers.",
         )
 
 

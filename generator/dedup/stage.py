@@ -294,6 +294,7 @@ class _NotingSink:
         self._stage = stage
         self._sink = sink
         self.hint = sink.hint
+        self.leave_group = sink.leave_group
         self.fail = sink.fail
 
     def done(self, done: Done) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cli.status_values import GroupStatus, Member, Partition, PartitionIdle, ServiceStatus
-from cli.status_verdict import who_is_stuck
+from cli.status_verdict import indexes_line, who_is_stuck
 
 TOPIC = "rag.retrievals.v1"
 
@@ -149,3 +149,21 @@ def test_the_partition_with_most_waiting_is_told_and_the_others_are_counted() ->
     )
     assert found is not None
     assert "rag.retrievals.v1[2] has 130 waiting (30 more in 2 other partitions)" in found
+
+
+def holder(name: str, index: str | None) -> ServiceStatus:
+    return ServiceStatus(
+        name=name, address="10.0.0.1:9464", state="ready", missing=[], reads=TOPIC, index=index
+    )
+
+
+def test_status_says_which_index_the_services_have_and_whose_is_older() -> None:
+    assert indexes_line([holder("generator", None)]) == ("index: no service says which", True)
+    same = [holder("grouper", "v-1"), holder("searcher", "v-1")]
+    assert indexes_line(same) == ("index of grouper and searcher: v-1", True)
+    found = indexes_line([holder("grouper", "v-2"), holder("searcher", "v-1")])
+    assert found == (
+        "indexes differ: searcher: v-1; grouper: v-2. Restart the services with an older index "
+        "than v-2 with that one",
+        False,
+    )

@@ -54,6 +54,9 @@ class WaitableSink:
     def refuse(self, unit: Unit[Any], error: RecordError) -> None:
         raise AssertionError("the generator refuses no unit: it answers")
 
+    def leave_group(self, reason: str) -> None:
+        raise AssertionError("the generator has no index")
+
     def fail(self, error: CarpoolError) -> None:
         with self._changed:
             self.failure = error

@@ -64,6 +64,7 @@ class ListSink:
         self.dones: list[Done] = []
         self.refusals: list[tuple[Unit[Query], RecordError]] = []
         self.failures: list[CarpoolError] = []
+        self.reasons_to_leave: list[str] = []
 
     def done(self, done: Done) -> None:
         self.dones.append(done)
@@ -73,6 +74,9 @@ class ListSink:
 
     def refuse(self, unit: Unit[Query], error: RecordError) -> None:
         self.refusals.append((unit, error))
+
+    def leave_group(self, reason: str) -> None:
+        self.reasons_to_leave.append(reason)
 
     def fail(self, error: CarpoolError) -> None:
         self.failures.append(error)
@@ -189,7 +193,9 @@ class Rig:
                 metrics=self.metrics,
             )
 
-        self.stage = GrouperStage(settings=settings, load=load, clock=self.clock)
+        self.stage = GrouperStage(
+            settings=settings, load=load, metrics=self.metrics, clock=self.clock
+        )
 
     def unit(
         self, query: Query, *, value: bytes = b"x" * 90, published_us: int | None = None

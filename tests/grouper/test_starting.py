@@ -50,7 +50,7 @@ def test_until_index_and_model_are_loaded_there_is_no_credit(tmp_path: Path) -> 
             clock,
         )
 
-    stage = GrouperStage(settings=SETTINGS, load=load, clock=clock)
+    stage = GrouperStage(settings=SETTINGS, load=load, metrics=Metrics(), clock=clock)
     stage.start(sink)
     try:
         assert stage.credit() == Credit(records=0, size_bytes=0)

@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_bytes_and_ids_and_another_one_other_cluste
     assert first.documents_build_id == second.documents_build_id == third.documents_build_id
     assert first.centroids_fingerprint != third.centroids_fingerprint
     assert first.build_id != third.build_id
-    assert first.index_version.startswith("2027-01-15T08:00Z-")
+    assert first.index_version.startswith("2027-01-15T08:00:00Z-")
     assert first.index_version != third.index_version
     grown = build(write_corpus(corpus, 101), tmp_path / "grown").manifest
     assert grown.documents_build_id != first.documents_build_id

@@ -276,6 +276,13 @@ class Pipeline:
             for _ in range(20):
                 self._step(name, self.members[name])
 
+    def restart_with(self, index: Path, *names: str) -> None:
+        """Stops these services, or all, and starts them with another index."""
+        self.index = index
+        for name in names or SERVICES:
+            self.members[name].stop()
+            self.members[name] = self._life(name, Steps())
+
     def _restart(self, name: str) -> None:
         self.kills += 1
         self.members[name].bury()

@@ -22,8 +22,10 @@ from carpool.loop.retry import (
     begin_us_of,
     believed,
     decide_retry,
+    index_wanted,
     later_attempt,
     origin_of,
+    plan_again,
     read_query,
 )
 from carpool.loop.stage import QueryFailure
@@ -123,8 +125,25 @@ def test_every_attempt_names_the_record_that_the_client_published() -> None:
     again = decided(failure(headers=second.headers, source=origin_of(second))).outputs[0]
     assert (attempt_of(again.headers), origin_of(arrived(again, 150))) == (3, FIRST)
     names = [name for name, _ in again.headers]
-    assert [names.count(name) for name in RETRY_HEADERS] == [1, 1, 1]
+    assert [names.count(name) for name in RETRY_HEADERS] == [1, 1, 1, 0]
     assert (later_attempt(()), later_attempt(second.headers)) == ("", "/2")
+
+
+def test_a_query_that_is_planned_again_keeps_its_attempt_and_names_the_index() -> None:
+    first = plan_again(
+        failure().query, FIRST, (("x", b"1"),), index_version="v-2", stage="searcher", now_us=NOW_US
+    )
+    assert first is not None
+    message = arrived(first, 9)
+    assert (attempt_of(message.headers), origin_of(message)) == (1, FIRST)
+    assert (index_wanted(message), begin_us_of(message, LIMITS.retry_delay_us)) == ("v-2", 0)
+    failed_later = decided(failure(headers=message.headers)).outputs[0]
+    assert attempt_of(failed_later.headers) == 2
+    assert header(failed_later.headers, "rag-index-version") is None, "it says nothing of that one"
+    forged = believed(a_message(QUERIES.name, 9, headers=message.headers))
+    assert index_wanted(forged) is None
+    big = decode_query(("\x01" * 60_000).encode(), PLAIN, FIRST)
+    assert plan_again(big, FIRST, (), index_version="v-2", stage="searcher", now_us=NOW_US) is None
 
 
 def test_after_its_last_attempt_a_query_becomes_a_dead_letter() -> None:

@@ -263,6 +263,7 @@ class ListSink:
 
     dones: list[Done] = field(default_factory=list)
     failures: list[CarpoolError] = field(default_factory=list)
+    reasons_to_leave: list[str] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def done(self, done: Done) -> None:
@@ -275,6 +276,9 @@ class ListSink:
 
     def refuse(self, unit: Unit[Any], error: RecordError) -> None:
         raise AssertionError("the searcher refuses no units")
+
+    def leave_group(self, reason: str) -> None:
+        self.reasons_to_leave.append(reason)
 
     def fail(self, error: CarpoolError) -> None:
         with self.changed:

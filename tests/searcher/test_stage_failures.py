@@ -12,10 +12,13 @@ import pytest
 from carpool.clock import SystemClock
 from carpool.disk.documents import DOCUMENTS_NAME, Document
 from carpool.errors import DeploymentError
-from schemas.topics import ANSWERS
+from carpool.loop.retry import index_wanted, origin_of, read_query
+from schemas.record import header
+from schemas.topics import ANSWERS, RETRIES
 from searcher.scoring.pool import ScoringPool
 from searcher.store.none import NoEngine
 from tests.clocks import HandClock
+from tests.records import a_message
 from tests.searcher.helpers import (
     SmallIndex,
     exact_top_k,
@@ -32,7 +35,6 @@ from tests.searcher.stage import Gate, questions
     ("changes", "words"),
     [
         ({"centroids_fingerprint": "another"}, "centroids another"),
-        ({"index_version": "v-other"}, "index version v-other"),
         ({"embedding_model": "other-model"}, "embedding model other-model"),
         ({"vectors": [np.ones(8)], "clusters": [(1,)]}, "32 bytes; 16 float32"),
         ({"vectors": questions(1), "clusters": [(1, 8)]}, "not among the 8"),
@@ -51,6 +53,63 @@ def test_a_group_that_does_not_fit_the_index_stops_the_searcher_and_loses_nothin
         assert run.stage.not_ready() == (str(error),)
         assert run.stage.credit().records == 0
     assert run.sink.dones == []
+
+
+def test_queries_of_a_group_of_an_older_index_are_planned_again_as_published(
+    index: SmallIndex,
+) -> None:
+    group = make_group(index, questions(3), index_version="v-before", centroids_fingerprint="old")
+    # As the grouper leaves a query that brought its vector, at its second attempt.
+    with_vector = msgspec.structs.replace(
+        group.queries[1],
+        query=msgspec.structs.replace(group.queries[1].query, embedding_model="model-fingerprint"),
+        headers=(("rag-attempt", b"2"), ("rag-not-before-ms", b"7"), ("x", b"1")),
+    )
+    group = msgspec.structs.replace(
+        group, queries=(group.queries[0], with_vector, group.queries[2])
+    )
+    with running(index) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, group, parts_done=frozenset({2})), 0)
+        run.sink.wait_done(2)
+        found = run.search(make_group(index, questions(1), sequence=4))
+        assert list(found) == ["q4-0"], "the searcher goes on"
+        assert run.count("queries_returned_total") == 2
+    first, second = run.sink.outputs()[:2]
+    assert run.sink.parts()[:2] == [(0, 0), (0, 1)], "what an earlier life returned is not again"
+    assert (first.topic, first.key, first.partition) == (RETRIES.name, b"q0-0", None)
+    for output, grouped, attempt in ((first, group.queries[0], b"1"), (second, with_vector, b"2")):
+        message = a_message(output.topic, 5, value=output.value, headers=output.headers)
+        query = read_query(message)
+        assert (query.query_id, query.text) == (grouped.query.query_id, "why?")
+        assert query.vector == (grouped.vector if grouped is with_vector else None)
+        assert origin_of(message) == grouped.source
+        assert index_wanted(message) == "v-test"
+        assert header(output.headers, "rag-attempt") == attempt
+        assert header(output.headers, "rag-not-before-ms") is None, "it begins now"
+
+
+def test_a_late_query_of_an_older_index_is_expired(index: SmallIndex) -> None:
+    group = make_group(index, questions(1), index_version="v-before", deadline_us=9_000_000)
+    with running(index, clock=HandClock(9_000_000)) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, group), 0)
+        run.sink.wait_done(1)
+        assert run.count("answers_total", stage="searcher", status="expired") == 1
+    assert run.sink.answers()["q0-0"].status == "expired"
+
+
+def test_a_searcher_with_an_older_index_than_a_group_leaves_its_consumer_group(
+    index: SmallIndex,
+) -> None:
+    with running(index) as run:
+        run.wait_ready()
+        run.stage.offer(make_unit(0, make_group(index, questions(1), index_version="v-uture")), 0)
+        (reason,) = run.sink.reasons_to_leave
+        run.stage.revoke(frozenset({0}), frozenset())
+    assert "has index v-test, and groups are planned with the newer index v-uture" in reason
+    assert "carpool index promote" in reason
+    assert run.sink.dones == run.sink.failures == []
 
 
 # ---- deadlines
