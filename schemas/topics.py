@@ -47,7 +47,7 @@ QUERIES = Topic(
 RETRIES = Topic(
     name="rag.retries.v1",
     partition_by="query_id",
-    retention_ms=7 * DAY_MS,
+    retention_ms=UNTIL_PROCESSED,
     max_message_bytes=MIB,
     purpose="queries that are tried again; written by the services alone",
 )
