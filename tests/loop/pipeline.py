@@ -283,6 +283,10 @@ class Pipeline:
             self.members[name].stop()
             self.members[name] = self._life(name, Steps())
 
+    def add(self, name: str, instance_id: str) -> Member:
+        """Starts a second member of a service, which the test steps and stops."""
+        return self._life(name, Steps(), instance_id)
+
     def _restart(self, name: str) -> None:
         self.kills += 1
         self.members[name].bury()

@@ -106,6 +106,27 @@ def test_the_service_with_the_older_index_leaves_its_group_until_it_has_the_newe
     assert answers == [(each, QUERIES.name, 1, "ok") for each in sorted(ids)]
 
 
+def test_a_searcher_with_the_newer_index_takes_over_from_one_with_the_older(
+    indexes: tuple[Path, Path],
+) -> None:
+    old, new = indexes
+    pipeline = Pipeline(old, {})
+    pipeline.restart_with(new, "grouper")
+    newer = pipeline.add("searcher", "two")
+    ids = publish(pipeline)
+
+    def are_answered() -> bool:
+        newer.loop.step()
+        assert newer.loop.sink.not_ready is None
+        return len(pipeline.broker.records(ANSWERS.name)) == len(ids)
+
+    pipeline.turn(are_answered)
+    assert pipeline.members["searcher"].loop.sink.is_away, "its turn to wait"
+    newer.stop()
+    pipeline.stop()
+    assert answered_sources(pipeline) == [(each, QUERIES.name, 1, "ok") for each in ids]
+
+
 def test_an_older_index_that_is_made_the_newest_replaces_a_newer_one(
     indexes: tuple[Path, Path], tmp_path: Path
 ) -> None:
