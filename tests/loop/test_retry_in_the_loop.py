@@ -113,6 +113,20 @@ def test_after_its_last_attempt_a_query_has_one_answer_and_one_letter() -> None:
         assert bench.metric("query_failures_total", **labels) == times
 
 
+def test_a_letter_that_any_tool_writes_again_with_all_headers_is_a_new_query() -> None:
+    bench, stage, loop = started("a")
+    for _ in range(3):
+        stage.fail_units("a")
+        turn(loop)
+        bench.wait(loop)
+    (letter,) = bench.broker.records(QUERIES_DEAD.name)
+    bench.broker.append(QUERIES.name, letter.value, headers=letter.headers, partition=0)
+    turn(loop)
+    again = stage.unit("a")
+    assert (again.source.place, origin_of(again.message)) == (f"{QUERIES.name}/0/1", again.source)
+    assert attempt_of(again.message.headers) == 1, "it has all its attempts"
+
+
 def with_a_sick_member(*texts: str) -> tuple[Bench, FailingStage, Loop[Query]]:
     """A member that left its group after 20 failures in a row."""
     bench, stage, loop = started(*texts)
