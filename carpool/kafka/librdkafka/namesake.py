@@ -32,8 +32,19 @@ def wait_until_name_is_free(
     then. One that is still there afterwards is alive: two members with one name would end each
     other again and again. Raises `ConfigError` then, and `RetryableError` without a broker.
     """
+    answer_by_s = time.monotonic() + settings.request_timeout_ms / 1_000
     until_s: float | None = None
-    while (host := _host_of(settings, group, instance_id)) is not None:
+    while True:
+        try:
+            host = _host_of(settings, group, instance_id)
+        except RetryableError:  # the coordinator of a broker that has just started is not ready
+            if time.monotonic() >= answer_by_s:
+                raise
+            if wait(LOOK_S):
+                return
+            continue
+        if host is None:
+            return
         if until_s is None:
             session_s = _session_s(settings)
             until_s = time.monotonic() + session_s + MARGIN_S
