@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import get_args
 
 import structlog
 
@@ -27,7 +28,7 @@ from generator.answers import (
 )
 from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
-from generator.llm.protocol import LlmEngine, LlmRefusal, PromptRefused
+from generator.llm.protocol import LlmEngine, LlmRefusal, PromptRefused, RefusalKind
 from generator.llm_requests import CHECK_ID, RequestsInFlight
 from generator.plan.dispatch import (
     CancelRequest,
@@ -97,6 +98,8 @@ class GeneratorStage:
         self._engine = engine
         self._model = llm.model
         self._metrics = metrics
+        for outcome in ("answered", *get_args(RefusalKind)):  # at 0, so that alerts see a rise
+            metrics.generator.llm_requests.labels(outcome=outcome)
         self._clock = clock
         self._lock = threading.Lock()
         self._dispatcher = Dispatcher(

@@ -155,6 +155,10 @@ class Loop(Generic[R]):
         self._stage.revoke(unit_ids, partitions)
         self._observer.revoked(partitions, unit_ids, lost=lost)
 
+    def fetch_failed(self, at: TopicPartition, error: str) -> None:
+        """Counts the error; the service is not ready while it repeats."""
+        self._observer.fetch_failed(at, error)
+
     # The polling thread.
 
     def stop(self) -> None:
@@ -264,6 +268,7 @@ class Loop(Generic[R]):
         if (sick := self.sink.not_ready) is not None:
             reasons.append(sick)
         reasons += self._stage.not_ready()
+        reasons += self._observer.unreadable()
         if not self.in_flight.is_assigned and not self.sink.is_away:
             topics = " or ".join(self._intake.topics)
             reasons.append(f"no partition of {topics} is assigned to this member")
@@ -342,6 +347,8 @@ class Loop(Generic[R]):
     def _accept(self, message: Message) -> None:
         self._observer.taken(message)
         try:
+            if message.unreadable:
+                raise RecordError("unreadable", message.unreadable)
             record = self._intake.decode(message)
         except RecordError as error:
             self._reject(message, error)

@@ -50,6 +50,7 @@ class LoopSink:
         self._observer = observer
         self._clock = clock
         self._metrics = metrics
+        metrics.loop.answers.labels(stage=stage_name, status="failed")  # an alert sees its rise
         self._lock = threading.Lock()
         self._health = MemberHealth(limits.in_a_row_max)
         self.failure: CarpoolError | None = None

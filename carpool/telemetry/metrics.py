@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from schemas.errors import REASONS
+
 SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
 SECONDS = (*SHORT_SECONDS, 1, 2.5, 5, 10, 30, 60, 120)
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -18,6 +20,9 @@ class Metrics:
         self.registry = registry if registry is not None else CollectorRegistry()
         make = _Factory(self.registry)
         self.loop = LoopMetrics(make)
+        for reason in REASONS:  # a counter that begins at 1 has no rise that an alert could see
+            self.loop.dead_letters.labels(reason=reason)
+        self.fetch = FetchMetrics(make)
         self.delivery = DeliveryMetrics(make)
         self.grouper = GrouperMetrics(make)
         self.searcher = SearcherMetrics(make)
@@ -117,6 +122,18 @@ class LoopMetrics:
             "Spans of traces by outcome: exported, failed, dropped. A rise of the last two: the "
             "collector is too slow or unreachable.",
             "outcome",
+        )
+
+
+class FetchMetrics:
+    """Fetches from the brokers."""
+
+    def __init__(self, make: _Factory) -> None:
+        self.errors = make.counter(
+            "fetch_errors_total",
+            "Fetches that failed. A lasting rise: a partition cannot be read, see /readyz.",
+            "topic",
+            "partition",
         )
 
 
