@@ -184,9 +184,13 @@ class GeneratorStage:
             self._is_draining = True
 
     def not_ready(self) -> Sequence[str]:
-        """Returns why the server takes no prompts, or nothing if it does."""
+        """Returns why the server takes no prompts; nothing if it does, or still answers the last.
+
+        Before the end, the answers in progress are worth waiting for.
+        """
         with self._lock:
-            if self._dispatcher.server == "open":
+            is_finishing = self._is_draining and self._dispatcher.in_flight > 0
+            if self._dispatcher.server == "open" or is_finishing:
                 return ()
             return (f"LLM server at {self._engine.address} {self._trouble}",)
 
@@ -302,6 +306,7 @@ class GeneratorStage:
                 work.prepared.request,
                 on_first_token=partial(self._first_token, work),
                 on_text=partial(self._written, work),
+                on_broken=metrics.tokens.labels(kind="broken").inc,
             )
         except PromptRefused as refused:
             work.outcome = refused
@@ -390,8 +395,8 @@ class GeneratorStage:
     def _give_up(self, work: QueryInProgress, now_us: int) -> None:
         retrieval = work.unit.record
         message = (
-            "the LLM server answers other queries, and did not answer this one in "
-            f"{work.progress.attempts} tries; the last time: {work.trouble}"
+            "the LLM server broke off its answer to this query, or answers other queries only, "
+            f"in {work.progress.attempts} tries; the last time: {work.trouble}"
         )
         answer = failed(retrieval, work.progress, now_us, "llm_refused", message, retryable=True)
         failure = QueryFailure(

@@ -234,12 +234,17 @@ class Loop(Generic[R]):
                 self.sink.could_not_join(self._clock.now_us())
 
     def drain(self, until_us: int) -> None:
-        """Accepts no more records, lets the stage finish, waits until the outputs are written."""
+        """Accepts no more records, lets the stage finish, waits until the outputs are written.
+
+        Does not wait for a stage that is not ready: it finishes nothing without what it lacks.
+        """
         log.info("draining", units=self.in_flight.units)
         if not self.sink.is_away:
             self._pause()
         self._stage.drain(until_us)
         while self.in_flight.units and self._clock.now_us() < until_us and not self._must_end():
+            if self._stage.not_ready():
+                break
             self._consumer.poll(BLOCKED_POLL_S)
             self._stage.tick(self._after_poll(), 0)
         if self.in_flight.units:

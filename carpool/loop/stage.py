@@ -149,7 +149,10 @@ class Stage(Protocol[R]):
         """Forgets these partitions and their units. The loop discards their later results."""
 
     def drain(self, until_us: int) -> None:
-        """Begins to finish all units. The loop ticks until they finish, or until `until_us`."""
+        """Begins to finish all units. The loop ticks until they finish, or until `until_us`.
+
+        It stops earlier if the stage is not ready.
+        """
 
     def not_ready(self) -> Sequence[str]:
         """Returns what the stage lacks (index, model, server), in words; empty when ready."""

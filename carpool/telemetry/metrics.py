@@ -219,7 +219,12 @@ class GeneratorMetrics:
         self.time_to_first_token_seconds = make.seconds(
             "time_to_first_token_seconds", "Time from request to first token."
         )
-        self.tokens = make.counter("tokens_total", "Tokens by kind: input, cached, output.", "kind")
+        self.tokens = make.counter(
+            "tokens_total",
+            "Tokens by kind: input, cached, output; broken (written for answers that broke off or "
+            "were cancelled).",
+            "kind",
+        )
         self.citations = make.counter(
             "citations_total", "Citations: valid, or dropped (out of range).", "result"
         )

@@ -384,6 +384,17 @@ def test_stop_drains_units_in_flight_and_leaves_the_group() -> None:
     assert bench.broker.groups["carpool-test"].members == []
 
 
+def test_a_drain_does_not_wait_for_a_stage_that_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, stage, loop, _ = with_taken(Bench(), "a")
+    monkeypatch.setattr(stage, "not_ready", lambda: ("the LLM server refuses",))
+    began_us = bench.clock.now_us()
+    loop.drain(began_us + 5_000)
+    assert loop.in_flight.units == 1
+    assert bench.clock.now_us() < began_us + 100
+
+
 def test_a_rejected_unit_ends_with_all_its_parts() -> None:
     bench, stage, loop, _ = with_taken(Bench(), "a", parts=lambda _: 3)
     loop.sink.refuse(stage.unit("a"), RecordError("wrong_dimension", "12, not 384", query_id="a"))
