@@ -22,6 +22,7 @@ from schemas.headers import (
     ATTEMPT_HEADER,
     CONTENT_TYPE,
     DEADLINE_HEADER,
+    KEY_HEADER,
     PRIORITY_HEADER,
     TENANT_HEADER,
     UNREADABLE_HEADERS,
@@ -38,10 +39,20 @@ TEXT_TYPE = "text/plain"
 SPEC_VERSION = "1.0"
 TENANT_CHARS_MAX = 256
 
-PASSED_ON = ("traceparent", "tracestate", "correlation_id", "reply_to", ATTEMPT_HEADER)
+PASSED_ON = (
+    "traceparent",
+    "tracestate",
+    "correlation_id",
+    "reply_to",
+    ATTEMPT_HEADER,
+    KEY_HEADER,
+)
 """Headers of a query that every record made from it carries too."""
 PASSED_ON_BYTES_MAX = 16 * 1024
 """Most bytes of these headers: a query with more is refused, so its answer fits its topic."""
+
+KEY_BYTES_MAX = 1_024
+"""A longer key of a query is not in its answer."""
 
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 """A number in a header, with at most as many digits as 64 bits allow."""
@@ -99,6 +110,18 @@ def encode(
     if _size_of(copied) > PASSED_ON_BYTES_MAX:
         copied = ()  # the query is refused for them
     return _encoder.encode(record), headers + copied
+
+
+def with_key(headers: Headers, key: bytes | None) -> Headers:
+    """Returns the headers of a query with the key of its record, for its answer.
+
+    A retried or replayed query has this header already: the key of its first record.
+    """
+    if key is None or len(key) > KEY_BYTES_MAX or header(headers, KEY_HEADER) is not None:
+        return headers
+    size = _size_of(pair for pair in headers if pair[0] in PASSED_ON)
+    added = ((KEY_HEADER, key),)
+    return headers + added if size + _size_of(added) <= PASSED_ON_BYTES_MAX else headers
 
 
 def decode(kind: type[R], value: bytes | None, headers: Headers) -> R:

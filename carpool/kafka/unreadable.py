@@ -26,7 +26,7 @@ second.
 
 
 @dataclass(slots=True)
-class _Failing:
+class _FailingBatch:
     offset: int
     since_us: int
     failures: int = 0
@@ -36,13 +36,13 @@ class UnreadableBatches:
     """Counts the failures of the batch at the front of each partition. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._failing: dict[TopicPartition, _Failing] = {}
+        self._failing: dict[TopicPartition, _FailingBatch] = {}
 
     def failed(self, at: TopicPartition, offset: int, now_us: int) -> bool:
         """Notes a failure of the batch that begins at `offset`; returns whether to pass it over."""
         failing = self._failing.get(at)
         if failing is None or failing.offset != offset:
-            failing = self._failing[at] = _Failing(offset, now_us)
+            failing = self._failing[at] = _FailingBatch(offset, now_us)
         failing.failures += 1
         return failing.failures >= FAILURES_MIN and now_us - failing.since_us >= FAILING_US_MIN
 

@@ -16,7 +16,7 @@ ERRORS_MIN = 2
 
 
 @dataclass(slots=True)
-class _Failing:
+class _FailingPartition:
     error: str
     last_us: int
     errors: int
@@ -26,14 +26,14 @@ class FetchErrors:
     """Errors of fetches by partition. Times are epoch microseconds. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._failing: dict[TopicPartition, _Failing] = {}
+        self._failing: dict[TopicPartition, _FailingPartition] = {}
 
     def failed(self, at: TopicPartition, error: str, now_us: int) -> None:
         """Notes that a fetch failed; `error` in words."""
         failing = self._failing.get(at)
         recent = failing is not None and now_us - failing.last_us < RECENT_US
         errors = failing.errors + 1 if failing is not None and recent else 1
-        self._failing[at] = _Failing(error, now_us, errors)
+        self._failing[at] = _FailingPartition(error, now_us, errors)
 
     def read(self, at: TopicPartition) -> None:
         """Notes that a record of this partition was read."""
