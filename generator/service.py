@@ -52,11 +52,17 @@ from generator.plan.dispatch import (
 from generator.plan.prompt import Template
 from generator.plan.queue import Prompt
 from generator.prompts import load_templates, prepare_prompt
-from generator.query_in_progress import Generated, QueryInProgress, QueryProgress, deadline_us_of
+from generator.query_in_progress import (
+    Generated,
+    QueryInProgress,
+    QueryProgress,
+    deadline_us_of,
+    query_failure,
+)
 from generator.settings import GeneratorSettings, LlmSettings
 from generator.stream_answer import stream_answer
 from generator.tracing import inference
-from schemas.answer import Answer
+from schemas.answer import Answer, ErrorType
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
 
@@ -97,6 +103,7 @@ class GeneratorStage:
         self._templates = templates
         self._engine = engine
         self._model = llm.model
+        self._needs_text = llm.engine != "none"
         self._metrics = metrics
         for outcome in ("answered", *get_args(RefusalKind)):  # at 0, so that alerts see a rise
             metrics.generator.llm_requests.labels(outcome=outcome)
@@ -145,10 +152,11 @@ class GeneratorStage:
         """Takes a retrieval. One that allows no prompt is answered `failed` immediately."""
         retrieval, progress = unit.record, QueryProgress(arrived_us=now_us)
         try:
-            prepared = prepare_prompt(retrieval, self._settings, self._templates)
+            prepared = prepare_prompt(
+                retrieval, self._settings, self._templates, needs_text=self._needs_text
+            )
         except RecordError as error:
-            answer = failed(retrieval, progress, now_us, error.reason, str(error))
-            self._hand_over(unit, answer, now_us)
+            self._refuse(unit, progress, now_us, error.reason, str(error))
             return
         prompt = Prompt(
             id=unit.id,
@@ -360,8 +368,7 @@ class GeneratorStage:
         if isinstance(action, GiveUpQuery):
             self._give_up(work, now_us)
         elif isinstance(action, DeliverAnswer) and isinstance(outcome, PromptRefused):
-            answer = failed(retrieval, work.progress, now_us, "llm_refused", str(outcome))
-            self._hand_over(work.unit, answer, now_us)
+            self._refuse(work.unit, work.progress, now_us, "llm_refused", str(outcome))
         elif isinstance(action, ExpireQuery) or (deadline_us is not None and now_us >= deadline_us):
             # A result may be late too, if the event loop was busy.
             self._hand_over(work.unit, expired(retrieval, work.progress, now_us), now_us)
@@ -399,13 +406,18 @@ class GeneratorStage:
             f"in {work.progress.attempts} tries; the last time: {work.trouble}"
         )
         answer = failed(retrieval, work.progress, now_us, "llm_refused", message, retryable=True)
-        failure = QueryFailure(
-            query=retrieval.query,
-            source=retrieval.source,
-            headers=retrieval.headers,
-            deadline_us=deadline_us_of(retrieval),
-            error_type="llm_refused",
-            message=message,
-            is_transient=True,
-        )
+        failure = query_failure(retrieval, "llm_refused", message, is_transient=True)
         self._hand_over(work.unit, answer, now_us, failure=failure)
+
+    def _refuse(
+        self,
+        unit: Unit[Retrieval],
+        progress: QueryProgress,
+        now_us: int,
+        error_type: ErrorType,
+        message: str,
+    ) -> None:
+        """Answers `failed` a query that no server would answer; the loop adds its dead letter."""
+        answer = failed(unit.record, progress, now_us, error_type, message)
+        failure = query_failure(unit.record, error_type, message, is_refusal=True)
+        self._hand_over(unit, answer, now_us, failure=failure)

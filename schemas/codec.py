@@ -54,6 +54,9 @@ PASSED_ON_BYTES_MAX = 16 * 1024
 KEY_BYTES_MAX = 1_024
 """A longer key of a query is not in its answer."""
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Some programs write it before UTF-8. It is no part of a query."""
+
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 """A number in a header, with at most as many digits as 64 bits allow."""
 
@@ -171,6 +174,7 @@ def _decode_query(
         raise RecordError(
             "too_large", f"the query is {len(value)} bytes; at most {bytes_max} are accepted"
         )
+    value = value.removeprefix(BYTE_ORDER_MARK)
     content_type = (_text(headers, CONTENT_TYPE) or _sniff(value)).split(";")[0].strip().lower()
     event_id: str | None = None
     if content_type == STRUCTURED_TYPE:
@@ -335,7 +339,7 @@ def _identified(
     query_id = error.query_id or header_id
     if query_id is None and value:
         try:
-            body = msgspec.json.decode(value)
+            body = msgspec.json.decode(value.removeprefix(BYTE_ORDER_MARK))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             body = None
         if isinstance(body, dict):

@@ -20,7 +20,7 @@ from carpool.loop.stage import Done, QueryFailure, Unit
 from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.metrics import Metrics
 from schemas.answer import Stage as StageName
-from schemas.errors import RecordError
+from schemas.errors import REASONS, RecordError
 from schemas.topics import ANSWERS
 
 log = structlog.get_logger()
@@ -69,6 +69,8 @@ class LoopSink:
         Does not count rejected records: their sender caused them, not this member.
         """
         with self._lock:
+            if done.failure is not None and done.failure.is_refusal:
+                return 0
             if done.failure is not None:
                 return self._health.failed(done.failure.message[:500])
             # Before the generator, an answer means an expired or rejected query.
@@ -92,7 +94,8 @@ class LoopSink:
         metrics.query_failures.labels(stage=self._stage_name, outcome=outcome).inc()
         if outcome == "again":
             return replace(done, outputs=outputs, failure=None)
-        metrics.dead_letters.labels(reason="processing_failed").inc()
+        refused = failure.error_type if failure.error_type in REASONS else "processing_failed"
+        metrics.dead_letters.labels(reason=refused).inc()
         metrics.answers.labels(stage=self._stage_name, status="failed").inc()
         return replace(done, outputs=done.outputs + outputs, failure=None)
 

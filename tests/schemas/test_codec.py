@@ -290,6 +290,12 @@ def test_internal_records_decode_to_what_was_encoded() -> None:
     }
 
 
+@pytest.mark.parametrize("value", [b'{"query_id": "q", "text": "Why?"}', b"Why?"])
+def test_a_byte_order_mark_is_no_part_of_a_query(value: bytes) -> None:
+    source = Source(topic="rag.queries.v1", partition=0, offset=0, timestamp_ms=0)
+    assert decode_query(b"\xef\xbb\xbf" + value, (), source) == decode_query(value, (), source)
+
+
 def test_the_key_of_a_query_is_in_its_answer_unless_it_is_long_or_was_kept_before() -> None:
     own: Headers = (("correlation_id", b"c"),)
     assert with_key(own, b"customer-7") == (*own, ("rag-key", b"customer-7"))
