@@ -70,7 +70,7 @@ class LoopSink:
         """
         with self._lock:
             if done.failure is not None and done.failure.is_refusal:
-                return 0
+                return False
             if done.failure is not None:
                 return self._health.failed(done.failure.message[:500])
             # Before the generator, an answer means an expired or rejected query.

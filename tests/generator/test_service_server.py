@@ -145,7 +145,7 @@ def test_the_end_waits_for_answers_in_progress_and_not_for_a_refusing_server() -
         run.wait(lambda: bool(run.stage.not_ready()))
         run.stage.drain(NOW_US + 30_000_000)
         assert run.stage.not_ready() == (), "one answer is in progress"
-        run.stage.revoke(frozenset({refused.id - 1}))
+        run.stage.revoke(frozenset({refused.id - 1}), frozenset())
         assert run.stage.not_ready(), "nothing is in progress"
 
 

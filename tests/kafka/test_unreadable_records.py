@@ -43,7 +43,7 @@ def write(bootstrap: str, at: TopicPartition, *values: bytes, codec: str = "none
             "compression.type": codec,
             "message.max.bytes": 300_000_000,
             "batch.size": 300_000_000,
-            "linger.ms": 500,
+            "linger.ms": 60_000,  # until the flush: one batch, however slow the machine is
         }
     )
     for value in values:
